@@ -45,7 +45,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
 from scalelatent.evaluation import kmeans_scores, pca
 from scalelatent.models.mbn.decay import code_rows
-from scalelatent.models.mbn.fit import layer_components, layers_of
+from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
 from scalelatent.report.style import write_png
 
@@ -175,7 +175,7 @@ class FirstLayer:
 
     def _layers(self, decay: float) -> Any:
         seed = int(self.params["random_state"])
-        return layers_of(self._model(decay), self.train, decay, seed)
+        return plan_layers(self._model(decay), self.train, decay, seed)
 
     def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
         """What ``fit_transform`` of a network with this decay gives, and its k."""

@@ -57,18 +57,20 @@ def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, flo
     model = sl.MultilayerBootstrapNetwork(n_classes=k)
     schedules = {decay: choice._schedule(model, len(x), decay) for decay in choice.GRID}
     outputs: dict[float, list[np.ndarray]] = {decay: [] for decay in choice.GRID}
-    for first in choice._first_layers(model, train, len(x), schedules[choice.GRID[0]][0], seed):
+    for first in choice._make_first_layers(model, train, len(x), schedules[choice.GRID[0]][0], seed):
         below = choice.code_rows(first, x, x, None, "cpu")
         for decay, ks in schedules.items():
             codes = below
-            for layer in choice._layers_above(first, ks):
+            for layer in choice._make_upper_layers(first, ks):
                 codes = choice.code_rows(layer, codes, codes, None, "cpu")
             outputs[decay].append(choice.small_output(codes, k, "cpu"))
     found = {}
     for decay, z in outputs.items():
         labels = [choice._kmeans(rows, k, seed) for rows in z]
-        seeds = choice.agreement(labels[0], labels[1])
-        halves = float(np.mean([choice.agreement(labels[a], labels[b]) for a in (0, 1) for b in (2, 3)]))
+        seeds = choice.measure_agreement(labels[0], labels[1])
+        halves = float(
+            np.mean([choice.measure_agreement(labels[a], labels[b]) for a in (0, 1) for b in (2, 3)])
+        )
         found[decay] = {
             "nmi": float(np.mean([nmi(y, own) for own in labels[:2]])),
             "outputs": alignment(z[0], z[1]),

@@ -62,7 +62,7 @@ from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import choose_grid, choose_level
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.estimators.session import tile_layout
-from scalelatent.models.mbn.fit import LayerCoder, layers_of
+from scalelatent.models.mbn.fit import LayerCoder, plan_layers
 
 PAGE = Path(__file__).parent / "scale.md"
 BILLION, WORKERS = 10**9, 1000
@@ -247,7 +247,7 @@ def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
         "rows_of_a_request": pieces[0][1] - pieces[0][0],
     }
     if case.loop == "map":
-        layer = layers_of(case.make(), ds, 0.5, 0)[0]
+        layer = plan_layers(case.make(), ds, 0.5, 0)[0]
         coder = LayerCoder(layer, None, 0, layer.n_clusterings)
         flops, statistic = layer.n_clusterings * layer.flops_per_row(), 0
 

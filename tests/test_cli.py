@@ -16,7 +16,7 @@ import pytest
 import scalelatent as sl
 from scalelatent import Dataset, __version__
 from scalelatent.cli import main
-from scalelatent.cli.show import DEBUG_VARIABLE, size, text_of
+from scalelatent.cli.show import DEBUG_VARIABLE, format_bytes, format_value
 from scalelatent.engine.callbacks import COMPILING
 from scalelatent.errors import DataError
 from tests.helpers import fresh_kernel
@@ -99,7 +99,7 @@ def test_import_images_and_named(scalelatent, tmp_path):
     told = scalelatent(*how, "--size", "2x3", "--gray", "--json").json()
     assert (told["rows"], told["feature_shape"], told["classes"]) == (6, [2, 3], ["a", "b"])
     for wrong in ("28x28x3", "0x4", "x"):
-        assert f"--size {wrong}: write height x width" in scalelatent(*how, "--size", wrong, code=2).err
+        assert f"--size {wrong}: give height x width" in scalelatent(*how, "--size", wrong, code=2).err
     assert "exclude each other" in scalelatent(*how, "--gray", "--rgb", code=2).err
     assert scalelatent(*how, "--no-labels", "--overwrite", "--json").json()["labels"] is False
     (tmp_path / "in" / "b" / "1.png").write_bytes(b"")
@@ -228,10 +228,10 @@ def test_convert(scalelatent, digits):
     ).json()  # fmt: skip
     assert (told["rows"], told["dtype"], told["rows_per_piece"]) == (20, "float32", 5)
     for wrong, text in (
-        (("--rows", "50:70"), "do not lie in 0:60"),
+        (("--rows", "50:70"), "are outside of the rows 0:60"),
         (("--rows", "many"), "--rows"),
         (("--chunk-rows", "some"), "--chunk-rows some"),
-        (("--dtype", "tiny"), "no such type"),
+        (("--dtype", "tiny"), "unknown type"),
         (("--codec", "zip"), "compressor is 'zip'"),
         (("--dtype", "int8"), "--lossy"),
         (("--x", "rows"), "leave out --x"),
@@ -279,7 +279,7 @@ def test_status_without_runs(scalelatent):
     assert "no run folder below" in scalelatent("status").out
 
 
-# Verbs that compute, and what of theirs is done first: it compiles two kernels, and ends the verb.
+# VerbGroup that compute, and what of theirs is done first: it compiles two kernels, and ends the verb.
 COMPUTING = {
     "plan job.toml": "jobs.planning.plan_job",
     "fit job.toml": "jobs.planning.plan_job",
@@ -388,7 +388,8 @@ def unforeseen(monkeypatch, tmp_path):
 def test_unexpected_error_is_one_line_with_the_path_of_its_traceback(scalelatent, unforeseen, tmp_path):
     said = scalelatent("data", "info", "x.zarr", code=70).err
     assert said.count("\n") == 1
-    assert said.startswith("error: KeyError: 'a line")
+    assert said.startswith("error: unexpected error in scalelatent/cli/data.py:")
+    assert "KeyError: 'a line" in said
     (file,) = (tmp_path / "cache" / "scalelatent").iterdir()
     assert str(file) in said
     kept = file.read_text()
@@ -428,7 +429,7 @@ def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
     private = tmp_path / "private"
     private.write_text("mine")
     (tmp_path / f"traceback-20260102T000000000000-{os.getpid()}.txt").symlink_to(private)
-    kept = exits._keep_traceback(ValueError("no"), None)
+    kept = exits._write_traceback(ValueError("no"), None)
     assert Path(kept).parent == tmp_path / "next"
     assert private.read_text() == "mine"
 
@@ -454,11 +455,11 @@ def test_ctrl_c_is_reported_as_json(scalelatent, monkeypatch):
 
 
 def test_texts():
-    assert text_of((12, "tasks")) == "12  (tasks)"
-    assert text_of(True) == "yes"
-    assert text_of([1, 2000]) == "1, 2,000"
-    assert size(5 * 2**40) == "5.0 TiB"
-    assert size(12) == "12 bytes"
+    assert format_value((12, "tasks")) == "12  (tasks)"
+    assert format_value(True) == "yes"
+    assert format_value([1, 2000]) == "1, 2,000"
+    assert format_bytes(5 * 2**40) == "5.0 TiB"
+    assert format_bytes(12) == "12 bytes"
 
 
 def test_entry_point_runs():
@@ -478,11 +479,11 @@ def test_output_over_the_input_dataset_is_refused(tmp_path):
     url = str(tmp_path / "a.zarr")
     data = Dataset.from_arrays(np.eye(4), np.arange(4)).save(url)
     model = sl.CapsuleRegression()
-    with pytest.raises(JobError, match="is the dataset being read"):
+    with pytest.raises(JobError, match="is the dataset to read"):
         write_rows(model, "predict", data, url, overwrite=True)
     other = tmp_path / "thesis"
     other.mkdir()
-    with pytest.raises(JobError, match="exists; choose another one, or add --overwrite"):
+    with pytest.raises(JobError, match="exists; choose another output, or add --overwrite"):
         write_rows(model, "predict", data, str(other))
     with pytest.raises(ValueError, match="thesis"):
         write_rows(model, "predict", data, str(other), overwrite=True)

@@ -56,9 +56,9 @@ for name, find in (
     print(f"{name:20} {nmi(y, clusters):6.2f} {clustering_accuracy(y, clusters):10.2f} {seconds:9.1f}")
 
 # %%
-# The seconds of the network include the compilation of its kernels, which happens once per machine.
-# Spectral clustering is a strong rival on small sets. It needs a graph of all rows in memory, while the
-# network reads rows from disk and can map new rows.
+# The seconds of the network include the compilation of its kernels, which happens once per machine. It is
+# slower than both rivals on this small set. Spectral clustering needs a graph of all rows in memory. The
+# network reads rows from disk, and it maps new rows.
 #
 # See
 # ---

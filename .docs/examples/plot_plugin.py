@@ -21,23 +21,29 @@ for name in ("model.py", "estimator.py", "__init__.py"):
     text = (toy / "kmeans_toy" / name).read_text()
     print(f"# {name}: {len([line for line in text.splitlines() if line.strip()])} lines")
 
-print()
-print((toy / "kmeans_toy" / "model.py").read_text())
+# %%
+# .. literalinclude:: ../../tests/toy/kmeans_toy/model.py
 
 # %%
 # The estimator
 # -------------
 # The estimator names the steps of a fit: begin, remember the first centroids, learn. ``_plan`` estimates
 # time and memory.
-
-print((toy / "kmeans_toy" / "estimator.py").read_text())
+#
+# .. literalinclude:: ../../tests/toy/kmeans_toy/estimator.py
+#
 
 # %%
-# The entry point
-# ---------------
-# The package names its kind of model in its ``pyproject.toml``:
-
-print((toy / "kmeans_toy-1.0.dist-info" / "entry_points.txt").read_text())
+# The kind and its entry point
+# ----------------------------
+# ``Kind`` gives the model its name in job files, and lists its parameters and kernels:
+#
+# .. literalinclude:: ../../tests/toy/kmeans_toy/__init__.py
+#
+# The package names the kind as an entry point, in the group ``scalelatent.models`` of its ``pyproject.toml``:
+#
+# .. literalinclude:: ../../tests/toy/kmeans_toy-1.0.dist-info/entry_points.txt
+#
 
 # %%
 # Use it

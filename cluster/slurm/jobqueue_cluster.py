@@ -165,7 +165,7 @@ def run(options: argparse.Namespace) -> None:
                 Served(client, {}).wait(options.idle)
                 print(f"no job for {options.idle:g} minutes", flush=True)
             except KeyboardInterrupt:
-                stop_jobs(client, tell=lambda line: print(line, flush=True))
+                stop_jobs(client, print_line=lambda line: print(line, flush=True))
         print("ending the jobs of the workers", flush=True)
     finally:
         file.unlink(missing_ok=True)

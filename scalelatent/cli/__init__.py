@@ -1,8 +1,8 @@
 """The command line, ``scalelatent``.
 
-Verbs only read arguments and print; what they do lives in `scalelatent.jobs` and is there for Python too.
-How they end, and with which exit code, is told in `exits`.
-Nothing heavy is imported before a verb needs it: ``scalelatent --help`` answers at once.
+Verbs read arguments and print results; `scalelatent.jobs` does the work, also for Python code. `exits`
+defines the exit codes. Verbs import heavy packages only when they need them, so that ``scalelatent --help``
+answers at once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typer.core import TyperGroup
 from scalelatent.errors import JobError
 
 from . import cluster, data, imports, jobs, makes, run
-from .exits import INTERRUPTED, ended_in_one_line, is_usage, tell_usage
+from .exits import INTERRUPTED, exits_with_one_line, is_usage, print_usage_error
 from .show import (
     Json,
     Overwrite,
-    Verbs,
-    answer,
+    VerbGroup,
+    announces_compilation,
     arguments_of_process,
-    emit,
-    kernels_told,
+    print_json,
+    print_line,
+    print_result,
     progress_bar,
-    say,
     show_table,
     strip_debug,
 )
@@ -34,8 +34,8 @@ from .show import (
 __all__ = ["app", "main"]
 
 
-class _KindsTold(TyperGroup):
-    """Names the kinds of models, ours and those of other packages, where help is asked for."""
+class _GroupWithKinds(TyperGroup):
+    """Group of verbs whose help lists the kinds of models, also of other packages."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from scalelatent.contract.kinds import known_kinds
@@ -45,12 +45,12 @@ class _KindsTold(TyperGroup):
         super().format_help(ctx, formatter)
 
 
-app = Verbs(
-    cls=_KindsTold,
+app = VerbGroup(
+    cls=_GroupWithKinds,
     pretty_exceptions_enable=False,
-    help="Fit latent-variable models to data sets of any size, out of core, on one machine or a cluster.",
+    help="Fit latent-variable models to datasets larger than memory, on one machine or a Dask cluster.",
 )
-model_app = Verbs(help="Look at fitted models.")
+model_app = VerbGroup(help="Show fitted models.")
 data.app.add_typer(imports.app, name="import")
 data.app.add_typer(makes.app, name="make")
 app.add_typer(data.app, name="data")
@@ -61,12 +61,14 @@ for _name in ("submit", "status", "logs", "attach", "cancel", "resume"):
     app.command(_name)(getattr(jobs, _name))
 
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run folder or a saved model: a path or an address.")
+    str, typer.Argument(metavar="RUN", help="Path or address of a run folder or of a saved model.")
 ]
-Data = Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")]
-OutData = Annotated[str, typer.Option("--out", metavar="OUT.zarr", help="The dataset to write.")]
-RowsOption = Annotated[str | None, typer.Option("--rows", metavar="START:STOP", help="Only these rows.")]
-Target = Annotated[str | None, typer.Option("--target", help="Dataset of the binary outputs, row by row.")]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="Path or address of a dataset.")]
+OutData = Annotated[str, typer.Option("--out", metavar="OUT.zarr", help="Dataset to write.")]
+RowsOption = Annotated[str | None, typer.Option("--rows", metavar="START:STOP", help="Use only these rows.")]
+Target = Annotated[
+    str | None, typer.Option("--target", help="Dataset with the binary outputs of DATA, row by row.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -83,14 +85,14 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere).")
+        bool, typer.Option("--debug", help="Show the traceback of an error; may also follow the verb.")
     ] = False,
 ) -> None:
-    pass  # both are dealt with before: see _version and strip_debug
+    pass  # `_version` and `strip_debug` process the two options earlier
 
 
 @app.command()
-@kernels_told()
+@announces_compilation()
 def predict(
     run: Run,
     data: Data,
@@ -99,12 +101,12 @@ def predict(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write the predicted class, or the binary outputs, of every row as a dataset."""
+    """Predict the class, or the binary outputs, of each row, and write them as a dataset."""
     _map_rows("predict", run, data, rows, out, overwrite, json)
 
 
 @app.command()
-@kernels_told()
+@announces_compilation()
 def transform(
     run: Run,
     data: Data,
@@ -112,15 +114,15 @@ def transform(
     rows: RowsOption = None,
     layer: Annotated[
         int | None,
-        typer.Option("--layer", help="Of a bootstrap network: of which layer, from 1, or from the end (-1)."),
+        typer.Option("--layer", help="Layer of a bootstrap network: from 1, or from the end (-1)."),
     ] = None,
     codes: Annotated[
-        bool, typer.Option("--codes", help="Of a bootstrap network: codes, not their components.")
+        bool, typer.Option("--codes", help="Write the cluster codes of a bootstrap network, not components.")
     ] = False,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write the latent variables of every row as a dataset."""
+    """Compute the latent variables of each row, and write them as a dataset."""
     _map_rows("codes" if codes else "transform", run, data, rows, out, overwrite, json, layer)
 
 
@@ -139,11 +141,11 @@ def _map_rows(
 
     estimator, _ = load_run(run)
     written = write_rows(estimator, method, open_rows(data, rows), out, layer=layer, overwrite=overwrite)
-    answer({"written": out, "rows": written.n_rows}, as_json)
+    print_result({"written": out, "rows": written.n_rows}, as_json)
 
 
 @app.command()
-@kernels_told()
+@announces_compilation()
 def score(
     run: Run,
     data: Data,
@@ -151,16 +153,16 @@ def score(
         list[str] | None,
         typer.Option(
             "--metric",
-            help="Of a classifier accuracy, error, balanced_accuracy, f1_macro, log_loss, confusion; of "
-            "binary outputs all, changed; of parts of images compression, score; of another model nmi, "
-            "accuracy (of k-means clusters), retrieval; several with commas, or repeated.",
+            help="Metric; repeat, or separate several by commas. Classifiers: accuracy, error, "
+            "balanced_accuracy, f1_macro, log_loss, confusion. Binary outputs: all, changed. Compositional "
+            "networks: compression, score. Other models: nmi, accuracy (of k-means clusters), retrieval.",
         ),
     ] = None,
     rows: RowsOption = None,
     target: Target = None,
     json: Json = False,
 ) -> None:
-    """Score a run on a dataset with labels, or with binary outputs."""
+    """Score a model on a dataset with labels or binary outputs."""
     from scalelatent.evaluation.scoring import score_dataset
     from scalelatent.jobs.datasets import open_rows
     from scalelatent.jobs.runs import load_run
@@ -170,42 +172,42 @@ def score(
     wanted = [name.strip() for text in metric or () for name in text.split(",")]
     with progress_bar("scoring") as progress:
         scores = score_dataset(estimator, dataset, wanted or None, progress=progress)
-    answer({"rows": dataset.n_rows, **scores}, json, title=f"{run} on {data}")
+    print_result({"rows": dataset.n_rows, **scores}, json, title=f"{run} on {data}")
 
 
 @app.command()
-@kernels_told()
+@announces_compilation()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
     data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="A dataset to show; that of the job by default.")
+        str | None, typer.Argument(metavar="DATA", help="Dataset for the figures; by default of the job.")
     ] = None,
     rows: RowsOption = None,
     target: Target = None,
     json: Json = False,
 ) -> None:
-    """Write the report of a run again, on the rows of its job or on others."""
+    """Write the report of a run again, with the rows of its job or with other rows."""
     from scalelatent.jobs.datasets import open_rows
     from scalelatent.jobs.runs import write_report
 
     if data is None and (rows is not None or target is not None):
-        raise JobError("--rows and --target are of DATA: scalelatent report RUN DATA --rows START:STOP")
+        raise JobError("--rows and --target need DATA: scalelatent report RUN DATA --rows START:STOP")
     shown = None if data is None else open_rows(data, rows, target=target)
     with progress_bar("report") as progress:
-        path = write_report(run, data=shown, tell=say, progress=progress)
-    answer({"report": path}, json, line=path)
+        path = write_report(run, data=shown, print_line=print_line, progress=progress)
+    print_result({"report": path}, json, line=path)
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run folders, finished or not.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders, finished or not.")],
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FOLDER", help="Write a page with a figure there, too (index.html)."),
+        typer.Option("--out", metavar="FOLDER", help="Also write a page with a figure to this folder."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Put runs side by side: what their jobs have differently, errors, passes, seconds, rows."""
+    """Compare runs: parameters that differ, errors, passes, seconds, rows."""
     from scalelatent.jobs.comparing import compare_runs
 
     compared = compare_runs(runs)
@@ -214,25 +216,25 @@ def compare(
 
         compared["page"] = write_comparison(compared, out)
     if json:
-        emit(compared)
+        print_json(compared)
         return
     from scalelatent.report import comparison_tables
 
     for caption, columns, rows in comparison_tables(compared):
         show_table(columns, rows, title=caption)
     for note in compared["notes"]:
-        say(f"note: {note}")
+        print_line(f"note: {note}")
     if out is not None:
         typer.echo(compared["page"])
 
 
 @model_app.command("info")
 def model_info(run: Run, json: Json = False) -> None:
-    """Say what a fitted model is: its parameters, and what it learned."""
+    """Show the parameters and the learned values of a fitted model."""
     from scalelatent.jobs.runs import load_run
     from scalelatent.jobs.runs import model_info as describe
 
-    answer(describe(load_run(run)[0]), json, title=run)
+    print_result(describe(load_run(run)[0]), json, title=run)
 
 
 app.add_typer(model_app, name="model")
@@ -252,7 +254,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(given: list[str]) -> int:
     as_json = "--json" in given
     try:
-        with ended_in_one_line(as_json):
+        with exits_with_one_line(as_json):
             return app(given, prog_name="scalelatent", standalone_mode=False) or 0
     except typer.Exit as end:
         return end.exit_code
@@ -261,5 +263,5 @@ def _run(given: list[str]) -> int:
     except Exception as error:
         if not is_usage(error):
             raise
-        return tell_usage(error, as_json)
+        return print_usage_error(error, as_json)
     return 0

@@ -1,4 +1,4 @@
-"""The verbs of ``scalelatent cluster``."""
+"""The verbs of ``scalelatent cluster``, and ``warm`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ import typer
 from .exits import FAILED
 from .show import (
     Json,
-    Reach,
+    SchedulerOptions,
     TlsFiles,
-    Verbs,
-    answer,
-    emit,
+    VerbGroup,
+    format_bytes,
+    format_value,
+    print_json,
+    print_line,
+    print_result,
     progress_bar,
-    say,
     show_values,
-    size,
-    text_of,
     with_scheduler,
     with_tls,
 )
 
-app = Verbs(help="Start a cluster to send jobs to; make its certificates.")
+app = VerbGroup(help="Start a cluster for jobs, add workers, create certificates.")
 
-Workers = Annotated[int, typer.Option(min=0, help="CPU worker processes.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of each CPU worker.")]
-Memory = Annotated[str, typer.Option(help="Of each worker, for example 4GB; auto shares what there is.")]
-Gpus = Annotated[int, typer.Option(min=0, help="GPU workers beside them, one for each device.")]
+Workers = Annotated[int, typer.Option(min=0, help="Number of CPU worker processes.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads per CPU worker.")]
+Memory = Annotated[
+    str, typer.Option(help="Memory limit per worker, for example 4GB; auto divides the available memory.")
+]
+Gpus = Annotated[int, typer.Option(min=0, help="Number of additional GPU workers, one per GPU.")]
 
 
 @app.command()
@@ -39,27 +41,29 @@ def up(
     threads: Threads = 1,
     memory_limit: Memory = "auto",
     gpus: Gpus = 0,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the scheduler; 0 takes a free one.")] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the scheduler; 0 chooses a free port.")
+    ] = 0,
+    host: Annotated[str, typer.Option(help="Address on which the scheduler listens.")] = "127.0.0.1",
     dashboard: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Of the dashboard; 'none' for none.")
+        str, typer.Option(metavar="HOST:PORT", help="Address of the dashboard; 'none' starts no dashboard.")
     ] = "127.0.0.1:0",
     tls: Annotated[
-        bool, typer.Option("--tls", help="Encrypt, and admit only who has a certificate.")
+        bool, typer.Option("--tls", help="Encrypt connections, and accept only clients with a certificate.")
     ] = False,
     tls_folder: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where --tls makes certificates, or finds them.")
+        Path, typer.Option(metavar="FOLDER", help="Folder of the certificates; --tls creates missing ones.")
     ] = Path("scalelatent-tls"),
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  the tuple is immutable
     scheduler_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the scheduler's address to FILE too.")
+        Path | None, typer.Option(metavar="FILE", help="Write the address of the scheduler to FILE.")
     ] = None,
     idle: Annotated[
-        float | None, typer.Option(min=0, metavar="MINUTES", help="End once no job was left for so long.")
+        float | None, typer.Option(min=0, metavar="MINUTES", help="Stop after this time without a job.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Start a scheduler and workers, and stay until Ctrl-C; jobs that run then stop at a checkpoint."""
+    """Start a scheduler and workers until Ctrl-C, which stops running jobs at a checkpoint."""
     from scalelatent.deploy.clusters import is_loopback, refuse_loopback
     from scalelatent.deploy.serving import interrupt_on_signals, prepare_certificates, serve
     from scalelatent.jobs.control import stop_jobs
@@ -69,7 +73,7 @@ def up(
     security, client_files = None, None
     if tls:
         if any(file is not None for file in tls_files):
-            raise typer.BadParameter("give --tls (makes certificates) or your own files, not both")
+            raise typer.BadParameter("give either --tls (creates certificates) or your own files")
         security, client_files = prepare_certificates(tls_folder, host)
     else:
         security = tls_files.security()
@@ -81,46 +85,46 @@ def up(
                 dashboard_address=page, scheduler_file=scheduler_file,
                 security=security, client_files=client_files,
             ) as served:  # fmt: skip
-                _tell(served.info, json)
+                _print_cluster(served.info, json)
                 try:
                     served.wait(idle)
-                    say(f"no job for {idle:g} minutes")
+                    print_line(f"stopping: no job for {idle:g} minutes")
                 except KeyboardInterrupt:
-                    stop_jobs(served.client, tell=say)
+                    stop_jobs(served.client, print_line=print_line)
                     raise
         except KeyboardInterrupt:
             pass
-        say("stopped: the scheduler and all workers have ended")
+        print_line("stopped: the scheduler and all workers have ended")
 
 
-def _tell(told: dict[str, Any], json: bool) -> None:
-    for warning in told["warnings"]:
+def _print_cluster(info: dict[str, Any], json: bool) -> None:
+    for warning in info["warnings"]:
         typer.echo(typer.style("WARNING: ", fg="red", bold=True) + warning, err=True)
     if json:
-        emit(told)
+        print_json(info)
         return
     pools = {True: [], False: []}  # type: dict[bool, list[dict[str, Any]]]
-    for worker in told["workers"]:
+    for worker in info["workers"]:
         pools["GPU" in worker["resources"]].append(worker)
-    values: dict[str, Any] = {key: told[key] for key in ("scheduler", "dashboard", "scheduler_file")}
+    values: dict[str, Any] = {key: info[key] for key in ("scheduler", "dashboard", "scheduler_file")}
     for name, pool in (("CPU workers", pools[False]), ("GPU workers", pools[True])):
         if pool:
             each = f"{pool[0]['threads']} thread(s)"
             limit = pool[0]["memory_bytes"]
-            values[name] = f"{len(pool)}, each {each}, {size(limit) if limit else 'no memory limit'}"
-    if told["tls"]:
-        values["clients show"] = told["tls"]
+            values[name] = f"{len(pool)}, each {each}, {format_bytes(limit) if limit else 'no memory limit'}"
+    if info["tls"]:
+        values["certificates for clients"] = info["tls"]
     show_values({key: value for key, value in values.items() if value is not None}, title="cluster")
-    typer.echo(typer.style("next", bold=True))
-    for command in told["next"]:
+    typer.echo(typer.style("next steps", bold=True))
+    for command in info["next"]:
         typer.echo(f"  {command}")
-    typer.echo("Ctrl-C ends it.")
+    typer.echo("Press Ctrl-C to stop the cluster.")
 
 
 @app.command()
 @with_tls
 def join(
-    scheduler: Annotated[str | None, typer.Argument(metavar="[URL]", help="The scheduler's address.")] = None,
+    scheduler: Annotated[str | None, typer.Argument(metavar="URL", help="Address of the scheduler.")] = None,
     scheduler_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Wait for FILE, and read the address from it.")
     ] = None,
@@ -130,16 +134,16 @@ def join(
     gpus: Gpus = 0,
     host: Annotated[
         str | None,
-        typer.Option(help="Address to listen on; by default the one the scheduler sees."),
+        typer.Option(help="Address on which workers listen; by default in the network of the scheduler."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What the workers' names begin with.")] = None,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds to try for the scheduler.")] = 300,
+    name: Annotated[str | None, typer.Option(help="Prefix of the worker names.")] = None,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the scheduler.")] = 300,
     tls_folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="What `cluster certificates` made.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder that `cluster certificates` has created.")
     ] = None,
-    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  no state in it
+    tls_files: TlsFiles = TlsFiles(),  # noqa: B008  the tuple is immutable
 ) -> None:
-    """Start the workers of this machine for a scheduler elsewhere, and stay until it ends, or Ctrl-C."""
+    """Start workers on this machine for a scheduler on another machine, until it ends or Ctrl-C."""
     import asyncio
 
     from scalelatent.deploy.connection import check_listening_address, check_protocol
@@ -151,52 +155,52 @@ def join(
     with interrupt_on_signals():
         try:
             address = read_scheduler_address(scheduler, scheduler_file, wait)
-            security = tls_files.security()  # a scheduler may make them just before it writes its address
+            security = tls_files.security()  # a scheduler creates certificates before it writes its address
             check_protocol(address, security)
             if host is not None:
                 check_listening_address(host, address)
             work = run_workers(
                 address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
                 host=host, name=name, security=security, wait_seconds=wait,
-                on_joined=lambda names: say(f"{', '.join(names)} joined {address}"),
+                on_joined=lambda names: print_line(f"{', '.join(names)} joined {address}"),
             )  # fmt: skip
             asyncio.run(work)
         except KeyboardInterrupt:
-            say("stopped: these workers have ended")
+            print_line("stopped: these workers have ended")
         else:
-            say("the scheduler has ended, and these workers with it")
+            print_line("the scheduler has ended, and these workers with it")
 
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where they go; made if missing.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the files.")],
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of a machine of the cluster; repeatable.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
     json: Json = False,
 ) -> None:
-    """Make the certificates of a cluster with TLS."""
+    """Create the certificates of a cluster with TLS."""
     from scalelatent.deploy.security import make_certificates
 
     made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
-    answer(made, json, title="certificates")
+    print_result(made, json, title="certificates")
 
 
 @with_scheduler
 def warm(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KIND]...", help="Models, data, evaluation; all by default."),
+        typer.Argument(metavar="KIND", help="Kinds of models, data, evaluation; by default all kernels."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Processes; all cores by default.")
+        int | None, typer.Option("--jobs", min=1, help="Number of processes; by default one per core.")
     ] = None,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
-    """Compile kernels ahead, so that no first fit waits for them."""
-    if reach.address is None:
+    """Compile the kernels now, so that the first fit does not wait for the compiler."""
+    if scheduler_options.address is None:
         from scalelatent.deploy.warm import warm as compile_here
 
         with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
@@ -206,11 +210,11 @@ def warm(
         from scalelatent.deploy.warm import warm_cluster
 
         if jobs is not None:
-            raise typer.BadParameter("--jobs is for this machine; with --scheduler hosts use all their cores")
-        with reach.client() as client:
+            raise typer.BadParameter("--jobs is only for this machine; with --scheduler, hosts use all cores")
+        with scheduler_options.client() as client:
             hosts = warm_cluster(client, kinds or ())
     if json:
-        emit(hosts[""] if reach.address is None else {"hosts": hosts})
+        print_json(hosts[""] if scheduler_options.address is None else {"hosts": hosts})
         return
     for host, done in hosts.items():
         many, seconds = len(done["compiled"]), done["seconds"]
@@ -226,29 +230,29 @@ def warm(
 @with_scheduler
 def doctor(
     folder: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER]", help="Where runs will be written; here by default.")
+        str | None, typer.Argument(metavar="FOLDER", help="Folder for runs; by default the current one.")
     ] = None,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
-    """Check this machine, or a cluster, and name fixes."""
-    if reach.address is None:
+    """Check this machine or a cluster for problems, and print how to fix them."""
+    if scheduler_options.address is None:
         from scalelatent.deploy.checks import examine
 
         findings = examine("." if folder is None else folder)
     else:
         from scalelatent.deploy.checks import examine_cluster
 
-        with reach.client() as client:
+        with scheduler_options.client() as client:
             findings = examine_cluster(client, folder)
     failed = any(finding.status == "fail" for finding in findings)
     if json:
-        emit({"ok": not failed, "findings": [finding.to_dict() for finding in findings]})
+        print_json({"ok": not failed, "findings": [finding.to_dict() for finding in findings]})
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for finding in findings:
             mark = typer.style(f"{finding.status:<4}", fg=colours[finding.status], bold=True)
-            typer.echo(f"{mark}  {finding.check:<13}  {text_of(finding.found)}")
+            typer.echo(f"{mark}  {finding.check:<13}  {format_value(finding.found)}")
             if finding.fix:
                 typer.echo(f"{'':<21}fix: {finding.fix}")
     if failed:

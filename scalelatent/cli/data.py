@@ -1,4 +1,4 @@
-"""``scalelatent data``: look at datasets, and change them."""
+"""``scalelatent data``: show and change datasets."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ import typer
 
 from scalelatent.errors import JobError
 
-from .show import Jobs, Json, Overwrite, Verbs, answer, emit, pixels_of, progress_bar, run_of, size
+from .show import (
+    Jobs,
+    Json,
+    Overwrite,
+    VerbGroup,
+    format_bytes,
+    parse_image_size,
+    parse_row_range,
+    print_json,
+    print_result,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
     from scalelatent.data.dataset import Dataset
 
-app = Verbs(help="Import, make and look at datasets.")
+app = VerbGroup(help="Import, generate, show and change datasets.")
 
 
-Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write.")]
+Out = Annotated[str, typer.Argument(metavar="OUT", help="Dataset to write.")]
 KeyOfRows = Annotated[str | None, typer.Option("--x", metavar="KEY", help="Name of the rows; x by default.")]
 KeyOfLabels = Annotated[
     str | None,
@@ -33,56 +44,57 @@ def info(
     url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")],
     json: Json = False,
 ) -> None:
-    """Say what a dataset holds."""
+    """Show rows, features, types, classes and storage of a dataset."""
     from scalelatent.data import open_dataset
 
-    tell(open_dataset(url), json)
+    print_dataset(open_dataset(url), json)
 
 
 @app.command("convert")
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="IN", help="A dataset; or a zarr array or group made elsewhere.")
+        str, typer.Argument(metavar="IN", help="Dataset, or zarr array or group of another program.")
     ],
     out: Out,
-    rows: Annotated[str | None, typer.Option(metavar="START:STOP", help="Only these rows.")] = None,
+    rows: Annotated[str | None, typer.Option(metavar="START:STOP", help="Use only these rows.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Type of the new rows, for example uint8.")] = None,
     lossy: Annotated[
-        bool, typer.Option("--lossy", help="Take the nearest value where the type has not the same.")
+        bool, typer.Option("--lossy", help="Round values that the new type cannot represent.")
     ] = False,
     sparse: Annotated[
-        bool | None, typer.Option("--sparse/--dense", help="Write CSR rows, or dense ones.")
+        bool | None, typer.Option("--sparse/--dense", help="Write sparse (CSR) rows, or dense rows.")
     ] = None,
-    crop: Annotated[int, typer.Option(metavar="N", help="Leave out N pixels on each side of images.")] = 0,
+    crop: Annotated[int, typer.Option(metavar="N", help="Remove N pixels on each side of images.")] = 0,
     resize: Annotated[
-        str | None, typer.Option(metavar="H[xW]", help="Height and width of images, by means over areas.")
+        str | None,
+        typer.Option(metavar="H[xW]", help="New height and width of images; pixels are means over areas."),
     ] = None,
-    x: Annotated[str | None, typer.Option(help="Array of the rows in a zarr group.")] = None,
-    y: Annotated[str | None, typer.Option(help="Array of the labels in a zarr group.")] = None,
-    chunk_rows: Annotated[str | None, typer.Option(help="Rows of a chunk, or auto.")] = None,
-    shard_rows: Annotated[str | None, typer.Option(help="Rows of a shard (a file), or auto.")] = None,
-    codec: Annotated[str, typer.Option(help="keep, auto, lz4, zstd or none.")] = "keep",
+    x: Annotated[str | None, typer.Option(help="Name of the array of rows in a zarr group.")] = None,
+    y: Annotated[str | None, typer.Option(help="Name of the array of labels in a zarr group.")] = None,
+    chunk_rows: Annotated[str | None, typer.Option(help="Rows per chunk, or auto.")] = None,
+    shard_rows: Annotated[str | None, typer.Option(help="Rows per shard (file), or auto.")] = None,
+    codec: Annotated[str, typer.Option(help="Compression: keep, auto, lz4, zstd or none.")] = "keep",
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write rows in another form: chunks, shards, codec, dtype, fewer rows; images of another size."""
+    """Write a dataset with other chunks, shards, compression, type, rows or image size."""
     from scalelatent.data import convert_dataset
     from scalelatent.data.write.convert import open_source
 
     ds = open_source(source, x=x, y=y)
     run = None
     if rows is not None:
-        wanted = run_of(rows, "--rows")
+        wanted = parse_row_range(rows, "--rows")
         start, stop = wanted.start or 0, ds.n_rows if wanted.stop is None else wanted.stop
         run = (start + ds.n_rows * (start < 0), stop + ds.n_rows * (stop < 0))
     with progress_bar("converting") as progress:
         dataset = convert_dataset(
             ds, out, rows=run, dtype=_dtype(dtype), lossy=lossy, sparse=sparse,
-            crop=crop, resize=pixels_of(resize, "--resize"),
+            crop=crop, resize=parse_image_size(resize, "--resize"),
             chunk_rows=_count(chunk_rows, "--chunk-rows"), shard_rows=_count(shard_rows, "--shard-rows"),
             compressor=None if codec == "none" else codec, overwrite=overwrite, progress=progress,
         )  # fmt: skip
-    tell(dataset, json)
+    print_dataset(dataset, json)
 
 
 def _count(text: str | None, option: str) -> int | str | None:
@@ -91,7 +103,7 @@ def _count(text: str | None, option: str) -> int | str | None:
     try:
         return int(text)
     except ValueError:
-        raise JobError(f"{option} {text}: give a number of rows, or auto") from None
+        raise JobError(f"{option} {text} is not a number of rows; give a whole number, or auto") from None
 
 
 def _dtype(name: str | None) -> np.dtype | None:
@@ -100,14 +112,14 @@ def _dtype(name: str | None) -> np.dtype | None:
     try:
         return None if name is None else np.dtype(name)
     except TypeError:
-        raise JobError(f"--dtype {name}: no such type; for example uint8, int32, float32, float64") from None
+        raise JobError(f"--dtype {name}: unknown type; give for example uint8, int32 or float32") from None
 
 
 @app.command("append")
 def append(
-    url: Annotated[str, typer.Argument(metavar="DATA", help="The dataset that grows.")],
+    url: Annotated[str, typer.Argument(metavar="DATA", help="Dataset to which rows are appended.")],
     source: Annotated[
-        str, typer.Argument(metavar="FILE|DATASET", help="What is appended: a dataset, .npz or .npy.")
+        str, typer.Argument(metavar="FILE|DATASET", help="Rows to append: a dataset, .npz or .npy.")
     ],
     x: KeyOfRows = None,
     y: KeyOfLabels = None,
@@ -125,37 +137,37 @@ def append(
         )
     with progress_bar("appending") as progress:
         dataset = append_rows(url, source, x=x, y=y, progress=progress)
-    tell(dataset, json)
+    print_dataset(dataset, json)
 
 
 @app.command("repair")
 def repair(
-    url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset of `data make`.")],
+    url: Annotated[str, typer.Argument(metavar="DATA", help="Dataset that `data make` has generated.")],
     jobs: Jobs = None,
     json: Json = False,
 ) -> None:
-    """Make lost or damaged parts of a made dataset again, or finish one that was broken off."""
+    """Generate missing or damaged parts of a dataset of `data make` again."""
     from scalelatent.data import repair_dataset
 
-    with progress_bar("making what is missing") as progress:
+    with progress_bar("generating missing rows") as progress:
         dataset = repair_dataset(url, n_jobs=jobs, progress=progress)
-    tell(dataset, json)
+    print_dataset(dataset, json)
 
 
 @app.command("head")
 def head(
     url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")],
-    rows: Annotated[int, typer.Option("--rows", "-n", metavar="N", min=1, help="So many rows.")] = 5,
+    rows: Annotated[int, typer.Option("--rows", "-n", metavar="N", min=1, help="Number of rows.")] = 5,
     json: Json = False,
 ) -> None:
-    """Show the first rows: labels, some numbers, and images as text."""
+    """Show the first rows: labels, some values, and images as text."""
     from scalelatent.data import open_dataset
     from scalelatent.data.preview import first_rows
 
     dataset = open_dataset(url)
     found = first_rows(dataset, rows)
     if json:
-        emit({"url": dataset.url, "n_rows": dataset.n_rows, "rows": found})
+        print_json({"url": dataset.url, "n_rows": dataset.n_rows, "rows": found})
         return
     typer.echo(repr(dataset))
     for line in _row_lines(found, dataset.n_features):
@@ -163,7 +175,7 @@ def head(
 
 
 def _row_lines(found: list[dict[str, Any]], n_features: int) -> list[str]:
-    """Rows one below the other; of images as many side by side as the terminal is wide."""
+    """Return the lines that show rows: one line per row, or images next to each other."""
     names = [_row_name(record) for record in found]
     if "image" not in found[0]:
         width = max(map(len, names))
@@ -196,7 +208,7 @@ def _row_numbers(record: dict[str, Any], n_features: int) -> str:
     if "columns" in record:
         values = [f"{column}:{value}" for column, value in zip(record["columns"], values, strict=True)]
         n_features = record["entries"]
-    return " ".join(values) + (f" … {n_features:,} in all" if n_features > len(values) else "")
+    return " ".join(values) + (f" … {n_features:,} values" if n_features > len(values) else "")
 
 
 @app.command("check")
@@ -205,24 +217,25 @@ def check(
     jobs: Jobs = None,
     json: Json = False,
 ) -> None:
-    """Read all of a dataset and name the files that are not what was written."""
+    """Read a whole dataset, and list the files that differ from what was written."""
     from scalelatent.data import check_dataset
 
     with progress_bar("checking") as progress:
         found = check_dataset(url, n_jobs=jobs, progress=progress)
     if json:
-        emit(asdict(found))
+        print_json(asdict(found))
     else:
         typer.echo(
-            f"{found.url}: {found.rows:,} rows in {found.shards:,} shards, {size(found.bytes)}, checked in "
-            f"{found.seconds:.2f} s: {'all as written' if not found.bad else f'{len(found.bad)} bad'}"
+            f"{found.url}: {found.rows:,} rows in {found.shards:,} shards, {format_bytes(found.bytes)}, "
+            f"checked in {found.seconds:.2f} s: "
+            f"{'no damage' if not found.bad else f'{len(found.bad):,} damaged'}"
         )
         for bad in found.bad:
             typer.echo(f"  {bad.problem}")
         if not found.checksums:
             typer.echo(
-                "  It was written without a table of checksums, so that a fit does not notice a shard of "
-                "another dataset; `scalelatent data convert` writes one that has it"
+                "  The dataset has no table of checksums, so that a fit cannot detect a shard of another "
+                "dataset; `scalelatent data convert` writes a dataset with checksums"
             )
     if found.bad:
         raise typer.Exit(1)
@@ -230,49 +243,51 @@ def check(
 
 @app.command("shuffle")
 def shuffle(
-    source: Annotated[str, typer.Argument(metavar="IN", help="The dataset to shuffle.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="Dataset to shuffle.")],
     out: Out,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order: the same seed, the same order.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random order.")],
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Rows held at a time, such as 512MiB; 1GiB by default."),
+        typer.Option(metavar="SIZE", help="Memory for rows, for example 512MiB; by default 1GiB."),
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write the rows in random order, in bounded memory."""
+    """Write the rows of a dataset in random order, with limited memory."""
     from scalelatent.data import shuffle_dataset
 
-    limit = None if memory is None else bytes_of(memory, "--memory")
+    limit = None if memory is None else parse_size(memory, "--memory")
     with progress_bar("shuffling") as progress:
         dataset = shuffle_dataset(
             source, out, seed=seed, memory=limit, overwrite=overwrite, progress=progress
         )
-    tell(dataset, json)
+    print_dataset(dataset, json)
 
 
-def bytes_of(text: str, option: str) -> int:
-    """Read a size such as 512MiB or 2GB."""
+def parse_size(text: str, option: str) -> int:
+    """Parse a number of bytes such as 512MiB or 2GB."""
     from dask.utils import parse_bytes
 
     try:
         return int(parse_bytes(text))
     except (ValueError, TypeError):
-        raise JobError(f"{option} {text}: a size is a number and a unit, for example 512MiB") from None
+        raise JobError(
+            f"{option} {text} is not a size; give a number and a unit, for example 512MiB"
+        ) from None
 
 
-def tell(dataset: Dataset, as_json: bool) -> None:
-    """Print what a dataset holds."""
-    values = describe(dataset)
+def print_dataset(dataset: Dataset, as_json: bool) -> None:
+    """Print the description of a dataset."""
+    values = describe_dataset(dataset)
     provenance = values.get("provenance") or {}
     if not as_json and (names := provenance.get("feature_names")):
         shown = f"{names[0]}, …, {names[-1]}" if len(names) > 1 else names[0]
         values["provenance"] = {**provenance, "feature_names": shown}
-    answer(values, as_json, title=str(dataset.url))
+    print_result(values, as_json, title=str(dataset.url))
 
 
-def describe(dataset: Dataset) -> dict[str, Any]:
-    """Return what `data info` prints."""
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Return the values that `data info` prints."""
     classes = dataset.classes
     values: dict[str, Any] = {
         "url": dataset.url,

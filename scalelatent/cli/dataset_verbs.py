@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from scalelatent.storage.disk import file_name
 
-from .show import Verbs, kernels_told, progress_bar, with_options
+from .show import VerbGroup, announces_compilation, progress_bar, with_options
 
 Call = Callable[..., Any]
 """Call of a function of `scalelatent.data` that still lacks `progress` and the arguments of the flags."""
@@ -26,7 +26,7 @@ class WriteFlags(Protocol):
 
 
 def dataset_verb(
-    app: Verbs,
+    app: VerbGroup,
     flags: type[Any],
     activity: str,
     report: Callable[[Any, bool], None],
@@ -46,7 +46,7 @@ def dataset_verb(
         @functools.wraps(function)
         def run(*, write_flags: WriteFlags, **arguments: Any) -> None:
             title = f"{activity} {file_name(arguments.get('file', name))}"
-            with kernels_told() if has_kernels else contextlib.nullcontext():
+            with announces_compilation() if has_kernels else contextlib.nullcontext():
                 call = function(**arguments)
                 with progress_bar(title, unit) as progress:
                     result = call(progress=progress, **write_flags.options())

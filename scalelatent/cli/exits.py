@@ -1,19 +1,19 @@
-"""How a command ends: exit codes, and every error in one line.
+"""Exit codes of commands, and errors as one line.
 
 =====  ====================================================================================
 code   meaning
 =====  ====================================================================================
-0      done
-1      a job that was watched has failed (`attach`), or a check did (`doctor`)
-2      refused or broken off, in one line that says why: arguments, job file, data, disk, run
-70     an unforeseen error; its traceback lies in the file that the line names
+0      success
+1      a watched job has failed (`attach`), or a check has failed (`doctor`)
+2      the command refused its arguments, job file or data, or was stopped by an error of disk or run
+70     an unexpected error; the line names the file with its traceback
 130    stopped by Ctrl-C, or a watched job was cancelled
-141    the reader of the output has gone (``scalelatent logs RUN | head``)
+141    the reader of the output has ended (``scalelatent logs RUN | head``)
 =====  ====================================================================================
 
-With ``--json`` the last line of standard error is an object: ``error`` (the line), ``kind`` (the error's
-class), ``exit_code``, ``hint`` (what to do beside what the line says, or null) and ``traceback`` (its file,
-or null). Standard output stays empty, so that no one takes an error for a result.
+With ``--json`` the last line of standard error is an object: ``error`` (the line), ``kind`` (class of the
+error), ``exit_code``, ``hint`` (the next step, or null) and ``traceback`` (its file, or null). Standard
+output stays empty, so that an error is not mistaken for a result.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ import typer
 from scalelatent.errors import ScalelatentError
 
 DEBUG_VARIABLE = "SCALELATENT_DEBUG"
-FAILED, REFUSED, UNFORESEEN, INTERRUPTED, PIPE_GONE = 1, 2, 70, 130, 141
-LONGEST = 1000
-"""Characters of an error's text that are shown; some libraries put whole arrays into theirs."""
+FAILED, REFUSED, UNEXPECTED, INTERRUPTED, PIPE_GONE = 1, 2, 70, 130, 141
+MAX_CHARACTERS = 1000
+"""Upper bound on the printed characters of an error, because some libraries print whole arrays."""
 _RUN = "_scalelatent_run"
 _STEPS = {
     errno.ENOSPC: "free some space, then try again",
     errno.EDQUOT: "free some space, or ask for a larger quota, then try again",
     errno.ENAMETOOLONG: "shorten the name",
-    errno.EACCES: "let this user use it, or choose another place",
-    errno.EPERM: "let this user use it, or choose another place",
-    errno.EROFS: "that file system is read-only: choose another place",
+    errno.EACCES: "give this user access, or choose another location",
+    errno.EPERM: "give this user access, or choose another location",
+    errno.EROFS: "the file system is read-only; choose another location",
 }
 
 
 @contextmanager
-def in_run(folder: str) -> Iterator[None]:
-    """Say of what goes wrong inside in which run folder it did, for its traceback to be kept there."""
+def notes_run_folder(folder: str) -> Iterator[None]:
+    """Note the run folder on errors in the ``with`` block, so that the traceback is written there."""
     try:
         yield
     except Exception as error:
@@ -61,33 +61,33 @@ def in_run(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def ended_in_one_line(as_json: bool, run: object = None) -> Iterator[None]:
-    """Turn whatever goes wrong inside into one line and an exit code; `run` is what may be a run folder."""
+def exits_with_one_line(as_json: bool, run: object = None) -> Iterator[None]:
+    """Print errors in the ``with`` block as one line, and exit with a code; ``run`` may be a run folder."""
     try:
         yield
     except KeyboardInterrupt as error:
-        _end(one_line(error) or "stopped", error, INTERRUPTED, as_json)
+        _end(format_error(error) or "stopped", error, INTERRUPTED, as_json)
     except ScalelatentError as error:
         _raise_if_debugged(error)
-        _end(one_line(error), error, REFUSED, as_json, hint=_notes(error))
+        _end(format_error(error), error, REFUSED, as_json, hint=_notes(error))
     except Exception as error:
         if is_usage(error) or isinstance(error, typer.Exit | typer.Abort):
             raise
         if isinstance(error, BrokenPipeError) and _pipe_gone():
             raise typer.Exit(PIPE_GONE) from None
         _raise_if_debugged(error)
-        _tell_unforeseen(error, as_json, run)
+        _end_unexpected(error, as_json, run)
 
 
 def is_usage(error: Exception) -> bool:
-    """Whether an error is typer's word on a command line that it does not understand."""
+    """Return whether an error of typer reports an invalid command line."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
-def tell_usage(error: Any, as_json: bool) -> int:
-    """Print what is wrong with a command line; returns the exit code."""
+def print_usage_error(error: Any, as_json: bool) -> int:
+    """Print why a command line is invalid; return the exit code."""
     message = error.format_message()
-    if type(error).__name__ == "NoArgsIsHelpError":  # the help itself, where it was not printed on the way
+    if type(error).__name__ == "NoArgsIsHelpError":  # the message is the help text, if not yet printed
         if message:
             typer.echo(message, err=True)
         return int(error.exit_code)
@@ -100,10 +100,10 @@ def tell_usage(error: Any, as_json: bool) -> int:
     return int(error.exit_code)
 
 
-def one_line(error: BaseException) -> str:
-    """What an error says, without line breaks, and cut where it goes on and on."""
+def format_error(error: BaseException) -> str:
+    """Return the message of an error without line breaks, shortened to ``MAX_CHARACTERS``."""
     text = " ".join(" ".join([str(error), *getattr(error, "__notes__", [])]).split())
-    return _cut(text, LONGEST)
+    return _cut(text, MAX_CHARACTERS)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -124,8 +124,8 @@ def _print(
 ) -> None:
     with suppress(BrokenPipeError):
         if as_json:
-            told = {"error": message, "kind": kind, "exit_code": code, "hint": hint, "traceback": traceback}
-            typer.echo(json.dumps(told), err=True)
+            out = {"error": message, "kind": kind, "exit_code": code, "hint": hint, "traceback": traceback}
+            typer.echo(json.dumps(out), err=True)
         elif code == INTERRUPTED:
             typer.echo(message, err=True)
         else:
@@ -137,23 +137,23 @@ def _raise_if_debugged(error: Exception) -> None:
         raise error
 
 
-def _tell_unforeseen(error: Exception, as_json: bool, run: object) -> None:
-    file = _keep_traceback(error, run)
+def _end_unexpected(error: Exception, as_json: bool, run: object) -> None:
+    file = _write_traceback(error, run)
     where = f"the traceback is in {file}" if file else "--debug shows the traceback"
-    if isinstance(error, OSError) and error.filename is not None:  # the disk's word, not a fault of ours
-        code, hint = REFUSED, _STEPS.get(error.errno or 0, "check that place, or choose another one")
+    if isinstance(error, OSError) and error.filename is not None:  # a problem of the disk, not of the code
+        code, hint = REFUSED, _STEPS.get(error.errno or 0, "check this location, or choose another one")
         text = f"{_cut(str(error.filename), 300)}: {error.strerror}"
     elif isinstance(error, MemoryError):
-        code, hint = REFUSED, "give this process more memory, or ask for less (scalelatent plan JOB)"
-        text = f"out of memory: {one_line(error)}".rstrip(": ")
+        code, hint = REFUSED, "give this process more memory, or reduce the job (scalelatent plan JOB)"
+        text = f"out of memory: {format_error(error)}".rstrip(": ")
     else:
-        code, hint = UNFORESEEN, "report it with that file"
-        text = f"{type(error).__name__}: {one_line(error)} (in {_place(error)}, which did not foresee it)"
+        code, hint = UNEXPECTED, "report this error with the traceback"
+        text = f"unexpected error in {_place(error)}: {type(error).__name__}: {format_error(error)}"
     _end(f"{text}; {hint}; {where}", error, code, as_json, hint=hint, traceback=file)
 
 
 def _place(error: BaseException) -> str:
-    """The last line of ours that an error came through."""
+    """Return the last line of scalelatent in the traceback of an error."""
     ours = Path(__file__).parent.parent
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if ours in Path(frame.filename).parents] or frames
@@ -163,8 +163,8 @@ def _place(error: BaseException) -> str:
     return f"{name}:{frame.lineno}"
 
 
-def _keep_traceback(error: BaseException, run: object) -> str | None:
-    """Write the traceback into the run folder, the user's cache or the temporary folder; returns its path."""
+def _write_traceback(error: BaseException, run: object) -> str | None:
+    """Write the traceback to the run folder, the user cache or the temporary folder; return its path."""
     from scalelatent import __version__
 
     text = "".join(traceback.format_exception(error))
@@ -173,7 +173,7 @@ def _keep_traceback(error: BaseException, run: object) -> str | None:
     for folder in _folders(getattr(error, _RUN, None) or run):
         with suppress(OSError, ValueError):
             folder.mkdir(parents=True, exist_ok=True)
-            # A name that is there already, in the temporary folder of all users, is not ours.
+            # Mode "x" fails for an existing file, which another user may have put into the temporary folder.
             with open(folder / name, "x", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(head + text)
             return str(folder / name)
@@ -190,7 +190,7 @@ def _folders(run: object) -> Iterator[Path]:
 
 
 def _pipe_gone() -> bool:
-    """Whether the reader of standard output or error has gone; what is still written is dropped."""
+    """Return whether the reader of standard output or error has ended; discard later output."""
     gone = False
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or no file
@@ -198,7 +198,7 @@ def _pipe_gone() -> bool:
             ends.register(stream.fileno(), 0)
             if any(event & select.POLLERR for _, event in ends.poll(0)):
                 gone = True
-                nowhere = os.open(os.devnull, os.O_WRONLY)  # or the interpreter complains at its own end
+                nowhere = os.open(os.devnull, os.O_WRONLY)  # avoids an error when the interpreter exits
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
     return gone

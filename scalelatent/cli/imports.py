@@ -11,14 +11,14 @@ import typer
 from scalelatent import data
 from scalelatent.errors import DataError, JobError
 
-from .data import KeyOfLabels, KeyOfRows, tell
+from .data import KeyOfLabels, KeyOfRows, print_dataset
 from .dataset_verbs import Call, dataset_verb
-from .show import Json, Overwrite, Verbs, pixels_of, progress_bar, say, with_options
+from .show import Json, Overwrite, VerbGroup, parse_image_size, print_line, progress_bar, with_options
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-app = Verbs(help="Import rows from files into a dataset, block by block.")
+app = VerbGroup(help="Import rows from files into a dataset, block by block.")
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example mnist.zarr.")]
 File = Annotated[
@@ -88,7 +88,7 @@ class ImageFlags(NamedTuple):
         if self.gray and self.rgb:
             raise JobError("--gray and --rgb exclude each other; give one of them")
         color = "gray" if self.gray else "rgb" if self.rgb else None
-        return {"size": pixels_of(self.size, "--size"), "crop": self.crop, "color": color}
+        return {"size": parse_image_size(self.size, "--size"), "crop": self.crop, "color": color}
 
 
 class DownloadFlags(NamedTuple):
@@ -123,16 +123,16 @@ def _report(dataset: Dataset, json: bool) -> None:
     provenance = provenance.get("of", provenance)  # a shuffled dataset keeps that of the rows in order
     skipped = provenance.get("skipped")
     if skipped and skipped["first"]:
-        say(
+        print_line(
             f"skipped {skipped['unreadable']} unreadable images and {skipped['unlike_first']} of another "
             f"size or kind; the first: {', '.join(skipped['first'])}"
         )
     if provenance.get("left_out"):
-        say(
+        print_line(
             f"excluded {provenance['left_out']:,} documents without any of the "
             f"{len(provenance['stems']):,} stems"
         )
-    tell(dataset, json)
+    print_dataset(dataset, json)
 
 
 verb = functools.partial(dataset_verb, app, ImportFlags, "importing", _report)

@@ -13,23 +13,23 @@ from .exits import FAILED, INTERRUPTED
 from .run import JobFile, Out, _finish, _load, _run, _summary
 from .show import (
     Json,
-    Reach,
+    SchedulerOptions,
     Settings,
-    answer,
-    emit,
-    say,
+    format_value,
+    print_json,
+    print_line,
+    print_result,
     show_values,
     stderr_console,
-    text_of,
     with_scheduler,
 )
 
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id or a run folder.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id or run folder.")]
 Mismatch = Annotated[
-    bool, typer.Option("--allow-mismatch", help="Run although versions differ from those of the cluster.")
+    bool, typer.Option("--allow-mismatch", help="Run although package versions of the cluster differ.")
 ]
 Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the first worker.")]
 
@@ -41,29 +41,29 @@ def submit(
     out: Out = None,
     allow_mismatch: Mismatch = False,
     wait: Wait = 10.0,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
-    """Hand a job to a Dask cluster, where it goes on without this machine."""
+    """Submit a job to a Dask cluster, where the job runs without this machine."""
     from scalelatent.jobs.submit import submit_job
 
-    extra = [*reach.settings(), *(["cluster.allow_mismatch=true"] if allow_mismatch else [])]
-    submitted = submit_job(_load(job, [*(settings or []), *extra], out), wait=wait, tell=say)
-    _say_submitted(submitted, json)
+    extra = [*scheduler_options.settings(), *(["cluster.allow_mismatch=true"] if allow_mismatch else [])]
+    submitted = submit_job(_load(job, [*(settings or []), *extra], out), wait=wait, print_line=print_line)
+    _print_submitted(submitted, json)
 
 
-def _say_submitted(submitted: Any, json: bool) -> None:
+def _print_submitted(submitted: Any, json: bool) -> None:
     if json:
-        emit(submitted.to_dict())
+        print_json(submitted.to_dict())
         return
     typer.echo(submitted.id)
-    say(f"run folder {submitted.run}; watch it with: scalelatent attach {submitted.run}")
+    print_line(f"run folder {submitted.run}; watch it with: scalelatent attach {submitted.run}")
 
 
-def _find(job: str, reach: Reach) -> RunFolder:
+def _find(job: str, scheduler_options: SchedulerOptions) -> RunFolder:
     from scalelatent.jobs.control import find_job
 
-    return find_job(job, scheduler=reach.address, security=reach.security())
+    return find_job(job, scheduler=scheduler_options.address, security=scheduler_options.security())
 
 
 @with_scheduler
@@ -71,60 +71,64 @@ def status(
     job: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]", help="A job id or a run folder; all runs below this folder otherwise."
+            metavar="JOB", help="Job id or run folder; by default all runs below the current folder."
         ),
     ] = None,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
-    """Say how a job is getting on."""
+    """Show the state of a job, or of all jobs."""
     from scalelatent.jobs.control import list_jobs
 
     if job is not None:
-        folder = _find(job, reach)
+        folder = _find(job, scheduler_options)
         state = folder.read_state()
         if state["state"] == "running":
             state["progress"] = folder.read_progress()
         if json:
-            emit(state)
+            print_json(state)
         else:
-            told = {key: value for key, value in state.items() if value is not None}
-            now = told.pop("progress", {})
+            values = {key: value for key, value in state.items() if value is not None}
+            now = values.pop("progress", {})
             if now.get("rows_total"):
-                told["rows of the stage"] = f"{now['rows_done'] or 0:,} of {now['rows_total']:,}"
-            show_values(told, title=state["id"])
+                values["rows of the stage"] = f"{now['rows_done'] or 0:,} of {now['rows_total']:,}"
+            show_values(values, title=state["id"])
         return
-    with reach.client() as client:
+    with scheduler_options.client() as client:
         states = list_jobs(client=client)
     if json:
-        emit(states)
+        print_json(states)
     elif not states:
         typer.echo(f"no run folder below {Path.cwd()}")
     for state in [] if json else states:
         objective = "" if state["objective"] is None else f"objective {state['objective']:.5f}"
-        numbers = f"pass {text_of(state['pass']):<5}  {objective:<20}"
+        numbers = f"pass {format_value(state['pass']):<5}  {objective:<20}"
         typer.echo(f"{state['id']:<28}  {state['state'] or 'unseen':<9}  {numbers}  {state['run']}")
 
 
 @with_scheduler
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new events until the job ends.")
+    ] = False,
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Print the events of a job: states, stages, checkpoints, lost workers, errors."""
     import json as encoder
 
     from scalelatent.jobs.control import new_events
 
-    for event in new_events(_find(job, reach), follow=follow):
+    for event in new_events(_find(job, scheduler_options), follow=follow):
         if json:
             typer.echo(encoder.dumps(event))
             continue
         rest = {key: value for key, value in event.items() if key not in ("time", "event", "traceback")}
-        told = "  ".join(f"{key} {text_of(value, key)}" for key, value in rest.items() if value is not None)
-        typer.echo(f"{event['time']}  {event['event']:<16}  {told}".rstrip())
+        text = "  ".join(
+            f"{key} {format_value(value, key)}" for key, value in rest.items() if value is not None
+        )
+        typer.echo(f"{event['time']}  {event['event']:<16}  {text}".rstrip())
         if event.get("traceback"):
             typer.echo(event["traceback"])
 
@@ -132,22 +136,22 @@ def logs(
 @with_scheduler
 def attach(
     job: JobArgument,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
-    """Watch a job until it ends."""
+    """Show the progress of a job until it ends."""
     from scalelatent.jobs.control import follow
     from scalelatent.monitor.progress import ProgressDisplay
 
-    folder = _find(job, reach)
+    folder = _find(job, scheduler_options)
     try:
         with ProgressDisplay(stderr_console()) as progress:
-            state = follow(folder, [progress], security=reach.security(), tell=say)
+            state = follow(folder, [progress], security=scheduler_options.security(), print_line=print_line)
     except KeyboardInterrupt:
-        told = f"stopped watching; the job goes on. Watch it again with: scalelatent attach {folder.url}"
-        raise KeyboardInterrupt(told) from None
+        text = f"stopped watching; the job still runs. Watch it again with: scalelatent attach {folder.url}"
+        raise KeyboardInterrupt(text) from None
     if state.get("error"):
-        say(f"{state['state']}: {state['error']}")
+        print_line(f"{state['state']}: {state['error']}")
     _finish(_summary(folder) | {"state": state["state"]}, json)
     if state["state"] != "done":
         raise typer.Exit(FAILED if state["state"] == "failed" else INTERRUPTED)
@@ -156,64 +160,68 @@ def attach(
 @with_scheduler
 def cancel(
     job: JobArgument,
-    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for it to stop.")] = 30.0,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait until the job has stopped.")
+    ] = 30.0,
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
-    """Stop a job at the next place where nothing is lost; `scalelatent resume` goes on from there."""
+    """Stop a job at the next checkpoint; `scalelatent resume` continues the job."""
     from scalelatent.jobs.control import cancel_job
 
-    folder = _find(job, reach)
+    folder = _find(job, scheduler_options)
     state = cancel_job(folder, wait=wait)
     if state["state"] in ("queued", "running"):
-        say(f"asked to stop; the driver has not in {wait:g} s, but will: scalelatent status {folder.url}")
-    answer(state, json, line=f"{state['id']}  {state['state']}")
+        print_line(
+            f"asked to stop; the driver has not in {wait:g} s, but will: scalelatent status {folder.url}"
+        )
+    print_result(state, json, line=f"{state['id']}  {state['state']}")
 
 
 @with_scheduler
 def resume(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="The run folder (or job id) of a broken-off run.")
-    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder or job id of an interrupted run.")],
     settings: Settings = None,
     job_file: Annotated[
         Path | None,
-        typer.Option("--job", metavar="JOB", help="The job file that began it, where job.json is damaged."),
+        typer.Option("--job", metavar="JOB", help="Job file of the run, if its job.json is damaged."),
     ] = None,
     here: Annotated[
-        bool, typer.Option("--here", help="Drive a submitted run in this process, not on its cluster.")
+        bool, typer.Option("--here", help="Run a submitted job in this process, not on its cluster.")
     ] = False,
     allow_mismatch: Mismatch = False,
     wait: Wait = 10.0,
-    reach: Reach = Reach(),  # noqa: B008  no state in it
+    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
-    """Go on with a run that was stopped, killed or failed."""
-    from scalelatent.jobs.control import write_job_again
+    """Resume a run that was stopped, was killed or has failed."""
+    from scalelatent.jobs.control import restore_job
     from scalelatent.jobs.recorder import check_resumable
     from scalelatent.jobs.resolve import override
     from scalelatent.jobs.submit import resubmit
 
-    folder = _find(run, reach)
+    folder = _find(run, scheduler_options)
     if job_file is not None:
-        write_job_again(folder, job_file)
+        restore_job(folder, job_file)
     state = folder.read_state()
     if state["state"] == "done":
         if settings:
             raise JobError(
-                f"run {folder.url} is done, and --set {', '.join(settings)} cannot change it any more; for "
-                "another fit choose another folder: scalelatent fit JOB --set … --out FOLDER"
+                f"run {folder.url} is done, so --set {', '.join(settings)} cannot change it; start a new "
+                "run: scalelatent fit JOB --set … --out FOLDER"
             )
-        say(f"run {folder.url} is done; there is nothing to resume")
+        print_line(f"run {folder.url} is done; there is nothing to resume")
         _finish(_summary(folder), json)
         return
     check_resumable(folder)
-    extra = [*reach.settings(), *(["cluster.allow_mismatch=true"] if allow_mismatch else [])]
-    if here and reach.address is None:  # that of the job may be gone
+    extra = [*scheduler_options.settings(), *(["cluster.allow_mismatch=true"] if allow_mismatch else [])]
+    if here and scheduler_options.address is None:  # the scheduler of the job may have ended
         extra += ["cluster.scheduler=none"]
     job = override(folder.read_job(), [*(settings or []), *extra])
-    if not here and (reach.address is not None or (state.get("submitted") and job.cluster.scheduler)):
-        _say_submitted(resubmit(job, folder, wait=wait, tell=say), json)
+    if not here and (
+        scheduler_options.address is not None or (state.get("submitted") and job.cluster.scheduler)
+    ):
+        _print_submitted(resubmit(job, folder, wait=wait, print_line=print_line), json)
         return
-    say(f"run {folder.id} in {folder.url}")
+    print_line(f"run {folder.id} in {folder.url}")
     _run(job, folder, json)

@@ -10,14 +10,23 @@ import typer
 from scalelatent import data
 from scalelatent.errors import JobError
 
-from .data import describe, tell
+from .data import describe_dataset, print_dataset
 from .dataset_verbs import Call, dataset_verb
-from .show import Jobs, Json, Overwrite, Verbs, emit, pixels_of, run_of, with_options
+from .show import (
+    Jobs,
+    Json,
+    Overwrite,
+    VerbGroup,
+    parse_image_size,
+    parse_row_range,
+    print_json,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-app = Verbs(help="Make datasets of any size.")
+app = VerbGroup(help="Make datasets of any size.")
 
 BaseRows = Annotated[
     str | None, typer.Option(metavar="START:STOP", help="Rows of the base to use; all by default.")
@@ -42,13 +51,13 @@ def _report_pair(datasets: tuple[Dataset, Dataset], json: bool) -> None:
     """Print the corrupted and the clean dataset."""
     corrupted, clean = datasets
     if json:
-        emit({**describe(corrupted), "target": describe(clean)})
+        print_json({**describe_dataset(corrupted), "target": describe_dataset(clean)})
     else:
-        tell(corrupted, False)
-        tell(clean, False)
+        print_dataset(corrupted, False)
+        print_dataset(clean, False)
 
 
-verb = functools.partial(dataset_verb, app, MakeFlags, "making", tell, has_kernels=True)
+verb = functools.partial(dataset_verb, app, MakeFlags, "making", print_dataset, has_kernels=True)
 corrupting_verb = functools.partial(dataset_verb, app, MakeFlags, "making", _report_pair, has_kernels=True)
 
 
@@ -101,7 +110,7 @@ def _row_range(rows: str | None) -> tuple[int, int] | None:
     """Return (start, stop) of the option --base-rows."""
     if rows is None:
         return None
-    run = run_of(rows, "--base-rows")
+    run = parse_row_range(rows, "--base-rows")
     if run.stop is None or run.stop < 0 or (run.start or 0) < 0:
         raise JobError(
             f'--base-rows {rows}: both ends must count from the first row; write for example "0:50000"'
@@ -140,7 +149,7 @@ def make_symbols(
     seed: Seed = 0,
 ) -> Call:
     """Make images of eight symbols at random places, 64x64 pixels by default."""
-    options: dict[str, Any] = {"noise": noise, "count": count, "size": pixels_of(size, "--size")}
+    options: dict[str, Any] = {"noise": noise, "count": count, "size": parse_image_size(size, "--size")}
     return functools.partial(data.make_images, out, "symbols", rows, seed=seed, **options)
 
 
@@ -155,14 +164,14 @@ def make_letters(
     seed: Seed = 0,
 ) -> Call:
     """Make images of letters at random places, 24x24 pixels by default."""
-    options: dict[str, Any] = {"noise": noise, "count": count, "size": pixels_of(size, "--size")}
+    options: dict[str, Any] = {"noise": noise, "count": count, "size": parse_image_size(size, "--size")}
     return functools.partial(data.make_images, out, "letters", rows, seed=seed, alphabet=alphabet, **options)
 
 
 @verb("text")
 def make_text(out: Out, rows: NImages, size: Size = None, noise: Noise = None, seed: Seed = 0) -> Call:
     """Make pages of text, 72x128 pixels by default."""
-    pixels = pixels_of(size, "--size")
+    pixels = parse_image_size(size, "--size")
     return functools.partial(data.make_images, out, "text", rows, seed=seed, noise=noise, size=pixels)
 
 
@@ -246,7 +255,7 @@ def make_occluded_digits(
     flags: CorruptionFlags,
 ) -> Call:
     """Make binary images with a covered patch, and the clean images as a second dataset."""
-    return flags.call("occluded-digits", out, patch=pixels_of(patch, "--patch"), value=value)
+    return flags.call("occluded-digits", out, patch=parse_image_size(patch, "--patch"), value=value)
 
 
 @corrupting_verb("bordered-digits")
@@ -267,7 +276,7 @@ def make_bordered_digits(
 @with_corruption_flags
 def make_patched_digits(out: Out, patch: Pixels = "8x8", *, flags: CorruptionFlags) -> Call:
     """Make images with a patch of random pixels, and the clean images as a second dataset."""
-    return flags.call("patched-digits", out, patch=pixels_of(patch, "--patch"))
+    return flags.call("patched-digits", out, patch=parse_image_size(patch, "--patch"))
 
 
 @corrupting_verb("gridded-digits")

@@ -1,4 +1,4 @@
-"""The verbs that fit: `plan`, `fit`, `demo`, and what they print at the end."""
+"""The verbs `schema`, `plan`, `fit` and `demo`, and their summary of a run."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .exits import in_run
+from .exits import notes_run_folder
 from .show import (
     Json,
     Overwrite,
     Settings,
-    answer,
-    emit,
-    kernels_told,
-    say,
+    announces_compilation,
+    format_value,
+    print_json,
+    print_line,
+    print_result,
     show_values,
     stderr_console,
-    text_of,
 )
 
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
     from scalelatent.jobs.spec import Job
 
-# What of a plan is said in lines of its own.
+# Keys of a plan that are printed as separate lines.
 LINES = ("summary", "shorter")
 
 Measure = Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine again.")]
-JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).")]
-Out = Annotated[str | None, typer.Option("--out", help="The run folder, whatever the job file says.")]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")]
+Out = Annotated[str | None, typer.Option("--out", help="Run folder; overrides the key out of the job file.")]
 
 
 def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
@@ -42,28 +42,28 @@ def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
 
 def schema(
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write it there; print it by default.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write to FILE; by default print.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """The JSON schema of job files, by which an editor completes and checks their keys."""
+    """Print the JSON schema of job files, which lets an editor complete and check keys."""
     from json import dumps
 
     from scalelatent.jobs.job_schema import job_schema
 
     found = job_schema()
     if out is None:
-        emit(found) if json else typer.echo(dumps(found, indent=2))
+        print_json(found) if json else typer.echo(dumps(found, indent=2))
         return
     out.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
-    answer({"out": str(out)}, json, line=f"wrote {out}; begin a job file with `#:schema {out}`")
+    print_result({"out": str(out)}, json, line=f"wrote {out}; start a job file with `#:schema {out}`")
 
 
-@kernels_told()
+@announces_compilation()
 def plan(
     job: JobFile, settings: Settings = None, out: Out = None, measure: Measure = False, json: Json = False
 ) -> None:
-    """Say what a job will need: time, memory, disk; refuse what cannot fit, as `fit` and `submit` do."""
+    """Estimate the time, memory and disk space of a job; refuse a job that cannot fit."""
     from scalelatent.engine.rates import rates
     from scalelatent.jobs.planning import plan_job, plan_lines
 
@@ -72,9 +72,9 @@ def plan(
         show_job(resolved)
     if measure:
         rates.measure_again()
-    needs = plan_job(resolved, tell=say)
+    needs = plan_job(resolved, print_line=print_line)
     if json:
-        emit({"job": resolved.to_dict(), "plan": needs})
+        print_json({"job": resolved.to_dict(), "plan": needs})
         return
     show_values({name: value for name, value in needs.items() if name not in LINES}, title="plan")
     for line in plan_lines(needs):
@@ -95,55 +95,57 @@ def show_job(job: Job) -> None:
 
 
 def fit(job: JobFile, settings: Settings = None, out: Out = None, json: Json = False) -> None:
-    """Run a job: fit, score, save, report."""
+    """Run a job: fit, score and save the model, and write the report."""
     _run(_load(job, settings, out), None, json)
 
 
 def demo(
     rows: Annotated[
-        int, typer.Option(min=1000, envvar="SCALELATENT_DEMO_ROWS", help="Training images to make.")
+        int, typer.Option(min=1000, envvar="SCALELATENT_DEMO_ROWS", help="Training images to generate.")
     ] = 1_000_000,
     out: Annotated[
-        str, typer.Option("--out", envvar="SCALELATENT_DEMO_OUT", help="The folder to write.")
+        str, typer.Option("--out", envvar="SCALELATENT_DEMO_OUT", help="Folder to write.")
     ] = "scalelatent-demo",
     workers: Annotated[int, typer.Option(min=1, help="Dask workers to start.")] = 2,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Fit a million digits out of core: a first look."""
+    """Run an example: fit a model to a million generated images of digits."""
     from scalelatent.jobs.demo import prepare
 
     from .show import progress_bar
 
-    with kernels_told(), progress_bar("making digits") as progress:
-        resolved = prepare(out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, tell=say)
+    with announces_compilation(), progress_bar("generating digits") as progress:
+        resolved = prepare(
+            out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, print_line=print_line
+        )
     data = resolved.data
     _run(resolved, None, json, {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test})
 
 
 def _run(job: Job, folder: RunFolder | None, json: bool, also: dict[str, Any] | None = None) -> None:
-    """Run a new job, or resume one in its folder, with live progress; print what came of it."""
+    """Run a new job, or resume one in its folder, with live progress; print a summary."""
     from scalelatent.jobs.planning import plan_job, plan_lines
     from scalelatent.jobs.runner import run_job, run_new_job
     from scalelatent.monitor.progress import ProgressDisplay
 
     where = job.job.out if folder is None else folder.url
     if folder is None:
-        with kernels_told():  # of those that the fit needs its own progress tells
-            needs = plan_job(job, tell=say)
+        with announces_compilation():  # the fit announces its own compilations
+            needs = plan_job(job, print_line=print_line)
         for line in plan_lines(needs):
-            say(line)
+            print_line(line)
     try:
-        with in_run(where), ProgressDisplay(stderr_console()) as progress:
+        with notes_run_folder(where), ProgressDisplay(stderr_console()) as progress:
             if folder is None:
-                result = run_new_job(job, callbacks=[progress], tell=say)
+                result = run_new_job(job, callbacks=[progress], print_line=print_line)
             else:
-                result = run_job(job, folder, callbacks=[progress], resume=True, tell=say)
+                result = run_job(job, folder, callbacks=[progress], resume=True, print_line=print_line)
     except KeyboardInterrupt:
-        told = f"stopped; nothing that was checkpointed is lost. Go on with: scalelatent resume {where}"
-        raise KeyboardInterrupt(told) from None
+        text = f"stopped; resume from the last checkpoint with: scalelatent resume {where}"
+        raise KeyboardInterrupt(text) from None
     for warning in result.warnings:
-        say(f"warning: {warning}")
+        print_line(f"warning: {warning}")
     _finish(_summary(result.folder) | (also or {}), json)
 
 
@@ -151,7 +153,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
     state = folder.read_state()
     keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
     if state["state"] == "done" and state.get("best_validation_error") is not None:
-        # Of the model that was saved; those of the last pass are of weights that were not kept.
+        # The saved model has the best weights; errors of the last pass belong to other weights.
         keys = [key for key in keys if key not in ("train_error", "validation_error")]
     keys += [
         "mean_member_validation_error",
@@ -171,4 +173,4 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def _finish(values: dict[str, Any], json: bool) -> None:
-    answer(values, json, title=text_of(values["state"]))
+    print_result(values, json, title=format_value(values["state"]))

@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: options, tables, JSON, and errors without a traceback."""
+"""Shared parts of the verbs: options, tables, JSON, progress bars, formatting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 
 from scalelatent.errors import JobError
 
-from .exits import DEBUG_VARIABLE, ended_in_one_line
+from .exits import DEBUG_VARIABLE, exits_with_one_line
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Whole numbers that count nothing: they are copied as they are.
-NAMES = ("seed", "pid", "random_state")
-_OF_SHARES = ("error", "accuracy", "nmi", "purity", "f1_macro", "converged")
-SHARES = tuple(f"{name}{part}" for name in _OF_SHARES for part in ("", "_mean", "_spread"))
+# Whole numbers that are identifiers, printed without thousands separators.
+IDENTIFIERS = ("seed", "pid", "random_state")
+_SHARE_NAMES = ("error", "accuracy", "nmi", "purity", "f1_macro", "converged")
+SHARES = tuple(f"{name}{part}" for name in _SHARE_NAMES for part in ("", "_mean", "_spread"))
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; all cores by default.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; by default one per core.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a value of the job file; repeatable."),
@@ -39,32 +39,32 @@ Settings = Annotated[
 
 
 TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster's authority (PEM).")
+    Path | None, typer.Option("--tls-ca-file", help="Certificate of the cluster authority (PEM).")
 ]
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Your certificate (PEM).")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Private key of your certificate (PEM).")]
 
 
 class TlsFiles(NamedTuple):
-    """The certificates that a command line names."""
+    """Certificate files from the command line."""
 
     ca: TlsCa = None
     cert: TlsCert = None
     key: TlsKey = None
 
     def security(self) -> Security | None:
-        """What to show a scheduler: these, or those of Dask's configuration."""
+        """Return TLS settings from these files or from the configuration of Dask; None without TLS."""
         from scalelatent.deploy.security import make_security
 
         return make_security(*self)
 
     def settings(self) -> list[str]:
-        """As settings of a job."""
+        """Return the files as settings of a job."""
         return [f'cluster.tls_{name}="{file}"' for name, file in self._asdict().items() if file is not None]
 
 
 def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Function], Function]:
-    """Decorator: a verb takes the fields of `values` (a NamedTuple) as options, not the parameter `name`."""
+    """Return a decorator that replaces the parameter ``name`` of a verb by the fields of a NamedTuple."""
     options = {prefix + field: hint for field, hint in get_type_hints(values, include_extras=True).items()}
     defaults = dict(zip(options, inspect.signature(values).parameters.values(), strict=True))
 
@@ -98,18 +98,18 @@ def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Fu
 with_tls = with_options("tls_files", TlsFiles, prefix="tls_")
 
 
-class Reach(NamedTuple):
-    """The scheduler that a command line names, and what to show it."""
+class SchedulerOptions(NamedTuple):
+    """Scheduler and certificates from the command line."""
 
     scheduler: Annotated[
-        str | None, typer.Option(metavar="URL", help="The Dask scheduler, such as tcp://head:8786.")
+        str | None, typer.Option(metavar="URL", help="Address of a Dask scheduler, e.g. tcp://head:8786.")
     ] = None
     scheduler_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, from the FILE that the scheduler writes.")
+        Path | None, typer.Option(metavar="FILE", help="File in which the scheduler writes its address.")
     ] = None
     gateway: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="URL CLUSTER", help="The same, of a cluster that Dask Gateway started."),
+        typer.Option(metavar="URL CLUSTER", help="Address of a Dask Gateway, and name of its cluster."),
     ] = None
     tls_ca: TlsCa = None
     tls_cert: TlsCert = None
@@ -117,12 +117,12 @@ class Reach(NamedTuple):
 
     @property
     def address(self) -> str | None:
-        """Of the scheduler; None where none is named."""
+        """Address of the scheduler, or None."""
         if self.gateway is not None:
             from scalelatent.deploy.connection import gateway_address
 
             if self.scheduler is not None or self.scheduler_file is not None:
-                raise JobError("--gateway names the scheduler; leave --scheduler and --scheduler-file out")
+                raise JobError("give only one of --gateway, --scheduler and --scheduler-file")
             return gateway_address(*self.gateway)
         if self.scheduler is None and self.scheduler_file is None:
             return None
@@ -132,32 +132,32 @@ class Reach(NamedTuple):
 
     @property
     def tls_files(self) -> TlsFiles:
-        """The certificates that it is shown."""
+        """Certificate files for the scheduler."""
         return TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
 
     def security(self) -> Security | None:
-        """What to show the scheduler."""
+        """Return TLS settings for the scheduler."""
         return self.tls_files.security()
 
     def client(self) -> AbstractContextManager[Any]:
-        """A client of the scheduler; None where none is named."""
+        """Return a client of the scheduler as a context; the context yields None without a scheduler."""
         from scalelatent.deploy.connection import open_client
 
         address = self.address
         return nullcontext() if address is None else open_client(address, self.security())
 
     def settings(self) -> list[str]:
-        """As settings of a job, whose workers it takes the place of."""
+        """Return the options as settings of a job; a scheduler replaces the workers of the job."""
         address = self.address
         named = [] if address is None else [f'cluster.scheduler="{address}"', "cluster.workers=none"]
         return [*self.tls_files.settings(), *named]
 
 
-with_scheduler = with_options("reach", Reach)
+with_scheduler = with_options("scheduler_options", SchedulerOptions)
 
 
-class Verbs(typer.Typer):
-    """Commands that end in one line and an exit code, whatever goes wrong (see `exits`)."""
+class VerbGroup(typer.Typer):
+    """Group of commands whose errors are printed as one line with an exit code (see `exits`)."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(no_args_is_help=True, **options)
@@ -169,7 +169,7 @@ class Verbs(typer.Typer):
             @functools.wraps(function)
             def command(*args: Any, **kwargs: Any) -> Any:
                 run = kwargs.get("run") or kwargs.get("job")
-                with ended_in_one_line(bool(kwargs.get("json")), run):
+                with exits_with_one_line(bool(kwargs.get("json")), run):
                     return function(*args, **kwargs)
 
             register(command)
@@ -178,14 +178,14 @@ class Verbs(typer.Typer):
         return decorate
 
 
-def say(message: str) -> None:
-    """Print a line for the user to standard error, where it disturbs no JSON and no pipe."""
+def print_line(message: str) -> None:
+    """Print a line to standard error, so that standard output has only results."""
     typer.echo(message, err=True)
 
 
 @contextmanager
-def kernels_told() -> Iterator[None]:
-    """Say once that this process compiles kernels, while it lasts; also a decorator of verbs."""
+def announces_compilation() -> Iterator[None]:
+    """Print a line at the first compilation of a kernel; also usable as a decorator."""
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.compile_observers import observe_compilation
 
@@ -193,13 +193,13 @@ def kernels_told() -> Iterator[None]:
 
     def tell(kernel: str, seconds: float | None) -> None:
         with suppress(IndexError):
-            say(unsaid.pop())
+            print_line(unsaid.pop())
 
     with observe_compilation(tell):
         yield
 
 
-def emit(value: Mapping[str, Any] | list[Any]) -> None:
+def print_json(value: Mapping[str, Any] | list[Any]) -> None:
     """Print JSON to standard output."""
     typer.echo(json.dumps(value, indent=2, default=_plain))
 
@@ -210,12 +210,12 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def answer(
+def print_result(
     values: Mapping[str, Any], json: bool, *, title: str | None = None, line: str | None = None
 ) -> None:
-    """Print what a verb found: as JSON, else as a line, or as names and values."""
+    """Print the result of a verb as JSON, as one line, or as names and values."""
     if json:
-        emit(values)
+        print_json(values)
     elif line is not None:
         typer.echo(line)
     else:
@@ -239,7 +239,7 @@ def show_values(values: Mapping[str, Any], title: str | None = None) -> None:
 
 
 def show_table(columns: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """Print rows below the names of their columns; numbers end where their column ends."""
+    """Print a table with column names; numbers are right-aligned."""
     if title:
         typer.echo(typer.style(title, bold=True))
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
@@ -259,33 +259,33 @@ def _rows(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterat
             yield label, ""
             yield from _rows(value, indent + "  ", kind if kind.endswith("bytes") else "")
         else:
-            yield label, text_of(value, kind)
+            yield label, format_value(value, kind)
 
 
-def text_of(value: object, name: str = "") -> str:
-    """Say a value as people read it: thousands apart, bytes by size, shares in percent, names as they are."""
+def format_value(value: object, name: str = "") -> str:
+    """Return a value as text: numbers with thousands separators, bytes with units, shares in percent."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
-        return f"{text_of(value[0], name)}  ({value[1]})"
+        return f"{format_value(value[0], name)}  ({value[1]})"
     if isinstance(value, list | tuple) and any(isinstance(item, list | tuple) for item in value):
         return str(value)
     if isinstance(value, list | tuple):
-        return ", ".join(text_of(item, name) for item in value)
+        return ", ".join(format_value(item, name) for item in value)
     if isinstance(value, int | float) and (name.endswith("bytes") or "bytes_" in name or name == "memory"):
-        return size(value)
+        return format_bytes(value)
     if isinstance(value, int):
-        return str(value) if name.rstrip("_").endswith(NAMES) else f"{value:,}"
+        return str(value) if name.rstrip("_").endswith(IDENTIFIERS) else f"{value:,}"
     if isinstance(value, float):
         share = name in ("all", "changed") or name.endswith("%") or name.rstrip("_").endswith(SHARES)
         return f"{100 * value:.2f} %" if share else f"{value:.6g}"
     return str(value)
 
 
-def size(number: float) -> str:
-    """Say a number of bytes."""
+def format_bytes(number: float) -> str:
+    """Return a number of bytes as text with a unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(number) < 1024:
             return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
@@ -293,8 +293,8 @@ def size(number: float) -> str:
     return f"{number:,.1f} TiB"
 
 
-def run_of(text: str, option: str) -> slice:
-    """Read rows such as 0:50000; either end may be left out or count from the last row."""
+def parse_row_range(text: str, option: str) -> slice:
+    """Parse a range of rows such as 0:50000; either end may be missing or negative."""
     from scalelatent.jobs.spec import parse_rows
 
     try:
@@ -303,19 +303,19 @@ def run_of(text: str, option: str) -> slice:
         raise JobError(f"{option}: {error}") from None
 
 
-def pixels_of(text: str | None, option: str) -> tuple[int, int] | None:
-    """Read height and width of an image such as 24x32, or one number for a square."""
+def parse_image_size(text: str | None, option: str) -> tuple[int, int] | None:
+    """Parse height and width of an image such as 24x32, or one number for a square."""
     if text is None:
         return None
     sides = text.lower().split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise JobError(f"{option} {text}: write height x width in pixels, for example {option} 24x32")
+        raise JobError(f"{option} {text}: give height x width in pixels, for example {option} 24x32")
     return int(sides[0]), int(sides[-1])
 
 
 @contextmanager
 def progress_bar(title: str, unit: str = "rows") -> Iterator[Callable[[int, int], None]]:
-    """Give a function of (done, total) that moves a bar on a terminal and is silent elsewhere."""
+    """Yield a function of (done, total) that updates a progress bar on a terminal, if there is one."""
     console = stderr_console()
     if not console.is_terminal:
         yield lambda done, total: None
@@ -334,7 +334,7 @@ def progress_bar(title: str, unit: str = "rows") -> Iterator[Callable[[int, int]
 
 
 def strip_debug(arguments: list[str]) -> list[str]:
-    """Take ``--debug`` from anywhere on the command line; it shows tracebacks."""
+    """Remove ``--debug`` from any position of the command line, and show tracebacks if it was given."""
     if "--debug" in arguments:
         os.environ[DEBUG_VARIABLE] = "1"
     return [argument for argument in arguments if argument != "--debug"]

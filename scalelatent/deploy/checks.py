@@ -635,13 +635,13 @@ def require_checks(client: Client, only: Collection[str], requirements: Requirem
 
 
 def check_versions(
-    client: Client, allow_mismatch: bool = False, tell: Callable[[str], None] = lambda line: None
+    client: Client, allow_mismatch: bool = False, print_line: Callable[[str], None] = lambda line: None
 ) -> None:
     """Refuse a cluster whose versions differ from the versions here; print them if a mismatch is allowed."""
     for finding in _find(client, ("versions",), Requirements()):
         if finding.check == "versions" and finding.status == "fail" and allow_mismatch:
             _, _, table = finding.found.partition("\n")
-            tell(f"versions differ, as --allow-mismatch allows:\n{table}")
+            print_line(f"versions differ, as --allow-mismatch allows:\n{table}")
         elif finding.status == "fail":
             raise finding.refusal()
 

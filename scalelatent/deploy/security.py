@@ -62,6 +62,9 @@ def make_security(
     return Security(require_encryption=True, tls_ca_file=ca, **files)
 
 
+security_from = make_security  # deprecated name, which older copies of cluster/tls/README.md use
+
+
 def client_tls_files(security: Any) -> dict[str, str] | None:
     """Return the client files ``ca``, ``cert`` and ``key`` of a `distributed.Security`; None without TLS."""
     if security is None or security.tls_ca_file is None:

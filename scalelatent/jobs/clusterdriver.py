@@ -27,7 +27,7 @@ LOCK_SECONDS = 300.0
 logger = logging.getLogger("distributed.scalelatent")
 
 
-def key_of(identity: str, start: int) -> str:
+def driver_key(identity: str, start: int) -> str:
     return f"{PREFIX}{identity}-{start}"
 
 
@@ -91,20 +91,22 @@ def _drive(scheduler: str, security: Security | None, worker: str, run: str, sta
     from scalelatent.engine.dask.hooks import reset_suspicion
 
     from .runfolder import RunFolder
-    from .runner import run_held
+    from .runner import run_locked_job
 
     folder = RunFolder.open(run)
     with Client(
         scheduler, timeout=CLIENT_SECONDS, security=security, set_as_default=False, name="scalelatent-driver"
     ) as client:
         # Reset the scheduler's count of worker deaths during this task, so that it is not given up.
-        ask_scheduler(client, reset_suspicion, key_of(folder.id, start))
+        ask_scheduler(client, reset_suspicion, driver_key(folder.id, start))
         with folder.lock(patience=LOCK_SECONDS, waiting=lambda line: logger.info("%s: %s", run, line)):
             state = folder.read_state()
             if state.get("starts") != start or state["state"] not in ("queued", "running"):
                 return f"{state['state']} (another start)"
             try:
-                run_held(folder.read_job(), folder, client=client, resume=folder.fit_began, driver=worker)
+                run_locked_job(
+                    folder.read_job(), folder, client=client, resume=folder.fit_began, driver=worker
+                )
             except KeyboardInterrupt:
                 logger.info("%s: cancelled", run)
             except ScalelatentError as error:

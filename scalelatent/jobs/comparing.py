@@ -26,11 +26,11 @@ KIND = "model.kind"
 def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     """Return a comparison of two or more runs, finished or not."""
     if len(runs) < 2:
-        raise JobError("one run is nothing to compare: name two or more run folders")
+        raise JobError("a comparison needs two or more run folders")
     folders = [_folder(run) for run in runs]
     urls = [folder.url for folder in folders]
     if twice := next((url for url in urls if urls.count(url) > 1), None):
-        raise JobError(f"run folder {twice} is named twice: name each run once")
+        raise JobError(f"run folder {twice} is given twice; give each run once")
     jobs = [_flat(folder.read_job().to_dict()) for folder in folders]
     differing = {kind: _differing(jobs, kind) for kind in {job.get(KIND) for job in jobs}}
     groups: list[dict[str, Any]] = []
@@ -55,8 +55,8 @@ def _differing(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]
 def _folder(run: str | os.PathLike[str]) -> RunFolder:
     if not is_run_folder(run):
         raise JobError(
-            f"{run} is not a run folder (it has no job.json and state.json): name the folders that [job] "
-            "out of the jobs name"
+            f"{run} is not a run folder (it has no job.json and state.json); give the folders that [job] out "
+            "of the jobs names"
         )
     return RunFolder.open(run)
 
@@ -111,12 +111,12 @@ def _notes(groups: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]
     kinds = list(dict.fromkeys(group["kind"] for group in groups))
     if len(kinds) > 1:
         notes.append(
-            f"models of different kinds ({', '.join(map(str, kinds))}): their errors are of other things"
+            f"models of different kinds ({', '.join(map(str, kinds))}): their errors are not comparable"
         )
     data = {(group["role"], group["data"], group["rows"]) for group in groups}
     if len(data) > 1:
-        notes.append("runs that were scored on different rows: errors compare within a group alone")
+        notes.append("runs were scored on different rows: errors are only comparable within a group")
     unfinished = [str(run["id"]) for run in runs if run["state"] != "done"]
     if unfinished:
-        notes.append(f"not done: {', '.join(unfinished)}; errors so far are of the last pass")
+        notes.append(f"unfinished: {', '.join(unfinished)}; their errors are those of the last pass")
     return notes

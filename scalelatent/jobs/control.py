@@ -20,8 +20,8 @@ from scalelatent.errors import JobError, RunError, nearest
 from scalelatent.monitor.times import epoch_seconds
 from scalelatent.storage.disk import is_local
 
-from .clusterdriver import key_of
-from .interrupt import ask_cancel
+from .clusterdriver import driver_key
+from .interrupt import request_cancel
 from .resolve import load_job
 from .runfolder import RunFolder, is_run_folder
 from .runs import find_runs
@@ -55,25 +55,25 @@ def find_job(
     here = {folder.id: folder for folder in find_runs(below)}
     if job in here:
         return here[job]
-    runs = f"none of the {len(here)} runs below {Path(below).resolve()}"
-    looked = f"no job {job!r}: it is not a run folder, and {runs}"
+    runs = f"one of the {len(here)} runs below {Path(below).resolve()}"
+    looked = f"no job {job!r}: it is neither a run folder nor {runs}"
     address = scheduler or default_scheduler()
     if address is None:
         near = f" ({nearest(job, here)})" if here else ""
-        raise JobError(f"{looked}{near}; to ask a scheduler for it, add --scheduler URL")
+        raise JobError(f"{looked}{near}; to search on a scheduler, add --scheduler URL")
     with open_client(address, security) as client:
         known = known_jobs(client)
     if job not in known:
-        near = nearest(job, {*known, *here}) if known or here else "it knows no job since it was started"
-        raise JobError(f"{looked}, nor one of the {len(known)} that the scheduler {address} knows; {near}")
+        near = nearest(job, {*known, *here}) if known or here else "it knows no job since its start"
+        raise JobError(f"{looked}, nor one of the {len(known)} jobs of the scheduler {address}; {near}")
     run = known[job]["run"]
     if not is_run_folder(run):
-        place = "this machine does not see it" if is_local(run) else "nothing is there now"
-        raise JobError(f"job {job} has its run folder at {run}, and {place}: ask where it can be seen")
+        place = "which this machine does not see" if is_local(run) else "which no longer exists"
+        raise JobError(f"job {job} has the run folder {run}, {place}; use a machine that sees the folder")
     return RunFolder.open(run)
 
 
-def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
+def restore_job(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
     """Rewrite a damaged ``job.json`` from the job file that started the run."""
     try:
         folder.read_job()
@@ -88,7 +88,7 @@ def write_job_again(folder: RunFolder, job_file: str | os.PathLike[str]) -> None
             folder.write_job(job)
         return
     raise JobError(
-        f"run folder {folder.url} has its job.json; leave --job out (--set changes what may change)"
+        f"run folder {folder.url} has an intact job.json; remove --job (use --set to change values)"
     )
 
 
@@ -110,7 +110,7 @@ def list_jobs(below: str | os.PathLike[str] = ".", client: Client | None = None)
                 "state": None,
                 "pass": None,
                 "objective": None,
-                "error": "its folder is not seen from here",
+                "error": "this machine does not see the run folder",
             }
             states[known["run"]] = {"id": identity, **empty, **known}
     return list(states.values())
@@ -121,7 +121,7 @@ def follow(
     callbacks: Iterable[Callback] = (),
     *,
     security: Security | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
     poll: float = POLL_SECONDS,
 ) -> dict[str, Any]:
     """Watch a run through its folder until the run ends; return the last state."""
@@ -135,7 +135,7 @@ def follow(
         if state["state"] != told and not state.get("driver_lost"):
             told = state["state"]
             if told not in ENDED:
-                tell(" on ".join(word for word in (told, state.get("driver")) if word))
+                print_line(" on ".join(word for word in (told, state.get("driver")) if word))
         watch.look()
         if not state.get("driver_lost"):
             lost_since = None
@@ -144,7 +144,7 @@ def follow(
         elif lost_since is None:
             lost_since = time.monotonic()
             if state.get("submitted"):
-                tell("the driver is lost; waiting for the cluster to start it again")
+                print_line("the driver is lost; waiting for the cluster to restart it")
         elif time.monotonic() - lost_since > (RESTART_SECONDS if state.get("submitted") else 0):
             return state
         if state["state"] == "queued" and time.monotonic() - asked > QUEUED_SECONDS:
@@ -162,13 +162,15 @@ def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Securit
         with open_client(state["scheduler"], security) as client:
             found = _task_of(client, state)
             if found in (None, "erred"):
-                trouble = "it does not know the job; was it restarted?" if found is None else "it gave it up"
+                trouble = (
+                    "it does not know the job; was it restarted?" if found is None else "the task failed"
+                )
     except (JobError, RunError) as error:
         trouble = str(error)
     if trouble and folder.read_state()["state"] == "queued":
         raise RunError(
-            f"job {state['id']} is queued, and its scheduler {state['scheduler']} will not start it "
-            f"({trouble}): submit it to another one with: scalelatent resume {folder.url} --scheduler URL"
+            f"job {state['id']} is queued, but its scheduler {state['scheduler']} will not start it "
+            f"({trouble}); submit it to another scheduler: scalelatent resume {folder.url} --scheduler URL"
         )
 
 
@@ -176,7 +178,7 @@ def _task_of(client: Client, state: dict[str, Any]) -> str | None:
     """Return the scheduler's state of the driver task of the current start; None without such a task."""
     from scalelatent.engine.dask.hooks import task_state
 
-    return ask_scheduler(client, task_state, key_of(state["id"], state["starts"]))
+    return ask_scheduler(client, task_state, driver_key(state["id"], state["starts"]))
 
 
 class _Watch:
@@ -234,16 +236,16 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
                 if state["state"] == "cancelled":
                     return state
                 raise JobError(
-                    f"job {state['id']} ({folder.url}) is {state['state']}: there is nothing to cancel"
+                    f"job {state['id']} ({folder.url}) has already ended (state: {state['state']})"
                 )
-            text = f"cancelled before it began; go on with: scalelatent resume {folder.url}"
+            text = f"cancelled before the start; resume with: scalelatent resume {folder.url}"
             if state["state"] == "running":
-                text = f"cancelled; its driver was lost before; go on with: scalelatent resume {folder.url}"
+                text = f"cancelled after its driver was lost; resume with: scalelatent resume {folder.url}"
             folder.event("state", state="cancelled", error=text)
             folder.update_state(state="cancelled", error=text)
             return folder.read_state()
     except RunError:
-        ask_cancel(folder)
+        request_cancel(folder)
     return _ended(folder, time.monotonic() + wait)
 
 
@@ -257,7 +259,7 @@ def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
 
 
 def stop_jobs(
-    client: Client, *, wait: float = STOP_SECONDS, tell: Callable[[str], None] = lambda line: None
+    client: Client, *, wait: float = STOP_SECONDS, print_line: Callable[[str], None] = lambda line: None
 ) -> None:
     """Cancel the jobs that a cluster drives, before the cluster ends."""
     driven = []
@@ -267,11 +269,11 @@ def stop_jobs(
         if state["state"] not in ENDED and _task_of(client, state) is not None:
             driven.append(folder)
     if driven:
-        tell(f"stopping {len(driven)} job(s) at their next checkpoint, for up to {wait:g} s")
+        print_line(f"stopping {len(driven)} job(s) at the next checkpoint, within {wait:g} s")
     for folder in driven:
         with suppress(JobError):  # the job has ended already
             cancel_job(folder, wait=0)
     deadline = time.monotonic() + wait
     for folder in driven:
         state = _ended(folder, deadline)
-        tell(f"{state['id']}  {state['state']}; go on with: scalelatent resume {folder.url}")
+        print_line(f"{state['id']}  {state['state']}; resume with: scalelatent resume {folder.url}")

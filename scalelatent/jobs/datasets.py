@@ -46,18 +46,18 @@ def open_job_data(job: Job) -> JobData:
         others[name] = open_rows(url, getattr(data, f"{name}_rows"), key=name, target=target, **how)
         if others[name].n_features != train.n_features:
             raise JobError(
-                f"[data] {name} = {url!r} has {others[name].n_features} features a row, train has "
-                f"{train.n_features}; both must come from images of one shape"
+                f"[data] {name} = {url!r} has {others[name].n_features} features per row, train has "
+                f"{train.n_features}; give datasets with the same features"
             )
         if train.has_targets and others[name].has_targets and others[name].n_targets != train.n_targets:
             raise JobError(
-                f"[data] {name} = {url!r} has {others[name].n_targets} outputs a row, train has "
-                f"{train.n_targets}; give [data] {name}_target with outputs of the same kind"
+                f"[data] {name} = {url!r} has {others[name].n_targets} outputs per row, train has "
+                f"{train.n_targets}; give [data] {name}_target with {train.n_targets} outputs per row"
             )
     return JobData(train, **others)
 
 
-def data_as_begun(data: JobData, run_dir: str) -> JobData:
+def data_at_start(data: JobData, run_dir: str) -> JobData:
     """Return the rows with which a run started, without the rows that were appended later."""
     from scalelatent.data.read.earlier import rows_at_same_time
     from scalelatent.estimators.session import restore_row_ranges
@@ -74,7 +74,8 @@ def _check_targets(job: Job) -> None:
     """Refuse outputs for a model without outputs, and missing outputs for a model that needs outputs."""
     if not job.data.labels and find_kind(job.kind).supervised:
         raise JobError(
-            f"[data] labels = false: a model of kind {job.kind!r} learns from labels or outputs: leave it out"
+            f"[data] labels = false: a model of kind {job.kind!r} learns from labels or outputs; remove the "
+            "key"
         )
     given = {key: getattr(job.data, key) for key in ("target", "validation_target", "test_target")}
     given = {key: url for key, url in given.items() if url is not None}
@@ -83,7 +84,7 @@ def _check_targets(job: Job) -> None:
     if not find_kind(job.kind).takes_targets:
         key, url = next(iter(given.items()))
         raise JobError(
-            f"[data] {key} = {url!r}: a model of kind {job.kind!r} learns no outputs: leave it out"
+            f"[data] {key} = {url!r}: a model of kind {job.kind!r} learns no outputs; remove the key"
         )
 
 
@@ -113,8 +114,8 @@ def open_rows(
         raise JobError(f"{key} rows: {error}") from None
     for end in (run.start, run.stop):
         if end is not None and not -n_rows <= end <= n_rows:
-            raise JobError(f'{key} rows "{rows}" reach beyond {url}, which has {n_rows:,} rows')
+            raise JobError(f'{key} rows "{rows}" exceed {url}, which has {n_rows:,} rows')
     start, stop, _ = run.indices(n_rows)
     if stop <= start:
-        raise JobError(f'{key} rows "{rows}" hold none of the {n_rows:,} rows of {url}')
+        raise JobError(f'{key} rows "{rows}" contain none of the {n_rows:,} rows of {url}')
     return dataset[start:stop]

@@ -33,14 +33,14 @@ seed = 0
 out = {out}
 
 [data]
-train = {train}  # {rows:,} images made from digits {train_bases}
-validation = {validation}  # digits {validation_bases}, as they are
-test = {test}  # digits {test_bases}, as they are
+train = {train}  # {rows:,} images generated from digits {train_bases}
+validation = {validation}  # digits {validation_bases}, unchanged
+test = {test}  # digits {test_bases}, unchanged
 
 [model]
 kind = "capsule"
 capsule_dim = 8
-nu_schedule = [[0.8, 5], [0.4, 5], [0.0, 5]]  # rounds of (threshold, passes without gain that end it)
+nu_schedule = [[0.8, 5], [0.4, 5], [0.0, 5]]  # rounds (threshold, passes without improvement that end it)
 max_iter = 150
 
 [cluster]
@@ -56,16 +56,16 @@ def prepare(
     workers: int = 2,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> Job:
     """Create the datasets and the job file of the demo."""
     from scalelatent.data import make_digits
 
     if not is_local(out):
-        raise JobError(f"--out {os.fspath(out)}: the demo is made in a folder of this machine; give a path")
+        raise JobError(f"--out {os.fspath(out)}: the demo needs a folder on this machine; give a path")
     folder = Path(os.path.abspath(out))
     _make_room(folder, overwrite)
-    tell(f"making {rows:,} digits in {folder / 'train.zarr'}")
+    print_line(f"generating {rows:,} digits in {folder / 'train.zarr'}")
     paths = {name: folder / f"{name}.zarr" for name in ("train", "validation", "test")}
     make_digits(str(paths["train"]), rows, base_rows=TRAIN_BASES, progress=progress)
     for name, (start, stop) in {"validation": VALIDATION_BASES, "test": TEST_BASES}.items():
@@ -94,24 +94,24 @@ def _quoted(path: Path) -> str:
 def _make_room(folder: Path, overwrite: bool) -> None:
     """Create the folder; remove only an earlier demo, and only on request."""
     if folder.exists() and not folder.is_dir():
-        raise JobError(f"{folder} is a file; choose another folder with --out")
+        raise JobError(f"--out {folder} is a file; choose another folder with --out")
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / MARKER).is_file():
-            raise JobError(f"folder {folder} exists and is not empty; choose another one with --out")
+            raise JobError(f"folder {folder} exists and is not empty; choose another folder with --out")
         if not overwrite:
             run = folder / "run"
             again = "replace it with --overwrite, or choose another folder with --out"
-            look = f"; its run: scalelatent status {run}, or resume {run}" if is_run_folder(run) else ""
-            raise JobError(f"folder {folder} already holds a demo; {again}{look}")
+            look = f"; see its run with: scalelatent status {run}" if is_run_folder(run) else ""
+            raise JobError(f"folder {folder} already contains a demo; {again}{look}")
         for name in ("train.zarr", "validation.zarr", "test.zarr", "run"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "job.toml").unlink(missing_ok=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARKER).write_text(
-            "made by scalelatent demo, and replaced by scalelatent demo --overwrite\n"
+            "created by scalelatent demo, and replaced by scalelatent demo --overwrite\n"
         )
     except OSError as error:
         raise JobError(
-            f"folder {folder} cannot be written: {error.strerror}; choose another one with --out"
+            f"folder {folder} cannot be written: {error.strerror}; choose another folder with --out"
         ) from error

@@ -53,14 +53,14 @@ class StopRequest(Callback):
         self.check()
 
 
-def ask_cancel(folder: RunFolder) -> None:
+def request_cancel(folder: RunFolder) -> None:
     """Request a stop with a file in the run folder, which the driver reads on any machine."""
     start = folder.read_state().get("starts", 0)
     asked = {"who": _user(), "host": socket.gethostname(), "time": time_text(), "start": start}
     folder.place.write(CANCEL, json.dumps(asked).encode())
 
 
-def cancel_asked(folder: RunFolder) -> dict[str, Any] | None:
+def read_cancel_request(folder: RunFolder) -> dict[str, Any] | None:
     """Return who requested a stop of the current start of a run, or None."""
     content = folder.place.read(CANCEL)
     if content is None:
@@ -81,7 +81,7 @@ def _user() -> str:
 
 
 @contextmanager
-def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterator[None]:
+def stop_on_signals(request: StopRequest, print_line: Callable[[str], None]) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
@@ -91,7 +91,7 @@ def stop_on_signals(request: StopRequest, tell: Callable[[str], None]) -> Iterat
         if request.by is not None:
             raise KeyboardInterrupt(number)
         request.ask(signal.Signals(number).name)
-        tell("stopping at the next checkpoint; press Ctrl-C again to stop at once")
+        print_line("stopping at the next checkpoint; press Ctrl-C again to stop at once")
 
     earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -110,7 +110,7 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
         seconds = DISK_SECONDS if is_local(folder.url) else STORE_SECONDS
         while not ended.wait(seconds):
             try:
-                asked = cancel_asked(folder)
+                asked = read_cancel_request(folder)
             except (OSError, JobError):  # the folder is unreachable; the next check may succeed
                 continue
             if asked is not None:

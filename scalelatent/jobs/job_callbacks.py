@@ -18,11 +18,11 @@ KEYS = {
     "mlflow": {
         "uri": (
             "text",
-            "Tracking server, or store. By default what `MLFLOW_TRACKING_URI` says where the driver runs, "
-            "else `mlflow.db` and `mlruns` beside the run folder.",
+            "Tracking server or store. By default `MLFLOW_TRACKING_URI` of the process that drives the run, "
+            "otherwise `mlflow.db` and `mlruns` next to the run folder.",
         ),
-        "experiment": ("text", "Made where there is none."),
-        "model": ("true, false", "Send the model too."),
+        "experiment": ("text", "Name of the experiment, which is created if it does not exist."),
+        "model": ("true, false", "Send the fitted model."),
     }
 }
 
@@ -57,7 +57,7 @@ def make_callbacks(tables: Sequence[Mapping[str, Any]]) -> Unfailing:
     return Unfailing(made)
 
 
-def callbacks_trouble(tables: Sequence[Mapping[str, Any]]) -> str:
+def find_callback_problem(tables: Sequence[Mapping[str, Any]]) -> str:
     """Return why this process cannot create the callbacks of a job; return an empty text if it can."""
     try:
         make_callbacks(tables)
@@ -74,16 +74,16 @@ def _class_of(name: str, where: str) -> type[Callback]:
         if name not in points:
             near = nearest(name, [*OWN, *points])
             raise JobError(
-                f"{where}: [[callbacks]] kind = {name!r} is not known here; {near}; "
-                f"a package of its own gives one by the entry point {GROUP}"
+                f"{where}: [[callbacks]] kind = {name!r} is unknown; {near}; other packages can add "
+                f"callbacks with the entry point {GROUP}"
             )
         try:
             found = points[name].load()
         except Exception as error:  # code of other packages may raise anything
             raise JobError(
                 f"{where}: [[callbacks]] kind = {name!r} ({points[name].value}) cannot be imported: "
-                f"{type(error).__name__}: {error}; mend or update its package, or leave it out"
+                f"{type(error).__name__}: {error}; repair or update its package, or remove the callback"
             ) from error
     if not (isinstance(found, type) and issubclass(found, Callback)):
-        raise JobError(f"{where}: [[callbacks]] kind = {name!r} is not a class of scalelatent.Callback")
+        raise JobError(f"{where}: [[callbacks]] kind = {name!r} is not a subclass of scalelatent.Callback")
     return found

@@ -31,7 +31,7 @@ def check_certificates(section: ClusterSection) -> None:
 
 @contextmanager
 def connect(
-    job: Job, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
+    job: Job, client: Client | None = None, print_line: Callable[[str], None] = lambda line: None
 ) -> Iterator[Client | None]:
     """Yield `client`, or a client of the job's scheduler or of a new local cluster, or None."""
     wanted = job.cluster
@@ -40,19 +40,19 @@ def connect(
         yield client
     elif wanted.scheduler is not None:
         with open_client(wanted.scheduler, security_of(wanted)) as found:
-            tell(dashboard_line(found))
+            print_line(dashboard_line(found))
             yield found
     elif wanted.workers is not None:
         options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         with cluster("local", workers=wanted.workers, **given) as started:
-            tell(dashboard_line(started))
+            print_line(dashboard_line(started))
             yield started
     else:
         yield None
 
 
-def peak_of_workers(client: Client) -> int | None:
+def read_peak_bytes(client: Client) -> int | None:
     """Return the largest peak memory of any worker, in bytes, or None if no worker answers in time."""
     try:
         peaks = ask_workers(client, peak_bytes).values()

@@ -21,7 +21,7 @@ NONE = "none"
 """Word that stands for None in a job file."""
 
 CALLBACKS = {
-    "description": "What is told of the run; `kind` chooses, the other keys are its own.",
+    "description": "Callbacks that report the run; `kind` selects a callback, other keys are its options.",
     "type": "array",
     "items": {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string"}}},
 }
@@ -29,24 +29,30 @@ CALLBACKS = {
 _HEAD = """\
 # Job files
 
-A job file is TOML. `[job] out`, `[data] train` and `[model] kind` have to be given; all else has a default.
-Where a parameter may be None a job file says "none". Relative paths are relative to the folder that a command
-is started in; datasets, `out` and `scratch` may be addresses in an object store. An unknown key is an error
-that names the nearest one.
+This page is for authors of job files. It lists all keys with their values and defaults.
 
-Command line (`--set model.capsule_dim=8`) goes before environment (`SCALELATENT_MODEL__CAPSULE_DIM=8`),
-before job file, before defaults; `scalelatent plan` prints where each value came from. For editors:
-`scalelatent schema --out job.schema.json`, and `#:schema job.schema.json` as the first line of the job file.
+A job file is a TOML file. `[job] out`, `[data] train` and `[model] kind` are required; all other keys have
+defaults. Write "none" for the value None. Relative paths start at the folder in which you run the command.
+Datasets, `out` and `scratch` may be addresses in an object store. An unknown key is an error that names the
+nearest known key.
 
-This page is written by `python -m scalelatent.jobs.job_schema`.
+A value on the command line (`--set model.capsule_dim=8`) overrides the environment
+(`SCALELATENT_MODEL__CAPSULE_DIM=8`), the environment overrides the job file, and the job file overrides the
+defaults. `scalelatent plan` prints each value with its origin. Editors can complete and check keys: run
+`scalelatent schema --out job.schema.json`, and write `#:schema job.schema.json` as the first line of the job
+file.
+
+`python -m scalelatent.jobs.job_schema` writes this page.
 
 """
 
 
 CALLBACKS_TEXT = """\
-What is told of the run, by the driver, also of a submitted job; none can end a fit: what one raises is warned
-of once. `kind` chooses; the other keys are its own. Other packages give more by the entry point
-`scalelatent.callbacks`: a subclass of `scalelatent.Callback`."""
+Callbacks report a run to other programs. The process that drives the run calls them, also for a submitted
+job. An error in a callback does not end the fit; it gives one warning. `kind` selects the callback; the other
+keys are its options. Other packages can add callbacks with the entry point `scalelatent.callbacks`, which
+names a
+subclass of `scalelatent.Callback`."""
 
 
 def job_schema() -> dict[str, Any]:
@@ -70,7 +76,7 @@ def job_page() -> str:
     for name, section in SECTIONS.items():
         lines += [f"## [{name}]", ""]
         if section is None:
-            lines += ["`kind` chooses the model; the other keys are its parameters.", ""]
+            lines += ["`kind` selects the model; the other keys are its parameters.", ""]
             for kind in _fitted_by_jobs(own_kinds()):
                 lines += [f'### kind = "{kind.name}"', "", *_table(map(_parameter_row, kind.table()))]
         else:
@@ -83,8 +89,8 @@ def job_page() -> str:
     for callback, place in OWN.items():
         lines += [f'### kind = "{callback}"', ""]
         given = inspect.signature(import_object(place)).parameters.values()
-        told = ((one, *KEYS[callback][one.name]) for one in given)
-        lines += _table((f"`{one.name}`", value, _default(one.default), doc) for one, value, doc in told)
+        rows = ((one, *KEYS[callback][one.name]) for one in given)
+        lines += _table((f"`{one.name}`", value, _default(one.default), doc) for one, value, doc in rows)
     return "\n".join(lines)
 
 
@@ -160,7 +166,7 @@ def _model_schema() -> dict[str, Any]:
     """Return the schema of ``[model]``, whose other keys depend on the kind."""
     kinds = _fitted_by_jobs(known_kinds())
     return {
-        "description": "Which model, and its parameters.",
+        "description": "Kind of model, and its parameters.",
         "type": "object",
         "required": ["kind"],
         "properties": {"kind": {"enum": [kind.name for kind in kinds]}},

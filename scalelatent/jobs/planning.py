@@ -58,7 +58,7 @@ def worker_bytes(cluster: ClusterSection) -> int:
 
 
 def plan_job(
-    job: Job, *, client: Client | None = None, tell: Callable[[str], None] = lambda line: None
+    job: Job, *, client: Client | None = None, print_line: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Return the estimated time, memory and disk space of a job."""
     check_certificates(job.cluster)
@@ -75,7 +75,7 @@ def plan_job(
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
             options |= {"client": planned, "memory_limit": limit}
             return _whole_job(job, data, _needs(job, estimator, lambda one: one.plan(data.train, **options)))
-        with connect(job, client, tell) as found:
+        with connect(job, client, print_line) as found:
             assert found is not None, "a scheduler is named, or a client given"
             needs = _needs(job, estimator, lambda one: one.plan(data.train, client=found, **options))
             return _whole_job(job, data, needs) | _devices(job, found)

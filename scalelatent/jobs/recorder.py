@@ -20,11 +20,11 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.resume_identity import named_values
 from scalelatent.errors import JobError, RunError
 
-from .driver_news import RunRecord, install_page
 from .interrupt import StopRequest, stop_on_cancel
-from .runfolder import RunFolder, is_run_folder, plain
+from .run_record import RunRecord, add_dashboard_page
+from .runfolder import RunFolder, is_run_folder, to_json_value
 from .runner import validation_scores
-from .searching import SearchNews, tell_search
+from .searching import SearchProgress, write_search_results
 from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection, SearchSection
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def recorded(call: FitCall) -> Iterator[Callback]:
             yield record
             record.done()
         except BaseException as error:
-            told = record.broken_off(error)
+            told = record.record_error(error)
             if told is error:
                 raise
             raise told from error
@@ -97,7 +97,7 @@ class _Record(Callbacks):
         folder = self._held
         earlier = folder.read_job() if is_run_folder(folder.url) else None
         job = job_of(self._call, folder.url, info.get("seed"), earlier)
-        folder.adopt(job)
+        folder.write_or_create(job)
         self._record = RunRecord(folder, job)
         folder.begin("running")
         self._record.begin(f"{socket.gethostname()}:{os.getpid()}", self._call.resume)
@@ -105,9 +105,9 @@ class _Record(Callbacks):
         self.exit.enter_context(stop_on_cancel(request, folder))
         if not Callbacks(self._call.callbacks).tells_cluster:
             self._record.client = self._call.client
-            install_page(self._call.client)
+            add_dashboard_page(self._call.client)
         log, news = self._record.callbacks()
-        self.callbacks = [log, *news, SearchNews(folder), request]
+        self.callbacks = [log, *news, SearchProgress(folder), request]
         return folder
 
     def done(self) -> None:
@@ -116,7 +116,7 @@ class _Record(Callbacks):
         if folder is None:
             return
         if hasattr(self._call.model, "cv_results_"):
-            tell_search(folder, self._call.model)
+            write_search_results(folder, self._call.model)
         model = getattr(self._call.model, "best_estimator_", self._call.model)
         if hasattr(model, "save"):  # a search without refit has no model
             self.on_stage({"stage": "saving"})
@@ -125,11 +125,11 @@ class _Record(Callbacks):
         ended = {"seconds": round(time.monotonic() - self._began, 3)}
         self._record.done(validation_scores(model), ended)
 
-    def broken_off(self, error: BaseException) -> BaseException:
+    def record_error(self, error: BaseException) -> BaseException:
         """Record why the fit ended without a model; return the error to raise."""
         if self._folder is None:
             return error
-        return self._record.broken_off(error, how_to_resume(self._folder))
+        return self._record.record_error(error, resume_instruction(self._folder))
 
 
 def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Job:
@@ -137,7 +137,7 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
     model = getattr(call.model, "estimator", call.model)
     kind, given = model._kind, model.get_params(deep=False)
     drawn = not isinstance(given.get("random_state"), int)
-    params = {key: plain(value) for key, value in given.items()}
+    params = {key: to_json_value(value) for key, value in given.items()}
     origins = dict.fromkeys((f"model.{key}" for key in params), PYTHON)
     origins |= {f"model.{key}": NOT_JSON for key, value in given.items() if not _is_json(value)}
     if drawn:
@@ -155,7 +155,7 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
         return Job(head, rows, kind, params, settings, origins=origins, search=search)
     if earlier.kind != kind:
         raise JobError(
-            f"run folder {url} is a run of kind {earlier.kind!r}, not {kind!r}; choose another run_dir"
+            f"run folder {url} contains a run of kind {earlier.kind!r}, not {kind!r}; choose another run_dir"
         )
     if earlier.job.seed is not None:
         params["random_state"] = earlier.params.get("random_state")
@@ -183,7 +183,7 @@ def _search_section(call: FitCall) -> SearchSection | None:
     ):
         return None
     said = {name: getattr(search, name) for name in ("scoring", "halving", "min_passes")}
-    said |= {"grid": {name: plain(list(values)) for name, values in grid.items()}}
+    said |= {"grid": {name: to_json_value(list(values)) for name, values in grid.items()}}
     said |= {"cv": None if held else search.cv}  # validation rows replace folds
     with suppress(ValidationError):
         section = SearchSection(**said)
@@ -196,7 +196,7 @@ def _is_json(value: object) -> bool:
     """Return whether a parameter has the same value for a fit after a JSON round trip."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
-    return named_values({"": value}) == named_values({"": plain(value)})
+    return named_values({"": value}) == named_values({"": to_json_value(value)})
 
 
 def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
@@ -221,35 +221,35 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
     return found
 
 
-def python_only(job: Job) -> str:
+def why_python_only(job: Job) -> str:
     """Return why the command line cannot resume a run; return an empty text if it can."""
     if job.in_memory:
         return (
-            f"its rows ({', '.join(job.in_memory)}) were given in Python: they lived in memory, or were "
+            f"its rows ({', '.join(job.in_memory)}) were given in Python: they were in memory, or were "
             "opened with storage options or a store object"
         )
     if job.origins.get("model.kind") == SEARCH:
         return (
-            "it is a search with candidates, folds, scores or limits that no [search] of a job file can say"
+            "it is a search whose candidates, folds, scores or limits [search] of a job file cannot express"
         )
     if find_kind(job.kind).python_only:
-        return f"models of kind {job.kind!r} are fitted by Python code alone"
+        return f"only Python code can fit models of kind {job.kind!r}"
     strange = [key.removeprefix("model.") for key, origin in job.origins.items() if origin == NOT_JSON]
-    return (
-        f"{', '.join(strange)}: the value given in Python is none that job.json can hold" if strange else ""
-    )
+    return f"job.json cannot store the value that Python gave for {', '.join(strange)}" if strange else ""
 
 
-def how_to_resume(folder: RunFolder) -> str:
+def resume_instruction(folder: RunFolder) -> str:
     """Return the instruction that resumes a run, for messages."""
     in_python = f"in Python with the same fit(..., run_dir={folder.url!r}, resume=True)"
-    if python_only(folder.read_job()):
-        return f"go on {in_python}"
-    return f"go on with: scalelatent resume {folder.url}"
+    if why_python_only(folder.read_job()):
+        return f"resume {in_python}"
+    return f"resume with: scalelatent resume {folder.url}"
 
 
 def check_resumable(folder: RunFolder) -> None:
     """Raise a `JobError` if only Python code can resume the run."""
-    why = python_only(folder.read_job())
+    why = why_python_only(folder.read_job())
     if why:
-        raise JobError(f"run {folder.url} cannot go on from the command line: {why}; {how_to_resume(folder)}")
+        raise JobError(
+            f"the command line cannot resume run {folder.url}: {why}; {resume_instruction(folder)}"
+        )

@@ -51,19 +51,19 @@ def load_job(
         raise JobError(f"job file {file} does not exist (looked in {Path.cwd()})") from None
     except IsADirectoryError:
         raise JobError(
-            f"{file} is a folder, not a job file; a run folder is continued with: scalelatent resume {file}"
+            f"{file} is a folder, not a job file; to resume a run folder: scalelatent resume {file}"
         ) from None
     except UnicodeDecodeError as error:
         raise JobError(f"job file {file} cannot be read: {error}; save it as UTF-8") from None
     except (OSError, ValueError) as error:  # ValueError: an invalid file name
         reason = getattr(error, "strerror", None) or str(error)
-        raise JobError(f"job file {brief(str(file))} cannot be read: {reason}; check its name") from None
+        raise JobError(f"job file {shorten(str(file))} cannot be read: {reason}; check its name") from None
     try:
         stored = tomllib.loads(text)
     except RecursionError:
-        raise JobError(f"job file {file} is not valid TOML: it is nested too deep") from None
+        raise JobError(f"job file {file} is not valid TOML: it is nested too deeply") from None
     except ValueError as error:
-        reason = "a number of too many digits" if "digits" in str(error) else str(error)
+        reason = "a number has too many digits" if "digits" in str(error) else str(error)
         raise JobError(f"job file {file} is not valid TOML: {reason}") from None
     return resolve(stored, settings=settings, environ=environ, where=f"job file {file}")
 
@@ -122,8 +122,8 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         section, key, value = parse_setting(setting)
         if section != "cluster" and f"{section}.{key}" not in free:
             raise JobError(
-                f"--set {setting}: a resumed run may only change [cluster] values, and {', '.join(free)}; "
-                "for another job choose another folder: scalelatent fit JOB --out FOLDER"
+                f"--set {setting}: a resume may only change [cluster] values, and {', '.join(free)}; to "
+                "change other values, start a new run: scalelatent fit JOB --out FOLDER"
             )
         if section == "model":
             params[key], origins[f"model.{key}"] = value, "command line"
@@ -171,18 +171,18 @@ def _harmless(section: str, key: str, value: Any, where: str) -> Any:
     shape = SECTIONS.get(section)
     known = () if shape is None else shape.model_fields
     if section != "model" and key not in known and SECRET_NAMES.search(key) and value not in _ACCOUNTS:
-        raise JobError(f"{where}: [{section}] {key} looks like a credential: take it out; {FROM_ENVIRONMENT}")
+        raise JobError(f"{where}: [{section}] {key} looks like a credential; remove it; {FROM_ENVIRONMENT}")
     if (section, key) == ("data", "storage_options") and isinstance(value, str) and value != "none":
         raise JobError(
-            f"{where}: [data] storage_options is no table such as {{anon = true}}; credentials do not belong "
-            f"there: {FROM_ENVIRONMENT}"
+            f"{where}: [data] storage_options must be a table such as {{anon = true}}, without credentials; "
+            f"{FROM_ENVIRONMENT}"
         )
     if key.startswith("storage_options") and isinstance(value, Mapping):
         for name, inner in value.items():
             _harmless(section, f"{key}.{name}", inner, where)
     for text in value if isinstance(value, list | tuple) else [value]:
         if isinstance(text, str) and "\0" in text:
-            raise JobError(f"{where}: [{section}] {key} holds a NUL character: take it out")
+            raise JobError(f"{where}: [{section}] {key} contains a NUL character; remove it")
         if isinstance(text, str) and "://" in text:
             try:
                 check_address(text)
@@ -259,10 +259,10 @@ def _tell(error: ValidationError, name: str, values: dict[str, tuple[Any, str, s
         return f"{where}: [{name}] {key} is missing"
     value, _, place = values[key]
     message = first["msg"].removeprefix("Value error, ")
-    return f"{place}: [{name}] {key} = {brief(repr(value))}: {message[0].lower()}{message[1:]}"
+    return f"{place}: [{name}] {key} = {shorten(repr(value))}: {message[0].lower()}{message[1:]}"
 
 
-def brief(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text, shortened in the middle if it has more than 200 characters."""
     return text if len(text) <= 200 else f"{text[:40]}…{text[-40:]}"
 
@@ -282,15 +282,17 @@ def _check_search(job: Job) -> None:
     known = [one.name for one in table if one.searched]
     for name in job.search.grid:
         if name not in known and name in table.defaults():
-            raise JobError(f"[search] grid: {name} says where or how a fit runs; give it in [model]")
+            raise JobError(
+                f"[search] grid: {name} affects where or how a fit runs, not the model; give it in [model]"
+            )
         if name not in known:
             raise JobError(
                 f"[search] grid: unknown parameter {name!r} (kind {job.kind!r}); {nearest(name, known)}"
             )
     if job.search.cv is not None and job.data.validation is not None:
         raise JobError(
-            f"[search] cv = {job.search.cv} and [data] validation are both given: candidates are compared on "
-            "validation rows or by folds of the training rows; give one of them"
+            f"[search] cv = {job.search.cv} and [data] validation are both given; a search compares "
+            "candidates on validation rows or by folds of the training rows. Give only one of them"
         )
 
 
@@ -301,24 +303,25 @@ def _check_agreement(job: Job) -> None:
     for name in ("validation", "test"):
         if getattr(data, f"{name}_rows") is not None and getattr(data, name) is None:
             raise JobError(
-                f"[data] {name}_rows is given without [data] {name}; for rows of the training dataset "
+                f"[data] {name}_rows is given without [data] {name}; to use rows of the training dataset "
                 f'write {name} = "{data.train}"'
             )
         if getattr(data, f"{name}_target") is not None and getattr(data, name) is None:
-            raise JobError(f"[data] {name}_target is given without [data] {name}, whose outputs they are")
+            raise JobError(f"[data] {name}_target is given without [data] {name}; give both or neither")
     if cluster.scheduler is not None and cluster.workers is not None:
         raise JobError(
-            "[cluster] scheduler and workers are both given: name a running scheduler, or the number of "
-            "workers to start, not both"
+            "[cluster] scheduler and workers are both given; give either the address of a running scheduler "
+            "or the number of workers to start"
         )
     seed = params.get("random_state")
     if job.job.seed is not None and seed is not None and seed != job.job.seed:
         raise JobError(
-            f"[job] seed = {job.job.seed} and [model] random_state = {seed!r} differ; give one of them"
+            f"[job] seed = {job.job.seed} and [model] random_state = {seed!r} differ; give only one of them"
         )
     device = params.get("device")
     both = origins.get("model.device", "default") != "default" and cluster.device is not None
     if both and device != cluster.device:
         raise JobError(
-            f"[cluster] device = {cluster.device!r} and [model] device = {device!r} differ; give one of them"
+            f"[cluster] device = {cluster.device!r} and [model] device = {device!r} differ; give only one of "
+            "them"
         )

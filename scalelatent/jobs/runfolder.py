@@ -4,11 +4,11 @@
 
     run/job.json        the resolved job
         state.json      {"id", "state", "pass", "objective", "error", "run", ...}
-        metrics.jsonl   one record a pass
-        events.jsonl    what happened and when
-        progress.json   how far the current pass is; not synced, and written once a second at most
-        lock            who drives this run now
-        cancel          that someone wants the run to stop; the driver removes it
+        metrics.jsonl   one record per pass
+        events.jsonl    events with their times
+        progress.json   progress of the current pass; not synced, and written at most once per second
+        lock            the process that drives this run
+        cancel          request to stop the run; the driver removes the file
         engine/         checkpoints and partial passes; private to the engine
         model.zarr      the fitted model
         report/         index.html and figures
@@ -48,19 +48,19 @@ from scalelatent.storage.locks import Lock, find_lock
 from .spec import FORMAT, Job
 
 
-def as_json(value: Mapping[str, Any]) -> bytes:
+def encode_json(value: Mapping[str, Any]) -> bytes:
     """Return a mapping as indented JSON text, encoded as UTF-8."""
-    return (json.dumps(plain(value), indent=2) + "\n").encode()
+    return (json.dumps(to_json_value(value), indent=2) + "\n").encode()
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert numpy values and paths to JSON types; convert NaN and infinity, which JSON lacks, to None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, os.PathLike):
@@ -106,7 +106,7 @@ class RunFolder:
         folder._found(job)
         return folder
 
-    def adopt(self, job: Job) -> None:
+    def write_or_create(self, job: Job) -> None:
         """Write the job into an existing run folder, or create the run folder first."""
         if is_run_folder(self.url):
             self.write_job(job)
@@ -121,7 +121,7 @@ class RunFolder:
         identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
             place.make()
-            if not place.create("job.json", as_json(job.to_dict() | {"id": identity})):
+            if not place.create("job.json", encode_json(job.to_dict() | {"id": identity})):
                 raise JobError(self._occupied())
             self._write_json("state.json", {
                 "id": identity,
@@ -151,8 +151,8 @@ class RunFolder:
             if folder.place.is_empty() if local is None else not os.path.isdir(local):
                 raise JobError(f"run folder {folder.url} does not exist")
             raise JobError(
-                f"{folder.url} is not a run folder (it has no job.json and state.json); a run folder is what "
-                "[job] out of a job file names"
+                f"{folder.url} is not a run folder (it has no job.json and state.json); give the folder that "
+                "[job] out of the job file names"
             )
         return folder
 
@@ -161,7 +161,9 @@ class RunFolder:
         """Local path of a run folder on a disk; a `JobError` for an object store."""
         path = self.place.local_path("")
         if path is None:
-            raise JobError(f"run folder {self.url} is in an object store, and a folder on a disk is needed")
+            raise JobError(
+                f"run folder {self.url} is in an object store; this operation needs a folder on a disk"
+            )
         return Path(path)
 
     @property
@@ -193,8 +195,8 @@ class RunFolder:
         """Return the resolved job of this run."""
         name = self.place.name_of("job.json")
         damaged = (
-            f"{name} is damaged; what the run has done is intact: go on with the job file that began it, "
-            f"scalelatent resume {self.url} --job JOB.toml"
+            f"{name} is damaged, but the results of the run are intact; resume with the job file that "
+            f"started it: scalelatent resume {self.url} --job JOB.toml"
         )
         try:
             stored = self._read_json("job.json")
@@ -226,8 +228,8 @@ class RunFolder:
                 place = f" on {state['driver']}" if state.get("driver") else ""
                 state |= {"state": "failed", "driver_lost": True}
                 state["error"] = state.get("error") or (
-                    f"the driver{place} ended without a word (killed?); nothing that was "
-                    f"checkpointed is lost: scalelatent resume {self.url}"
+                    f"the driver{place} ended without a message (killed?); resume from the last checkpoint "
+                    f"with: scalelatent resume {self.url}"
                 )
         return state
 
@@ -240,7 +242,7 @@ class RunFolder:
     def update_state(self, **changes: Any) -> dict[str, Any]:
         """Change some keys of ``state.json`` in one write; return the whole state."""
         if "state" in changes and changes["state"] not in STATES:
-            raise ValueError(f"state {changes['state']!r} is none of {', '.join(STATES)}")
+            raise ValueError(f"state {changes['state']!r} is not one of {', '.join(STATES)}")
         state = self._read_state() | changes | {"run": self.url, "updated": time_text()}
         self._write_json("state.json", state)
         return state
@@ -252,15 +254,15 @@ class RunFolder:
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as a line to a ``.jsonl`` file of this folder."""
         self._check_held()
-        self._log(name).append(json.dumps(plain(record)).encode())
+        self._log(name).append(json.dumps(to_json_value(record)).encode())
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Return the records of a ``.jsonl`` file of this folder; skip damaged lines."""
         return [record for _, record in self._whole(name)]
 
-    def tell_progress(self, values: Mapping[str, Any]) -> None:
+    def write_progress(self, values: Mapping[str, Any]) -> None:
         """Write the progress of the pass and the current time to ``progress.json``."""
-        self.place.write("progress.json", as_json({**values, "time": time_text()}))
+        self.place.write("progress.json", encode_json({**values, "time": time_text()}))
 
     def read_progress(self) -> dict[str, Any]:
         try:
@@ -276,7 +278,7 @@ class RunFolder:
         with suppress(OSError):
             self.place.clear()
 
-    def take_back(self, existed: bool) -> None:
+    def remove_if_unused(self, existed: bool) -> None:
         """Remove the run folder if its fit has not started; recreate it empty if it existed before."""
         with suppress(RunError, OSError), self.lock():
             if not self.fit_began:
@@ -297,8 +299,8 @@ class RunFolder:
                 if not isinstance(error, BlockingIOError):
                     name = self.place.name_of("lock")
                     raise JobError(
-                        f"run folder {self.url} cannot be locked: {name}: {error.strerror or error}; it "
-                        "has to be a file that this user may write: put that right, or remove it"
+                        f"run folder {self.url} cannot be locked: {name}: {error.strerror or error}; make "
+                        "this file writable for this user, or remove it"
                     ) from error
                 if time.monotonic() < deadline:
                     if waiting is not None:
@@ -320,8 +322,8 @@ class RunFolder:
     def _check_held(self) -> None:
         if self._held is not None and self._held.lost:
             raise RunError(
-                f"run folder {self.url} was taken over by another driver, since this one was not heard of "
-                "for too long; this one stops, the other goes on from the checkpoints"
+                f"run folder {self.url} was taken over by another driver, because this driver did not renew "
+                "its lock in time; this driver stops, and the other one resumes from the checkpoints"
             )
 
     def _whole(self, name: str) -> list[tuple[bytes, dict[str, Any]]]:
@@ -359,8 +361,8 @@ class RunFolder:
             "objective": passes[-1].get("objective") if passes else None,
             "error": last.get("error")
             if last.get("state") in ("done", "cancelled")
-            else "state.json was lost or damaged, and was made again from the logs; nothing that was "
-            f"checkpointed is lost: scalelatent resume {self.url}",
+            else "state.json was lost or damaged, and was rebuilt from the logs; resume from the last "
+            f"checkpoint with: scalelatent resume {self.url}",
             "run": self.url,
             "kind": kind,
             "created": events[0].get("time") if events else None,
@@ -374,11 +376,14 @@ class RunFolder:
         if not is_run_folder(self.url):
             return f"output folder {self.url} exists and is not empty; choose another folder with --out"
         state = self.read_state()["state"]
-        go_on = "read its results with" if state == "done" else "continue it with"
-        verb = "status" if state == "done" else "resume"
+        step = (
+            "show its results with: scalelatent status"
+            if state == "done"
+            else "resume it with: scalelatent resume"
+        )
         return (
-            f"output folder {self.url} already holds a run (state: {state}); {go_on}: "
-            f"scalelatent {verb} {self.url}, or choose another folder with --out"
+            f"output folder {self.url} already contains a run (state: {state}); {step} {self.url}, or choose "
+            "another folder with --out"
         )
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -390,12 +395,12 @@ class RunFolder:
         except (ValueError, RecursionError) as error:
             raise JobError(f"{self.place.name_of(name)} is damaged: {error}") from None
         if not isinstance(value, dict):
-            raise JobError(f"{self.place.name_of(name)} is damaged: it holds no JSON object")
+            raise JobError(f"{self.place.name_of(name)} is damaged: it contains no JSON object")
         return value
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._check_held()
-        self.place.write(name, as_json(value), durable=True)
+        self.place.write(name, encode_json(value), durable=True)
 
 
 def _slug(text: str) -> str:
@@ -406,7 +411,7 @@ def _who(lock: Lock) -> str:
     """Return a text that names the process that holds a lock."""
     holder = lock.holder() or {}
     left = holder.get("seconds_left")
-    lease = "" if left is None else f" (if that one is gone, its lease ends in {left} s)"
+    lease = "" if left is None else f" (if this process is gone, its lock expires in {left} s)"
     pid, host = holder.get("pid", "?"), holder.get("host", "?")
     thread = ""
     if (pid, host) == (os.getpid(), socket.gethostname()):

@@ -20,13 +20,13 @@ from scalelatent.engine.callbacks import Callback, Callbacks, Unfailing, report_
 from scalelatent.errors import JobError, LongFitWarning, ScalelatentError
 from scalelatent.storage.disk import is_local
 
-from .datasets import JobData, data_as_begun, open_job_data
-from .driver_news import DevicesSeen, RunRecord, install_page, warnings_told
+from .datasets import JobData, data_at_start, open_job_data
 from .interrupt import StopRequest, stop_on_cancel, stop_on_signals
 from .job_callbacks import make_callbacks
-from .job_cluster import connect, peak_of_workers
+from .job_cluster import connect, read_peak_bytes
+from .run_record import DeviceRecorder, RunRecord, add_dashboard_page, report_warnings
 from .runfolder import RunFolder
-from .searching import SearchNews, make_search, tell_search
+from .searching import SearchProgress, make_search, write_search_results
 from .spec import Job
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run_job(
     callbacks: Sequence[Callback] = (),
     client: Client | None = None,
     resume: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
     """Lock the run folder; fit, score, save and report one job."""
     with folder.lock():
@@ -66,19 +66,19 @@ def run_job(
         if resume and changed:  # the next resume starts from the new parameters
             folder.write_job(job)
         here = f"{socket.gethostname()}:{os.getpid()}"
-        return run_held(
-            job, folder, callbacks=callbacks, client=client, resume=resume, tell=tell, driver=here
+        return run_locked_job(
+            job, folder, callbacks=callbacks, client=client, resume=resume, print_line=print_line, driver=here
         )
 
 
-def run_held(
+def run_locked_job(
     job: Job,
     folder: RunFolder,
     *,
     callbacks: Sequence[Callback] = (),
     client: Client | None = None,
     resume: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
     driver: str = "",
 ) -> RunResult:
     """Run a job like `run_job`, in a folder whose lock the caller holds."""
@@ -89,28 +89,28 @@ def run_held(
     with ExitStack() as stack:
         record.begin(driver, resume)
         try:
-            told_too = warnings_told(folder, tell)
-            with stop_on_signals(request, tell), stop_on_cancel(request, folder), told_too:
+            told_too = report_warnings(folder, print_line)
+            with stop_on_signals(request, print_line), stop_on_cancel(request, folder), told_too:
                 own = make_callbacks(job.callbacks)
-                found = record.client = stack.enter_context(connect(job, client, tell))
+                found = record.client = stack.enter_context(connect(job, client, print_line))
                 if client is None and found is not None and job.cluster.scheduler is not None:
-                    check_versions(found, job.cluster.allow_mismatch, tell)
+                    check_versions(found, job.cluster.allow_mismatch, print_line)
                 if client is None:
-                    install_page(found)
+                    add_dashboard_page(found)
                 log, news = record.callbacks()
-                seen = DevicesSeen(tell)
+                seen = DeviceRecorder(print_line)
                 everyone = [log, seen, *callbacks, *news, own, request]
                 own.on_run_start(_begun(job, folder, resume))
                 result = _steps(job, folder, Callbacks(everyone), found, resume, request)
         except BaseException as error:
             lost = record.client is not None and record.client.status != "running"
-            told = record.broken_off(
+            told = record.record_error(
                 error,
-                f"go on with: scalelatent resume {folder.url}",
+                f"resume with: scalelatent resume {folder.url}",
                 by=request.by or "SIGINT",
                 lost=(job.cluster.scheduler or "of this run") if lost else None,
             )
-            with warnings_told(folder, tell):
+            with report_warnings(folder, print_line):
                 own.on_run_end(_ended(folder))
             if told is error:
                 raise
@@ -119,7 +119,7 @@ def run_held(
         ended = {"seconds": round(result.seconds, 3), "peak_worker_bytes": result.peak_worker_bytes}
         ended |= seen.told
         record.done(result.scores, ended, result.report, warnings=result.warnings)
-        with warnings_told(folder, tell):
+        with report_warnings(folder, print_line):
             own.on_run_end(_ended(folder, result.scores))
     return result
 
@@ -141,17 +141,17 @@ def _ended(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[st
 
 
 def run_new_job(
-    job: Job, *, callbacks: Sequence[Callback] = (), tell: Callable[[str], None] = lambda line: None
+    job: Job, *, callbacks: Sequence[Callback] = (), print_line: Callable[[str], None] = lambda line: None
 ) -> RunResult:
     """Create the run folder of a job and run the job."""
     job = job.with_seed()
     existed = is_local(job.job.out) and os.path.isdir(job.job.out)
     folder = RunFolder.create(job.job.out, job)
-    tell(f"run {folder.id} in {folder.url}")
+    print_line(f"run {folder.id} in {folder.url}")
     try:
-        return run_job(job, folder, callbacks=callbacks, tell=tell)
+        return run_job(job, folder, callbacks=callbacks, print_line=print_line)
     except ScalelatentError:
-        folder.take_back(existed)
+        folder.remove_if_unused(existed)
         raise
 
 
@@ -190,12 +190,12 @@ def _steps(
 ) -> RunResult:
     data = open_job_data(job)
     if resume:
-        data = data_as_begun(data, folder.url)
+        data = data_at_start(data, folder.url)
     estimator = build_estimator(job)
     options = engine_options(job, estimator)
     fitted = estimator if job.search is None else make_search(job, estimator)
     if job.search is not None:
-        callbacks = Callbacks([*callbacks.callbacks, SearchNews(folder)])
+        callbacks = Callbacks([*callbacks.callbacks, SearchProgress(folder)])
     request.check()
     with as_job_error(unless=lambda: folder.fit_began), use_job_id(folder.id), warnings.catch_warnings():
         warnings.simplefilter("ignore", LongFitWarning)  # the plan has already warned
@@ -209,18 +209,18 @@ def _steps(
             **options,
         )
     if job.search is not None:
-        tell_search(folder, fitted)
+        write_search_results(folder, fitted)
         estimator = fitted.best_estimator_
     peak = None
     if client is not None:
-        peak = peak_of_workers(client)
+        peak = read_peak_bytes(client)
     result = RunResult(folder, estimator, peak_worker_bytes=peak)
     result.scores |= validation_scores(estimator)
     left_out = folder.read_state()
     if left_out.get("quarantined_rows"):
         result.warnings.append(
-            f"{left_out['quarantined_rows']} rows of {left_out['quarantined_shards']} bad shard(s) were left "
-            f"out; scalelatent logs {folder.url} names them (shard_quarantined)"
+            f"{left_out['quarantined_rows']:,} rows of {left_out['quarantined_shards']:,} bad shard(s) were "
+            f"excluded; scalelatent logs {folder.url} lists the shards (shard_quarantined)"
         )
     callbacks.on_stage({"stage": "saving"})
     estimator.save(folder.model_url, overwrite=True)
@@ -262,7 +262,10 @@ def engine_options(job: Job, estimator: StreamedEstimator) -> dict[str, Any]:
     if not given:
         return {}
     if "engine" not in inspect.signature(estimator.fit).parameters:
-        raise JobError(f"[engine] {', '.join(given)}: models of kind {job.kind!r} take no engine settings")
+        raise JobError(
+            f"[engine] {', '.join(given)}: models of kind {job.kind!r} have no engine settings; remove the "
+            "keys"
+        )
     return {"engine": given}
 
 
@@ -276,7 +279,7 @@ def _report(result: RunResult, data: JobData, told: Progress) -> None:
         )
     except Exception as error:  # noqa: BLE001  a figure library may raise anything
         result.warnings.append(
-            f"the report could not be made ({type(error).__name__}: {error}); try again with: "
+            f"the report failed ({type(error).__name__}: {error}); retry with: "
             f"scalelatent report {result.folder.url}"
         )
         result.folder.event("report_failed", error=f"{type(error).__name__}: {error}")

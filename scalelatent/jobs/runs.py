@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.errors import JobError, ScalelatentError, StoreError
 from scalelatent.storage.disk import is_local, locate
 
-from .datasets import data_as_begun, open_job_data
+from .datasets import data_at_start, open_job_data
 from .runfolder import RunFolder, is_run_folder
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def load_run(path: str | os.PathLike[str]) -> tuple[StreamedEstimator, RunFolder
 
     place = locate(path)
     if is_local(place.url) and not os.path.exists(place.url):
-        raise JobError(
-            f"{path} does not exist; RUN is a run folder or a saved model (looked in {Path.cwd()})"
-        )
+        raise JobError(f"{path} does not exist (looked in {Path.cwd()}); give a run folder or a saved model")
     if not is_run_folder(place.url):
         return load_model(place.url), None
     folder = RunFolder.open(place.url)
@@ -90,18 +88,18 @@ def write_rows(
     if not hasattr(estimator, method):
         other = {"predict": "transform", "transform": "predict", "codes": "transform"}[method]
         raise JobError(
-            f"a {kind} has no {method}: `scalelatent {other} RUN DATA --out OUT` writes what it gives for "
-            "each row"
+            f"a {kind} has no {method}; use `scalelatent {other} RUN DATA --out OUT`, which writes the "
+            "output of each row"
         )
     write = getattr(estimator, method)
     if layer is not None and "layer" not in inspect.signature(write).parameters:
-        raise JobError(f"a {kind} has no layers: leave --layer out")
+        raise JobError(f"a {kind} has no layers; remove --layer")
     place = locate(out)
     if not place.is_empty() or os.path.exists(place.url):
         if dataset.url is not None and _same(place.url, dataset.url):
-            raise JobError(f"{out} is the dataset being read; choose another output")
+            raise JobError(f"output {out} is the dataset to read; choose another output")
         if not overwrite:
-            raise JobError(f"output {out} exists; choose another one, or add --overwrite to replace it")
+            raise JobError(f"output {out} exists; choose another output, or add --overwrite to replace it")
         open_dataset(out)  # raises if the output is not a dataset, so that it is kept
     write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
@@ -117,7 +115,7 @@ def write_report(
     run: str | os.PathLike[str],
     *,
     data: Dataset | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Build the report of a finished run from `data`, or from the rows of its job."""
@@ -126,11 +124,11 @@ def write_report(
 
     estimator, folder = load_run(run)
     if folder is None:
-        raise JobError(f"{run} is a saved model; a report needs the run folder it came from")
+        raise JobError(f"{run} is a saved model; give the run folder of the model")
     if data is not None:
         check_width(data, estimator.n_features_in_)
         return build_report(folder.url, model=estimator, data=data, role="given", progress=progress)
-    return build_report(folder.url, model=estimator, data=_job_rows(folder, tell), progress=progress)
+    return build_report(folder.url, model=estimator, data=_job_rows(folder, print_line), progress=progress)
 
 
 def report_model(
@@ -160,18 +158,18 @@ def report_model(
     return build_report(place.url, model=model, data=data, role=role)
 
 
-def _job_rows(folder: RunFolder, tell: Callable[[str], None]) -> Dataset | None:
+def _job_rows(folder: RunFolder, print_line: Callable[[str], None]) -> Dataset | None:
     """Return the rows for the report of a run; None if the rows have changed, or were in memory."""
     try:
         job = folder.read_job()
         if job.in_memory:
-            tell(
-                f"the rows of {folder.url} lived in memory, or were opened in Python with storage options or "
-                "a store object, so the report shows none; in Python: "
+            print_line(
+                f"the report shows no rows, because the rows of {folder.url} were in memory, or were opened "
+                "in Python with storage options or a store object; to show rows, run in Python: "
                 f"scalelatent.load_model({folder.url!r}).report({folder.url!r}, data=(X, y))"
             )
             return None
-        return data_as_begun(open_job_data(job), folder.url).shown
+        return data_at_start(open_job_data(job), folder.url).shown
     except ScalelatentError as error:
-        tell(f"the report shows no rows: {error}")
+        print_line(f"the report shows no rows: {error}")
         return None

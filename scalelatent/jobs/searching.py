@@ -11,7 +11,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import ALLOWED_SHARE
 from scalelatent.errors import JobError, ScalelatentError
 
-from .runfolder import plain
+from .runfolder import to_json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def make_search(job: Job, estimator: StreamedEstimator) -> Search:
     return Search(estimator, candidates_of(job), n_jobs=estimator.n_jobs, **own)
 
 
-class SearchNews(Callback):
+class SearchProgress(Callback):
     """Callback that writes the progress of a search to ``state.json``, which ``status`` shows."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -72,13 +72,13 @@ class SearchNews(Callback):
         self._folder.update_state(search=self._told)
 
 
-def tell_search(folder: RunFolder, search: Search) -> dict[str, Any]:
+def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
     """Write the results of a search into the run folder; return the part for ``state.json``."""
     found = search.cv_results_
     scoring = search.scoring_ if isinstance(search.scoring_, str) else repr(search.scoring_)
     table = [
         {
-            "params": plain(params),
+            "params": to_json_value(params),
             "rank": int(found["rank_test_score"][i]),
             "score": _number(found["mean_test_score"][i]),
             "spread": _number(found["std_test_score"][i]),
@@ -96,7 +96,11 @@ def tell_search(folder: RunFolder, search: Search) -> dict[str, Any]:
         "candidates": table,
     }
     folder.place.write(SEARCH_FILE, json.dumps(told, indent=1).encode())
-    best = {"best_params": plain(search.best_params_), "best_score": search.best_score_, "scoring": scoring}
+    best = {
+        "best_params": to_json_value(search.best_params_),
+        "best_score": search.best_score_,
+        "scoring": scoring,
+    }
     best |= {"candidates": len(table), "folds": search.n_splits_}
     folder.update_state(search=best)
     folder.event("search_done", **best)

@@ -33,11 +33,11 @@ def parse_rows(text: str) -> slice:
     """Parse a range of rows such as ``"0:50000"``, ``"50000:"`` or ``":-1000"``."""
     found = _ROWS.fullmatch(text)
     if not found:
-        raise ValueError(f'{text!r} is not a run of rows; write "START:STOP", for example "0:50000"')
+        raise ValueError(f'{text!r} is not a range of rows; write "START:STOP", for example "0:50000"')
     start, stop = (None if part is None else int(part) for part in found.groups())
     same_end = start is not None and stop is not None and (start < 0) == (stop < 0)
     if stop == 0 or (same_end and stop <= start):  # type: ignore[operator]
-        raise ValueError(f"{text!r} holds no row: the stop is not above the start")
+        raise ValueError(f"{text!r} contains no row; the stop must be larger than the start")
     return slice(start, stop)
 
 
@@ -60,7 +60,7 @@ def _filled(value: str) -> str:
 def _number(value: Any) -> Any:
     """Refuse a bool, which Python treats as 0 or 1; convert the word "none" to None."""
     if isinstance(value, bool):
-        raise ValueError("is a truth value, and a number is wanted")
+        raise ValueError("must be a number, not true or false")
     return _none_word(value)
 
 
@@ -96,52 +96,52 @@ class _Section(BaseModel):
 
 
 class JobSection(_Section):
-    """``[job]``: what the run is called and where it goes."""
+    """``[job]``: name and folders of the run."""
 
     name: OptText = None
-    """What the run is called; the last part of `out` by default."""
+    """Name of the run; by default the last part of `out`."""
     seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, BeforeValidator(_number)] = None
-    """Of all random numbers; drawn and written down where none is given."""
+    """Seed of all random numbers; by default drawn at random and recorded."""
     out: Text
-    """The run folder: a path, or an address in an object store. It must not exist yet."""
+    """Run folder: a path, or an address in an object store. It must not exist yet."""
     scratch: OptText = None
-    """Folder that every worker sees, for rows that the fit writes; `out` by default."""
+    """Folder that every worker sees, for temporary rows of the fit; by default `out`."""
 
 
 class DataSection(_Section):
-    """``[data]``: the datasets and the rows of each that are used."""
+    """``[data]``: the datasets and their row ranges."""
 
     train: Text
     """Dataset to fit."""
     train_rows: Rows = None
-    """Rows of it, such as `"0:50000"`; all by default."""
+    """Range of rows of `train`, for example `"0:50000"`; by default all rows."""
     labels: bool = True
-    """`false`: learn from `train` without its labels; those of `validation` and `test` still tell errors."""
+    """`false`: fit `train` without its labels; errors still use the labels of `validation` and `test`."""
     validation: OptText = None
-    """Dataset to validate on."""
+    """Dataset for validation during the fit."""
     validation_rows: Rows = None
-    """Rows of it."""
+    """Range of rows of `validation`."""
     test: OptText = None
-    """Dataset to score on at the end."""
+    """Dataset for the scores at the end."""
     test_rows: Rows = None
-    """Rows of it."""
+    """Range of rows of `test`."""
     target: OptText = None
-    """Dataset whose rows are the outputs of `train`, for models that learn outputs."""
+    """Dataset with the outputs of `train`, row by row, for models that learn outputs."""
     validation_target: OptText = None
-    """The outputs of `validation`, where it is another dataset than `train`."""
+    """Dataset with the outputs of `validation`, if it is not the same dataset as `train`."""
     test_target: OptText = None
-    """The outputs of `test`, where it is another dataset than `train`."""
+    """Dataset with the outputs of `test`, if it is not the same dataset as `train`."""
     storage_options: Annotated[dict[str, Any] | None, BeforeValidator(_none_word)] = None
-    """What fsspec's file system of these addresses takes, such as `{anon = true}`; no credentials."""
+    """Options of the fsspec file system for addresses, for example `{anon = true}`; no credentials."""
 
 
 class EngineSection(_Section):
-    """``[engine]``."""
+    """``[engine]``: sizes of blocks, and intervals of checkpoints and reports."""
 
     block_rows: OptCount = None
-    """Rows of one kernel call; chosen by their size."""
+    """Rows per kernel call; by default chosen from the bytes of a row."""
     leaf_rows: OptCount = None
-    """Rows that are summed in order, the unit of determinism; chosen by the size of a statistic."""
+    """Rows that are summed in a fixed order; by default chosen from the bytes of the statistics."""
     checkpoint_passes: OptCount = None
     """Passes between checkpoints."""
     checkpoint_seconds: OptSeconds = None
@@ -153,15 +153,15 @@ class EngineSection(_Section):
     validate_steps: OptCount = None
     """Steps between validations of an online fit; once an epoch by default."""
     run_rows: OptCount = None
-    """Rows that lie together in the shuffled order of an epoch."""
+    """Consecutive rows that stay together in the shuffled order of an epoch."""
     buffer_runs: OptCount = None
-    """Runs of rows that are mixed at a time."""
+    """Number of such ranges of rows that are shuffled together."""
     keep_scratch: bool | None = None
-    """Keep the rows that the fit wrote to `scratch`."""
+    """Keep the temporary rows in `scratch` after the fit."""
     on_bad_shard: Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_on_bad_shard)] = None
-    """`"stop"`, or `"skip"`: leave out rows that cannot be read, and say which."""
+    """`"stop"`, or `"skip"`: exclude rows that cannot be read, and report them."""
     cache: Annotated[Any, BeforeValidator(_none_word), AfterValidator(_cache)] = None
-    """Memory of a worker for rows between passes: a share of it, bytes such as `"2GiB"`, or `"auto"`."""
+    """Memory of a worker to keep rows between passes: a share, a size such as `"2GiB"`, or `"auto"`."""
 
 
 def _grid(value: Any) -> Any:
@@ -175,45 +175,45 @@ def _grid(value: Any) -> Any:
 
 
 class SearchSection(_Section):
-    """``[search]``: values of the model's parameters, of which the best are found."""
+    """``[search]``: a search for the best values of model parameters."""
 
     grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)]
-    """Parameters of the model with lists of values: `{ capsule_dim = [4, 8] }`."""
+    """Model parameters with lists of values, for example `{ capsule_dim = [4, 8] }`."""
     n_iter: OptCount = None
-    """Candidates drawn from the grid; all of it by default."""
+    """Number of candidates to draw from the grid; by default the whole grid."""
     cv: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_number)] = None
-    """Folds; without them candidates are compared on the validation rows."""
+    """Number of folds; by default candidates are compared on the validation rows."""
     scoring: OptText = None
-    """Metric to compare by; the score of the model by default."""
+    """Metric for the comparison; by default the score of the model."""
     halving: bool = False
-    """Stop the worse half of the candidates early, again and again."""
+    """Stop the worse half of the candidates early, repeatedly."""
     min_passes: Annotated[int, Field(ge=1)] = 8
     """Passes before the first candidates are stopped."""
 
 
 class ClusterSection(_Section):
-    """``[cluster]``: a running Dask scheduler, or the workers to start; neither: this process alone."""
+    """``[cluster]``: a running Dask scheduler, or workers to start; by default only this process."""
 
     scheduler: OptText = None
     """Address of a running Dask scheduler, or `gateway+https://hub/services/dask-gateway#CLUSTER`."""
     workers: OptCount = None
     """Worker processes to start on this machine."""
     threads: OptCount = None
-    """Threads of each worker; without workers those of this process."""
+    """Threads per worker; without workers, threads of this process."""
     memory_limit: Annotated[str | int | float | None, BeforeValidator(_number), AfterValidator(_memory)] = (
         None
     )
-    """Of each worker: `"4GiB"`, bytes, a share of the machine, or `"auto"`."""
+    """Memory limit per worker: a size such as `"4GiB"`, bytes, a share of the machine, or `"auto"`."""
     device: OptText = None
     """`"cpu"`, `"gpu"`, or `"auto"`."""
     allow_mismatch: bool = False
-    """Run though versions differ between client, scheduler and workers."""
+    """Run although versions differ between client, scheduler and workers."""
     tls_ca: OptText = None
-    """Certificate of the authority of a scheduler at `tls://`."""
+    """File with the certificate of the authority, for a scheduler at `tls://`."""
     tls_cert: OptText = None
-    """Certificate that is shown to it."""
+    """File with the certificate of this client."""
     tls_key: OptText = None
-    """Key of that certificate."""
+    """File with the private key of `tls_cert`."""
 
 
 SECTIONS: dict[str, type[_Section] | None] = {
@@ -279,8 +279,8 @@ class Job:
         """Return the job as JSON-able values, as written to ``job.json`` in the run folder."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
         # Write callbacks only if a job has some, so that other jobs keep the older format.
-        told = {"callbacks": [dict(table) for table in self.callbacks]} if self.callbacks else {}
-        return head | self._sections() | told | {"origins": dict(self.origins)}
+        callbacks = {"callbacks": [dict(table) for table in self.callbacks]} if self.callbacks else {}
+        return head | self._sections() | callbacks | {"origins": dict(self.origins)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], *, where: str = "job.json") -> Job:
@@ -289,8 +289,8 @@ class Job:
         version = stored.get("format_version")
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise JobError(
-                f"{where} has job format version {version}; this scalelatent reads up to {FORMAT_VERSION}: "
-                "update scalelatent"
+                f"{where} has job format version {version}; this scalelatent reads versions up to "
+                f"{FORMAT_VERSION}; update scalelatent"
             )
         model = dict(stored["model"])
         return cls(

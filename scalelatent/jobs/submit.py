@@ -25,12 +25,12 @@ from scalelatent.errors import JobError, PlanError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
-from .clusterdriver import drive, key_of, plan_on_worker
+from .clusterdriver import drive, driver_key, plan_on_worker
 from .control import METADATA
-from .driver_news import announce, install_page
-from .job_callbacks import callbacks_trouble
+from .job_callbacks import find_callback_problem
 from .job_cluster import connect
 from .resolve import override
+from .run_record import add_dashboard_page, publish_state
 from .runfolder import RunFolder
 from .spec import Job
 
@@ -64,20 +64,20 @@ def submit_job(
     scheduler: str | None = None,
     client: Client | None = None,
     wait: float = WORKER_SECONDS,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
     """Submit a job to a running cluster, where the job runs without this process."""
     job = _at_scheduler(job, scheduler, client).with_seed()
     with ExitStack() as stack:
-        found = _connect(stack, job, client, tell)
-        check_cluster(found, job, wait=wait, tell=tell)
+        found = _connect(stack, job, client, print_line)
+        check_cluster(found, job, wait=wait, print_line=print_line)
         existed = is_local(job.job.out) and os.path.isdir(job.job.out)
         folder = RunFolder.create(job.job.out, job)
         try:
-            check_folder(found, folder, tell)
-            return _hand_over(found, folder, job, tell)
+            check_folder(found, folder, print_line)
+            return _hand_over(found, folder, job, print_line)
         except BaseException:
-            folder.take_back(existed)
+            folder.remove_if_unused(existed)
             raise
 
 
@@ -87,7 +87,7 @@ def resubmit(
     *,
     client: Client | None = None,
     wait: float = WORKER_SECONDS,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
     """Submit an interrupted run again; the run resumes from its checkpoints."""
     from .runner import check_changes  # this import loads models, which a first submit does not need
@@ -98,22 +98,22 @@ def resubmit(
         pass  # raises an error that names the driver, if one is active
     with ExitStack() as stack:
         try:
-            found = _connect(stack, job, client, tell)
+            found = _connect(stack, job, client, print_line)
         except JobError as error:
             error.add_note(
-                f"(where its cluster has ended: scalelatent resume {folder.url} --scheduler-file FILE, or "
-                "--scheduler URL, of another one, or --here)"
+                f"(if its cluster has ended: scalelatent resume {folder.url} with --scheduler-file FILE or "
+                "--scheduler URL of another cluster, or with --here)"
             )
             raise
-        check_cluster(found, job, wait=wait, tell=tell)
-        check_folder(found, folder, tell)
-        return _hand_over(found, folder, job, tell)
+        check_cluster(found, job, wait=wait, print_line=print_line)
+        check_folder(found, folder, print_line)
+        return _hand_over(found, folder, job, print_line)
 
 
 @contextmanager
-def _report_waiting(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+def _report_waiting(what: str, print_line: Callable[[str], None]) -> Iterator[None]:
     """Report what a step waits for if the step takes longer than ``SILENT_SECONDS``."""
-    timer = threading.Timer(SILENT_SECONDS, tell, (f"waiting for {what}",))
+    timer = threading.Timer(SILENT_SECONDS, print_line, (f"waiting for {what}",))
     timer.daemon = True
     timer.start()
     try:
@@ -122,10 +122,10 @@ def _report_waiting(what: str, tell: Callable[[str], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _connect(stack: ExitStack, job: Job, client: Client | None, tell: Callable[[str], None]) -> Client:
+def _connect(stack: ExitStack, job: Job, client: Client | None, print_line: Callable[[str], None]) -> Client:
     """Return the client of the job's cluster, which ``stack`` closes."""
-    with _report_waiting(f"an answer of the scheduler {job.cluster.scheduler}", tell):
-        found = stack.enter_context(connect(job, client, tell))
+    with _report_waiting(f"an answer of the scheduler {job.cluster.scheduler}", print_line):
+        found = stack.enter_context(connect(job, client, print_line))
     assert found is not None
     return found
 
@@ -135,14 +135,14 @@ def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job
     address = address or default_scheduler()
     if address is None:
         raise JobError(
-            "submit needs a running cluster: give --scheduler URL (a scheduler prints its address when it "
-            "starts), or [cluster] scheduler in the job file. To start one here: scalelatent cluster up. To "
-            "run the job in this process: scalelatent fit"
+            "submit needs a running cluster; give --scheduler URL (a scheduler prints its address when it "
+            "starts), or [cluster] scheduler in the job file. To start a cluster on this machine: "
+            "scalelatent cluster up. To run the job in this process: scalelatent fit"
         )
     return override(job, [f'cluster.scheduler="{address}"'])
 
 
-def _hand_over(client: Client, folder: RunFolder, job: Job, tell: Callable[[str], None]) -> Submitted:
+def _hand_over(client: Client, folder: RunFolder, job: Job, print_line: Callable[[str], None]) -> Submitted:
     """Submit the driver task, and wait until the scheduler has accepted it."""
     address = str(job.cluster.scheduler)
     with folder.lock():
@@ -153,11 +153,11 @@ def _hand_over(client: Client, folder: RunFolder, job: Job, tell: Callable[[str]
     identity = state["id"]
     known = {"run": folder.url, "name": job.job.name, "kind": job.kind, "submitted": state["submitted"]}
     client.set_metadata([METADATA, identity], known)
-    install_page(client)
-    announce(client, folder, job, state)
-    key = key_of(identity, start)
+    add_dashboard_page(client)
+    publish_state(client, folder, job, state)
+    key = driver_key(identity, start)
     future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
-    with _report_waiting(f"the scheduler {address} to accept the job", tell):
+    with _report_waiting(f"the scheduler {address} to accept the job", print_line):
         _keep(client, key)
     future.release()
     return Submitted(identity, folder.url, address, dashboard_url(client))
@@ -171,8 +171,8 @@ def _keep(client: Client, key: str) -> None:
     while not ask_scheduler(client, hold_task, key):
         if time.monotonic() > deadline:
             raise RunError(
-                f"the scheduler {address_of(client)} did not take the job within {ACCEPT_SECONDS:.0f} s; "
-                "look at its log, and submit again"
+                f"the scheduler {address_of(client)} did not accept the job within {ACCEPT_SECONDS:.0f} s; "
+                "read its log, and submit again"
             )
         time.sleep(0.02)
 
@@ -182,12 +182,12 @@ def _keep(client: Client, key: str) -> None:
 
 
 def check_cluster(
-    client: Client, job: Job, *, wait: float = 0.0, tell: Callable[[str], None] = lambda line: None
+    client: Client, job: Job, *, wait: float = 0.0, print_line: Callable[[str], None] = lambda line: None
 ) -> None:
     """Refuse a job that this cluster cannot run, after waiting for its first worker."""
-    with _report_waiting("the versions of the packages on the scheduler and on each worker", tell):
-        check_versions(client, job.cluster.allow_mismatch, tell)
-    _wait_for_worker(client, wait, tell)
+    with _report_waiting("the versions of the packages on the scheduler and on each worker", print_line):
+        check_versions(client, job.cluster.allow_mismatch, print_line)
+    _wait_for_worker(client, wait, print_line)
     datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
     # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
@@ -197,22 +197,22 @@ def check_cluster(
         datasets={name: url for name, url in datasets.items() if url is not None},
         scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
     )
-    with _report_waiting("each worker to look for the data and the device", tell):
+    with _report_waiting("each worker to check the data and the device", print_line):
         require_checks(client, ("workers", "device", "datasets", "scratch"), wanted)
     if job.callbacks:
-        with _report_waiting("each worker to make the callbacks", tell):
+        with _report_waiting("each worker to create the callbacks", print_line):
             _check_callbacks(client, job)
-    with _report_waiting("a worker to open the data and to plan the fit", tell):
-        _check_plan(client, job, tell)
+    with _report_waiting("a worker to open the data and to plan the fit", print_line):
+        _check_plan(client, job, print_line)
 
 
-def check_folder(client: Client, folder: RunFolder, tell: Callable[[str], None]) -> None:
+def check_folder(client: Client, folder: RunFolder, print_line: Callable[[str], None]) -> None:
     """Refuse a run folder that some worker does not see, or cannot write."""
-    with _report_waiting(f"each worker to write to the run folder {folder.url}", tell):
+    with _report_waiting(f"each worker to write to the run folder {folder.url}", print_line):
         require_checks(client, ("folder",), Requirements(folder=folder.url))
 
 
-def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -> None:
+def _wait_for_worker(client: Client, wait: float, print_line: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait
     waiting = False
     while not worker_infos(client):
@@ -220,18 +220,18 @@ def _wait_for_worker(client: Client, wait: float, tell: Callable[[str], None]) -
             raise no_workers(address_of(client), wait).refusal()
         if not waiting:
             waiting = True
-            tell(f"waiting up to {wait:g} s for a worker")
+            print_line(f"waiting up to {wait:g} s for a worker")
         time.sleep(0.1)
 
 
 def _check_callbacks(client: Client, job: Job) -> None:
     """Refuse callbacks that some worker cannot create, because any worker may drive the job."""
-    for address, trouble in ask_workers(client, callbacks_trouble, job.callbacks).items():
+    for address, trouble in ask_workers(client, find_callback_problem, job.callbacks).items():
         if isinstance(trouble, str) and trouble:
-            raise JobError(f"{trouble} (where worker {address} runs, which may drive the job)")
+            raise JobError(f"{trouble} (on worker {address}, which may drive the job)")
 
 
-def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:
+def _check_plan(client: Client, job: Job, print_line: Callable[[str], None]) -> None:
     """Let one worker open the rows that the job names, and plan the fit for the current workers."""
     from distributed import KilledWorker
 
@@ -243,13 +243,13 @@ def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:
         trouble, lines = future.result(timeout=PLAN_SECONDS)
     except TimeoutError:
         raise JobError(
-            f"no worker of {address_of(client)} had time to look at the job within "
-            f"{PLAN_SECONDS:.0f} s: they are busy, or hang; submit again later"
+            f"no worker of {address_of(client)} planned the job within {PLAN_SECONDS:.0f} s, because the "
+            "workers are busy or hang; submit again later"
         ) from None
     except KilledWorker as error:
         raise JobError(
-            f"the workers of {address_of(client)} died while one opened the data of the job ({error}): see "
-            "their logs; most often it is their memory"
+            f"the workers of {address_of(client)} died while they opened the data of the job ({error}); read "
+            "their logs; the most frequent cause is too little memory"
         ) from None
     finally:
         future.release()
@@ -257,7 +257,7 @@ def _check_plan(client: Client, job: Job, tell: Callable[[str], None]) -> None:
         kind, text = trouble
         raise (PlanError if kind == "PlanError" else JobError)(text)
     for line in lines:
-        tell(line)
+        print_line(line)
 
 
 def _capacity(client: Client) -> dict[str, Any]:

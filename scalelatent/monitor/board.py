@@ -189,7 +189,7 @@ class JobWorkers:
         worker.add(message, now)
         self.pool_rows[worker.pool] = self.pool_rows.get(worker.pool, 0) + int(number(message, "rows"))
 
-    def lose(self, address: str) -> bool:
+    def mark_lost(self, address: str) -> bool:
         """Mark a worker as lost; return False if it was marked before."""
         if address in self._lost:
             return False
@@ -254,25 +254,25 @@ class JobView:
         self.quarantined = 0
         self.checkpoint: dict[str, Any] | None = None
         self.pass_seconds: float | None = None
-        self._heard: dict[str, float] = {}
+        self._totals: dict[str, float] = {}
         self._at: tuple[str, float] = ("", -1.0)
         self.rows_done = self.rows_total = 0.0
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def feed(self, message: Mapping[str, Any], now: float) -> None:
+    def update(self, message: Mapping[str, Any], now: float) -> None:
         """Update the state by a message; ignore messages of unknown kinds."""
-        take = getattr(self, f"_on_{message.get('kind')}", None)
-        if take is not None:
+        handle = getattr(self, f"_on_{message.get('kind')}", None)
+        if handle is not None:
             self.seen = max(self.seen, now)
-            take(message, now)
+            handle(message, now)
 
-    def lose(self, worker: str, name: str, now: float, memory: float | None, keys: int) -> None:
+    def mark_lost(self, worker: str, name: str, now: float, memory: float | None, keys: int) -> None:
         """Record that the cluster lost a worker while this job was running."""
         known = worker in self.workers.rows
         if self.state != "running" or not (known or not self.workers.rows):
             return
-        if self.workers.lose(worker):
+        if self.workers.mark_lost(worker):
             words = {"worker": name or worker, "tasks": keys}
             if memory:
                 words["memory"] = f"{memory / 2**20:,.0f} MiB"
@@ -331,8 +331,8 @@ class JobView:
         rows, seconds, at = number(message, "rows"), number(message, "seconds"), number(message, "pass")
         read = number(message, "bytes_read")
         fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
-        told = self.rows_done if (stage, at) == self._at else 0.0
-        self.rows_rate.add(now, max(0.0, fresh_rows - told), seconds or None)
+        reported = self.rows_done if (stage, at) == self._at else 0.0
+        self.rows_rate.add(now, max(0.0, fresh_rows - reported), seconds or None)
         # Only pass records report bytes. Spread them over the pass, so that a long pass is not a burst.
         self.byte_rate.add(now, fresh_bytes, seconds or None)
         self._at = (stage, at)
@@ -372,7 +372,7 @@ class JobView:
         elif (
             name == "worker_lost"
             and message.get("worker")
-            and not self.workers.lose(clip(message["worker"], 200))
+            and not self.workers.mark_lost(clip(message["worker"], 200))
         ):
             return
         self._note(name, values, now)
@@ -463,16 +463,16 @@ class JobView:
             at_most = max(0.0, passes - done) * self.pass_seconds
         return {"pass_seconds_left": in_pass, "seconds_left": at_most}
 
-    def _count(self, message: Mapping[str, Any], key: str, told: float) -> float:
+    def _count(self, message: Mapping[str, Any], key: str, amount: float) -> float:
         """Add the rows or bytes of a pass to the sum; return the amount that was added."""
         # ``run_rows`` includes passes without a message of their own; a new driver starts again at 0.
         total = number_or_none(message, f"run_{key}")
         if total is not None:
-            before = self._heard.get(key, 0.0)
-            told, self._heard[key] = (total - before if total >= before else total), total
-        told = max(0.0, told)
-        setattr(self, key, getattr(self, key) + told)
-        return told
+            before = self._totals.get(key, 0.0)
+            amount, self._totals[key] = (total - before if total >= before else total), total
+        amount = max(0.0, amount)
+        setattr(self, key, getattr(self, key) + amount)
+        return amount
 
     def _curve(self, stage: str, axis: str) -> Curve:
         if stage not in self.curves:
@@ -483,10 +483,10 @@ class JobView:
         return self.curves[stage]
 
     def _note(self, name: str, values: Mapping[str, Any], now: float) -> None:
-        said = ((key, value) for key, value in values.items() if value is not None and value != "")
+        shown = ((key, value) for key, value in values.items() if value is not None and value != "")
         text = ", ".join(
-            _say(value) if key == name else f"{clip(key, 40).replace('_', ' ')} {_say(value)}"
-            for key, value in said
+            _format(value) if key == name else f"{clip(key, 40).replace('_', ' ')} {_format(value)}"
+            for key, value in shown
         )
         self.events.append({"time": now, "name": name, "text": clip(text, 600)})
 
@@ -495,7 +495,7 @@ def _some(message: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: message[key] for key in keys if message.get(key)}
 
 
-def _say(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -516,7 +516,7 @@ class Board:
         self.lost: deque[dict[str, Any]] = deque(maxlen=LOST)
         self.lost_total = self.joined_total = 0
 
-    def feed(self, message: object, now: float | None = None) -> None:
+    def update(self, message: object, now: float | None = None) -> None:
         """Process a message of the topic (see `scalelatent.monitor.publish`); ignore any other message."""
         now = time.time() if now is None else now
         if not isinstance(message, Mapping):
@@ -526,11 +526,11 @@ class Board:
         elif message.get("run") and message.get("kind") == "span":
             job = self._working(clip(message["run"], 1000))
             if job is not None:
-                job.feed(message, now)
+                job.update(message, now)
         elif message.get("run") and message.get("kind") in ("state", "pass", "progress", "event"):
             job = self._job(clip(message["run"], 1000))
             was = job.state
-            job.feed(message, now)
+            job.update(message, now)
             if job.state in ENDED and was not in ENDED:
                 self._compact()
 
@@ -576,4 +576,4 @@ class Board:
         keys = [clip(key, 120) for key in keys[:50]] if isinstance(keys, (list, tuple)) else []
         self.lost.append({"time": now, "worker": address, "name": name, "memory": memory, "tasks": keys})
         for job in self.jobs.values():
-            job.lose(address, name, now, memory, len(keys))
+            job.mark_lost(address, name, now, memory, len(keys))

@@ -17,7 +17,7 @@ from scalelatent.errors import ScalelatentError
 from scalelatent.storage.disk import is_local, locate
 
 from .board import Board
-from .messages import natural
+from .messages import natural_sort_key
 from .times import time_text
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Handler(RequestHandler):
         plugin = self.scheduler.plugins.get("scalelatent")
         board = getattr(plugin, "board", None)
         if board is None:
-            raise HTTPError(404, reason="the scalelatent plugin is not on this scheduler any more")
+            raise HTTPError(404, reason="the scalelatent plugin is no longer on this scheduler")
         return board
 
 
@@ -83,7 +83,7 @@ class ReportHandler(_Handler):
             self.set_status(404)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             where = "" if job is None else job.report or f"{job.run}/report/index.html"
-            self.write(f"this machine does not see the report: {where}" if where else "no such job")
+            self.write(f"this machine cannot read the report: {where}" if where else "unknown job")
             return
         self.set_header("Content-Type", "text/html; charset=utf-8")
         self.set_header("Cache-Control", "no-store")
@@ -135,7 +135,7 @@ def snapshot(
                         for address, facts in workers.items())  # fmt: skip
         for row in rows:
             row.update(workers.get(row["worker"], {}))
-        rows.sort(key=lambda row: (row["lost"], natural(row["name"])))
+        rows.sort(key=lambda row: (row["lost"], natural_sort_key(row["name"])))
         out["job"]["worker_rows_hidden"] = _cut(rows)
     return out
 

@@ -56,7 +56,7 @@ def span_text(message: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that puts worker-2 before worker-10."""
     parts: list[str] = re.split(r"(\d+)", name)
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

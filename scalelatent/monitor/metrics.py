@@ -35,7 +35,7 @@ class JobCollector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         rows = CounterMetricFamily(
-            "scalelatent_rows", "Rows computed; pool is all where workers do not tell", labels=LABELS
+            "scalelatent_rows", "Rows computed; pool is all if workers do not report it", labels=LABELS
         )
         passes = GaugeMetricFamily(
             "scalelatent_pass", "Last finished pass of the current stage", labels=LABELS
@@ -46,13 +46,13 @@ class JobCollector:
         redone = CounterMetricFamily(
             "scalelatent_spans_redone", "Spans computed again after a failure", labels=LABELS
         )
-        told: set[tuple[str, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for board in list(self.boards):
             for job in list(board.jobs.values()):
                 labels = (job.id, job.model)
-                if labels in told:
+                if labels in seen:
                     continue
-                told.add(labels)
+                seen.add(labels)
                 for pool, count in (job.workers.pool_rows or {ALL: int(job.rows)}).items():
                     rows.add_metric([*labels, pool], count)
                 for pool, count in (job.spans_redone or {ALL: 0}).items():
@@ -67,7 +67,7 @@ _collector: JobCollector | None = None
 _lock = threading.Lock()
 
 
-def show(board: Board) -> bool:
+def add_board(board: Board) -> bool:
     """Add the jobs of a board to ``/metrics``; return False if prometheus_client is not installed."""
     global _collector
     try:
@@ -82,7 +82,7 @@ def show(board: Board) -> bool:
     return True
 
 
-def hide(board: Board) -> None:
+def remove_board(board: Board) -> None:
     """Remove the jobs of a board from ``/metrics``."""
     if _collector is not None:
         _collector.boards.discard(board)

@@ -11,7 +11,7 @@ from scalelatent.engine.dask import hooks
 from .board import Board
 from .handlers import ROUTES
 from .messages import TOPIC
-from .metrics import hide, show
+from .metrics import add_board, remove_board
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PLUGIN = "scalelatent"
 DRIVER_PREFIX = "scalelatent-job-"
-KEYS_TOLD = 50  # upper bound on the task keys in a message about a lost worker
+MAX_KEYS = 50  # upper bound on the task keys in a message about a lost worker
 
 
 class ScalelatentPlugin(SchedulerPlugin):
@@ -44,25 +44,25 @@ class ScalelatentPlugin(SchedulerPlugin):
             return
         self.scheduler, self.board = scheduler, Board()
         for when, message in hooks.past_events(scheduler, TOPIC):
-            self.board.feed(message, when)
+            self.board.update(message, when)
         self._workers = dict(scheduler.workers)
         self._forgive(scheduler, scheduler.tasks)
         if hooks.add_routes(
             scheduler, [(path, handler, {"scheduler": scheduler}) for path, handler in ROUTES]
         ):
             hooks.add_page(scheduler, PLUGIN)
-        show(self.board)
+        add_board(self.board)
 
     def log_event(self, topic: str, msg: object) -> None:
         """Process a message of a job, or an event of the scheduler that a worker is lost."""
         if self.board is None:
             return
         if topic == TOPIC:
-            self.board.feed(msg)
+            self.board.update(msg)
         elif topic == "all":
             lost = hooks.lost_worker(topic, msg)
             if lost is not None:
-                self._tell_lost(lost)
+                self._publish_lost(lost)
 
     def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key], **kwargs: object) -> None:
         """Allow Dask to retry the driver tasks of new jobs after any number of lost workers."""
@@ -86,16 +86,16 @@ class ScalelatentPlugin(SchedulerPlugin):
     async def close(self) -> None:
         """Remove the metrics when the scheduler closes."""
         if self.board is not None:
-            hide(self.board)
+            remove_board(self.board)
 
-    def _tell_lost(self, lost: hooks.LostWorker) -> None:
+    def _publish_lost(self, lost: hooks.LostWorker) -> None:
         state = self._workers.get(lost.worker)
         memory = getattr(getattr(state, "memory", None), "process", None)
         message = {
             "kind": "lost",
             "worker": lost.worker,
             "name": str(getattr(state, "name", "")),
-            "keys": lost.keys[:KEYS_TOLD],
+            "keys": lost.keys[:MAX_KEYS],
             "n_keys": len(lost.keys),
             "memory": memory,
             "memory_limit": getattr(state, "memory_limit", None),
@@ -112,7 +112,7 @@ def install(client: Client) -> str:
     except ImportError as error:
         assert client.scheduler is not None
         where = f"the scheduler {client.scheduler.address}"
-        return f"{where} cannot import scalelatent ({error}): install it there too"
+        return f"{where} cannot import scalelatent ({error}); install scalelatent there"
     except Exception as error:  # noqa: BLE001  a job must not fail because of the page
-        return f"the scheduler does not take the page: {type(error).__name__}: {error}"
+        return f"the scheduler does not accept the page: {type(error).__name__}: {error}"
     return ""

@@ -28,7 +28,7 @@ REFRESH_SECONDS = 0.25  # shortest time between two updates of the output of a n
 COUNT_SECONDS = 5.0
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a number of seconds as text: 4.2 s, 1 min 15 s, 2 h 03 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def describe(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def describe_record(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (name, text) of each displayed value of a pass record, in reading order."""
     shown = [("pass", f"{record['pass']}")] if record.get("pass") is not None else []
     if record.get("objective") is not None:
@@ -89,7 +89,7 @@ class ProgressDisplay(Callback):
         self._pass_seconds: float | None = None
         self._shown_pass: object = None
         self._compiling: set[tuple[object, object]] = set()
-        self._told_of_kernels = False
+        self._announced_kernels = False
         self._shown_at = time.monotonic()
         self._began: float | None = None
         self._stays = False
@@ -119,13 +119,13 @@ class ProgressDisplay(Callback):
         """Show the new stage; without a terminal, print only trials of values and stages after the fit."""
         self._now = {**info, "pass": 0}
         if self._live is None and (info.get("tries") or self._after_fit):
-            self._say(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
+            self._print(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
 
     def on_progress(self, info: dict[str, Any]) -> None:
         self._now = dict(info)
         if self._live is None and self._quiet_for(self.every_seconds * 2):
             done, total = info.get("rows_done", 0), info.get("rows_total", 0)
-            self._say(f"{self._where()}: {done:,} of {total:,} rows")
+            self._print(f"{self._where()}: {done:,} of {total:,} rows")
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self._record = dict(record)
@@ -142,15 +142,15 @@ class ProgressDisplay(Callback):
         kernel = (info.get("kernel"), info.get("worker"))
         if info.get("event") == "compiling_kernels":
             self._compiling.add(kernel)
-            if self._live is None and not self._told_of_kernels:
-                self._say(info["message"])
-            self._told_of_kernels = True
+            if self._live is None and not self._announced_kernels:
+                self._print(info["message"])
+            self._announced_kernels = True
         elif info.get("event") == "kernel_compiled":
             self._compiling.discard(kernel)
         if info.get("event") == "layer_written" and self._live is None:
             where = ", ".join(filter(None, (info["stage"], part_of(info))))
-            took = f"{info['rows']:,} rows in {duration(info['seconds'])}"
-            self._say(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
+            took = f"{info['rows']:,} rows in {format_duration(info['seconds'])}"
+            self._print(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Show the last pass, and close the display unless it is used as a context manager."""
@@ -174,9 +174,9 @@ class ProgressDisplay(Callback):
 
     def _line(self, record: Mapping[str, Any]) -> None:
         self._shown_pass = record.get("pass")
-        self._say("  ".join(f"{name} {text}" for name, text in describe(record)))
+        self._print("  ".join(f"{name} {text}" for name, text in describe_record(record)))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._shown_at = time.monotonic()
         self.console.print(text, highlight=False, soft_wrap=True)
 
@@ -192,7 +192,7 @@ class ProgressDisplay(Callback):
         return ", ".join(part for part in (stage, part_of(self._now), passed) if part)
 
     def _so_far(self) -> str:
-        return "" if self._began is None else f"{duration(time.time() - self._began)} so far"
+        return "" if self._began is None else f"{format_duration(time.time() - self._began)} so far"
 
     def _rows(self) -> tuple[int, int]:
         """Return the rows done and all rows of the current pass."""
@@ -222,7 +222,7 @@ class ProgressDisplay(Callback):
             lines.append(Text(COMPILING, style="yellow"))
         if self._record:
             pairs = Text()
-            for name, text in describe(self._record):
+            for name, text in describe_record(self._record):
                 pairs.append(f"{name} ", style="dim").append(f"{text}   ")
             lines.append(pairs)
         return Group(*lines)
@@ -231,11 +231,11 @@ class ProgressDisplay(Callback):
         """Return the remaining time as text; an upper bound for a fit, which convergence may end earlier."""
         if self._after_fit:
             (done, total), rate = self._rows(), self._now.get("rows_per_s")
-            return f"{duration((total - done) / rate)} left" if rate and total > done else ""
+            return f"{format_duration((total - done) / rate)} left" if rate and total > done else ""
         limit, number = self._info.get("max_iter"), self._record.get("pass")
         if limit is None or number is None or self._pass_seconds is None:
             return ""
-        return f"at most {duration(max(0, limit - number) * self._pass_seconds)} left"
+        return f"at most {format_duration(max(0, limit - number) * self._pass_seconds)} left"
 
 
 class NotebookProgress(ProgressDisplay):
@@ -295,13 +295,13 @@ class NotebookProgress(ProgressDisplay):
 
     def _renew(self) -> None:
         if isinstance(self._live, _Cell):
-            self._live.renew()
+            self._live.update_output()
 
-    def bundle(self) -> dict[str, str]:
+    def mime_bundle(self) -> dict[str, str]:
         """Return the display as text and as HTML, by MIME type."""
         done, total = self._rows()
         words = [word for word in self._words() if word]
-        pairs = describe(self._record)
+        pairs = describe_record(self._record)
         bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
         html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"
         if self._page:
@@ -320,19 +320,19 @@ class _Cell:
         from IPython.display import display
 
         self._shown, self._at = shown, time.monotonic()
-        self._handle = display(shown.bundle(), raw=True, display_id=True)
+        self._handle = display(shown.mime_bundle(), raw=True, display_id=True)
 
-    def renew(self, *, now: bool = False) -> None:
+    def update_output(self, *, now: bool = False) -> None:
         """Update the output if the last update is at least REFRESH_SECONDS ago or ``now`` is set."""
         if now or time.monotonic() - self._at >= REFRESH_SECONDS:
             self._at = time.monotonic()
-            self._handle.update(self._shown.bundle(), raw=True)
+            self._handle.update(self._shown.mime_bundle(), raw=True)
 
     def stop(self) -> None:
         """Update the output for the last time."""
-        self.renew(now=True)
+        self.update_output(now=True)
 
 
-def fit_display(client: Client | None = None) -> ProgressDisplay:
+def make_fit_display(client: Client | None = None) -> ProgressDisplay:
     """Return the display of a fit called from Python: for a notebook, or for standard error."""
     return NotebookProgress(client) if in_notebook() else ProgressDisplay(Console(stderr=True))

@@ -44,13 +44,13 @@ class MlflowTracking(Callback):
     Parameters
     ----------
     uri : str, optional
-        Tracking server or store, ``http://host:5000`` for example. By default what ``MLFLOW_TRACKING_URI``
-        says, else ``mlflow.db`` with its files in ``mlruns`` in the folder that the run folder lies in (for a
-        fit without a job: in the current folder).
+        Tracking server or store, for example ``http://host:5000``. By default the value of
+        ``MLFLOW_TRACKING_URI``, otherwise ``mlflow.db`` with its files in ``mlruns``, next to the run folder
+        (for a fit without a job: in the current folder).
     experiment : str
-        Made where there is none.
+        Name of the experiment, which is created if it does not exist.
     model : bool
-        Send the model too.
+        Send the fitted model.
 
     Raises
     ------
@@ -71,8 +71,8 @@ class MlflowTracking(Callback):
             from mlflow.entities import Metric, Param
         except ImportError as error:
             raise JobError(
-                f"tracking with MLflow needs a package that is not installed ({error.name or error}): pip "
-                "install 'scalelatent[mlflow]'"
+                f"tracking with MLflow needs a package that is not installed ({error.name or error}); run: "
+                "pip install 'scalelatent[mlflow]'"
             ) from error
         os.environ.setdefault(SILENCE, "true")
         self._make: Any = MlflowClient
@@ -138,8 +138,8 @@ class MlflowTracking(Callback):
         if uri is None:
             if folder is None:
                 raise JobError(
-                    "the run folder lies in an object store, which holds no local store of MLflow: give uri, "
-                    "the address of a tracking server"
+                    "the run folder is in an object store, next to which MLflow cannot create a local store; "
+                    "give uri, the address of a tracking server"
                 )
             uri, files = f"sqlite:///{folder}/mlflow.db", Path(folder, "mlruns").as_uri()
         self._place = uri
@@ -203,7 +203,10 @@ class MlflowTracking(Callback):
         answered = self._sender.close(CLOSE_SECONDS)
         self._tell_error()
         if not answered:
-            self._warn(f"no answer for {CLOSE_SECONDS:.0f} s; the run is whole, and MLflow lacks its rest")
+            self._warn(
+                f"no answer for {CLOSE_SECONDS:.0f} s; the run is complete, but its last data is not in "
+                "MLflow"
+            )
         self._sender = None
 
     def _put(self, call: Callable[[], object], *, always: bool = False) -> None:
@@ -217,8 +220,8 @@ class MlflowTracking(Callback):
         if self._sender is not None and self._sender.error is not None:
             text = " ".join(str(self._sender.error).split())
             short = text if len(text) <= ERROR_LETTERS else text[:ERROR_LETTERS] + " …"
-            goes_on = "the fit goes on, and further errors are not told"
-            self._warn(f"{type(self._sender.error).__name__}: {short}; {goes_on}")
+            rest = "the fit continues, and further errors are not reported"
+            self._warn(f"{type(self._sender.error).__name__}: {short}; {rest}")
 
     def _warn(self, what: str) -> None:
         if not self._warned:

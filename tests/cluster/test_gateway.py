@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from distributed import Security
 
-from scalelatent.cli.show import Reach
+from scalelatent.cli.show import SchedulerOptions
 from scalelatent.deploy.connection import dashboard_url, gateway_address, open_client
 from scalelatent.engine.dask.hooks import scheduler_of
 from scalelatent.errors import JobError
@@ -88,9 +88,9 @@ def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
 
 def test_a_gateway_is_named_by_its_address() -> None:
     with pytest.raises(JobError, match=r"gateway 'hub' is not an address; write for example https://"):
-        Reach(gateway=("hub", "mine")).settings()
+        SchedulerOptions(gateway=("hub", "mine")).settings()
     with pytest.raises(JobError, match="leave --scheduler and --scheduler-file out"):
-        Reach(gateway=(HUB, "mine"), scheduler="tcp://head:8786").settings()
+        SchedulerOptions(gateway=(HUB, "mine"), scheduler="tcp://head:8786").settings()
     with pytest.raises(JobError, match="--gateway URL CLUSTER"):
         open_client("gateway://127.0.0.1:8000/mine")
 
@@ -151,7 +151,7 @@ def real_cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
 def test_jobs_on_the_real_server(real_cluster: tuple[str, str], tmp_path: Path) -> None:
     job = load_job(
         digits_job(tmp_path, 30),
-        settings=[f"job.out={tmp_path / 'run'}", *Reach(gateway=real_cluster).settings()],
+        settings=[f"job.out={tmp_path / 'run'}", *SchedulerOptions(gateway=real_cluster).settings()],
     )
     folder = RunFolder.open(submit_job(job, wait=60).run)
     until(lambda: len(folder.records("metrics.jsonl")) > 2)

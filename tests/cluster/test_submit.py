@@ -146,9 +146,9 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
         folder = RunFolder.open(submit_job(make(), client=cluster).run)
         time.sleep(0.3)
         assert folder.read_state()["state"] == "queued"
-        with pytest.raises(JobError, match=r"already holds a run \(state: queued\)"):
+        with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
             submit_job(make(), client=cluster)
-        assert control.cancel_job(folder)["error"].startswith("cancelled before it began; go on with")
+        assert control.cancel_job(folder)["error"].startswith("cancelled before the start; resume with")
     finally:
         (tmp_path / "go").touch()
     for future in busy:
@@ -287,7 +287,7 @@ def test_attach_shows_passes_and_goes_without_the_job(cluster: Any, make: Any, p
         watcher.communicate(timeout=30)
     assert lines[0].startswith("running on tcp://"), (lines, rest)
     assert lines[1].startswith("pass 1  objective"), (lines, rest)
-    assert "the job goes on" in rest
+    assert "the job still runs" in rest
     assert watcher.returncode == 130
     assert folder.read_state()["state"] == "running"
     assert control.cancel_job(folder)["state"] == "cancelled"

@@ -129,7 +129,7 @@ def test_folders_that_cannot_be_written(refused: Any, tmp_path: Path) -> None:
 
 
 def test_worker_refuses_an_invalid_job(refused: Any) -> None:
-    assert "reach beyond" in refused(data__train_rows="0:1000000")
+    assert "exceed" in refused(data__train_rows="0:1000000")
     assert "capsule_dim" in refused(model__capsule_dim=-3)
 
 
@@ -173,7 +173,7 @@ def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
             submit_job(job(), scheduler=cluster.scheduler_address)
         assert not (tmp_path / "run").exists()
         with open_client(cluster.scheduler_address) as client:
-            check_versions(client, allow_mismatch=True, tell=told.append)
+            check_versions(client, allow_mismatch=True, print_line=told.append)
     lines = str(error.value).splitlines()
     assert lines[1].split() == ["package", "here", "scheduler", "workers"]
     assert [line.split()[0] for line in lines[2:-1]] == ["numba"]
@@ -183,7 +183,7 @@ def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
 
 
 def test_an_unknown_job(client: Any, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"the scheduler tcp://.* knows; (it knows no job|known are)"):
+    with pytest.raises(JobError, match=r"jobs of the scheduler tcp://.*; (it knows no job|valid are)"):
         control.find_job("nobody-12345678", scheduler=client.scheduler.address, below=tmp_path)
 
 

@@ -102,11 +102,11 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run()
     assert code == 0
     assert "60 rows in 3 shards" in text
-    assert " s: all as written" in text
+    assert " s: no damage" in text
     (tmp_path / "a/x/c/2/0").unlink()
     code, text = run()
     assert code == 1
-    assert "1 bad\n" in text
+    assert "1 damaged\n" in text
     assert "x/c/2/0 (rows 40:60 of 'x') is missing" in text
     code, text = run("--json")
     told = json.loads(text)

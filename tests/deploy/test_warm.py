@@ -41,7 +41,7 @@ def test_what_is_warm_is_left_as_it_is(tmp_path: Path) -> None:
 def test_kernels_that_there_are_not_are_named() -> None:
     with pytest.raises(JobError, match="no kernels 'capsul'; did you mean 'capsule'"):
         warming.warm(["capsul"])
-    with pytest.raises(JobError, match="no kernels 'x'; known are: .*hcn, kernels, linear_mixture, mbn"):
+    with pytest.raises(JobError, match="no kernels 'x'; valid are: .*hcn, kernels, linear_mixture, mbn"):
         warming.warm(["x"])
 
 

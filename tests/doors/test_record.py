@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scalelatent.errors import JobError, RunError, ScalelatentError
-from scalelatent.jobs.control import write_job_again
+from scalelatent.jobs.control import restore_job
 from scalelatent.jobs.runfolder import STATES, RunFolder, is_run_folder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
 from scalelatent.storage.record import read_record, write_record
@@ -120,17 +120,17 @@ def test_a_damaged_job_names_a_way_on(folder: RunFolder, content: str, tmp_path:
     assert f"scalelatent resume {folder.url} --job JOB.toml" in str(refused.value)
     file = tmp_path / "job.toml"
     file.write_text('[job]\nout = "x"\n[data]\ntrain = "a.zarr"\n[model]\nkind = "capsule"\nmax_iter = 5\n')
-    write_job_again(folder, file)
+    restore_job(folder, file)
     job = folder.read_job()
     assert (job.job.out, job.job.seed, job.params["max_iter"]) == (folder.url, 3, 5)
-    with pytest.raises(JobError, match="has its job.json; leave --job out"):
-        write_job_again(folder, file)
+    with pytest.raises(JobError, match="has an intact job.json; remove --job"):
+        restore_job(folder, file)
 
 
 @pytest.mark.parametrize("change", [{"model": 3}, {"job": {"zz": 1}}, {"engine": None}, {"origins": 3}])
 def test_a_job_without_its_sections_is_damaged(folder: RunFolder, change: dict[str, Any]) -> None:
     (folder.path / "job.json").write_text(json.dumps(JOB.to_dict() | change))
-    with pytest.raises(JobError, match=r"job.json is damaged; .* --job JOB.toml") as refused:
+    with pytest.raises(JobError, match=r"job.json is damaged, .* --job JOB.toml") as refused:
         folder.read_job()
     assert "\n" not in str(refused.value)
 
@@ -147,11 +147,11 @@ def test_damaged_log_lines_are_skipped(folder: RunFolder, line: str) -> None:
 @pytest.mark.parametrize("name", ["progress.json", "cancel"])
 @pytest.mark.parametrize("content", ["", "null", "[]", "3"])
 def test_what_is_written_along_the_way_may_be_damaged(folder: RunFolder, name: str, content: str) -> None:
-    from scalelatent.jobs.interrupt import cancel_asked
+    from scalelatent.jobs.interrupt import read_cancel_request
 
     (folder.path / name).write_text(content)
     assert folder.read_progress() == {}
-    assert cancel_asked(folder) == ({} if name == "cancel" else None)
+    assert read_cancel_request(folder) == ({} if name == "cancel" else None)
 
 
 def test_a_lock_that_is_a_folder_is_named(folder: RunFolder) -> None:

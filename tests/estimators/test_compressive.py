@@ -14,7 +14,7 @@ import scipy.sparse
 import scalelatent as sl
 from scalelatent import Dataset
 from scalelatent.errors import DataError, RunError
-from scalelatent.models.mbn.compressive import PIECE_BYTES, scales
+from scalelatent.models.mbn.compressive import PIECE_BYTES, measure_scales
 
 torch = pytest.importorskip("torch")
 
@@ -174,14 +174,14 @@ def test_scales_are_those_of_all_rows_at_once() -> None:
     z = 1e4 + rng.normal(size=(2500, 3)) * [1.0, 2.0, 3.0]
     dense = x.toarray() + 100
     for rows, shift in ((x, 0.0), (dense, dense.mean())):
-        of_rows, (mean, size) = scales(Dataset.from_arrays(rows), Dataset.from_arrays(z))
+        of_rows, (mean, size) = measure_scales(Dataset.from_arrays(rows), Dataset.from_arrays(z))
         plain = rows if isinstance(rows, np.ndarray) else rows.toarray()
         expected = shift, np.sqrt(((plain - shift) ** 2).mean())
         np.testing.assert_allclose(of_rows, expected, rtol=1e-13)
         np.testing.assert_allclose(mean, z.mean(axis=0), rtol=1e-13)
         np.testing.assert_allclose(size, np.sqrt(((z - z.mean(axis=0)) ** 2).mean()), rtol=1e-13)
     same = Dataset.from_arrays(np.full((5, 2), 7.0))
-    assert [part[1] for part in scales(same, same)] == [1.0, 1.0]
+    assert [part[1] for part in measure_scales(same, same)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("sparse", [True, False])
@@ -194,7 +194,7 @@ def test_scales_of_wide_rows_take_little_memory(sparse: bool) -> None:
     z = Dataset.from_arrays(np.arange(4000.0).reshape(2000, 2))
     tracemalloc.start()
     try:
-        scales(x, z)
+        measure_scales(x, z)
         assert tracemalloc.get_traced_memory()[1] < 2.5 * PIECE_BYTES
     finally:
         tracemalloc.stop()

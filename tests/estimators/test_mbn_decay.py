@@ -13,7 +13,7 @@ import scalelatent as sl
 from scalelatent.errors import DataError
 from scalelatent.models.mbn import decay as mbn_decay
 from scalelatent.models.mbn import fit as mbn_fit
-from scalelatent.models.mbn.decay import HalfLayer, agreement, decay_scores
+from scalelatent.models.mbn.decay import HalfLayer, measure_agreement, score_decays
 from tests.helpers import InterruptAt
 
 
@@ -36,15 +36,19 @@ def _groups(n: int = 90, features: int = 8) -> np.ndarray:
 
 
 def _scores(x: Any, seed: int = 5, **options: Any) -> dict[float, float]:
-    return decay_scores(_network(**options), sl.Dataset.from_arrays(x), seed)
+    return score_decays(_network(**options), sl.Dataset.from_arrays(x), seed)
 
 
 def test_agreement_is_corrected_for_chance() -> None:
     rng = np.random.default_rng(0)
     a = rng.integers(0, 20, 300)
-    assert agreement(a, (a * 7 + 3) % 20) == pytest.approx(1)
-    assert abs(agreement(a, rng.integers(0, 20, 300))) < 0.05
-    assert agreement(a, np.zeros(300, int)) == agreement(np.zeros(300, int), np.zeros(300, int)) == 0
+    assert measure_agreement(a, (a * 7 + 3) % 20) == pytest.approx(1)
+    assert abs(measure_agreement(a, rng.integers(0, 20, 300))) < 0.05
+    assert (
+        measure_agreement(a, np.zeros(300, int))
+        == measure_agreement(np.zeros(300, int), np.zeros(300, int))
+        == 0
+    )
 
 
 def test_the_decay_of_the_best_score_is_taken() -> None:
@@ -64,20 +68,20 @@ def test_the_decay_of_the_best_score_is_taken() -> None:
 
 
 def test_of_equal_scores_the_one_nearest_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mbn_decay, "decay_scores", lambda *_: {0.1: 0.4, 0.2: 0.7, 0.6: 0.7, 0.9: 0.6})
+    monkeypatch.setattr(mbn_decay, "score_decays", lambda *_: {0.1: 0.4, 0.2: 0.7, 0.6: 0.7, 0.9: 0.6})
     assert mbn_decay.choose_decay(None, None, 0) == 0.6  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("features", [3, 9])
 def test_networks_of_halves_never_see_the_other_features(features: int) -> None:
     train = sl.Dataset.from_arrays(np.zeros((20, features), dtype=np.float32))
-    whole, other, *halves = mbn_decay._first_layers(_network(feature_fraction=0.6), train, 20, 10, 0)
+    whole, other, *halves = mbn_decay._make_first_layers(_network(feature_fraction=0.6), train, 20, 10, 0)
     assert not isinstance(whole, HalfLayer)
     assert whole.seed != other.seed
     seen = []
     for layer in halves:
         assert isinstance(layer, HalfLayer)
-        columns = [layer.columns(which) for which in range(layer.n_clusterings)]
+        columns = [layer.draw_columns(which) for which in range(layer.n_clusterings)]
         assert {len(c) for c in columns} == {layer.n_columns} == {int(0.6 * len(layer.features))}
         assert set(np.concatenate(columns)) <= set(layer.features)
         seen.append(layer.features)
@@ -88,9 +92,9 @@ def test_networks_of_halves_never_see_the_other_features(features: int) -> None:
 
 def test_networks_with_few_units_look_at_one_at_least() -> None:
     train = sl.Dataset.from_arrays(np.zeros((20, 500), dtype=np.float32))
-    first = mbn_decay._first_layers(_network(feature_fraction=0.002), train, 20, 10, 0)[0]
-    layers = mbn_decay._layers_above(first, (10, 6, 5))
-    assert [int(layer.units(0).sum()) for layer in layers] == [1, 1]
+    first = mbn_decay._make_first_layers(_network(feature_fraction=0.002), train, 20, 10, 0)[0]
+    layers = mbn_decay._make_upper_layers(first, (10, 6, 5))
+    assert [int(layer.draw_units(0).sum()) for layer in layers] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_networks_with_few_units_look_at_one_at_least() -> None:
     ],
 )
 def test_small_networks_end_where_large_ones_do(options: Any, n: int, layers: tuple[int, ...]) -> None:
-    assert mbn_decay._schedule(_network(**options), n, 0.5) == layers
+    assert mbn_decay._choose_schedule(_network(**options), n, 0.5) == layers
 
 
 def test_documents_with_and_without_zeros_score_alike() -> None:
@@ -132,7 +136,7 @@ def test_a_bad_row_is_named_by_its_own_number(tmp_path: Path, kind: str) -> None
         rows = rows.save(tmp_path / "x.zarr", chunk_rows=10)
     told = "row 13, feature 2 is nan" if kind == "NaN" else "x.zarr: row 13 is all zeros"
     with pytest.raises(DataError, match=told):
-        decay_scores(_network(metric="cosine"), rows, 0)
+        score_decays(_network(metric="cosine"), rows, 0)
 
 
 def test_a_resumed_fit_keeps_the_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

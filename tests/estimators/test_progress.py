@@ -65,11 +65,11 @@ class Notebook:
     def get_ipython(self) -> Notebook:
         return self
 
-    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+    def display(self, mime_bundle: dict[str, str], *, raw: bool, display_id: bool) -> Any:
         assert raw
         assert display_id
-        self.cells.append([bundle])
-        return SimpleNamespace(update=lambda bundle, raw: self.cells[-1].append(bundle))
+        self.cells.append([mime_bundle])
+        return SimpleNamespace(update=lambda mime_bundle, raw: self.cells[-1].append(mime_bundle))
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_notebook_shows_the_cluster_of_a_fit(notebook, monkeypatch):
     (told,) = notebook.cells
     assert "1 worker\n" in told[0]["text/plain"]
     assert "2 workers\n" in told[-1]["text/plain"]
-    assert any("at most" in bundle["text/html"] for bundle in told)  # the time left
+    assert any("at most" in mime_bundle["text/html"] for mime_bundle in told)  # the time left
     assert "objective" in told[-1]["text/html"]
     assert f'<a href="{page}" target="_blank">dashboard</a>' in told[-1]["text/html"]
     assert f"dashboard: {page}" in told[-1]["text/plain"]

@@ -135,7 +135,7 @@ def test_a_block_is_moved_and_converted_once_for_all_clusterings(fake, dtype, cs
     from scalelatent.contract.learners import Block
     from scalelatent.engine.backend import CupyBackend, HostBackend
     from scalelatent.models.mbn.model.layers import ArraySets, make_layers
-    from scalelatent.models.mbn.model.network import LayerCoder, ready_rows
+    from scalelatent.models.mbn.model.network import LayerCoder, convert_rows
 
     x = np.random.default_rng(1).integers(1, 99, (40, 9)).astype(dtype)
     options = {"n_features": 9, "n_clusterings": 4, "fraction": 0.6, "metric": "euclidean", "seed": 3}
@@ -150,7 +150,7 @@ def test_a_block_is_moved_and_converted_once_for_all_clusterings(fake, dtype, cs
             for backend in (CupyBackend(), HostBackend())
         )
         np.testing.assert_array_equal(card, host)
-        moved = ready_rows(layer, CupyBackend(), rows)
+        moved = convert_rows(layer, CupyBackend(), rows)
         parts = (moved.data, moved.indices, moved.indptr) if isinstance(moved, CsrRows) else (moved,)
         assert all(isinstance(part, fake.ndarray) for part in parts)
         first = "u1" if dtype == "u1" and not csr else "f4"

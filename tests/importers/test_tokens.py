@@ -46,7 +46,7 @@ def documents(first: int, n: int) -> Documents:
     }
 
 
-def text_of(docs: Documents) -> str:
+def format_value(docs: Documents) -> str:
     parts = []
     for number, words in docs.items():
         lines = [" ".join(words[a : a + 7]) for a in range(0, len(words), 7)]
@@ -59,8 +59,8 @@ def files(tmp_path: Path) -> tuple[list[Path], Path, Documents, dict[int, list[s
     """Write two token files, one packed, and packed topics; return the paths and the documents."""
     one, two = documents(100, 25), documents(500, 14)
     first, second = tmp_path / "lyrl2004_tokens_train.dat", tmp_path / "lyrl2004_tokens_test_pt0.dat.gz"
-    first.write_text(text_of(one))
-    second.write_bytes(gzip.compress(text_of(two).encode()))
+    first.write_text(format_value(one))
+    second.write_bytes(gzip.compress(format_value(two).encode()))
     names = ["MCAT", "M14", "M141", "GPOL", "GCAT"]
     rng = np.random.default_rng(0)
     held = {number: [n for n in names if rng.random() < 0.4] or ["GCAT"] for number in one | two}
@@ -111,7 +111,7 @@ def with_empty(files) -> tuple[list[Path], Path, Documents, dict[int, list[str]]
     rare = {number: [f"rare{number}"] for number in (100, 107, 124, 511, 512, 513)}
     docs = {**docs, **rare}
     first, second = (
-        text_of({number: docs[number] for number in some}) for some in (range(100, 125), range(500, 514))
+        format_value({number: docs[number] for number in some}) for some in (range(100, 125), range(500, 514))
     )
     tokens[0].write_text(first)
     tokens[1].write_bytes(gzip.compress(second.encode()))

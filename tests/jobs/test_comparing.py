@@ -81,7 +81,7 @@ def test_kinds_and_test_rows_form_separate_groups(tmp_path: Path) -> None:
     assert [group["differing"] for group in told["groups"]] == [["data.test", "model.capsule_dim"]] * 2 + [[]]
     assert [note.split(":")[0] for note in told["notes"]] == [
         "models of different kinds (capsule, mbn)",
-        "runs that were scored on different rows",
+        "runs were scored on different rows",
     ]
     tables = comparison_tables(told)
     assert [len(rows) for _, _, rows in tables] == [2, 1, 1]
@@ -96,14 +96,14 @@ def test_runs_that_are_not_done_tell_how_far_they_are(tmp_path: Path, state: str
     run = told["runs"][1]
     assert (run["state"], run["validation_error"], run["seconds"], run["passes"]) == (state, 0.15, None, 2)
     assert "test_error" not in run
-    assert told["notes"] == [f"not done: {run['id']}; errors so far are of the last pass"]
+    assert told["notes"] == [f"unfinished: {run['id']}; their errors are those of the last pass"]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     a = make(tmp_path, "a")
     for runs, message in (
-        ([a], "one run is nothing to compare"),
-        ([a, a], "is named twice"),
+        ([a], "a comparison needs two or more run folders"),
+        ([a, a], "is given twice"),
         ([a, str(tmp_path)], "is not a run folder"),
     ):
         with pytest.raises(JobError, match=message):

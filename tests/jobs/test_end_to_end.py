@@ -138,7 +138,7 @@ def test_a_job_from_plan_to_report(digits):
     assert told["report"] == str(run / "report" / "index.html")
 
     again = scalelatent("fit", "job.toml", cwd=digits, code=2)
-    assert "already holds a run" in again.err
+    assert "already contains a run" in again.err
     assert "--out" in again.err
 
     state = scalelatent("status", "run", "--json", cwd=digits).json()

@@ -93,7 +93,7 @@ def test_from_data_to_report(folder: Path) -> None:
         ("model.damping=0.5", "online learning keeps no messages to damp"),
         ("model.batch_size=500", "larger than the data, 200"),
         ("model.missing=x", "missing='x': give a number, NaN or None"),
-        ('data.target="letters.zarr"', "a model of kind 'hcn' learns no outputs: leave it out"),
+        ('data.target="letters.zarr"', "a model of kind 'hcn' learns no outputs; remove the key"),
         ("engine.leaf_rows=-1", "leaf_rows"),
     ],
 )
@@ -106,7 +106,7 @@ def test_mistakes_are_refused_before_work_starts(folder: Path, setting: str, say
 def test_unsupported_methods_are_refused(folder: Path) -> None:
     scalelatent("fit", "job.toml", "--out", "other", "--set", "model.n_epochs=1", cwd=folder)
     said = scalelatent("predict", "other", "letters.zarr", "--out", "p.zarr", cwd=folder, code=2)
-    assert "has no predict: `scalelatent transform" in said.err
+    assert "has no predict; use `scalelatent transform" in said.err
     said = scalelatent("score", "other", "letters.zarr", "--metric", "nmi", cwd=folder, code=2)
     assert "unknown metric 'nmi'" in said.err
     scalelatent("data", "make", "bars", "bars.zarr", "--rows", 5, cwd=folder)

@@ -14,7 +14,7 @@ from scalelatent.data import Dataset
 from scalelatent.errors import JobError
 from scalelatent.generators.images import image_set
 from scalelatent.jobs.datasets import open_job_data
-from scalelatent.jobs.recorder import python_only
+from scalelatent.jobs.recorder import why_python_only
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from tests.jobs.test_end_to_end import scalelatent
@@ -88,7 +88,7 @@ def test_only_the_rows_to_learn_from_lose_theirs(folder: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["capsule", "linear_mixture", "crbm"])
 def test_kinds_that_need_labels_say_so(folder: Path, kind: str) -> None:
-    says = f"labels = false: a model of kind '{kind}' learns from labels or outputs: leave it out"
+    says = f"labels = false: a model of kind '{kind}' learns from labels or outputs; remove the key"
     with pytest.raises(JobError, match=says):
         data_of(folder, kind, labels=False)
 
@@ -106,6 +106,6 @@ def test_fits_in_python_without_labels_are_such_jobs(folder: Path, tmp_path: Pat
     job = RunFolder(tmp_path / "run").read_job()
     assert job.data.labels is False
     assert not open_job_data(job).train.has_y
-    assert python_only(job) == ""
+    assert why_python_only(job) == ""
     said = json.loads((tmp_path / "run" / "job.json").read_text())["data"]
     assert (said["train_rows"], said["validation_rows"]) == ("0:40", "40:60")

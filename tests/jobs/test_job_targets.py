@@ -82,14 +82,18 @@ def test_own_outputs_need_no_target(folder: Path) -> None:
             DataError,
             "has 40 rows, but its target of .*short has 30",
         ),
-        ({"target": "v", "train_rows": "0:41"}, JobError, "reach beyond"),
+        ({"target": "v", "train_rows": "0:41"}, JobError, "exceed"),
         (
             {"target": "v", "validation": "other", "validation_target": "narrow"},
             JobError,
-            "has 4 outputs a row, train has 5; give .data. validation_target",
+            "has 4 outputs per row, train has 5; give .data. validation_target",
         ),
         ({"target": "v", "test_target": "v"}, JobError, "test_target is given without .data. test"),
-        ({"target": "v", "kind": "mbn"}, JobError, "target = .* kind 'mbn' learns no outputs: leave it out"),
+        (
+            {"target": "v", "kind": "mbn"},
+            JobError,
+            "target = .* kind 'mbn' learns no outputs; remove the key",
+        ),
         (
             {"validation": "x", "validation_target": "v", "kind": "capsule"},
             JobError,

@@ -85,5 +85,5 @@ def test_what_a_job_may_not_ask_for(folder: Path) -> None:
     said = scalelatent("plan", "job.toml", "--set", "model.k_lst=3", cwd=folder, code=2)
     assert "did you mean 'k_last'?" in said.err
     said = scalelatent("fit", "job.toml", "--out", "no", "--set", "model.k1=7000", cwd=folder, code=2)
-    assert "k1=7000 is above the 6000 rows" in said.err
+    assert "k1=7000 is more than the 6000 rows" in said.err
     assert not (folder / "no").exists()

@@ -119,5 +119,7 @@ def test_a_small_network_is_scored_in_its_place(folder: Path) -> None:
 
 def test_predict_of_a_model_without_classes_is_refused(folder: Path) -> None:
     told = scalelatent("predict", "run", "x.zarr", "--out", "p.zarr", cwd=folder, code=2)
-    assert "a MultilayerBootstrapNetwork has no predict: `scalelatent transform RUN DATA --out OUT`" in told
+    assert (
+        "a MultilayerBootstrapNetwork has no predict; use `scalelatent transform RUN DATA --out OUT`" in told
+    )
     assert not (folder / "p.zarr").exists()

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from scalelatent.monitor.progress import ProgressDisplay, describe, duration
+from scalelatent.monitor.progress import ProgressDisplay, describe_record, format_duration
 
 
 def console(**options):
@@ -94,14 +94,14 @@ def test_a_layer_is_shown_with_its_number_in_lines():
 def test_nothing_to_show_yet():
     plain = console()
     plain.print(ProgressDisplay(plain)._render())
-    assert describe({}) == []
+    assert describe_record({}) == []
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.04, "0.0 s"), (9.99, "10.0 s"), (59.6, "1 min 00 s"), (3600, "1 h 00 min")]
 )
 def test_durations(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_what_follows_on_the_fit_has_its_own_time_left():

@@ -22,7 +22,7 @@ from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.estimators import base
 from scalelatent.estimators.fit_services import FitCall
-from scalelatent.jobs.recorder import job_of, python_only, recorded
+from scalelatent.jobs.recorder import job_of, recorded, why_python_only
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import build_estimator
 from scalelatent.jobs.searching import make_search
@@ -116,9 +116,9 @@ def test_what_only_python_has_is_resumed_in_python(tmp_path, rows, what):
     refused = run("resume", tmp_path / "run")
     assert refused.exit_code == 2
     message = refused.output.strip()
-    assert message.startswith(f"error: run {tmp_path / 'run'} cannot go on from the command line: ")
+    assert message.startswith(f"error: the command line cannot resume run {tmp_path / 'run'}: ")
     assert message.endswith(
-        f"go on in Python with the same fit(..., run_dir='{tmp_path / 'run'}', resume=True)"
+        f"resume in Python with the same fit(..., run_dir='{tmp_path / 'run'}', resume=True)"
     )
     assert "\n" not in message
     assert RunFolder(tmp_path / "run").read_state() == before
@@ -130,7 +130,7 @@ def test_report_says_that_rows_were_in_memory(tmp_path):
     model().fit(X, Y, run_dir=tmp_path / "run")
     told = run("report", tmp_path / "run")
     assert told.exit_code == 0
-    assert "lived in memory" in told.output
+    assert "were in memory" in told.output
     assert f".report('{tmp_path / 'run'}', data=(X, y))" in told.output
     sl.load_model(tmp_path / "run").report(tmp_path / "run", data=(X, Y))
     assert "given error" in (tmp_path / "run" / "report" / "index.html").read_text()
@@ -227,12 +227,12 @@ def test_a_run_that_is_driven_elsewhere_is_left_alone(tmp_path, rows):
 
 
 def test_cancel_stops_a_fit_in_python(tmp_path, rows):
-    from scalelatent.jobs.interrupt import ask_cancel
+    from scalelatent.jobs.interrupt import request_cancel
 
     class Cancel(sl.Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
             if record["pass"] == 1:
-                ask_cancel(RunFolder(tmp_path / "run"))
+                request_cancel(RunFolder(tmp_path / "run"))
 
     with pytest.raises(KeyboardInterrupt, match="scalelatent cancel"):
         model(max_iter=100_000).fit(rows, run_dir=tmp_path / "run", callbacks=Cancel())
@@ -283,7 +283,7 @@ IN_PYTHON = [
 def test_a_search_is_a_job_where_a_job_file_can_say_it(tmp_path, rows, how):
     search = sl.Search(model(), {"capsule_dim": [1, 2]}).set_params(**how)
     job = job_of(FitCall(search, {"train": rows}), str(tmp_path / "run"), 5, None)
-    assert (job.search is None) == bool(python_only(job)) == (how in IN_PYTHON)
+    assert (job.search is None) == bool(why_python_only(job)) == (how in IN_PYTHON)
     if job.search is not None:
         made = make_search(job, build_estimator(job))
         assert made.param_grid == [{"capsule_dim": 1}, {"capsule_dim": 2}]

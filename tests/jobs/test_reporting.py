@@ -76,4 +76,4 @@ def test_rows_of_another_kind_are_refused(given: Any, tmp_path: Path) -> None:
     said = scalelatent("report", "run", "other.zarr", cwd=tmp_path, code=2).err
     assert "other.zarr has 9 features per row, but the model was fitted to rows of 64" in said
     said = scalelatent("report", "run", "--rows", "0:10", cwd=tmp_path, code=2).err
-    assert "--rows and --target are of DATA" in said
+    assert "--rows and --target need DATA" in said

@@ -42,7 +42,7 @@ def test_create_open_and_read(folder, job):
 
 
 def test_existing_folders(tmp_path, job, folder):
-    with pytest.raises(JobError, match=r"already holds a run.*scalelatent resume .*--out"):
+    with pytest.raises(JobError, match=r"already contains a run.*scalelatent resume .*--out"):
         RunFolder.create(folder.path, job)
     folder.update_state(state="done")
     with pytest.raises(JobError, match=r"state: done.*scalelatent status.*--out"):
@@ -69,7 +69,7 @@ def test_open_refuses_what_is_no_run(tmp_path):
 
 
 def test_states_are_checked_and_written_whole(folder, monkeypatch):
-    with pytest.raises(ValueError, match="none of queued"):
+    with pytest.raises(ValueError, match="not one of queued"):
         folder.update_state(state="sleeping")
     before = (folder.path / "state.json").read_bytes()
 

@@ -17,8 +17,8 @@ from scalelatent import Dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, RunError
 from scalelatent.jobs import runner
-from scalelatent.jobs.driver_news import warnings_told
 from scalelatent.jobs.resolve import load_job, resolve
+from scalelatent.jobs.run_record import report_warnings
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job, run_new_job
 from scalelatent.monitor.events import RunLog
@@ -66,7 +66,7 @@ def test_skipped_rows_are_reported(prepared):
     state = folder.read_state()
     assert (state["quarantined_shards"], state["quarantined_rows"]) == (2, 2400)
     (warning,) = result.warnings
-    assert warning.startswith("2400 rows of 2 bad shard(s) were left out")
+    assert warning.startswith("2,400 rows of 2 bad shard(s) were excluded")
     (event, _) = [e for e in folder.records("events.jsonl") if e["event"] == "shard_quarantined"]
     assert (event["shard"], event["rows"], event["deaths"]) == ("small.zarr/x/c/3/0", 1200, 3)
     assert result.estimator.asked["engine"] == {"on_bad_shard": "skip"}
@@ -124,7 +124,7 @@ def test_jobs_in_threads_receive_only_their_warnings(prepared, tmp_path, last):
     begun, gone = threading.Barrier(2), threading.Event()
 
     def drive(name, folder):
-        with warnings_told(folder, said[name].append):
+        with report_warnings(folder, said[name].append):
             begun.wait(10)
             warnings.showwarning(UserWarning(f"of the {name}"), UserWarning, "x.py", 1)
             begun.wait(10)
@@ -157,7 +157,7 @@ def test_full_disk_gives_a_readable_error(prepared, fake):
     fake.fail = OSError(errno.ENOSPC, "No space left on device", "/x/checkpoint")
     with pytest.raises(RunError, match=r"no space left while writing /x/checkpoint.*scalelatent resume"):
         run_job(job, folder)
-    assert "make room" in folder.read_state()["error"]
+    assert "free some space" in folder.read_state()["error"]
 
 
 def test_first_signal_stops_after_the_pass(prepared, fake):
@@ -171,7 +171,7 @@ def test_first_signal_stops_after_the_pass(prepared, fake):
     fake.before_pass = staticmethod(interrupt)
     earlier = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run_job(job, folder, tell=told.append)
+        run_job(job, folder, print_line=told.append)
     assert signal.getsignal(signal.SIGINT) is earlier
     state = folder.read_state()
     assert state["state"] == "cancelled"
@@ -244,9 +244,9 @@ def test_callbacks_of_the_user_are_called(prepared):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data.train_rows=0:401", r'train rows "0:401" reach beyond .*small.zarr, which has 400 rows'),
-        ("data.test_rows=-401:", "reach beyond"),
-        ("data.train_rows=300:-200", "hold none of the 400 rows"),
+        ("data.train_rows=0:401", r'train rows "0:401" exceed .*small.zarr, which has 400 rows'),
+        ("data.test_rows=-401:", "exceed"),
+        ("data.train_rows=300:-200", "contain none of the 400 rows"),
         ("data.target=small.zarr", "learns no outputs"),
     ],
 )
@@ -259,17 +259,17 @@ def test_rows_that_are_not_there(prepared, setting, message):
 
 def test_unreachable_scheduler(prepared):
     job, folder = prepared("cluster.scheduler=tcp://127.0.0.1:9")
-    with pytest.raises(JobError, match=r"scheduler 'tcp://127.0.0.1:9': nothing listens there"):
+    with pytest.raises(JobError, match=r"scheduler 'tcp://127.0.0.1:9': no program listens there"):
         run_job(job, folder)
 
 
 def test_a_refused_job_leaves_no_folder(workplace, fake):
     job = load_job(workplace.job, settings=["data.train_rows=0:401"])
-    with pytest.raises(JobError, match="reach beyond"):
+    with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
     assert not workplace.run.exists()
     workplace.run.mkdir()
-    with pytest.raises(JobError, match="reach beyond"):
+    with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
     assert list(workplace.run.iterdir()) == []  # a folder of the user's own stays
 
@@ -284,16 +284,15 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
 
     with other:
         with pytest.raises(RunError, match="is driven by process"):
-            run_new_job(job, tell=take)
+            run_new_job(job, print_line=take)
         assert RunFolder.open(workplace.run).read_job() == job
 
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
 def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
-    from scalelatent.engine.dask import requests
-    from scalelatent.jobs.job_cluster import peak_of_workers
+    from scalelatent.jobs.job_cluster import read_peak_bytes
 
-    monkeypatch.setattr(requests, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(asking, "ASK_SECONDS", 0.05)
     never = threading.Event()
 
     class Client:
@@ -304,7 +303,7 @@ def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
                 raise AttributeError("'NoneType' object has no attribute 'send_recv'")
             never.wait(30)
 
-    assert peak_of_workers(Client()) is None
+    assert read_peak_bytes(Client()) is None
     never.set()
 
 
@@ -319,7 +318,7 @@ def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
         "data": {"train": str(tmp_path / "x.zarr")},
         "model": {"kind": "mbn", "n_clusterings": 4, "n_classes": 2},
     }
-    result = runner.run_new_job(resolve(sections, environ={}), tell=told.append)
+    result = runner.run_new_job(resolve(sections, environ={}), print_line=told.append)
     (line,) = [line for line in told if "n_clusterings=4" in line]
     assert line.startswith("warning: n_clusterings=4: with fewer than 50")
     events = result.folder.records("events.jsonl")

@@ -113,7 +113,7 @@ def test_command_line_plans_fits_and_reports_a_search(place: Path) -> None:
     assert (found["candidates"], found["folds"], found["scoring"]) == (4, 1, "balanced_accuracy")
     assert scalelatent("status", "run", "--json", cwd=place).json()["search"] == found
     page = (place / "run/report/index.html").read_text()
-    assert "The search: 4 candidates" in page
+    assert "Search over 4 candidates" in page
     assert page.count("capsule_dim = ") >= 4
     assert f"{found['best_score']:.4f}" in page
     assert (place / "run/report/candidates.png").exists()
@@ -142,7 +142,7 @@ def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(place: Path) -> Non
         ({"grid": {}}, {}, "write parameters with lists of values"),
         ({"grid": {"capsule_dim": 4}}, {}, r"capsule_dim = 4 is not a list of values"),
         ({"grid": {"capsul_dim": [4]}}, {}, "unknown parameter 'capsul_dim'.*did you mean 'capsule_dim'"),
-        ({"grid": {"n_jobs": [4]}}, {}, r"n_jobs says where or how a fit runs"),
+        ({"grid": {"n_jobs": [4]}}, {}, r"n_jobs affects where or how a fit runs"),
         ({"grid": {"tol": [1]}, "cv": 1}, {}, r"\[search\] cv = 1: .*greater than or equal to 2"),
         ({"grid": {"tol": [1]}, "folds": 3}, {}, r"unknown key 'folds' in \[search\]"),
         (

@@ -141,7 +141,9 @@ def test_resume_may_change_what_a_model_leaves_free():
     assert (slower.params["learning_rate"], slower.params["n_epochs"]) == (0.01, 70)
     assert slower.origins["model.n_epochs"] == "command line"
     assert job.params["n_epochs"] is None
-    with pytest.raises(JobError, match=r"engine.cache, model.learning_rate, model.n_epochs; for another job"):
+    with pytest.raises(
+        JobError, match=r"engine.cache, model.learning_rate, model.n_epochs; to change other values"
+    ):
         override(job, ["model.n_hidden=3"])
 
 
@@ -185,7 +187,7 @@ def test_rows_other_forms():
     assert parse_rows(":-3") == slice(None, -3)
     assert parse_rows("-5:") == slice(-5, None)
     for bad in ("", "5", "a:b", "1:2:3", ":0", "-3:-5"):
-        with pytest.raises(ValueError, match=r"no row|not a run of rows"):
+        with pytest.raises(ValueError, match=r"no row|not a range of rows"):
             parse_rows(bad)
 
 

@@ -17,8 +17,8 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError, RunError
 from scalelatent.jobs import control, submit
-from scalelatent.jobs import driver_news as news
-from scalelatent.jobs.interrupt import StopRequest, ask_cancel, cancel_asked, stop_on_cancel
+from scalelatent.jobs import run_record as news
+from scalelatent.jobs.interrupt import StopRequest, read_cancel_request, request_cancel, stop_on_cancel
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job
@@ -58,7 +58,7 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
 def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, monkeypatch):
     other = RunFolder(folder.url)
     monkeypatch.setattr(type(other.place), "is_empty", lambda self: True)  # it was, when it was looked at
-    with pytest.raises(JobError, match=r"already holds a run \(state: queued\)"):
+    with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))
 
 
@@ -67,7 +67,7 @@ def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, mon
 STEPS = {
     "connect": "an answer of the scheduler tcp://10.0.0.1:8786",
     "check_versions": "the versions of the packages on the scheduler and on each worker",
-    "require_checks": "each worker to look for the data and the device",
+    "require_checks": "each worker to check the data and the device",
     "_check_plan": "a worker to open the data and to plan the fit",
     "check_folder": "each worker to write to the run folder",
     "_keep": "the scheduler tcp://10.0.0.1:8786 to accept the job",
@@ -101,10 +101,17 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
     monkeypatch.setattr(submit, "SILENT_SECONDS", 0.02)
     monkeypatch.setattr(submit, "connect", connect)
     monkeypatch.setattr(submit, "require_checks", require_checks)
-    for name in ("check_versions", "_wait_for_worker", "_check_plan", "install_page", "announce", "_keep"):
+    for name in (
+        "check_versions",
+        "_wait_for_worker",
+        "_check_plan",
+        "add_dashboard_page",
+        "publish_state",
+        "_keep",
+    ):
         monkeypatch.setattr(submit, name, step(name))
     with pytest.raises(JobError, match="the step ended"):
-        submit.submit_job(load_job(workplace.job), scheduler="tcp://10.0.0.1:8786", tell=tell)
+        submit.submit_job(load_job(workplace.job), scheduler="tcp://10.0.0.1:8786", print_line=tell)
 
 
 def test_submit_prints_nothing_for_quick_steps():
@@ -124,7 +131,7 @@ def test_starts_are_counted_and_a_lost_driver_is_reported(folder):
     assert (state["state"], state["driver_lost"]) == ("failed", True)
     # Records of earlier versions hold seconds.
     assert state["submitted"] == "1970-01-01T00:00:01.500+00:00"
-    assert "the driver on tcp://10.0.0.7:1234 ended without a word" in state["error"]
+    assert "the driver on tcp://10.0.0.7:1234 ended without a message" in state["error"]
     folder.update_state(error="the scheduler tcp://10.0.0.1:8786 was lost")
     assert folder.read_state()["error"] == "the scheduler tcp://10.0.0.1:8786 was lost"
 
@@ -201,15 +208,15 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
     fake.before_pass = None
     run_job(job, folder, resume=True)
     assert len(folder.records("metrics.jsonl")) == 1000
-    with pytest.raises(JobError, match="is done: there is nothing to cancel"):
+    with pytest.raises(JobError, match="has already ended .state: done"):
         control.cancel_job(folder)
 
 
 def test_a_request_for_an_earlier_start_is_passed_over(folder):
     request = StopRequest()
     folder.begin("running")
-    ask_cancel(folder)
-    assert cancel_asked(folder)["start"] == 1
+    request_cancel(folder)
+    assert read_cancel_request(folder)["start"] == 1
     folder.begin("running")
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
@@ -224,7 +231,7 @@ def test_a_request_for_an_earlier_start_is_passed_over(folder):
 
 def test_cancel_of_a_job_without_a_driver(folder):
     folder.begin("queued", submitted=1.0)
-    assert "before it began" in control.cancel_job(folder)["error"]
+    assert "before the start" in control.cancel_job(folder)["error"]
     folder.begin("running", driver="tcp://gone:1")
     assert "its driver was lost" in control.cancel_job(folder)["error"]
 
@@ -259,7 +266,7 @@ def test_follow_reports_passes_once_and_again_after_a_restart(folder):
     folder.begin("queued")
     result = []
     thread = threading.Thread(
-        target=lambda: result.append(control.follow(folder, [Watch()], tell=told.append, poll=0.02))
+        target=lambda: result.append(control.follow(folder, [Watch()], print_line=told.append, poll=0.02))
     )
     thread.start()
 
@@ -275,7 +282,7 @@ def test_follow_reports_passes_once_and_again_after_a_restart(folder):
         wait_for(lambda: told[1:] == ["running on tcp://a:1"])
         for number in (1, 2, 3):
             folder.append("metrics.jsonl", {"pass": number})
-        folder.tell_progress({"rows_done": 7})
+        folder.write_progress({"rows_done": 7})
         wait_for(lambda: seen == [1, 2, 3] and progress == [7])
         folder.keep_records("metrics.jsonl", 1)
         time.sleep(0.1)
@@ -300,9 +307,9 @@ def test_follow_waits_a_while_for_a_lost_driver(folder, monkeypatch):
     folder.begin("running", submitted=1.0)
     told = []
     begin = time.monotonic()
-    assert control.follow(folder, tell=told.append, poll=0.02)["driver_lost"]
+    assert control.follow(folder, print_line=told.append, poll=0.02)["driver_lost"]
     assert time.monotonic() - begin > 0.3
-    assert told == ["the driver is lost; waiting for the cluster to start it again"]
+    assert told == ["the driver is lost; waiting for the cluster to restart it"]
 
 
 def test_events_are_given_as_they_come(folder):

@@ -121,7 +121,7 @@ def run(job: Job, **how: Any) -> tuple[RunFolder, list[str]]:
     lines: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        run_job(folder.read_job(), folder, tell=lines.append, **how)
+        run_job(folder.read_job(), folder, print_line=lines.append, **how)
     return folder, lines
 
 
@@ -172,7 +172,7 @@ def test_a_server_that_fails_ends_no_fit(server: FakeServer, job: Any, fake: Any
     folder, lines = run(job())
     assert folder.read_state()["state"] == "done"
     (line,) = [line for line in lines if "MLflow" in line]
-    assert "ConnectionError: refused; the fit goes on, and further errors are not told" in line
+    assert "ConnectionError: refused; the fit continues, and further errors are not reported" in line
 
 
 def test_a_server_that_does_not_answer_holds_up_no_fit(
@@ -184,7 +184,7 @@ def test_a_server_that_does_not_answer_holds_up_no_fit(
     folder, lines = run(job())
     assert folder.read_state()["state"] == "done"
     (line,) = [line for line in lines if "MLflow" in line]
-    assert "no answer for 0 s; the run is whole, and MLflow lacks its rest" in line
+    assert "no answer for 0 s; the run is complete, but its last data is not in MLflow" in line
     answer.set()
 
 
@@ -222,7 +222,7 @@ def test_a_call_that_is_refused_leaves_the_others(server: FakeServer, job: Any, 
     assert ("objective", pytest.approx(1 / 5), 5) in told["metrics"]
     (line,) = [line for line in lines if "MLflow" in line]
     assert "ValueError: a long text xxx" in line
-    assert "x …; the fit goes on" in line
+    assert "x …; the fit continues" in line
 
 
 def test_failed_run_names_the_server_in_one_line(
@@ -237,7 +237,7 @@ def test_failed_run_names_the_server_in_one_line(
     folder = RunFolder.create(made.job.out, made)
     with pytest.raises(OSError, match="no more"), warnings.catch_warnings():
         warnings.simplefilter("always")
-        run_job(made, folder, tell=lines.append)
+        run_job(made, folder, print_line=lines.append)
     answer.set()
     assert len([line for line in lines if "MLflow" in line]) == 1
 
@@ -272,7 +272,7 @@ class Broken(Callback):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('kind = "mlfow"', r"kind = 'mlfow' is not known here; did you mean 'mlflow'"),
+        ('kind = "mlfow"', r"kind = 'mlfow' is unknown; did you mean 'mlflow'"),
         ('kind = "mlflow"\nurl = "x"', r"unknown key 'url' in \[\[callbacks\]\] .* did you mean 'uri'"),
         ('uri = "x"', r"\[\[callbacks\]\] kind is missing"),
     ],

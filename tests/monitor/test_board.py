@@ -19,14 +19,14 @@ def feed_fit(board: Board, run: str, passes: int, begin: float = 1000.0, **more:
     """A running job of so many passes, 2 s each; returns the time of the last message."""
     now = begin
     who = {"job": run[-6:], "name": "fit", "model": "capsule", "driver": "tcp://a:1"}
-    board.feed({"kind": "state", "run": run, "state": "running", **who}, now)
-    board.feed({"kind": "event", "run": run, "name": "fit_started", "rows": 1000, "max_iter": 100}, now)
+    board.update({"kind": "state", "run": run, "state": "running", **who}, now)
+    board.update({"kind": "event", "run": run, "name": "fit_started", "rows": 1000, "max_iter": 100}, now)
     for number in range(1, passes + 1):
         now += 2.0
         cost = {"rows": 1000, "seconds": 2.0, "bytes_read": 8_000_000}
         measured = {"objective": 1 / number, "validation_error": 0.5 / number}
         message = {"kind": "pass", "run": run, "stage": "capsule_estep", "pass": number, **measured, **cost}
-        board.feed({**message, **more}, now)
+        board.update({**message, **more}, now)
     return now
 
 
@@ -40,7 +40,7 @@ def test_board_shows_rates_and_remaining_time() -> None:
     board = Board()
     now = feed_fit(board, "runs/mnist1", 10)
     so_far = {"pass": 11, "rows_done": 250, "rows_total": 1000, "rows_per_s": 500}
-    board.feed({"kind": "progress", "run": "runs/mnist1", "stage": "capsule_estep", **so_far}, now + 0.5)
+    board.update({"kind": "progress", "run": "runs/mnist1", "stage": "capsule_estep", **so_far}, now + 0.5)
     (job,) = board.summary(now + 0.5)
     assert (job["id"], job["state"], job["pass"], job["max_passes"]) == ("mnist1", "running", 10, 100)
     assert job["objective"] == pytest.approx(0.1)
@@ -58,15 +58,15 @@ def test_board_shows_rates_and_remaining_time() -> None:
 def test_steps_after_the_fit_are_separate_stages() -> None:
     board = Board()
     now = feed_fit(board, "runs/a", 10)
-    board.feed({"kind": "event", "run": "runs/a", "name": "fit_ended", "passes": 10}, now)
-    board.feed({"kind": "event", "run": "runs/a", "name": "stage", "stage": "scoring", "rows": 500}, now)
+    board.update({"kind": "event", "run": "runs/a", "name": "fit_ended", "passes": 10}, now)
+    board.update({"kind": "event", "run": "runs/a", "name": "stage", "stage": "scoring", "rows": 500}, now)
     job = board.summary(now)[0]
     assert (job["stage"], job["rows_done"], job["rows_total"]) == ("scoring", 0, 500)
     assert job["progress"] == 0
     assert job["seconds_left"] is None
     told = {"kind": "progress", "run": "runs/a", "stage": "scoring", "pass": 0, "rows_per_s": 50.0}
-    board.feed({**told, "rows_done": 100, "rows_total": 500}, now + 2)
-    board.feed({**told, "rows_done": 250, "rows_total": 500}, now + 5)
+    board.update({**told, "rows_done": 100, "rows_total": 500}, now + 2)
+    board.update({**told, "rows_done": 250, "rows_total": 500}, now + 5)
     job = board.summary(now + 5)[0]
     assert job["progress"] == 0.5
     assert job["seconds_left"] == pytest.approx(5.0, rel=0.5)
@@ -76,19 +76,19 @@ def test_how_far_the_whole_fit_is() -> None:
     board = Board()
     now = feed_fit(board, "runs/a", 10)  # of 100 passes
     told = {"kind": "progress", "run": "runs/a", "stage": "capsule_estep", "rows_total": 1000}
-    board.feed({**told, "pass": 11, "rows_done": 500}, now)
+    board.update({**told, "pass": 11, "rows_done": 500}, now)
     assert board.summary(now)[0]["overall"] == pytest.approx(0.105)
-    board.feed({"kind": "event", "run": "runs/a", "name": "stage", "stage": "report"}, now)
+    board.update({"kind": "event", "run": "runs/a", "name": "stage", "stage": "report"}, now)
     assert board.summary(now)[0]["overall"] == 1.0
 
 
 def test_how_far_a_network_is() -> None:
     board, where = Board(), {"run": "runs/n", "layer": 3, "layers": 4, "k": 250}
-    board.feed({"kind": "state", "run": "runs/n", "state": "running"}, 0.0)
+    board.update({"kind": "state", "run": "runs/n", "state": "running"}, 0.0)
     assert board.summary(0.0)[0]["overall"] is None
     for stage, rows, overall in (("mbn_gather-l3", 50, 0.5), ("mbn_code-l3", 50, 0.625)):
         told = {"kind": "progress", "stage": stage, "pass": 0, "rows_done": rows, "rows_total": 100}
-        board.feed({**told, **where}, 1.0)
+        board.update({**told, **where}, 1.0)
         assert board.summary(1.0)[0]["overall"] == overall
 
 
@@ -97,10 +97,10 @@ def test_board_shows_rounds_of_nu_and_the_report() -> None:
     now = feed_fit(board, "runs/a", 0)
     for number in (1, 2, 3):
         record = {"pass": number, "stage": "capsule_estep", "objective": 0.5, "nu": 0.5 * (number < 3)}
-        board.feed({"kind": "pass", "run": "runs/a", "round": 1 + (number == 3), **record}, now)
+        board.update({"kind": "pass", "run": "runs/a", "round": 1 + (number == 3), **record}, now)
     done = {"kind": "state", "run": "runs/a", "state": "done", "report": "/runs/a/report/index.html"}
     assert board.summary(now)[0]["report"] is None
-    board.feed(done, now)
+    board.update(done, now)
     told = board.jobs["runs/a"].detail(now)
     assert told["report"] == "/runs/a/report/index.html"
     assert told["curves"][0]["round"] == [1, 1, 2]
@@ -109,29 +109,29 @@ def test_board_shows_rounds_of_nu_and_the_report() -> None:
 
 def test_board_shows_the_layer_number() -> None:
     board, layer = Board(), {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 1250}
-    board.feed({"kind": "event", "run": "r", "name": "stage", "rows": 500, **layer}, 10.0)
+    board.update({"kind": "event", "run": "r", "name": "stage", "rows": 500, **layer}, 10.0)
     (job,) = board.summary(10.0)
     assert (job["stage"], job["part"]) == ("mbn_code-l3", "layer 3 of 7, k = 1,250")
     assert "layer 3, layers 7, k 1,250" in board.jobs["r"].detail(10.0)["events"][-1]["text"]
     # A page that began to listen in mid-layer knows it too.
     late = Board()
-    late.feed({"kind": "progress", "run": "r", "rows_done": 5, "rows_total": 10, **layer}, 11.0)
+    late.update({"kind": "progress", "run": "r", "rows_done": 5, "rows_total": 10, **layer}, 11.0)
     assert late.summary(11.0)[0]["part"] == "layer 3 of 7, k = 1,250"
-    board.feed({"kind": "pass", "run": "r", "stage": "mbn_pca", "pass": 1}, 12.0)
+    board.update({"kind": "pass", "run": "r", "stage": "mbn_pca", "pass": 1}, 12.0)
     assert board.summary(12.0)[0]["part"] is None
 
 
 def test_rows_of_unreported_passes_are_counted_once() -> None:
     board = Board()
     for run_rows in (1000, 5000, 5000, 9000, 2000):  # the last from a driver that started again
-        board.feed({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
+        board.update({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
     assert board.jobs["r"].rows == 11_000
 
 
 def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
     board = Board()
     now = feed_fit(board, "r", 10)
-    board.feed({"kind": "state", "run": "r", "state": "cancelled"}, now)
+    board.update({"kind": "state", "run": "r", "state": "cancelled"}, now)
     assert board.summary(now + 5)[0]["seconds"] == pytest.approx(20)
     feed_fit(board, "r", 3, begin=now + 10)
     (job,) = board.summary(now + 16)
@@ -142,8 +142,8 @@ def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
 def test_a_state_that_is_only_repeated_does_not_wake_an_ended_job() -> None:
     board = Board()
     now = feed_fit(board, "r", 2)
-    board.feed({"kind": "state", "run": "r", "state": "failed", "error": "disk full"}, now)
-    board.feed({"kind": "state", "run": "r", "state": "running", "again": True, "job": "r-1"}, now + 1)
+    board.update({"kind": "state", "run": "r", "state": "failed", "error": "disk full"}, now)
+    board.update({"kind": "state", "run": "r", "state": "running", "again": True, "job": "r-1"}, now + 1)
     (job,) = board.summary(now + 2)
     assert (job["id"], job["state"], job["error"]) == ("r-1", "failed", "disk full")
 
@@ -161,8 +161,8 @@ def test_workers_pools_and_losses() -> None:
     board = Board()
     now = feed_fit(board, "r", 2)
     for second in range(6):
-        board.feed(span("r", "tcp://h:w1"), now + second)
-        board.feed(span("r", "tcp://h:g1", device="gpu", rows=5000), now + second)
+        board.update(span("r", "tcp://h:w1"), now + second)
+        board.update(span("r", "tcp://h:g1", device="gpu", rows=5000), now + second)
     job = board.jobs["r"]
     detail = job.detail(now + 5)
     assert [w["name"] for w in detail["worker_rows"]] == ["w1", "g1"]
@@ -172,9 +172,9 @@ def test_workers_pools_and_losses() -> None:
     assert detail["worker_rows"][0]["last_span"] == "capsule_estep, pass 3, span 7"
     assert detail["worker_rows"][0]["wait_share"] == pytest.approx(0.25)
     lost = {"kind": "lost", "worker": "tcp://h:w1", "name": "w1", "keys": ["a", "b"], "memory": 2**30}
-    board.feed(lost, now + 6)
+    board.update(lost, now + 6)
     # The driver tells of the same loss; it is one.
-    board.feed({"kind": "event", "run": "r", "name": "worker_lost", "worker": "tcp://h:w1"}, now + 7)
+    board.update({"kind": "event", "run": "r", "name": "worker_lost", "worker": "tcp://h:w1"}, now + 7)
     detail = job.detail(now + 8)
     assert detail["workers_lost"] == 1
     assert detail["workers"] == 1
@@ -182,25 +182,25 @@ def test_workers_pools_and_losses() -> None:
     assert [e["text"] for e in detail["events"] if e["name"] == "worker_lost"] == [
         "worker w1, tasks 2, memory 1,024 MiB"
     ]
-    board.feed(span("r", "tcp://h:w1"), now + 9)  # it had only been away
+    board.update(span("r", "tcp://h:w1"), now + 9)  # it had only been away
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 
 def test_spans_in_one_message_are_counted_individually() -> None:
     board = Board()
     feed_fit(board, "r", 1)
-    board.feed(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
+    board.update(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
     (worker,) = board.jobs["r"].detail(1000.0)["worker_rows"]
     assert (worker["spans"], worker["rows"], worker["span_seconds"], worker["pool"]) == (4, 4000, 1.0, "gpu")
 
 
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = Board()
-    board.feed(span("/tmp/records", "tcp://h:w1"), 1000.0)
+    board.update(span("/tmp/records", "tcp://h:w1"), 1000.0)
     assert not board.jobs  # no driver tells when that would end
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
-        board.feed(span(run, "tcp://h:w1"), 1001.0)
+        board.update(span(run, "tcp://h:w1"), 1001.0)
     assert list(board.jobs) == ["/runs/search"]
     assert board.jobs["/runs/search"].detail(1001.0)["worker_rows"][0]["spans"] == 2
 
@@ -208,9 +208,9 @@ def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
 def test_retired_workers_and_workers_of_other_jobs_are_not_lost() -> None:
     board = Board()
     feed_fit(board, "r", 1)
-    board.feed(span("r", "tcp://h:w1"))
-    board.feed({"kind": "lost", "worker": "tcp://h:w1", "expected": True, "keys": []})
-    board.feed({"kind": "lost", "worker": "tcp://h:zz", "keys": []})
+    board.update(span("r", "tcp://h:w1"))
+    board.update({"kind": "lost", "worker": "tcp://h:w1", "expected": True, "keys": []})
+    board.update({"kind": "lost", "worker": "tcp://h:zz", "keys": []})
     assert board.lost_total == 1
     assert board.jobs["r"].workers.lost_total == 0
 
@@ -218,9 +218,9 @@ def test_retired_workers_and_workers_of_other_jobs_are_not_lost() -> None:
 def test_events_count_redone_spans_and_quarantined_shards() -> None:
     board = Board()
     feed_fit(board, "r", 1)
-    board.feed({"kind": "event", "run": "r", "name": "span_redone", "device": "gpu", "count": 3})
-    board.feed({"kind": "event", "run": "r", "name": "span_redone", "span": 4})
-    board.feed({"kind": "event", "run": "r", "name": "shard_quarantined", "shard": "x/c/3/0"})
+    board.update({"kind": "event", "run": "r", "name": "span_redone", "device": "gpu", "count": 3})
+    board.update({"kind": "event", "run": "r", "name": "span_redone", "span": 4})
+    board.update({"kind": "event", "run": "r", "name": "shard_quarantined", "shard": "x/c/3/0"})
     job = board.jobs["r"]
     assert job.spans_redone == {"gpu": 3, "all": 1}
     (row,) = board.summary()
@@ -230,7 +230,7 @@ def test_events_count_redone_spans_and_quarantined_shards() -> None:
 def test_minibatch_learners_are_drawn_against_steps() -> None:
     board = Board()
     for steps in (10, 20, 30):
-        board.feed({"kind": "pass", "run": "r", "stage": "em", "pass": 1, "steps": steps, "objective": 1.0})
+        board.update({"kind": "pass", "run": "r", "stage": "em", "pass": 1, "steps": steps, "objective": 1.0})
     (curve,) = board.jobs["r"].detail(0.0)["curves"]
     assert (curve["axis"], curve["x"]) == ("steps", [10, 20, 30])
 
@@ -260,16 +260,16 @@ KEYS = st.sampled_from(NAMES.split())
 )
 def test_no_message_breaks_the_board(messages: list[tuple[str, dict[str, Any]]], junk: Any) -> None:
     board = Board()
-    board.feed(junk)
+    board.update(junk)
     for kind, message in messages:
-        board.feed({"run": "r", **message, "kind": kind}, now=1000.0)
+        board.update({"run": "r", **message, "kind": kind}, now=1000.0)
     for run in list(board.jobs):
         json.loads(to_json(snapshot(board, {}, run, now=1001.0)))
 
 
 def test_texts_are_clipped() -> None:
     board = Board()
-    board.feed(
+    board.update(
         {"kind": "state", "run": "r" * 5000, "name": "n" * 10**6, "error": "e" * 10**6, "state": "failed"}
     )
     assert len(to_json(snapshot(board, {}, "r" * 999 + "…"))) < 10_000
@@ -286,9 +286,9 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
                 run = f"runs/{job:06d}"
                 now = feed_fit(board, run, passes, begin=1000.0 + job)
                 for worker in range(10):
-                    board.feed(span(run, f"tcp://h:{worker}"), now)
-                    board.feed({"kind": "event", "run": run, "name": "span_redone", "span": worker}, now)
-                board.feed({"kind": "state", "run": run, "state": "done"}, now)
+                    board.update(span(run, f"tcp://h:{worker}"), now)
+                    board.update({"kind": "event", "run": run, "name": "span_redone", "span": worker}, now)
+                board.update({"kind": "state", "run": run, "state": "done"}, now)
             assert len(board.jobs) == 10
             assert "runs/000000" not in board.jobs
             assert sum(bool(job.workers.rows) for job in board.jobs.values()) == 5
@@ -311,8 +311,8 @@ def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
     board = Board()
     feed_fit(board, "r", 1)
     for number in range(2500):
-        board.feed(span("r", f"tcp://h:{number}"), 2000.0 + number)
-        board.feed({"kind": "lost", "worker": f"tcp://h:{number}", "keys": ["k"] * 1000}, 2000.0 + number)
+        board.update(span("r", f"tcp://h:{number}"), 2000.0 + number)
+        board.update({"kind": "lost", "worker": f"tcp://h:{number}", "keys": ["k"] * 1000}, 2000.0 + number)
     job = board.jobs["r"]
     assert len(job.workers.rows) <= 1000
     assert job.workers.lost_total == 2500
@@ -320,6 +320,6 @@ def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
     answer = snapshot(board, {}, "r", now=5000.0)["job"]
     assert len(answer["worker_rows"]) == 50
     assert len(answer["worker_rows"]) + answer["worker_rows_hidden"] == len(job.workers.rows)
-    board.feed(span("r", "tcp://h:0"), 5000.0)
+    board.update(span("r", "tcp://h:0"), 5000.0)
     assert len(board.lost) <= 50
     assert len(board.lost[0]["tasks"]) == 50

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelatent.monitor.messages import clip, natural, number, part_of, pool_of, scalars, span_text
-from scalelatent.monitor.progress import describe, duration
+from scalelatent.monitor.messages import clip, natural_sort_key, number, part_of, pool_of, scalars, span_text
+from scalelatent.monitor.progress import describe_record, format_duration
 from scalelatent.monitor.times import epoch_seconds, time_text
 
 
@@ -30,11 +30,11 @@ def test_words() -> None:
     assert part_of({"stage": "code-l3", "layer": 3, "layers": 7, "k": 250}) == "layer 3 of 7, k = 250"
     assert part_of({"tries": 9}) == "9 values tried"
     assert part_of({"stage": "em"}) == ""
-    assert sorted(["w-10", "w-2"], key=natural) == ["w-2", "w-10"]
-    assert [duration(s) for s in (4.21, 75, 7384)] == ["4.2 s", "1 min 15 s", "2 h 03 min"]
-    told = describe({"pass": 3, "objective": 0.51234, "train_error": 0.125})
+    assert sorted(["w-10", "w-2"], key=natural_sort_key) == ["w-2", "w-10"]
+    assert [format_duration(s) for s in (4.21, 75, 7384)] == ["4.2 s", "1 min 15 s", "2 h 03 min"]
+    told = describe_record({"pass": 3, "objective": 0.51234, "train_error": 0.125})
     assert told == [("pass", "3"), ("objective", "0.51234"), ("train error", "12.50 %")]
-    told = describe({"weights_on": 1200, "weights_changed": None, "rows_at_rest": 0.9})
+    told = describe_record({"weights_on": 1200, "weights_changed": None, "rows_at_rest": 0.9})
     assert told == [("weights on", "1,200"), ("rows at rest", "90.00 %")]
 
 

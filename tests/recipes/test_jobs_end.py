@@ -57,7 +57,7 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, t
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "stopping 1 job(s) at their next checkpoint" in errors
-    assert f"{folder.id}  cancelled; go on with: scalelatent resume" in errors
+    assert f"{folder.id}  cancelled; resume with: scalelatent resume" in errors
     assert "Traceback" not in errors.partition("stopped: ")[0]
     state = folder.read_state()
     assert (state["state"], state["scheduler"]) == ("cancelled", told["scheduler"])

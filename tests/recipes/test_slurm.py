@@ -104,7 +104,7 @@ def test_a_fit_over_two_walltimes(
     assert states == ["running", "cancelled", "running", "done"]
     assert files_of(folder) == oracle
     log = (tmp_path / f"{job}.log").read_text()
-    assert "stopped; nothing that was checkpointed is lost" in log  # of the first, kept by the second
+    assert "stopped; resume from the last checkpoint" in log  # of the first, kept by the second
     assert "done" in log
     assert "Traceback" not in log
 
@@ -181,7 +181,7 @@ def test_a_node_fails_and_the_allocation_ends_in_order(
     slurm.start_node(NODES[1])
     assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
     # Dask tells of workers that were lost at length; of the run there is a line.
-    assert "cancelled; go on with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
+    assert "cancelled; resume with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
     ended = RunFolder(str(run)).records("events.jsonl")[-1]
     assert (ended["state"], "traceback" in ended) == ("cancelled", False)
 

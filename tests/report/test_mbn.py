@@ -104,12 +104,12 @@ def test_recorded_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pyt
         return re.search(r"NMI</th><td>(.*?)</td>", page).group(1)
 
     # Without a record they are computed, by the function that `score` uses.
-    assert told().startswith(f"{100 * scores['nmi']:.2f} %, that of the clusters of smallest inertia")
+    assert told().startswith(f"{100 * scores['nmi']:.2f} % for the clusters of smallest inertia")
     assert "mean of 50 restarts" in told()
     record = {"event": "scored", **{f"test_{name}": value for name, value in scores.items()}, "test_nmi": 0.5}
     (tmp_path / "events.jsonl").write_text(json.dumps(record) + "\n")
     monkeypatch.setattr(mbn, "score_clusters", lambda *_: pytest.fail("computed again"))
-    assert told().startswith("50.00 %, that of")
+    assert told().startswith("50.00 % for")
 
 
 def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: py
     evidence = collect_network(model, data, sample_rows=50)
     told = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
     assert told["rows in the figures"] == "50, evenly spaced"
-    assert told["rows that k-means has clustered"] == "120, evenly spaced"
+    assert told["rows that k-means clustered"] == "120, evenly spaced"
 
 
 def test_output_codes_are_drawn_by_their_plane() -> None:

@@ -73,7 +73,7 @@ def job(s3: S3) -> Callable[..., Any]:
 def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job: Any) -> None:
     folder = RunFolder.open(submit_job(job(passes=300), client=client).run)
     until(lambda: len(folder.records("metrics.jsonl")) > 2)
-    with pytest.raises(JobError, match=r"already holds a run \(state: running\)"):
+    with pytest.raises(JobError, match=r"already contains a run \(state: running\)"):
         submit_job(job(), client=client)
     driver = folder.read_state()["driver"]
     os.kill(client.run(os.getpid, workers=[driver])[driver], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Multilayer bootstrap networks as a scikit-learn estimator."""
+"""The estimator of multilayer bootstrap networks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from scalelatent.estimators.fit_services import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.session import CallbackList, Place
-from scalelatent.models.mbn.model.layers import ArraySets, Layer, schedule
+from scalelatent.models.mbn.model.layers import ArraySets, Layer, make_schedule
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
 from scalelatent.storage.disk import Location
 
 from .fit import check_room, fit_steps, layer_components, plan, warn_few_clusterings
-from .output import in_memory, network_state, open_network, write_centroids
+from .output import encode_network, open_network, read_into_memory, write_centroids
 from .parameters import PARAMETERS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
 
-# Networks up to this size live in memory where no run folder was asked for.
+# Without a run folder, a network of at most this size is kept in memory.
 MEMORY_BYTES = 2**27
 COMPONENT_ATTRIBUTES = (
     "components_",
@@ -53,46 +53,45 @@ COMPONENT_ATTRIBUTES = (
 class MultilayerBootstrapNetwork(StreamedEstimator):
     """Nonlinear dimensionality reduction by layers of random clusterings.
 
-    Each layer has ``n_clusterings`` clusterings, whose centroids are random rows of what it sees on random
-    columns of it; a row's output is the number of its nearest centroid in each. Layers have fewer and fewer
-    centroids; the principal components of the last one's codes are the output. Nothing is optimised. Fits
-    numpy arrays, memmaps, zarr and dask arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any
-    number, in process or on a Dask cluster, with the same bits: nearest centroids are those of the rows in
-    float32, and what float32 leaves in question is decided in float64.
+    Each layer has ``n_clusterings`` clusterings, whose centroids are random rows of its input on random
+    columns. The output of a row is the number of its nearest centroid in each clustering. Each layer has
+    fewer centroids than the layer below; principal components of the last layer's codes are the output.
+    Nothing is optimised. The network accepts numpy arrays, memmaps, zarr and dask arrays, scipy CSR and
+    :class:`~scalelatent.Dataset` rows of any number, in this process or on a Dask cluster, with the same
+    bits: nearest centroids are found in float32, and decided in float64 if float32 cannot order them.
 
     Parameters
     ----------
     n_clusterings : int, default 400
-        V, of each layer; above 100 the result hardly changes.
+        V, clusterings of each layer; above 100 the result hardly changes.
     k1 : int or None
-        Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand.
+        Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand
+        rows.
     decay : float or "auto", default 0.5
-        delta: k_{l+1} = floor(delta k_l). Larger for highly nonlinear data. "auto": of 0.1, 0.2, ..., 0.9 the
-        one whose clusters are found again best from half of the features, by small networks on at most 1,000
-        of the rows; no labels are used. ``n_classes``, where it is known, is the number of these clusters.
+        delta: k_{l+1} = floor(delta k_l). Highly nonlinear data need a larger one. "auto" chooses the value
+        of 0.1, 0.2, ..., 0.9 whose clusters half of the features reproduce best, by small networks on at most
+        1,000 rows. It uses no labels, but the number of clusters ``n_classes`` if it is given.
     k_last : int or None
-        Fewest centroids that a layer may have. None: 1.5 times ``n_classes``.
+        Least number of centroids of a layer. None: 1.5 times ``n_classes``.
     feature_fraction : float, default 0.5
-        a: share of the columns (above the first layer of the one-hot units) that a clustering looks at.
+        a: share of the columns (in upper layers: of the one-hot units) that a clustering uses.
     metric : {"euclidean", "cosine"}
-        Of the first layer; cosine suits text.
-    n_components : int, float in (0, 1) or None
-        Components of the output, or the share of the variance that they have to explain (of more than 1,024
-        rows some hundreds are looked for, of a wide last layer fewer - 41 of 400 clusterings of 125 units -
-        with a warning where they fall short). None: ``n_classes``, or 2.
-        Where the codes have fewer dimensions than a number given here, the last components are zeros.
+        Distance of the first layer; the cosine suits text.
+    n_components : int or None
+        Components of the output. None: ``n_classes``, or 2. If the codes have fewer dimensions, the last
+        components are zeros.
     n_classes : int or None
-        Expected number of clusters, which ends the layers. None stands for 2.
+        Expected number of clusters, which ends the layers. None: 2.
     output : {"pca", "codes"}
-        What ``transform`` gives.
+        Result of ``transform``.
     keep_codes : bool
-        Keep the codes of all layers, not of the last alone; for outputs of lower layers.
+        Keep the codes of all layers instead of the last one, for outputs of lower layers.
     random_state : int, Generator, RandomState or None
-        None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
+        None draws a seed and keeps it in ``seed_``.
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
-        Threads in this process; None is what ``joblib.parallel_config`` says, else all cores. The result is
-        the same for any number.
+        Threads in this process; None: the setting of ``joblib.parallel_config``, else all cores. The result
+        is the same for any number.
 
     Attributes
     ----------
@@ -100,21 +99,19 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         Centroids of each layer's clusterings.
     decay_ : float
     components_ : ndarray of float64, shape (components, n_clusterings * ks_[-1])
-        On one-hot codes; the entry of largest magnitude of each is positive.
+        Components of one-hot codes; the entry of largest magnitude of each is positive.
     mean_projection_ : ndarray of float64, shape (components,)
-        The mean row on them.
+        Product of the mean row and the components.
     explained_variance_, explained_variance_ratio_ : ndarray of float64, shape (components,)
     history_ : list of dict
-        One record a pass of the output's EM-PCA; empty where few rows need none.
+        One record per streamed pass of the PCA; empty for few rows, which need none.
     n_iter_ : int
-        Passes of it.
+        Number of these passes.
     seed_ : int
     n_features_in_ : int
 
-    Notes
-    -----
-    ``fit`` uses neither labels nor weights, and has nothing to validate. Centroids and codes lie in its
-    ``run_dir``, or in a temporary folder that goes with the estimator; a small network is held in memory.
+    Notes ----- ``fit`` ignores labels and weights, and uses no validation rows. Centroids and codes are in
+    ``run_dir``, or in a temporary folder that is removed with the estimator; a small network is in memory.
 
     References
     ----------
@@ -142,11 +139,11 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     decay_: float
     _layers: tuple[Layer, ...]
     _centroids: tuple[StoredSets | ArraySets, ...]
-    # Codes and components by layer; ``_left`` are codes that lie in the run folder of a loaded network.
+    # Codes and components by layer; ``_left`` are codes in the run folder of a loaded network.
     _codes: dict[int, Dataset]
     _left: dict[int, DatasetSpec]
     _components: dict[int, Components]
-    # Removes the temporary folder that the network lies in.
+    # Removes the temporary folder of the network.
     _folder: Callable[[], object] | None = None
 
     def __init__(
@@ -158,7 +155,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         k_last: int | None = None,
         feature_fraction: float = 0.5,
         metric: str = "euclidean",
-        n_components: int | float | None = None,
+        n_components: int | None = None,
         n_classes: int | None = None,
         output: str = "pca",
         keep_codes: bool = False,
@@ -185,7 +182,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _training_rows(
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
-        # Labels and weights that are given are not looked at.
+        # Labels and weights are ignored.
         return self._given_rows(X, reset=reset, least_rows=2 if reset else 1)
 
     def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
@@ -193,19 +190,19 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:
-            raise DataError("sample_weight: a bootstrap network takes each row alike: leave the weights out")
+            raise DataError("sample_weight: a bootstrap network uses all rows equally: leave out the weights")
         return self._labelled_rows(X, y, reset=True)
 
     def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         return self._labelled_rows(X, y, reset=False)
 
     def _labelled_rows(self, X: RowsLike, y: LabelsLike | None, *, reset: bool) -> Dataset:
-        """Rows with the labels, if there are any, that an output is scored by."""
+        """Return the rows with their labels, if there are any, for scores."""
         rows = self._training_rows(X, None, None, reset=reset)
         if y is None:
             return rows
         if isinstance(X, Dataset):
-            raise DataError("y was given beside a Dataset, which brings its own labels: leave y out")
+            raise DataError("X is a Dataset, which has its own labels, but y is given as well: leave out y")
         return Dataset.from_arrays(rows.read_x(0, len(rows)) if is_plain(X) else X, y)
 
     # -- fit -------------------------------------------------------------------------------------------------
@@ -217,11 +214,11 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self, train: Dataset, resources: Resources, call: FitCall
     ) -> AbstractContextManager[Place | None]:
         warn_few_clusterings(self)
-        return self._folder_of(train, resources, call)
+        return self._make_folder(train, resources, call)
 
     @contextmanager
-    def _folder_of(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Place | None]:
-        """A run folder with room for centroids and codes, or a temporary one that goes with the estimator."""
+    def _make_folder(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Place | None]:
+        """Check free space; yield the run folder, or a temporary one that lives as long as the estimator."""
         place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
         places = None if call.resume else (place, call.engine.get("scratch"))
         self._check_chosen = partial(check_room, self, train, resources, places)
@@ -237,21 +234,21 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             raise
         finally:
             del self._check_chosen
-        self._settle(own)
+        self._keep_folder(own)
 
-    def _settle(self, own: str | None) -> None:
-        """Take what is small out of a temporary folder, or keep the folder as long as this estimator."""
+    def _keep_folder(self, own: str | None) -> None:
+        """Read a small network into memory, or keep the temporary folder as long as this estimator."""
         before, self._folder = self._folder, None
         if own is not None:
             stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
-            assert len(stored) == len(self._centroids)  # a fit has written them
+            assert len(stored) == len(self._centroids)  # a fit writes its centroids
             sizes = [sets.dataset.nbytes for sets in stored]
             if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
                 self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
             else:
-                self._centroids, self._codes = in_memory(stored, self._codes)
+                self._centroids, self._codes = read_into_memory(stored, self._codes)
                 shutil.rmtree(own, ignore_errors=True)
-        if before is not None:  # last: a fit that fails until here leaves the model that reads it
+        if before is not None:  # only now: if the fit fails, the old model still needs its folder
             before()
 
     def _keep(
@@ -271,14 +268,14 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _set_components(self, components: Components | None) -> None:
         self._components: dict[int, Components] = {}
         if components is None:
-            # A fit before this one may have had an output.
+            # An earlier fit may have set these attributes.
             for name in COMPONENT_ATTRIBUTES:
                 self.__dict__.pop(name, None)
             return
         d = len(components.offset)
         self._components[len(self._layers)] = components
         table = np.ascontiguousarray(components.table.reshape(-1, d).T)
-        table.flags.writeable = False  # a copy: what is written into it would change nothing
+        table.flags.writeable = False  # it is a copy, so writing to it would have no effect
         self._set_learned(
             components_=table,
             mean_projection_=components.offset,
@@ -287,7 +284,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         )
 
     def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit_params: Any) -> Any:
-        """Fit, and give the output of the training rows, whose codes are at hand.
+        """Fit, and return the output of the training rows from the codes of the fit.
 
         Parameters
         ----------
@@ -304,10 +301,10 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         See the class.
         """
         self.fit(X, y, **fit_params)
-        return self._of_training_rows(None, None, None, False, ())
+        return self._transform_training_rows(None, None, None, False, ())
 
     def schedule(self, n_rows: int) -> list[int]:
-        """Centroids of each layer for a number of rows.
+        """Return the centroids of each layer for a number of rows.
 
         Parameters
         ----------
@@ -320,7 +317,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         Raises
         ------
         ValueError
-            k1 above ``n_rows``, a schedule without a layer, or ``decay="auto"`` before a fit has chosen.
+            ``k1`` is above ``n_rows``, the schedule has no layer, or ``decay="auto"`` before a fit.
 
         Examples
         --------
@@ -330,9 +327,9 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         decay = getattr(self, "decay_", None) if self.decay == "auto" else float(self.decay)
         if decay is None:
             raise NotFittedError(
-                "decay='auto' is chosen by fit from the rows: ask the fitted network, or give decay a number"
+                "decay='auto' is chosen by fit from the rows: fit the network first, or give decay a number"
             )
-        return schedule(n_rows, self.k1, decay, self.k_last, self.n_classes)
+        return make_schedule(n_rows, self.k1, decay, self.k_last, self.n_classes)
 
     # -- outputs ---------------------------------------------------------------------------------------------
 
@@ -352,31 +349,31 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Output of the network: principal components of the last layer's codes.
+        """Return the output of the network: principal components of the last layer's codes.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features), or None
-            None: the training rows, whose codes the fit has left.
+            None: the training rows, from the codes of the fit.
         layer : int or None
-            Of which layer's codes, from 1 (or from the end, -1 being the last); None is the last. Components
-            of a lower one are made when they are first asked for, of codes that the fit has left
-            (``keep_codes``; also in the run folder that a model was loaded from), and saved with the model.
-        out : url or None
-            Write a dataset of them there instead of returning an array.
+            Layer from 1, or from the end (-1 is the last); None: the last. Components of a lower layer are
+            computed at first use from the codes of the fit (``keep_codes``, or the run folder of a loaded
+            model), and saved with the model.
+        out : path or URL, optional
+            Write the output to a dataset there instead of returning an array.
         client, overwrite, callbacks
-            Where ``out`` is written from, whether it may be replaced, progress.
+            Cluster that writes ``out``, whether ``out`` may be replaced, progress.
 
         Returns
         -------
         ndarray of float32, shape (n, components); a lazy array for a dask array; a Dataset with ``out``
-            A data frame where ``set_output`` asks for one. With ``output="codes"`` codes in place of
+            A data frame if ``set_output`` asks for one. With ``output="codes"`` the codes instead of
             components.
 
         Raises
         ------
         DataError
-            Rows of another width, or that cannot be used; no such layer.
+            The rows have another width or contain NaN or infinity, or there is no such layer.
 
         Examples
         --------
@@ -387,7 +384,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         (7, 2)
         """
         if X is None:
-            found = self._of_training_rows(layer, out, client, overwrite, callbacks)
+            found = self._transform_training_rows(layer, out, client, overwrite, callbacks)
         else:
             found = self._map(X, ("output", layer), out, client, overwrite, callbacks)
         return wrap_output(self, found, X)
@@ -402,12 +399,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Codes of a layer: in each clustering the number of the nearest centroid.
+        """Return the codes of a layer: the number of the nearest centroid in each clustering.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features), or None
-            None: the training rows, whose codes the fit has left (below the last layer with ``keep_codes``).
+            None: the training rows, from the codes of the fit (lower layers need ``keep_codes``).
         layer : int
             From 1, or from the end.
         out, client, overwrite, callbacks
@@ -436,7 +433,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self._check_room(found.nbytes, len(found))
         return found.read_x(0, len(found))
 
-    def _number(self, layer: int | None) -> int:
+    def _layer_number(self, layer: int | None) -> int:
         count = len(self._layers)
         number = count if layer is None else layer + count + 1 if layer < 0 else layer
         if isinstance(layer, bool) or not 1 <= number <= count:
@@ -446,34 +443,36 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _row_map(self, what: What, layer: int | None = None) -> Network:
         what, layer = what if isinstance(what, tuple) else (what, layer)
         check_is_fitted(self)
-        number = self._number(layer)
+        number = self._layer_number(layer)
         projection = None
         if what == "output" and self.output == "pca":
-            projection = CodeProjection.of(self._components_of(number))
+            projection = CodeProjection.of(self._find_components(number))
         return Network(self._layers[:number], self._centroids[:number], projection)
 
-    def _components_of(self, number: int) -> Components:
-        """Of a layer; those of a lower one are made now, where its codes are at hand."""
+    def _find_components(self, number: int) -> Components:
+        """Return the components of a layer; compute those of a lower layer if its codes are available."""
         if number not in self._components:
-            codes = self._codes_of(number)
+            codes = self._find_codes(number)
             if codes is None:
                 raise DataError(
                     f"this network has no components of layer {number}: take codes(X, layer={number}) "
-                    "(--codes), or fit with keep_codes=True (keep_codes = true in a job's [model]): its run "
-                    f"folder gives them; without a job call transform(None, layer={number}) before save"
+                    "(--codes), or fit with keep_codes=True (keep_codes = true in a job's [model]): the run "
+                    f"folder then has its codes; without a job call transform(None, layer={number}) before "
+                    "save"
                 )
             self._components[number] = layer_components(self, number, codes)
         return self._components[number]
 
-    def _codes_of(self, number: int) -> Dataset | None:
-        """Return codes of the training rows in a layer, of the fit or the run folder, or None; refuse
-        those of another fit that has been written there since.
+    def _find_codes(self, number: int) -> Dataset | None:
+        """Return the codes of the training rows in a layer, from the fit or the run folder, or None.
+
+        Codes that another fit has written to the run folder are refused.
         """
         codes = self._codes.get(number)
         left = codes.spec() if codes is not None and codes.is_stored else self._left.get(number)
         return codes if left is None else Dataset.from_spec(left)
 
-    def _of_training_rows(
+    def _transform_training_rows(
         self,
         layer: int | None,
         out: str | Path | None,
@@ -487,8 +486,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._map_rows(self._training_codes(layer), projection, out, client, overwrite, callbacks)
 
     def _training_codes(self, layer: int | None) -> Dataset:
-        number = self._number(layer)
-        codes = self._codes_of(number)
+        number = self._layer_number(layer)
+        codes = self._find_codes(number)
         if codes is None:
             numbers = sorted({*self._codes, *self._left})
             kept = f"those of {numbers}" if numbers else "none (a loaded model has none)"
@@ -509,13 +508,13 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def __getstate__(self) -> dict[str, Any]:
         if self._folder is not None:
             raise RunError(
-                "a copy or pickle of this network would be without its centroids, which lie in a temporary "
-                "folder that goes with the original: use save(PLACE) and load_model(PLACE)"
+                "a copy or pickle of this network would lack its centroids, which are in a temporary folder "
+                "that is removed with the original: use save(PLACE) and load_model(PLACE)"
             )
         return super().__getstate__()
 
     def _state(self) -> Saved:
-        return network_state(self)
+        return encode_network(self)
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]]:
         return partial(write_centroids, self._layers, self._centroids)

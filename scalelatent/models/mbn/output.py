@@ -1,4 +1,4 @@
-"""A fitted bootstrap network in memory and on disk: centroids stay datasets, which are read set by set."""
+"""A fitted bootstrap network in memory and on disk; its centroids are datasets that are read in parts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from .estimator import MultilayerBootstrapNetwork
 
-# Arrays of a layer's components.
+# Names of the arrays of a layer's components.
 PARTS = ("table", "offset", "variance")
 
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """What a folder holds; ``codes`` are those that its fit has left in the run folder, by layer."""
+    """A network from a folder; ``codes`` are those that its fit left in the run folder, by layer."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[StoredSets, ...]
@@ -37,8 +37,8 @@ class SavedNetwork:
     codes: dict[int, DatasetSpec]
 
 
-def network_state(model: MultilayerBootstrapNetwork) -> Saved:
-    """(values, arrays) of a fitted network, without its centroids."""
+def encode_network(model: MultilayerBootstrapNetwork) -> Saved:
+    """Return (values, arrays) of a fitted network without its centroids."""
     values: dict[str, Any] = {"layers": [asdict(layer) for layer in model._layers], "decay": model.decay_}
     arrays: dict[str, np.ndarray] = {}
     lower: dict[str, float] = {}
@@ -55,10 +55,10 @@ def network_state(model: MultilayerBootstrapNetwork) -> Saved:
     return values, arrays
 
 
-def in_memory(
+def read_into_memory(
     centroids: Sequence[StoredSets], codes: Mapping[int, Dataset]
 ) -> tuple[tuple[ArraySets, ...], dict[int, Dataset]]:
-    """Centroids and codes out of a folder that is about to go."""
+    """Return centroids and codes in memory, from a folder that will be removed."""
     sets = tuple(ArraySets(as_rows(one.dataset.read_x(0, len(one.dataset))), one.rows) for one in centroids)
     return sets, {number: Dataset.from_arrays(one.read_x(0, len(one))) for number, one in codes.items()}
 
@@ -66,60 +66,69 @@ def in_memory(
 def write_centroids(
     layers: Sequence[Layer], centroids: Sequence[StoredSets | ArraySets], place: Location
 ) -> dict[str, str]:
-    """Put the centroids into a model's folder, linked where they lie on the same disk, else copied; returns
-    their fingerprints by name.
+    """Write the centroids into a model's folder; return their fingerprints by name.
+
+    Files on the same disk are linked instead of copied.
     """
     pairs = zip(layers, centroids, strict=True)
     return {
-        _name(layer.number): write_sets(sets, layer, place.at(_name(layer.number))) for layer, sets in pairs
+        _folder_name(layer.number): write_sets(sets, layer, place.at(_folder_name(layer.number)))
+        for layer, sets in pairs
     }
 
 
 def open_network(
     values: dict[str, Any], arrays: dict[str, np.ndarray], place: Location, run: Location | None
 ) -> SavedNetwork:
-    """What the functions above wrote; of centroids nothing but metadata is read."""
+    """Open a saved network; only the metadata of centroids is read."""
     layers = tuple(Layer(**fields) for fields in values["layers"])
-    for layer in layers:  # it names the folder of its centroids
+    for layer in layers:  # the number is part of the name of a folder
         if not isinstance(layer.number, int):
             raise ValueError(f"a layer's number is {layer.number!r}")
-    sets = tuple(StoredSets.make(open_dataset(place.at(_name(one.number)).url), one.k) for one in layers)
+    sets = tuple(
+        StoredSets.make(open_dataset(place.at(_folder_name(one.number)).url), one.k) for one in layers
+    )
     lower = values.get("lower_total_variance", {})
     return SavedNetwork(
         layers,
         sets,
-        _components(arrays, "", values["total_variance"]) if "table" in arrays else None,
-        {int(number): _components(arrays, f"-l{number}", variance) for number, variance in lower.items()},
-        {} if run is None else _codes_left(run, layers, values.get("code_fingerprints")),
+        _read_components(arrays, "", values["total_variance"]) if "table" in arrays else None,
+        {
+            int(number): _read_components(arrays, f"-l{number}", variance)
+            for number, variance in lower.items()
+        },
+        {} if run is None else _find_codes(run, layers, values.get("code_fingerprints")),
     )
 
 
-def _codes_left(
+def _find_codes(
     run: Location, layers: tuple[Layer, ...], fingerprints: dict[str, str] | None
 ) -> dict[int, DatasetSpec]:
-    """Return where the codes of the training rows are, by layer, and their fingerprints: the run folder may
-    hold another fit's codes by now. Networks of earlier versions know no fingerprints: theirs are found here.
+    """Return the datasets of the codes of the training rows by layer, with their fingerprints.
+
+    The fingerprints detect codes of another fit in the same run folder. Networks of earlier versions have
+    none, so those of the present codes are used.
     """
     found: dict[int, DatasetSpec] = {}
     for layer in layers:
         place = codes_place(run.at("engine"), f"code-l{layer.number}")
         if place.has("zarr.json"):
-            wanted = (
+            expected = (
                 open_dataset(place.url).fingerprint()
                 if fingerprints is None
                 else fingerprints.get(str(layer.number))
             )
-            if wanted is not None:
+            if expected is not None:
                 found[layer.number] = {
-                    "url": place.url, "start": 0, "stop": layer.n_rows, "fingerprint": wanted,
+                    "url": place.url, "start": 0, "stop": layer.n_rows, "fingerprint": expected,
                 }  # fmt: skip
     return found
 
 
-def _components(arrays: dict[str, np.ndarray], layer: str, total_variance: float) -> Components:
+def _read_components(arrays: dict[str, np.ndarray], layer: str, total_variance: float) -> Components:
     table, offset, variance = (arrays[name + layer] for name in PARTS)
     return Components(table, offset, variance, total_variance)
 
 
-def _name(number: int) -> str:
+def _folder_name(number: int) -> str:
     return f"centroids-l{number}"

@@ -1,8 +1,6 @@
-"""Parameters of bootstrap networks, and of the compressive network that takes the place of one."""
+"""Parameters of bootstrap networks, and of the compressive network that can replace one."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from scalelatent.contract.parameters import (
     DEVICE,
@@ -15,16 +13,8 @@ from scalelatent.contract.parameters import (
     Number,
     Parameter,
     Parameters,
-    Satisfies,
     Whole,
-    is_number,
-    is_whole,
 )
-
-
-def is_components(value: Any) -> bool:
-    """Whether this is a number of components, a share of the variance, or None."""
-    return value is None or is_whole(value) or (is_number(value) and 0 < value < 1)
 
 
 def _optional(name: str, doc: str) -> Parameter:
@@ -44,27 +34,24 @@ PARAMETERS = Parameters(
                 below=1,
                 also=("auto",),
             ),
-            "share of the centroids that the next layer has",
+            "ratio of the numbers of centroids of two layers; 'auto' chooses it without labels",
         ),
         _optional("k_last", "fewest centroids that a layer may have"),
         Parameter(
             "feature_fraction",
             0.5,
             Number("give a number above 0 and up to 1 (0.5 is the paper's)", above=0, most=1),
-            "share of the columns that a clustering looks at",
+            "share of the columns that a clustering uses",
         ),
-        Parameter("metric", "euclidean", Choice(("euclidean", "cosine")), "of the first layer"),
+        Parameter("metric", "euclidean", Choice(("euclidean", "cosine")), "distance of the first layer"),
         Parameter(
             "n_components",
             None,
-            Satisfies(
-                is_components,
-                "give a number of components, a share of the variance between 0 and 1, or None for n_classes",
-            ),
-            "components of the output, or the share of the variance that they explain",
+            Whole(also=(None,), give="give a number of components, or None for n_classes"),
+            "components of the output",
         ),
         _optional("n_classes", "expected number of clusters"),
-        Parameter("output", "pca", Choice(("pca", "codes")), "what transform gives"),
+        Parameter("output", "pca", Choice(("pca", "codes")), "what transform returns"),
         Parameter("keep_codes", False, Flag(), "keep the codes of all layers"),
         RANDOM_STATE,
         DEVICE,
@@ -82,9 +69,9 @@ COMPRESSIVE = Parameters(
         ),
         Parameter("n_epochs", 30, Whole(), "passes over the rows"),
         Parameter("batch_size", 256, Whole(), "rows of a step"),
-        Parameter("learning_rate", 1e-3, Number("give a number above 0", above=0), "of Adam"),
+        Parameter("learning_rate", 1e-3, Number("give a number above 0", above=0), "learning rate of Adam"),
         RANDOM_STATE,
-        Parameter("device", "auto", Choice(DEVICES), "'auto' is the GPU where there is one", decides=False),
+        Parameter("device", "auto", Choice(DEVICES), "'auto' uses a GPU if there is one", decides=False),
         N_JOBS,
     )
 )

@@ -1,4 +1,4 @@
-"""What the report of a bootstrap network shows: its output, its layers, its clusters, and retrieval."""
+"""The report of a bootstrap network: its output, its layers, its clusters and retrieval."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkEvidence", "collect_network", "section"]
 
+# Rows in the figures.
 SAMPLE_ROWS = 2000
 
 
@@ -38,8 +39,8 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """The part of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
-    # Its history is that of EM-PCA, which small networks have none of.
+    """Return the section of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
+    # The history is that of the streamed PCA, which small networks do not need.
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     scores = _recorded_scores(run) if rows == "test" else None
     collect = partial(collect_network, model, scores=scores, progress=progress)
@@ -47,33 +48,35 @@ def section(
     head, table = network_numbers(run, model, evidence, rows)
     pictures = [] if evidence is None else network_pictures(evidence, rows)
     if evidence is not None and evidence.clusters is None:
-        run.notes.append(f"The {rows} rows have no classes, so clusters are not held against any.")
+        run.notes.append(f"The {rows} rows have no classes, so the page does not score clusters.")
     snippet = usage_snippet(run, model, verb="transform", gives="components")
-    return Section(network_subtitle(model), head, table, pictures, network_words(evidence), snippet)
+    return Section(describe_model(model), head, table, pictures, explain_numbers(evidence), snippet)
 
 
 def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
-    """What the job has found of its test rows, where that is all that is told; None: compute it."""
-    told = {key.removeprefix("test_"): value for key, value in run.event("scored").items()}
+    """Return the scores of the test rows that the job recorded, or None if some are missing."""
+    recorded = {key.removeprefix("test_"): value for key, value in run.event("scored").items()}
     of_each = [f"{name}{part}" for name in ("nmi", "accuracy") for part in ("", "_mean", "_spread")]
-    wanted = [*of_each, "restarts", "clustered_rows"]
-    return {key: told[key] for key in wanted} if all(key in told for key in wanted) else None
+    needed = [*of_each, "restarts", "clustered_rows"]
+    return {key: recorded[key] for key in needed} if all(key in recorded for key in needed) else None
 
 
 @dataclass(frozen=True)
 class NetworkEvidence:
-    """What the figures of a network are drawn from: some rows through all its layers."""
+    """Data of the figures: some rows after each layer of a network."""
 
-    n_rows: int  # of the dataset
-    output: np.ndarray  # float32 (n, components); of an output of codes their first two principal components
-    layers: list[np.ndarray]  # float64 (n, 2), first two principal components at each layer
+    n_rows: int  # rows of the dataset
+    output: (
+        np.ndarray
+    )  # float32 (n, components); for output="codes" the first two principal components of the codes
+    layers: list[np.ndarray]  # float64 (n, 2): first two principal components of each layer's codes
     ks: list[int]
-    codes: np.ndarray | None  # classes; None without labels, or with several a row
+    codes: np.ndarray | None  # numbers of the classes; None without labels, or with several labels per row
     class_names: list[str]
-    # see :func:`.score_clusters`; None also of codes, which have no mean
+    # Result of `score_clusters`; None without labels, and for output="codes"
     clusters: Mapping[str, float] | None
     retrieval: RetrievalCurve | None
-    # of the retrieval curve: the cosine of components, or the codes that rows share
+    # Similarity of the retrieval curve: cosine of components, or number of shared codes
     ranked_by: str = "cosine"
 
 
@@ -85,7 +88,7 @@ def collect_network(
     scores: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NetworkEvidence:
-    """Take evenly spaced rows through all layers of a fitted network."""
+    """Compute the output of each layer for evenly spaced rows."""
     check_width(data, model.n_features_in_)
     rows, labels = read_spaced(data, sample_rows)
     planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
@@ -112,8 +115,8 @@ def collect_network(
     return NetworkEvidence(data.n_rows, output, planes, ks, classes, names, clusters, curve, metric)
 
 
-def network_subtitle(model: MultilayerBootstrapNetwork) -> str:
-    """One line that says what the model is."""
+def describe_model(model: MultilayerBootstrapNetwork) -> str:
+    """Return a line that describes the model."""
     ks = " → ".join(f"{k:,}" for k in model.ks_)
     return (
         f"Multilayer bootstrap network, {count(len(model.ks_), 'layer')} of "
@@ -124,23 +127,23 @@ def network_subtitle(model: MultilayerBootstrapNetwork) -> str:
 def network_numbers(
     run: RunFiles, model: MultilayerBootstrapNetwork, evidence: NetworkEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(headline, table)."""
+    """Return the headline and the table, as pairs of label and value."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if evidence is not None:
         table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
         shown = len(evidence.output)
-        table.append(("rows in the figures", _of_all(shown, evidence)))
+        table.append(("rows in the figures", _count_of_all(shown, evidence)))
         if (scores := evidence.clusters) is not None:
             head += [("NMI", percent(scores["nmi"])), ("clustering accuracy", percent(scores["accuracy"]))]
             for name, label in (("nmi", "NMI"), ("accuracy", "clustering accuracy")):
-                value = f"{percent(scores[name])}, that of the clusters of smallest inertia"
+                value = f"{percent(scores[name])} for the clusters of smallest inertia"
                 spread = f"{percent(scores[f'{name}_mean'])} ± {percent(scores[f'{name}_spread'])}"
                 table.append((label, f"{value}; mean of {int(scores['restarts'])} restarts {spread}"))
             low, high = wilson_interval(scores["accuracy"], scores["clustered_rows"])
             table.append(("clustering accuracy, 95 % interval", f"{100 * low:.2f} to {100 * high:.2f} %"))
             table.append(
-                ("rows that k-means has clustered", _of_all(int(scores["clustered_rows"]), evidence))
+                ("rows that k-means clustered", _count_of_all(int(scores["clustered_rows"]), evidence))
             )
         if (curve := evidence.retrieval) is not None:
             at = [f"{percent(a)} at {k:,}" for k, a in zip(curve.levels, curve.accuracy, strict=True)]
@@ -148,7 +151,7 @@ def network_numbers(
     head.append(("layers", str(len(model.ks_))))
     table.append(("centroids of each layer", ", ".join(f"{k:,}" for k in model.ks_)))
     table.append(("clusterings of a layer", f"{model.n_clusterings:,}"))
-    table.append(("share of the columns that a clustering sees", f"{model.feature_fraction:g}"))
+    table.append(("share of the columns that a clustering uses", f"{model.feature_fraction:g}"))
     decay = getattr(model, "decay_", model.decay)
     chosen = " (chosen without labels)" if model.decay == "auto" else ""
     table.append(("decay", f"{decay:g}{chosen}"))
@@ -162,55 +165,53 @@ def network_numbers(
     return head, table
 
 
-def network_words(evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
-    """What the numbers mean."""
+def explain_numbers(evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
+    """Return explanations of the numbers, as pairs of heading and text."""
     found = []
     if evidence is not None and evidence.clusters is not None:
         restarts = int(evidence.clusters["restarts"])
         text = (
-            f"k-means clusters the network's components {restarts} times, from new starts, into as many "
-            "clusters as there are classes; what counts is the clustering of the smallest inertia, "
-            "whatever its scores. NMI (normalized mutual information) is 0 % where clusters tell nothing of "
-            "the classes and 100 % where both are the same. Clustering accuracy is the share of rows whose "
-            "cluster stands for their class, under the best one-to-one pairing. The network has seen no "
-            "class. `scalelatent score` tells the same of these rows."
+            f"k-means clusters the network's components {restarts} times, from different starts, into as "
+            "many clusters as there are classes. The scores are those of the clustering with the smallest "
+            "inertia. NMI (normalized mutual information) is 0 % if the clusters are independent of the "
+            "classes, and 100 % if both are equal. Clustering accuracy is the share of rows whose cluster is "
+            "paired with their class, under the best one-to-one pairing. The network has not seen the "
+            "classes. `scalelatent score` computes the same numbers."
         )
         if int(evidence.clusters["clustered_rows"]) < evidence.n_rows:
-            text += (
-                " Evenly spaced rows stand for all of them, which takes seconds where all would take minutes."
-            )
+            text += " The scores are from evenly spaced rows, because k-means on all rows would take minutes."
         found.append(("NMI and clustering accuracy", text))
         interval = (
-            "These rows are a sample: the accuracy of these clusters on all rows of their kind lies within "
-            "it in 95 of 100 cases. What another start of k-means changes is not in it; that is the spread "
-            "over the restarts."
+            "These rows are a sample. The interval contains the accuracy of these clusters on all rows of "
+            "the same kind in 95 of 100 cases. It does not include the effect of another start of k-means, "
+            "which the spread over the restarts shows."
         )
         found.append(("95 % interval", interval))
     return found
 
 
-def _of_all(rows: int, evidence: NetworkEvidence) -> str:
+def _count_of_all(rows: int, evidence: NetworkEvidence) -> str:
     return f"{rows:,}, evenly spaced" if rows < evidence.n_rows else f"all {rows:,}"
 
 
 def network_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
-    """All figures, in the order of the page."""
+    """Return all figures in the order of the page."""
     found = [_output(evidence, rows), _layers(evidence, rows)]
     if evidence.retrieval is not None:
         found.append(_retrieval(evidence, evidence.retrieval, rows))
     return found
 
 
-def _which(evidence: NetworkEvidence, rows: str) -> str:
+def _describe_rows(evidence: NetworkEvidence, rows: str) -> str:
     n = len(evidence.output)
     if n == evidence.n_rows:
         return f"all {n:,} {rows} rows"
     return f"{n:,} evenly spaced of {evidence.n_rows:,} {rows} rows"
 
 
-def _coloured(evidence: NetworkEvidence) -> str:
+def _explain_colours(evidence: NetworkEvidence) -> str:
     if evidence.codes is None:
-        return "The rows have no classes to colour them by."
+        return "The rows have no classes, so all points have one colour."
     if len(evidence.class_names) > LEGEND_CLASSES:
         return f"Colours and markers are the {len(evidence.class_names)} classes, ten colours by marker."
     return "Colours are classes, which the network has not seen."
@@ -219,8 +220,8 @@ def _coloured(evidence: NetworkEvidence) -> str:
 def _output(evidence: NetworkEvidence, rows: str) -> Picture:
     what = "output" if evidence.ranked_by == "cosine" else "codes"
     words = (
-        f"The first two components of the {what} of {_which(evidence, rows)} (Figures 8 and 9 of the paper). "
-        f"{_coloured(evidence)}"
+        f"The first two components of the {what} of {_describe_rows(evidence, rows)} (Figures 8 and 9 of the "
+        f"paper). {_explain_colours(evidence)}"
     )
     alt = f"A scatter of {len(evidence.output):,} points"
     if evidence.clusters is not None:
@@ -235,8 +236,8 @@ def _output(evidence: NetworkEvidence, rows: str) -> Picture:
 def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
     titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(evidence.ks, 1)]
     words = (
-        f"{_which(evidence, rows).capitalize()} at each layer: the first two principal components of these "
-        "rows' codes (Figure 16 of the paper). From layer to layer small variations within a group are "
+        f"{_describe_rows(evidence, rows).capitalize()} at each layer: the first two principal components of "
+        "these rows' codes (Figure 16 of the paper). From layer to layer small variations within a group are "
         "dropped, until k is near the number of classes."
     )
     of = f"from k = {evidence.ks[0]:,} to {evidence.ks[-1]:,}"
@@ -247,12 +248,12 @@ def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
 
 def _retrieval(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
     by_cosine = evidence.ranked_by == "cosine"
-    which = _which(evidence, rows).replace("all ", "the ", 1)
+    which = _describe_rows(evidence, rows).replace("all ", "the ", 1)
     nearest = "by the cosine of the output" if by_cosine else "by the number of codes that two rows share"
     words = (
-        f"Each of {which} asks for the others, nearest first {nearest}; "
-        "drawn is the mean share of those that share its class or a topic with it among the first so many "
-        "(section 5.5 of the paper). A row without topics is never found rightly."
+        f"For each of {which}, the other rows are sorted {nearest}, the nearest first. The curve shows the "
+        "mean share of rows with the same class or a common topic among the first ones (section 5.5 of the "
+        "paper). A row without topics always counts as wrong."
     )
     alt = (
         f"A falling curve from {percent(float(curve.accuracy[0]))} of the first to "

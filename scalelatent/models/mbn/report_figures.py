@@ -32,11 +32,11 @@ _ACROSS = 4
 
 
 def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: float = 7.0) -> None:
-    """Points of two dimensions by class; classes are drawn mixed, so that none covers the others."""
+    """Draw points in two dimensions, coloured by class, in random order so that no class covers another."""
     if codes is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, color=ACCENT, alpha=0.6, linewidths=0)
     else:
-        # One call a marker; within it in an order that has nothing to do with the class.
+        # One call per marker, with the points in an order that is independent of the classes.
         order = np.random.Generator(np.random.Philox(0)).permutation(len(points))
         styles = [class_style(int(code)) for code in codes[order]]
         for marker in dict.fromkeys(marker for _, marker in styles):
@@ -51,10 +51,10 @@ def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: floa
 
 
 def plot_output(points: np.ndarray, codes: np.ndarray | None, names: Sequence[str]) -> Figure:
-    """The first two components of the output, coloured by class (the paper's Figures 8 and 9)."""
+    """Draw the first two components of the output, coloured by class (Figures 8 and 9 of the paper)."""
     figure = new_figure(7.4, 5.6)
     axes = figure.subplots()
-    scatter(axes, plane_of(points), codes, 9.0)
+    scatter(axes, select_plane(points), codes, 9.0)
     axes.set_xlabel("first component", color=INK, fontsize=10)
     axes.set_ylabel("second component" if points.shape[1] > 1 else "rank", color=INK, fontsize=10)
     if codes is not None and 1 < len(names) <= LEGEND_CLASSES:
@@ -62,8 +62,8 @@ def plot_output(points: np.ndarray, codes: np.ndarray | None, names: Sequence[st
     return figure
 
 
-def plane_of(points: np.ndarray) -> np.ndarray:
-    """Two columns to draw: the first two, or the only one against its rank."""
+def select_plane(points: np.ndarray) -> np.ndarray:
+    """Return two columns to draw: the first two, or the only one and its rank."""
     if points.shape[1] > 1:
         return points[:, :2]
     return np.column_stack([points[:, 0], points[:, 0].argsort(kind="stable").argsort(kind="stable")])
@@ -83,7 +83,7 @@ def _class_legend(axes: Axes, names: Sequence[str]) -> None:
 def plot_layers(
     layers: Sequence[np.ndarray], titles: Sequence[str], codes: np.ndarray | None, names: Sequence[str]
 ) -> Figure:
-    """The first two components at each layer: small variations go, classes stay (the paper's Figure 16)."""
+    """Draw the first two components of each layer (Figure 16 of the paper)."""
     columns = min(_ACROSS, len(layers))
     rows = -(-len(layers) // columns)
     figure = new_figure(2.35 * columns, 2.45 * rows)
@@ -99,9 +99,9 @@ def plot_layers(
 def plot_retrieval(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, floor: float | None = None
 ) -> Figure:
-    """Mean accuracy of the first so many retrieved documents (the paper's Figures 12 and 14)."""
+    """Draw the mean accuracy among the first retrieved documents (Figures 12 and 14 of the paper)."""
     if not curves:
-        raise DataError("there is no retrieval curve to draw")
+        raise DataError("there is no retrieval curve to draw: give at least one")
     figure = new_figure(6.6, 4.2)
     axes = figure.subplots()
     for i, (name, (levels, accuracy)) in enumerate(curves.items()):

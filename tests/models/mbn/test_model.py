@@ -16,9 +16,9 @@ from scalelatent.models.mbn.model.layers import (
     ArraySets,
     Layer,
     _largest_value,
+    floor_share,
     make_layers,
-    schedule,
-    share,
+    make_schedule,
 )
 from scalelatent.models.mbn.model.network import LayerCoder, Network
 from tests.helpers import csr_rows
@@ -62,17 +62,23 @@ def _codes(layer: Layer, x: Any, device: str = "cpu") -> np.ndarray:
     ],
 )
 def test_schedules(arguments: tuple[Any, ...], expected: list[int]) -> None:
-    assert schedule(*arguments) == expected
+    assert make_schedule(*arguments) == expected
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((50, 51, 0.5, None, 2), "k1=51 is above the 50 rows .*: give at most 50, or None"),
+        ((50, 51, 0.5, None, 2), "k1=51 is more than the 50 rows .*: give at most 50, or None"),
         ((50, 1, 0.5, None, 2), "k1=1: a clustering needs at least 2 centroids"),
         ((3, None, 0.5, None, 2), r"k1=None \(half of 3 rows, 1\): a clustering needs"),
-        ((50, 10, 0.5, None, 10), "k1=10 ends before one layer, as 1.5 times n_classes=10 is 15: raise k1"),
-        ((50, 10, 0.5, 11, 10), "k1=10 ends before one layer, as k_last=11: raise k1, or lower k_last"),
+        (
+            (50, 10, 0.5, None, 10),
+            "k1=10 is too small for one layer, because 1.5 times n_classes=10 is 15: raise k1",
+        ),
+        (
+            (50, 10, 0.5, 11, 10),
+            "k1=10 is too small for one layer, because k_last=11: raise k1, or lower k_last",
+        ),
         ((50, 10, 0.5, 1, 10), "k_last=1: a clustering needs at least 2 centroids"),
         ((50, 10, 1.0, None, 2), r"decay=1.0: give a number between 0 and 1 \(0.5 is the paper's\)"),
         ((50, 10, 0, None, 2), "decay=0: give a number between"),
@@ -80,7 +86,7 @@ def test_schedules(arguments: tuple[Any, ...], expected: list[int]) -> None:
 )
 def test_schedules_that_cannot_be(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        schedule(*arguments)
+        make_schedule(*arguments)
 
 
 def test_a_fraction_that_selects_nothing() -> None:
@@ -104,16 +110,16 @@ def test_an_upper_layer_that_would_see_nothing() -> None:
     with pytest.raises(ValueError, match=told):
         make_layers([12, 6, 3], **options)
     layers = make_layers([12, 6, 3], **{**options, "fraction": 0.0416667})
-    assert [int(layer.units(0).sum()) for layer in layers[1:]] == [2, 1]
+    assert [int(layer.draw_units(0).sum()) for layer in layers[1:]] == [2, 1]
 
 
 def test_products_that_are_whole_but_for_rounding_are_whole() -> None:
     for hundredths in range(1, 101):
         for n in (*range(1, 300), 784, 10**4, 10**9 + 7):
-            assert share(hundredths / 100, n) == hundredths * n // 100
+            assert floor_share(hundredths / 100, n) == hundredths * n // 100
     assert make_layers([5], **{**OPTIONS, "n_features": 100, "fraction": 0.29})[0].n_columns == 29
-    assert schedule(100, 90, 0.7, None, None)[:2] == [90, 63]
-    assert schedule(100, 4, np.nextafter(1, 0), 2, None) == [4, 3, 2]
+    assert make_schedule(100, 90, 0.7, None, None)[:2] == [90, 63]
+    assert make_schedule(100, 4, np.nextafter(1, 0), 2, None) == [4, 3, 2]
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
@@ -130,12 +136,12 @@ def test_codes_are_those_of_one_hot_products(device: str) -> None:
             rows = layer.rows(v)
             assert len(rows) == layer.k
             if onehot is None:
-                columns = layer.columns(v)
+                columns = layer.draw_columns(v)
                 assert len(columns) == 5
                 a = x[:, columns].astype(float)
                 want = ((a[:, None] - a[rows]) ** 2).sum(axis=2).argmin(axis=1)
             else:
-                units = layer.units(v).reshape(-1)
+                units = layer.draw_units(v).reshape(-1)
                 assert units.sum() == units.size // 2
                 want = (onehot[:, units] @ onehot[rows][:, units].T).argmax(axis=1)
             np.testing.assert_array_equal(codes[:, v], want)
@@ -159,7 +165,7 @@ def test_csr_rows_and_a_network_in_one_go() -> None:
         first = _codes(layers[0], rows)
         sets = (_sets(layers[0], rows), _sets(layers[1], first))
         if kind:
-            inside = np.isin(sets[0].read(3).indices, layers[0].columns(3))
+            inside = np.isin(sets[0].read(3).indices, layers[0].draw_columns(3))
             assert inside.all()
         network = Network(layers, sets)
         got = network.apply(network.prepare(make_backend("cpu")), Block(rows, None, None, 0))
@@ -175,7 +181,9 @@ def test_rows_that_have_no_place(sparse: bool) -> None:
         make_layers([2], **{**OPTIONS, "metric": metric})[0].check(csr_rows(x) if sparse else x, 100)
 
     checked([[0, 0], [1, 2]], "euclidean")
-    with pytest.raises(ValueError, match="row 101 is all zeros, and has no cosine: .* metric='euclidean'"):
+    with pytest.raises(
+        ValueError, match="row 101 is all zeros, so its cosine is undefined: .* metric='euclidean'"
+    ):
         checked([[0, 1], [0, 0]], "cosine")
     with pytest.raises(ValueError, match=r"row 101, feature 1 is nan \(NaN\)"):
         checked([[0, 1], [0, np.nan]], "euclidean")

@@ -74,9 +74,6 @@ def test_few_rows_by_their_inner_products(codes: np.ndarray, svd: Any, device: s
     found = kernel_components(codes, K, make_backend(device).kernel)
     assert len(found.offset) == V * (K - 1)
     _check(found, codes, svd, 6, 1e-7)
-    share = np.cumsum(svd[2]) / svd[2].sum()
-    for wanted in (0.1, 0.5, 0.99):
-        assert found.reaching(wanted) == int(np.flatnonzero(share >= wanted)[0]) + 1
 
 
 def test_many_rows_by_em(codes: np.ndarray, svd: Any) -> None:
@@ -98,7 +95,6 @@ def test_rows_that_are_all_alike_and_more_components_than_there_are() -> None:
         assert not found.variance.any()
         assert np.isfinite(found.table).all()
         assert found.total_variance == 0
-        assert found.reaching(0.5) == 1
     two = np.tile(np.array([[0], [1]], dtype=np.uint16), (15, V))
     learner, state = _streamed(two, 10)
     found = learner.components(state)
@@ -129,7 +125,9 @@ def test_coordinates_of_many_rows_need_no_whole_decomposition(
     hot = np.eye(K)[codes].reshape(n, -1)
     u, s, _ = np.linalg.svd(hot - hot.mean(axis=0), full_matrices=False)
     whole: list[int] = []
-    monkeypatch.setattr(pca, "_leading", lambda c, d, k, real=pca._leading: whole.append(d) or real(c, d, k))
+    monkeypatch.setattr(
+        pca, "find_leading", lambda c, d, k, real=pca.find_leading: whole.append(d) or real(c, d, k)
+    )
     found = kernel_coordinates(codes, 2, kernel)
     np.testing.assert_allclose(np.abs(found), np.abs(u[:, :2] * s[:2]), atol=1e-6)
     if kind == "random":

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.models.mbn.model.sampling import choose, choose_mask, draw_bits
+from scalelatent.models.mbn.model.sampling import choose_mask, choose_numbers, make_stream
 
 
 @given(st.integers(1, 5000), st.data())
 def test_so_many_different_numbers_in_order(n: int, data: st.DataObject) -> None:
     m = data.draw(st.integers(0, n))
-    chosen = choose(draw_bits(3, "rows", 1, 0), n, m)
+    chosen = choose_numbers(make_stream(3, "rows", 1, 0), n, m)
     assert chosen.dtype == np.int64
     assert len(chosen) == m
     assert (np.diff(chosen) > 0).all()
     assert m == 0 or (0 <= chosen[0] <= chosen[-1] < n)
-    mask = choose_mask(draw_bits(3, "units", 1, 0), n, m)
+    mask = choose_mask(make_stream(3, "units", 1, 0), n, m)
     assert int(mask.sum()) == m
 
 
@@ -28,7 +28,7 @@ def test_each_number_and_each_pair_is_equally_probable(n: int, m: int) -> None:
     draws = 6000
     member = np.zeros((draws, n))
     for i in range(draws):
-        member[i, choose(draw_bits(11, "rows", 1, i), n, m)] = 1
+        member[i, choose_numbers(make_stream(11, "rows", 1, i), n, m)] = 1
     p, pair = m / n, m * (m - 1) / (n * (n - 1))
     # Five standard deviations of the most extreme of n, or n^2 / 2, binomial shares.
     assert np.abs(member.mean(axis=0) - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
@@ -41,7 +41,7 @@ def test_each_number_and_each_pair_is_equally_probable(n: int, m: int) -> None:
 
 def test_streams_differ_by_every_part_of_their_key() -> None:
     words = {
-        int(draw_bits(seed, what, layer, which).random_raw())
+        int(make_stream(seed, what, layer, which).random_raw())
         for seed in (0, 1, 2**40)
         for what in ("rows", "columns", "units")
         for layer in (1, 2)
@@ -52,8 +52,8 @@ def test_streams_differ_by_every_part_of_their_key() -> None:
 
 def test_what_was_drawn_is_drawn_again() -> None:
     """Saved networks depend on these numbers: they may never change."""
-    assert choose(draw_bits(7, "rows", 2, 5), 1000, 5).tolist() == EXPECTED_FEW
-    assert choose(draw_bits(7, "columns", 1, 0), 12, 6).tolist() == EXPECTED_HALF
+    assert choose_numbers(make_stream(7, "rows", 2, 5), 1000, 5).tolist() == EXPECTED_FEW
+    assert choose_numbers(make_stream(7, "columns", 1, 0), 12, 6).tolist() == EXPECTED_HALF
 
 
 EXPECTED_FEW = [254, 431, 436, 486, 843]

@@ -160,8 +160,8 @@ def test_rows_whose_squares_float32_does_not_hold(scale: float) -> None:
 
 
 @kernel
-def _sort_out(data, indices, slot, most, size, i, places, values, thin, weights):
-    return sparse._sort_out(data, indices, slot, most, size, i, places, values, thin, weights)
+def _split_entries(data, indices, slot, most, size, i, places, values, thin, weights):
+    return sparse._split_entries(data, indices, slot, most, size, i, places, values, thin, weights)
 
 
 def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
@@ -174,7 +174,7 @@ def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
     told = []
     for row in x:
         one = csr_rows(row[None])
-        *counts, length = _sort_out(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
+        *counts, length = _split_entries(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
         told.append((*map(int, counts), bool(length >= 0)))
     assert told == [(2, 0, True), (1, 0, False), (1, 0, False)]
     assert sparse.nearest_sparse(csr_rows(x), bank).tolist() == [1, 0, 0]

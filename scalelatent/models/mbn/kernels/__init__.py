@@ -1,4 +1,4 @@
-"""Clustering kernels: reference, numba, CuPy."""
+"""Table of the clustering kernels: reference, numba and CuPy bodies."""
 
 _MODULES = {
     "mbn_make_bank": "dense",
@@ -17,8 +17,8 @@ KERNELS = {
     for name, module in _MODULES.items()
 }
 
-# Sums of a few numbers a code, bound by memory and under a hundredth of a fit: workers with a device compute
-# them on the host, where their order is fixed.
+# Sums of a few numbers per code. Their speed is limited by memory and they take less than 1 % of a fit, so
+# workers with a GPU compute them on the host, where the order of the sums is fixed.
 _ONEHOT, _HOST = "scalelatent.kernels.onehot", "scalelatent.kernels.onehot_compiled"
 
 KERNELS |= {

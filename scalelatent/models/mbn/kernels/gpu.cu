@@ -1,24 +1,23 @@
-// The kernels of a multilayer bootstrap network on the device. gpu.py compiles this text and launches it;
-// reference.py is its oracle.
+// The kernels of a bootstrap network on the device. gpu.py compiles and launches this text; tests compare it with
+// reference.py.
 //
-// Codes are the same as on a processor: what float32 leaves in question is decided in float64, whose sums go
-// over the columns in order, and products of two float32 are exact there; of equal scores the lowest index
-// wins (on integers equal distances are equal scores, see cpu/dense.py). Counts are integers. So neither the
-// order of thread blocks nor that of atomic adds shows.
+// The codes are those of a CPU. Scores that float32 cannot order are compared in float64, where products of two float32
+// are exact and sums go over the columns in order; of equal scores the lowest index wins (on integers equal distances
+// have equal scores, see cpu/dense.py). Counts are integers. So the codes do not depend on the order of thread blocks or
+// of atomic additions.
 //
-// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
-// text on a processor.
+// tests/gpu/emulator.hpp defines the CUDA words of this file for a C++ compiler: the tests run this text on a CPU.
 
-constexpr int THREADS = 128;  // of a thread block; gpu.py launches with the same number
+constexpr int THREADS = 128;  // threads of a block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
-constexpr int TILE = 4096;  // centroids whose sums or counts a thread block holds in shared memory
+constexpr int TILE = 4096;  // centroids whose sums or counts are in the shared memory of a thread block
 constexpr int NO_CENTROID = 0x7fffffff;
 constexpr float LOWEST = -3.402823466e+38f;
 constexpr unsigned EVERY_LANE = 0xffffffffu;
 
 using byte = unsigned char;
 
-// The larger value, and of equals the lower index.
+// Keeps the larger value, and of equal values the lower index.
 template <class T>
 __device__ __forceinline__ void take_larger(T& value, int& index, T other, int at) {
     if (other > value || (other == value && at < index)) {
@@ -27,7 +26,7 @@ __device__ __forceinline__ void take_larger(T& value, int& index, T other, int a
     }
 }
 
-// The largest of a thread block, in thread 0. Called by all threads.
+// Finds the largest value of a thread block for thread 0. All threads call it.
 template <class T>
 __device__ __forceinline__ void block_largest(T& value, int& index) {
     __shared__ T values[WARPS];
@@ -48,7 +47,7 @@ __device__ __forceinline__ void block_largest(T& value, int& index) {
     __syncthreads();  // the next call writes the arrays again
 }
 
-// A warp a row: the columns of a clustering as float32, and an upper bound of the row's length on them.
+// One warp per row: writes the columns of a clustering as float32, and an upper bound of the row's length on them.
 template <class T>
 __device__ __forceinline__ void gather(const T* x, int p, int n, const int* columns, int q, float* out,
                                        float* lengths) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ void gather(const T* x, int p, int n, const int* colu
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) total += __shfl_down_sync(EVERY_LANE, total, step);
-    // Squares of numbers below 1e-23 are lost.
+    // Squares of numbers below 1e-23 underflow.
     if (row < n && lane == 0) lengths[row] = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2)) + 1e-21f * q;
 }
 
@@ -78,8 +77,8 @@ __device__ __forceinline__ void gather(const T* x, int p, int n, const int* colu
 KERNELS(float, f32)
 KERNELS(byte, u8)
 
-// A warp a row: the best of its k products as scores, and whether the next best is so near that rounding may
-// have put it second; then `floors` is the least score that the true winner can have.
+// One warp per row: finds the best of the k scores, and whether the second best is within the bound of the rounding.
+// Then `floors` is the least score that the true winner can have.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_best(const float* products, int n, int k, const float* scale, const float* bias, const float* lengths,
              double slope, double least, int* codes, float* floors, byte* doubtful) {
@@ -112,13 +111,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (row < n && lane == 0) {
         const double lowest = best - 2.0 * (slope * lengths[row] + least);
         codes[row] = index == NO_CENTROID ? 0 : index;
-        // Rounded down: it is compared with float32 scores.
+        // Rounded down, because it is compared with float32 scores.
         floors[row] = static_cast<float>(lowest - 1e-7 * fabs(lowest));
         doubtful[row] = second >= lowest;
     }
 }
 
-// A thread block a row: those in doubt have the scores that are near decided in float64.
+// One thread block per row: compares the scores of a doubtful row that are within the bound in float64.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_decide(const float* products, const float* x, const float* w, int q, int k, const float* scale,
                const float* bias, const double* exact, const float* floors, const byte* doubtful, int* codes) {
@@ -139,8 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0 && index != NO_CENTROID) codes[row] = index;
 }
 
-// A thread block a row: its entries in order, each against the postings of its column. A column's centroids
-// are all different, so no two threads add to one sum, and a sum goes from left to right.
+// One thread block per row: multiplies its entries in order with the postings of their columns. The centroids of a
+// column are all different, so no two threads add to one sum, and each sum goes from left to right.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_sparse(const float* data, const int* indices, const int* indptr, const int* start, const int* centroid,
                const float* value, int k, const double* exact, int* codes) {
@@ -169,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (t == 0) codes[row] = index == NO_CENTROID ? 0 : index;
 }
 
-// A thread block a row: its codes' lists are counted in shared memory.
+// One thread block per row: counts the members of the lists of its codes in shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_count(const int* x, int clusterings, int below, const int* start, const int* members, int stride,
               int k, int* codes) {

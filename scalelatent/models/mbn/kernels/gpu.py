@@ -1,13 +1,12 @@
-"""The kernels of a clustering in CuPy: launches of the kernels of ``gpu.cu``.
+"""The kernels of a clustering in CuPy: launches of ``gpu.cu``.
 
-Dense rows are a product of cuBLAS (float32, never TF32) into a buffer of bounded size, and one pass over it
-that keeps the best and the next best score of each row; rows where they are nearer than rounding are decided
-in float64 by a third kernel, while the scores still lie there. The buffer costs 8 bytes of traffic a score
-beside 2 q operations. Rows of codes and CSR rows take a thread block each, with counts or sums in shared
-memory.
+For dense rows cuBLAS computes a product (float32, never TF32) into a buffer of bounded size. One pass over
+the buffer finds the best and the second best score of each row. A third kernel decides in float64 if both are
+closer than rounding. The buffer costs 8 bytes of traffic per score, next to 2 q operations. Rows of codes and
+CSR rows take one thread block each, with counts or sums in shared memory.
 
-Codes are those of the other bodies, to the last row. They come back to the host: 4 bytes a row. Work goes to
-CuPy's current stream.
+The codes equal those of the other bodies. They are copied to the host, 4 bytes per row. Work goes to CuPy's
+current stream.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .reference import score_terms, squared_lengths
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
 _WARPS = THREADS // 32
-# Scores of a tile of rows: 256 MiB.
+# Largest number of scores of a tile of rows, 256 MiB.
 SCORES = 2**26
 
 
@@ -47,7 +46,7 @@ class DeviceBank:
 class Postings:
     """Centroids of one clustering by columns, on the device."""
 
-    # int32 (p + 1,): where the entries of each column begin
+    # int32 (p + 1,): start of the entries of each column
     start: cupy.ndarray
     # int32 (entries,)
     centroid: cupy.ndarray
@@ -59,7 +58,7 @@ class Postings:
 
 @dataclass(frozen=True)
 class DeviceLists:
-    """The lists of :class:`..cpu.lists.PackedLists` on the device, int32."""
+    """Lists of :class:`..cpu.lists.PackedLists` on the device, int32."""
 
     start: cupy.ndarray
     members: cupy.ndarray
@@ -67,11 +66,11 @@ class DeviceLists:
 
 
 def make_bank(w: np.ndarray, metric: str) -> DeviceBank:
-    """Centroids on the device for :func:`nearest`, see :func:`..reference.make_bank`; ``w`` on the host."""
+    """Move centroids to the device for :func:`nearest`, see :func:`..reference.make_bank`."""
     w = np.ascontiguousarray(w, dtype=np.float32)
     squares = squared_lengths(w)
     exact = np.stack(score_terms(squares, metric))
-    # As in cpu.dense: a sum of so many products, scale, bias and their sum, 2^-24 of its terms each.
+    # Bound of the rounding as in cpu/dense.py.
     rounding = (w.shape[1] + 4) * 2.0**-24
     lengths = np.sqrt(squares) * exact[0]
     error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
@@ -80,9 +79,9 @@ def make_bank(w: np.ndarray, metric: str) -> DeviceBank:
 
 
 def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
-    """Index of each row's nearest centroid, see :func:`..reference.nearest`."""
-    x = _device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
-    columns, (k, q) = _device(columns, np.int32), bank.w.shape
+    """See :func:`..reference.nearest`."""
+    x = _to_device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
+    columns, (k, q) = _to_device(columns, np.int32), bank.w.shape
     codes = cupy.empty(len(x), dtype=np.int32)
     tile = max(1, min(len(x), SCORES // k))
     cut, lengths = cupy.empty((tile, q), dtype=np.float32), cupy.empty(tile, dtype=np.float32)
@@ -103,9 +102,7 @@ def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
 
 
 def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
-    """Postings on the device for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`; ``w`` on
-    the host.
-    """
+    """Make postings on the device for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
     inside[columns] = True
@@ -120,9 +117,9 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
 
 
 def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
-    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`."""
+    """See :func:`..reference.nearest_sparse`."""
     codes = cupy.empty(len(x), dtype=np.int32)
-    rows = (_device(x.data, np.float32), _device(x.indices, np.int32), _device(x.indptr, np.int32))
+    rows = (_to_device(x.data, np.float32), _to_device(x.indices, np.int32), _to_device(x.indptr, np.int32))
     if len(x):
         postings = (bank.start, bank.centroid, bank.value, np.int32(bank.exact.shape[1]), bank.exact)
         _launch("mbn_sparse", (len(x),), *rows, *postings, codes)
@@ -130,18 +127,16 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[DeviceLists, ...]:
-    """Lists on the device for :func:`nearest_codes`, see :func:`..reference.make_lists`; made on the host,
-    for each clustering by itself.
-    """
+    """Make the lists of each clustering on the host, and move them to the device."""
     made = (by_lists.make_lists(codes[s : s + 1], units[s : s + 1]) for s in range(len(codes)))
-    return tuple(DeviceLists(_device(m.start, np.int32), _device(m.members, np.int32), m.k) for m in made)
+    return tuple(
+        DeviceLists(_to_device(m.start, np.int32), _to_device(m.members, np.int32), m.k) for m in made
+    )
 
 
 def nearest_codes(x: Array, lists: tuple[DeviceLists, ...]) -> np.ndarray:
-    """Of each clustering the index of the centroid that shares most units with each row, see
-    :func:`..reference.nearest_codes`.
-    """
-    x, codes = _device(x, np.int32), cupy.empty((len(lists), len(x)), dtype=np.int32)
+    """See :func:`..reference.nearest_codes`."""
+    x, codes = _to_device(x, np.int32), cupy.empty((len(lists), len(x)), dtype=np.int32)
     for s, one in enumerate(lists if len(x) else ()):
         sizes = (np.int32(x.shape[1]), np.int32(one.start.shape[1] - 1))
         tables = (one.start, one.members, np.int32(one.members.shape[1]), np.int32(one.k))
@@ -149,8 +144,8 @@ def nearest_codes(x: Array, lists: tuple[DeviceLists, ...]) -> np.ndarray:
     return np.ascontiguousarray(codes.get().T)
 
 
-def _device(a: Array, dtype: npt.DTypeLike) -> cupy.ndarray:
-    """A contiguous array on the device; itself where it is one already."""
+def _to_device(a: Array, dtype: npt.DTypeLike) -> cupy.ndarray:
+    """Return a contiguous array on the device."""
     if isinstance(a, cupy.ndarray):
         return cupy.ascontiguousarray(a, dtype=dtype)
     return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))

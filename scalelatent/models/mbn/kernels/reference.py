@@ -1,9 +1,9 @@
-"""The kernels of a multilayer bootstrap network in plain numpy and float64: the oracle.
+"""The kernels of a bootstrap network in plain numpy and float64; tests compare the other bodies with it.
 
-A clustering is a set of columns and k centroids, which are data rows; a row's code is the index of the
-centroid that is nearest on these columns, and of equal scores the lowest index. Scores are float64: on
-integers (uint8 and the like) Euclidean ones are exact, so equal distances are equal scores; sums of floats
-round, and of centroids that are equally far any may come out ahead in the last digit.
+A clustering is a set of columns and k centroids, which are data rows. The code of a row is the index of the
+nearest centroid on these columns; of equal scores the lowest index. Scores are float64. On integers Euclidean
+scores are exact, so equal distances have equal scores. On floats sums are rounded, and of centroids at equal
+distances any may win in the last digit.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ METRICS = ("euclidean", "cosine")
 
 @dataclass(frozen=True)
 class CentroidBank:
-    """Centroids of one clustering as nearest-centroid scores: score_j = scale_j (w_j . x) + bias_j."""
+    """Centroids of one clustering; the nearest has the largest score_j = scale_j (w_j . x) + bias_j."""
 
     # float64 (k, columns)
     w: np.ndarray
-    # scale, bias: float64 (k,): 1 and -|w|^2 / 2 for Euclidean distance; 1 / |w| and 0 for
-    # the cosine
+    # float64 (k,): 1 and -|w|^2 / 2 for the Euclidean distance; 1 / |w| and 0 for the cosine
     scale: np.ndarray
     bias: np.ndarray
 
 
 def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and bias of the scores of centroids, see :class:`CentroidBank`."""
+    """Return scale and bias of the scores of centroids, see :class:`CentroidBank`."""
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":
         return np.ones(len(squares)), -0.5 * squares
-    # A short document is often empty on the columns of a clustering.
+    # A short document often has no entry in the columns of a clustering.
     return 1.0 / np.sqrt(np.where(squares > 0, squares, np.inf)), np.zeros(len(squares))
 
 
 def squared_lengths(w: np.ndarray) -> np.ndarray:
-    """Squared lengths of rows, summed from left to right: the same bits for CSR rows of the same data, and in
-    every body.
+    """Return the squared lengths of rows, summed from left to right.
+
+    The order makes the bits those of CSR rows with the same data, and those of every body.
     """
     out = np.zeros(len(w))
     for first in range(0, len(w) if w.shape[1] else 0, 1024):
@@ -51,19 +51,19 @@ def squared_lengths(w: np.ndarray) -> np.ndarray:
 
 
 def make_bank(w: np.ndarray, metric: str) -> CentroidBank:
-    """Centroids made ready for :func:`nearest`."""
+    """Prepare centroids for :func:`nearest`."""
     w = np.asarray(w, dtype=np.float64)
     return CentroidBank(w, *score_terms(squared_lengths(w), metric))
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, bank: CentroidBank) -> np.ndarray:
-    """Index of each row's nearest centroid; the lowest of equals."""
+    """Return the index of each row's nearest centroid, the lowest of equals."""
     scores = x[:, columns].astype(np.float64) @ bank.w.T * bank.scale + bank.bias
     return scores.argmax(axis=1).astype(np.int32)
 
 
 def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> CentroidBank:
-    """Centroids among CSR rows made ready for :func:`nearest_sparse`."""
+    """Prepare CSR centroids for :func:`nearest_sparse`."""
     dense = w.to_dense().astype(np.float64)
     inside = np.zeros(w.shape[1], dtype=bool)
     inside[columns] = True
@@ -72,32 +72,31 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> CentroidBa
 
 
 def nearest_sparse(x: CsrRows, bank: CentroidBank) -> np.ndarray:
-    """Index of each CSR row's nearest centroid; the lowest of equals."""
+    """Return the index of each CSR row's nearest centroid, the lowest of equals."""
     return nearest(x.to_dense(), np.arange(x.shape[1]), bank)
 
 
 @dataclass(frozen=True)
 class UnitLists:
-    """Centroids of some upper clusterings, as codes of the layer below."""
+    """Centroids of some clusterings of an upper layer, as codes of the layer below."""
 
     # int (sets, k, V): codes of the centroids of each clustering
     codes: np.ndarray
-    # bool (sets, V, k below): which one-hot units each clustering looks at
+    # bool (sets, V, k below): one-hot units that each clustering uses
     units: np.ndarray
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> UnitLists:
-    """Centroids made ready for :func:`nearest_codes`."""
+    """Prepare centroids for :func:`nearest_codes`."""
     return UnitLists(codes, units)
 
 
 def nearest_codes(x: np.ndarray, lists: UnitLists) -> np.ndarray:
-    """Of each clustering the index of the centroid that shares most units with each row of codes; the lowest
-    of equals.
+    """Return the centroid that shares most units with each row, the lowest of equals, for each clustering.
 
-    The paper's rule above the first layer is arg max w.x (section 2.2), and the product of one-hot rows
-    counts the units they share. On all units this is the nearest centroid too, as all have equal lengths
-    there; on a part of them lengths differ, and the centroid of least distance may be another.
+    In upper layers the rule of the paper is arg max w.x (section 2.2), and the product of one-hot rows counts
+    their shared units. On all units this is the nearest centroid, because all lengths are equal. On a part of
+    the units lengths differ, and another centroid may be nearer.
     """
     found = np.empty((len(x), len(lists.codes)), dtype=np.int32)
     for s, (codes, units) in enumerate(zip(lists.codes, lists.units, strict=True)):

@@ -1,4 +1,4 @@
-"""A feed-forward network of rectified linear units that stands in for a bootstrap network (section 5.6)."""
+"""A feed-forward network of rectified linear units that replaces a bootstrap network (section 5.6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.kernels.arrays import Array
 
 
 class DeviceNetwork(NamedTuple):
-    """Weights and biases of the layers, where the backend computes."""
+    """Weights and biases of the layers on the backend."""
 
     backend: Backend
     layers: list[tuple[Array, Array]]
@@ -21,7 +21,10 @@ class DeviceNetwork(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkRows:
-    """Rows through a network (a :class:`~..base.RowMap`): max(0, h W + b) by layer, linear at the end."""
+    """Map rows to outputs, a :class:`~scalelatent.contract.learners.RowMap`.
+
+    A layer computes max(0, h W + b); the last layer is linear.
+    """
 
     wants = Wants()
 
@@ -42,7 +45,7 @@ class NetworkRows:
         return DeviceNetwork(backend, layers)
 
     def apply(self, prepared: DeviceNetwork, block: Block) -> np.ndarray:
-        """Outputs of a block, float32 (rows, outputs)."""
+        """Return the outputs of a block, float32 (rows, outputs)."""
         backend, layers = prepared
         h = backend.asarray(block.x, np.float32, "x")
         for layer, (w, b) in enumerate(layers):
@@ -53,24 +56,24 @@ class NetworkRows:
         out = np.array(backend.to_host(h), dtype=np.float32)
         if not np.isfinite(out).all():
             row = block.start + int(np.argwhere(~np.isfinite(out))[0, 0])
-            raise ValueError(f"row {row} holds NaN, infinity or numbers beyond float32")
+            raise ValueError(f"row {row} contains NaN, infinity or numbers beyond float32: clean this row")
         return out
 
 
-def first_weights(sizes: list[int], streams: list[np.random.Generator]) -> list[np.ndarray]:
-    """Weights to begin with: normal of variance 2 / inputs (He et al., 2015)."""
+def draw_weights(sizes: list[int], streams: list[np.random.Generator]) -> list[np.ndarray]:
+    """Return initial weights: normal with variance 2 / inputs (He et al., 2015)."""
     pairs = zip(sizes[:-1], sizes[1:], streams, strict=True)
     return [(rng.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b, rng in pairs]
 
 
-def unscaled(
+def remove_scales(
     weights: list[np.ndarray],
     biases: list[np.ndarray],
-    of_rows: tuple[float, float],
-    of_output: tuple[np.ndarray, float],
+    row_scale: tuple[float, float],
+    output_scale: tuple[np.ndarray, float],
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The same network for rows and outputs as they are, of one learned on scaled ones."""
-    (shift, scale), (mean, size) = of_rows, of_output
+    """Return weights and biases for unscaled rows and outputs, from those learned on scaled ones."""
+    (shift, scale), (mean, size) = row_scale, output_scale
     weights, biases = [w.astype(np.float64) for w in weights], [b.astype(np.float64) for b in biases]
     biases[0] = biases[0] - shift / scale * weights[0].sum(axis=0)
     weights[0] = weights[0] / scale

@@ -1,8 +1,8 @@
-"""Layers of random clusterings: what each is made of, and which centroids it takes.
+"""Layers of random clusterings: their schedule, their random draws and their codes.
 
-A layer has V clusterings of k centroids, which are rows of what it sees: the data, or the codes of the layer
-below. A row's output is V codes, of each clustering the number of its nearest centroid. As a one-hot vector
-it would be V k wide; it is never written so.
+A layer has V clusterings of k centroids, which are rows of its input: the data, or the codes of the layer
+below. The output of a row is V codes: the number of its nearest centroid in each clustering. As a one-hot
+vector the output would have V k columns; it is never expanded.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 
-from .sampling import choose, choose_mask, draw_bits
+from .sampling import choose_mask, choose_numbers, make_stream
 
-# Codes of so many centroids fit into 16 bits.
+# Number of centroids whose codes fit into 16 bits.
 SHORT_CODES = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-# A number that a message gives as large enough must be so as it is written.
+# A lower bound in a message is rounded up, so that the number in the message is large enough.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
-# Clusterings of an upper layer that are looked up at once, and the bits that number a centroid among theirs.
-_TOGETHER, _TOGETHER_BITS = 8, 16
-# Look-ups cost so many multiply-adds' time, and putting centroids up so many look-ups each.
+# Upper bounds of the clusterings of an upper layer that are coded together, and of the bits that number their
+# centroids.
+_GROUP, _GROUP_BITS = 8, 16
+# Cost of a look-up in multiply-adds, and cost of preparing a centroid in look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
-def share(fraction: float, n: int) -> int:
-    """floor(fraction n), where a product that is whole but for rounding is whole: 0.29 of 100 is 29."""
+def floor_share(fraction: float, n: int) -> int:
+    """Return floor(fraction n), corrected for rounding: 0.29 of 100 is 29."""
     return math.floor(fraction * n * (1 + 2.0**-51))
 
 
-def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None) -> list[int]:
-    """Centroids of the clusterings of each layer: k_{l+1} = floor(decay k_l)."""
+def make_schedule(
+    n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None
+) -> list[int]:
+    """Return the centroids of the clusterings of each layer, k_{l+1} = floor(decay k_l)."""
     if not 0 < decay < 1:
         raise ValueError(f"decay={decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'")
     k = n // 2 if k1 is None else int(k1)
-    told = f"k1={k1!r}" + (f" (half of {n} rows, {k})" if k1 is None else "")
+    given = f"k1={k1!r}" + (f" (half of {n} rows, {k})" if k1 is None else "")
     if k > n:
         raise ValueError(
-            f"k1={k} is above the {n} rows that centroids are drawn from: give at most {n}, or None for half "
-            "of them"
+            f"k1={k} is more than the {n} rows that centroids are drawn from: give at most {n}, or None for "
+            "half of them"
         )
     if k < 2:
         raise ValueError(
-            f"{told}: a clustering needs at least 2 centroids: give k1 of 2 or more, or more rows"
+            f"{given}: a clustering needs at least 2 centroids: give k1 of 2 or more, or more rows"
         )
     least = max(2, math.ceil(1.5 * (n_classes or 2))) if k_last is None else k_last
     if least < 2:
@@ -59,21 +62,21 @@ def schedule(n: int, k1: int | None, decay: float, k_last: int | None, n_classes
     if k < least:
         why = f"k_last={k_last}" if k_last is not None else f"1.5 times n_classes={n_classes or 2} is {least}"
         raise ValueError(
-            f"{told} ends before one layer, as {why}: raise k1, or lower "
+            f"{given} is too small for one layer, because {why}: raise k1, or lower "
             f"{'k_last' if k_last is not None else 'n_classes'}"
         )
     ks = [k]
-    # Fewer each time, also where decay is 1 but for rounding.
-    while (following := min(share(decay, ks[-1]), ks[-1] - 1)) >= least:
+    # Each layer has fewer centroids, even if decay is nearly 1.
+    while (following := min(floor_share(decay, ks[-1]), ks[-1] - 1)) >= least:
         ks.append(following)
     return ks
 
 
 class CentroidSets(Protocol):
-    """Centroids of a layer, wherever they lie."""
+    """Centroids of a layer, in memory or on disk."""
 
     def read(self, which: int) -> HostRows:
-        """Those of a clustering."""
+        """Return the centroids of a clustering."""
 
 
 @dataclass(frozen=True)
@@ -90,79 +93,70 @@ class ArraySets:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, but for its centroids: what is drawn follows from these numbers."""
+    """A layer without its centroids; all random draws follow from these numbers."""
 
-    # From 1
-    number: int
+    number: int  # counted from 1
     seed: int
-    # Rows that centroids are drawn from
-    n_rows: int
-    # V
-    n_clusterings: int
-    k: int
-    # Columns of what it sees: features, or clusterings of the layer below
-    width: int
-    # Centroids of the layer below; 0 in the first layer
-    k_below: int
-    # Share of the columns (above the first layer: of the one-hot units) that a clustering looks at
-    fraction: float
-    # Of the first layer; above it units that are shared count
-    metric: str
-    # Whether the first layer sees CSR rows
-    csr: bool
-    # Of what it sees
-    dtype: str
+    n_rows: int  # rows that centroids are drawn from
+    n_clusterings: int  # V
+    k: int  # centroids of a clustering
+    width: int  # columns of the input: features, or clusterings of the layer below
+    k_below: int  # centroids of the layer below; 0 in the first layer
+    fraction: float  # share of the columns (in upper layers: of the one-hot units) that a clustering uses
+    metric: str  # distance of the first layer; upper layers count shared units
+    csr: bool  # whether the input of the first layer is CSR
+    dtype: str  # type of the input
 
     @property
     def n_columns(self) -> int:
-        """Columns that a clustering of the first layer looks at."""
-        return share(self.fraction, self.width)
+        """Number of columns of a clustering of the first layer."""
+        return floor_share(self.fraction, self.width)
 
     @property
     def code_dtype(self) -> str:
         return "uint16" if self.k <= SHORT_CODES else "uint32"
 
-    def columns(self, which: int) -> np.ndarray:
-        """Columns of a clustering of the first layer, int64 in rising order."""
-        return choose(draw_bits(self.seed, "columns", 1, which), self.width, self.n_columns)
+    def draw_columns(self, which: int) -> np.ndarray:
+        """Return the columns of a clustering of the first layer, int64 in rising order."""
+        return choose_numbers(make_stream(self.seed, "columns", 1, which), self.width, self.n_columns)
 
-    def units(self, which: int) -> np.ndarray:
-        """One-hot units of the layer below that a clustering looks at, bool (V, k below)."""
+    def draw_units(self, which: int) -> np.ndarray:
+        """Return the one-hot units of the layer below that a clustering uses, bool (V, k below)."""
         size = self.width * self.k_below
-        bits = draw_bits(self.seed, "units", self.number, which)
-        return choose_mask(bits, size, share(self.fraction, size)).reshape(self.width, self.k_below)
+        bits = make_stream(self.seed, "units", self.number, which)
+        return choose_mask(bits, size, floor_share(self.fraction, size)).reshape(self.width, self.k_below)
 
-    # -- the rows that become centroids: see RowSets
+    # -- rows that become centroids, see scalelatent.contract.learners.RowSets
 
     @property
     def wants(self) -> Wants:
-        """CSR rows as they are, where it sees such."""
+        """CSR rows, if the input is CSR."""
         return Wants(csr=self.csr)
 
     @property
     def n_sets(self) -> int:
-        """Clusterings."""
+        """Number of clusterings."""
         return self.n_clusterings
 
     @property
     def set_rows(self) -> int:
-        """Centroids of each."""
+        """Number of centroids of each clustering."""
         return self.k
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """(shape of a centroid as it is kept, dtype)."""
+        """Return (stored shape of a centroid, dtype)."""
         return (self.n_columns if self.number == 1 and not self.csr else self.width,), self.dtype
 
     def rows(self, which: int) -> np.ndarray:
-        """Numbers of the rows that are a clustering's centroids, in rising order."""
-        return choose(draw_bits(self.seed, "rows", self.number, which), self.n_rows, self.k)
+        """Return the numbers of the rows that are a clustering's centroids, in rising order."""
+        return choose_numbers(make_stream(self.seed, "rows", self.number, which), self.n_rows, self.k)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Some rows of ``x`` as centroids are kept: on the columns of the clustering."""
+        """Return some rows of ``x`` in the stored form of centroids, with the columns of the clustering."""
         if not isinstance(x, CsrRows):
-            return x[rows] if self.number > 1 else np.take(x[rows], self.columns(which), axis=1)
+            return x[rows] if self.number > 1 else np.take(x[rows], self.draw_columns(which), axis=1)
         taken, inside = x.take(rows), np.zeros(self.width, dtype=bool)
-        inside[self.columns(which)] = True
+        inside[self.draw_columns(which)] = True
         kept = inside[taken.indices]
         pointers = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[taken.indptr]
         return CsrRows(taken.data[kept], taken.indices[kept], pointers, taken.shape)
@@ -170,39 +164,39 @@ class Layer:
     # -- codes ----------------------------------------------------------------------------------------------
 
     def flops_per_row(self) -> float:
-        """What one clustering costs a row, in operations of a matrix product."""
+        """Return the cost of one clustering per row, in operations of a matrix product."""
         if self.number > 1:
             return _LOOKUP_FLOPS * self.width
         return 2.0 * self.k * self.n_columns
 
     def set_flops(self) -> float:
-        """What it costs to put a clustering's centroids up."""
+        """Return the cost of preparing the centroids of a clustering."""
         if self.number > 1:
             return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
         return 60.0 * self.k * self.n_columns
 
     @property
-    def together(self) -> int:
-        """Clusterings that :meth:`codes` takes best at once."""
+    def group_size(self) -> int:
+        """Number of clusterings that :meth:`codes` computes together."""
         if self.number == 1:
             return 1
-        return max(1, min(_TOGETHER, 2**_TOGETHER_BITS >> (self.k - 1).bit_length()))
+        return max(1, min(_GROUP, 2**_GROUP_BITS >> (self.k - 1).bit_length()))
 
     def codes(
         self, backend: Backend, x: Array | CsrRows, centroids: Sequence[HostRows], first: int
     ) -> np.ndarray:
-        """Codes of rows by the clusterings from ``first`` on, which have these centroids: (rows, sets)."""
+        """Return the codes of rows, (rows, sets), by clusterings from ``first`` on with these centroids."""
         if self.number == 1:
             found = [self._nearest(backend, x, part, first + i) for i, part in enumerate(centroids)]
             return np.stack(found, axis=1)
         units = np.empty((len(centroids), self.width, self.k_below), dtype=np.bool_)
         for i in range(len(centroids)):
-            units[i] = self.units(first + i)
+            units[i] = self.draw_units(first + i)
         lists = backend.kernel("mbn_make_lists")(np.stack([np.asarray(part) for part in centroids]), units)
         return np.asarray(backend.kernel("mbn_nearest_codes")(x, lists))
 
     def _nearest(self, backend: Backend, x: Array | CsrRows, centroids: HostRows, which: int) -> np.ndarray:
-        kernel, columns = backend.kernel, self.columns(which)
+        kernel, columns = backend.kernel, self.draw_columns(which)
         if self.csr:
             bank = kernel("mbn_make_sparse_bank")(centroids, columns, self.metric)
             return np.asarray(kernel("mbn_nearest_sparse")(x, bank))
@@ -210,29 +204,30 @@ class Layer:
         return np.asarray(kernel("mbn_nearest")(x, columns, bank))
 
     def check(self, x: HostRows, start: int) -> None:
-        """Refuse rows that have no place: NaN, infinite or huge values, under the cosine rows of zeros."""
+        """Refuse rows with NaN, infinite or huge values, and rows of zeros under the cosine."""
         if self.number > 1:
             return
         values = x.data if isinstance(x, CsrRows) else x
-        # Shorter integers never come near the limit.
+        # Shorter integers are always below the limit.
         if values.size and (values.dtype.kind == "f" or values.dtype.itemsize == 8):
             limit = _largest_value(self.width)
-            # A NaN anywhere is the smallest and the largest.
+            # With a NaN both min and max are NaN.
             with np.errstate(invalid="ignore"):
                 fine = -limit <= float(values.min()) and float(values.max()) <= limit
             if not fine:
-                _tell_bad_value(x, values, start, limit)
+                _refuse_value(x, values, start, limit)
         if self.metric == "cosine":
             empty = np.flatnonzero(_row_counts(x) == 0)
             if len(empty):
                 raise ValueError(
-                    f"row {start + empty[0]} is all zeros, and has no cosine: leave out empty rows (of token "
-                    "files: scalelatent data import rcv1 … --drop-empty), or use metric='euclidean'"
+                    f"row {start + empty[0]} is all zeros, so its cosine is undefined: remove empty rows "
+                    "(for token files: scalelatent data import rcv1 … --drop-empty), or use "
+                    "metric='euclidean'"
                 )
 
 
 def _row_counts(x: HostRows) -> np.ndarray:
-    """Entries of each row that are not zero."""
+    """Return the number of entries of each row that are not zero."""
     if not isinstance(x, CsrRows):
         return np.count_nonzero(x, axis=1)
     before = np.concatenate([[0], np.cumsum(x.data != 0)])
@@ -240,11 +235,12 @@ def _row_counts(x: HostRows) -> np.ndarray:
 
 
 def _largest_value(width: int) -> float:
-    """Of a row of so many columns, a power of ten: products and squared lengths stay well within float32."""
+    """Return the largest value, a power of ten, whose squared row lengths stay within float32."""
     return float(10 ** math.floor(math.log10(FLOAT32_MAX / (4 * width)) / 2))
 
 
-def _tell_bad_value(x: HostRows, values: np.ndarray, start: int, limit: float) -> None:
+def _refuse_value(x: HostRows, values: np.ndarray, start: int, limit: float) -> None:
+    """Raise a ValueError that names row and column of the first value beyond the limit."""
     bad = ~(np.abs(values, dtype=np.float64) <= limit)
     if isinstance(x, CsrRows):
         at = int(np.flatnonzero(bad)[0])
@@ -253,11 +249,12 @@ def _tell_bad_value(x: HostRows, values: np.ndarray, start: int, limit: float) -
     else:
         row, column = (int(i) for i in np.argwhere(bad)[0])
         value = values[row, column]
-    told = f"row {start + row}, feature {column} is {value:g}"
+    place = f"row {start + row}, feature {column} is {value:g}"
     if not np.isfinite(value):
-        raise ValueError(f"{told} ({'NaN' if np.isnan(value) else 'infinite'})")
+        raise ValueError(f"{place} ({'NaN' if np.isnan(value) else 'infinite'})")
     raise ValueError(
-        f"{told}, too large for distances in float32: scale the features, so that none is beyond {limit:g}"
+        f"{place}, too large for distances in float32: scale the features, so that no value is beyond "
+        f"{limit:g}"
     )
 
 
@@ -273,12 +270,12 @@ def make_layers(
     dtype: str,
     seed: int,
 ) -> tuple[Layer, ...]:
-    """The layers of a network."""
+    """Return the layers of a network."""
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")
     sizes = [n_features, *(n_clusterings * k for k in ks[:-1])]
     least = min(sizes)
-    if share(fraction, least) < 1:
+    if floor_share(fraction, least) < 1:
         number = sizes.index(least) + 1
         raise ValueError(
             f"layer {number}: feature_fraction={fraction!r} of {least} "

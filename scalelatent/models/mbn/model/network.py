@@ -1,4 +1,4 @@
-"""Rows through layers: the codes of one, or what a whole network makes of them."""
+"""Maps from rows to the codes of a layer, and to the output of a network."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .pca import CodeProjection, GatherSum
 
 @dataclass(frozen=True)
 class LayerCoder:
-    """Rows -> codes of some clusterings of a layer, a :class:`~scalelatent.contract.learners.RowMap`."""
+    """Map rows to codes of some clusterings of a layer, a :class:`~scalelatent.contract.learners.RowMap`."""
 
     layer: Layer
     centroids: CentroidSets
-    # first, stop: Clusterings
+    # Range of the clusterings
     first: int
     stop: int
 
@@ -35,7 +35,7 @@ class LayerCoder:
 
     @property
     def wants(self) -> Wants:
-        """Rows as its layer takes them."""
+        """Rows in the form that the layer takes."""
         return self.layer.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -45,46 +45,46 @@ class LayerCoder:
         return replace(self, first=self.first + first, stop=self.first + stop)
 
     def row_bytes(self) -> int:
-        """Bytes of a row of codes; of those of a tile only, which are few."""
+        """Return the bytes of a row of codes in one tile."""
         return np.dtype(self.layer.code_dtype).itemsize
 
     def flops_per_row(self) -> float:
-        """What a column costs a row, in operations of a matrix product."""
+        """Return the cost of a column per row, in operations of a matrix product."""
         return self.layer.flops_per_row()
 
     def column_flops(self) -> float:
-        """What it costs to prepare a column."""
+        """Return the cost of preparing a column."""
         return self.layer.set_flops()
 
     def prepare(self, backend: Backend) -> Backend:
-        """Centroids are prepared clustering by clustering."""
+        """Return the backend; :meth:`fill` prepares the centroids of each clustering."""
         return backend
 
     def fill(self, prepared: Backend, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the block's output rows; hands over after each few clusterings."""
+        """Write the codes of the block to ``out``; yield after each group of clusterings."""
         self.layer.check(block.x, block.start)
-        x = ready_rows(self.layer, prepared, block.x)
-        for first in range(self.first, self.stop, self.layer.together):
-            stop = min(first + self.layer.together, self.stop)
+        x = convert_rows(self.layer, prepared, block.x)
+        for first in range(self.first, self.stop, self.layer.group_size):
+            stop = min(first + self.layer.group_size, self.stop)
             centroids = [self.centroids.read(which) for which in range(first, stop)]
             out[:, first - self.first : stop - self.first] = self.layer.codes(prepared, x, centroids, first)
             yield
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        """Codes of the block, (rows, clusterings)."""
+        """Return the codes of the block, (rows, clusterings)."""
         out = np.empty((len(block.x), self.stop - self.first), dtype=self.layer.code_dtype)
         for _ in self.fill(prepared, block, out):
             pass
         return out
 
 
-def ready_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
-    """Rows where and as the kernels of a layer take them: converted once for all its clusterings."""
+def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
+    """Return rows in the form that the kernels of a layer take, once for all clusterings."""
     check_same_width(x.shape[1], layer.width)
     on_host = backend.xp is np
     if layer.csr:
-        x = x if isinstance(x, CsrRows) else _sparse(x)
-        if backend.name == "reference":  # which makes them dense
+        x = x if isinstance(x, CsrRows) else _to_csr(x)
+        if backend.name == "reference":  # the reference makes them dense
             return x
         return CsrRows(
             backend.asarray(x.data, np.float32),
@@ -94,24 +94,24 @@ def ready_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
         )
     assert not isinstance(x, CsrRows)
     if layer.number > 1:
-        return x if on_host else _moved(backend, x, np.int32)
-    return _moved(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
+        return x if on_host else _move(backend, x, np.int32)
+    return _move(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
 
 
-def _moved(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Array:
-    """A card converts what has been moved: few bytes travel."""
+def _move(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Array:
+    """Move rows in their own type and convert them on the device, so that fewer bytes are moved."""
     return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
 
-def _sparse(x: np.ndarray) -> CsrRows:
-    """Dense rows for centroids that are CSR."""
+def _to_csr(x: np.ndarray) -> CsrRows:
+    """Return dense rows as CSR, for centroids that are CSR."""
     row, column = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)), dtype=np.int64)])
     return CsrRows(x[row, column], column, pointers, (len(x), x.shape[1]))
 
 
 class PreparedNetwork(NamedTuple):
-    """The layers prepare themselves one after the other; of the projection it is the kernel."""
+    """Backend, and the kernel of the projection."""
 
     backend: Backend
     gather: GatherSum | None
@@ -119,7 +119,7 @@ class PreparedNetwork(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """Rows -> codes of the last of some layers, or what :class:`.pca.CodeProjection` makes of them."""
+    """Map rows to the codes of the last layer, or to their principal components with ``projection``."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[CentroidSets, ...]
@@ -137,12 +137,12 @@ class Network:
 
     @property
     def what(self) -> str:
-        """Of which stage it is in task names."""
+        """Name of the stage in task names."""
         return "transform" if self.projection is not None else "codes"
 
     @property
     def wants(self) -> Wants:
-        """Rows as the first layer takes them."""
+        """Rows in the form that the first layer takes."""
         return self.layers[0].wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -151,7 +151,7 @@ class Network:
         return (self.layers[-1].n_clusterings,), self.layers[-1].code_dtype
 
     def row_bytes(self) -> int:
-        """Bytes of a row of codes, of two layers."""
+        """Return the bytes of a row of codes of two layers."""
         return 2 * max(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in self.layers)
 
     def flops_per_row(self) -> float:
@@ -161,7 +161,7 @@ class Network:
         return PreparedNetwork(backend, None if self.projection is None else self.projection.prepare(backend))
 
     def fill(self, prepared: PreparedNetwork, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the block's output rows; hands over after each clustering."""
+        """Write the output of the block to ``out``; yield after each group of clusterings."""
         backend, gather = prepared
         for coder in self.stages():
             last = coder.layer is self.layers[-1] and self.projection is None

@@ -1,10 +1,10 @@
-"""Principal components of one-hot codes, which are never expanded: the output layer of a network.
+"""Principal components of one-hot codes, the output of a bootstrap network; the codes are never expanded.
 
-H is the one-hot form of the codes, n rows of V groups of k columns. Few rows: the eigenvectors of the centred
-matrix of inner products, which counts how many codes two rows share (linear kernel PCA). Many: EM for PCA
-(Roweis, 1998), streamed. Its two steps give the columns of C the span of (H' H) C, so that it is an iteration
-of subspaces; here with orthonormal columns, more than are wanted, and Ritz values, by which it is known when
-each component has settled.
+H is the one-hot form of the codes: n rows of V groups of k columns. For few rows the components come from the
+eigenvectors of the centred matrix of inner products, which counts the codes that two rows share (linear
+kernel PCA). For many rows they come from streamed EM for PCA (Roweis, 1998). Its two steps give the columns
+of C the span of (H' H) C: it is a subspace iteration. Here the columns are orthonormal, there are more of
+them than components, and Ritz values show when each component has converged.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
 # A kernel by its name, see `Backend.kernel`.
 FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
-# Components beyond those that are wanted: their number decides how fast the wanted ones settle.
+# Least number of extra columns; the more there are, the faster the components converge.
 _SPARE = 8
-# From so many rows on, a few eigenvectors are found by Lanczos' method.
+# With at least this many rows, a few eigenvectors come from Lanczos' method.
 LANCZOS_ROWS = 200
 
 
@@ -35,15 +35,15 @@ class Components:
     # float64 (V, k, d): orthonormal columns, largest variance first; the entry of largest
     # magnitude of each is positive
     table: np.ndarray
-    # float64 (d,): mean row times the components
+    # float64 (d,): product of the mean row and the components
     offset: np.ndarray
-    # float64 (d,): along each, by n
+    # float64 (d,): variance along each component, divided by n
     variance: np.ndarray
-    # Of the rows
+    # Variance of the rows
     total_variance: float
 
     def first(self, d: int) -> Components:
-        """The first few."""
+        """Return the first d components."""
         return Components(
             np.ascontiguousarray(self.table[:, :, :d]),
             self.offset[:d],
@@ -51,33 +51,28 @@ class Components:
             self.total_variance,
         )
 
-    def reaching(self, share: float) -> int | None:
-        """The fewest components that explain a share of the variance; None where all of these do not."""
-        there = np.flatnonzero(np.cumsum(self.variance) >= share * (1 - 1e-9) * self.total_variance)
-        return int(there[0]) + 1 if len(there) else None
 
-
-def total_variance(mean: np.ndarray) -> float:
-    """Variance of one-hot rows, all columns together: of each p (1 - p)."""
+def compute_total_variance(mean: np.ndarray) -> float:
+    """Return the variance of one-hot rows, the sum of p (1 - p) over columns with mean p."""
     return float((mean * (1.0 - mean)).sum())
 
 
 def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray) -> Components:
-    """Components from columns over all V k units, signs settled."""
+    """Return components from eigenvectors over all V k units, with the signs fixed."""
     vectors = vectors * column_signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
-    return Components(table, mean.reshape(-1) @ vectors, variance, total_variance(mean))
+    return Components(table, mean.reshape(-1) @ vectors, variance, compute_total_variance(mean))
 
 
-def mean_of(codes: np.ndarray, k: int) -> np.ndarray:
-    """Share of the rows with each code, float64 (V, k)."""
+def compute_mean(codes: np.ndarray, k: int) -> np.ndarray:
+    """Return the share of the rows with each code, float64 (V, k)."""
     return np.stack([np.bincount(column, minlength=k) for column in codes.T]) / len(codes)
 
 
 def kernel_components(codes: np.ndarray, k: int, kernel: FindKernel) -> Components:
-    """All components of few rows, by the matrix of their inner products."""
-    n, mean = len(codes), mean_of(codes, k)
-    values, u = _leading(codes, n, kernel)
+    """Return all components of few rows, from the matrix of their inner products."""
+    n, mean = len(codes), compute_mean(codes, k)
+    values, u = find_leading(codes, n, kernel)
     kept = values > 1e-10 * max(values[0], 1.0)
     if not kept.any():
         return make_components(np.zeros((mean.size, 1)), np.zeros(1), mean)
@@ -89,39 +84,41 @@ def kernel_components(codes: np.ndarray, k: int, kernel: FindKernel) -> Componen
 
 
 def kernel_coordinates(codes: np.ndarray, d: int, kernel: FindKernel) -> np.ndarray:
-    """Few rows along their first principal components, for which no components are needed."""
+    """Return few rows along their first d principal components, without computing the components."""
     d_kept = min(d, len(codes))
-    few = len(codes) < LANCZOS_ROWS or d_kept > len(codes) // 50
-    values, u = (_leading if few else _leading_by_lanczos)(codes, d_kept, kernel)
+    direct = len(codes) < LANCZOS_ROWS or d_kept > len(codes) // 50
+    values, u = (find_leading if direct else _find_leading_by_lanczos)(codes, d_kept, kernel)
     found = np.zeros((len(codes), d))
     found[:, : len(values)] = u * np.sqrt(np.maximum(values, 0.0))
     return found * column_signs(found)
 
 
-def _leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
-    """Largest eigenvalues of the centred matrix of inner products, and their vectors."""
+def find_leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest eigenvalues of the centred matrix of inner products, and their vectors."""
     from scipy.linalg import eigh
 
     n = len(codes)
-    matches = _centred(codes, kernel)
+    matches = _centre_matches(codes, kernel)
     values, u = eigh(matches, subset_by_index=[n - count, n - 1] if count < n else None)
     return values[::-1], u[:, ::-1]
 
 
-def _leading_by_lanczos(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
-    """The same for few of many: a hundred products with a vector, where `eigh` reduces the whole matrix."""
+def _find_leading_by_lanczos(
+    codes: np.ndarray, count: int, kernel: FindKernel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same for few of many eigenvalues, by about 100 products with vectors instead of `eigh`."""
     from scipy.sparse.linalg import ArpackError, eigsh
 
-    matches = _centred(codes, kernel)
-    start = np.cos(np.arange(len(codes)) ** 1.5)  # any vector, the same each time
+    matches = _centre_matches(codes, kernel)
+    start = np.cos(np.arange(len(codes)) ** 1.5)  # an arbitrary vector, the same in each run
     try:
         values, u = eigsh(matches, k=count, which="LA", v0=start, ncv=16 + 4 * count, tol=1e-9, maxiter=200)
-    except ArpackError:  # no convergence where eigenvalues are all but equal; no start where all are zero
-        return _leading(codes, count, kernel)
+    except ArpackError:  # nearly equal eigenvalues do not converge, and all zeros have no start
+        return find_leading(codes, count, kernel)
     return values[::-1], u[:, ::-1]
 
 
-def _centred(codes: np.ndarray, kernel: FindKernel) -> np.ndarray:
+def _centre_matches(codes: np.ndarray, kernel: FindKernel) -> np.ndarray:
     matches = kernel("mbn_count_matches")(codes).astype(np.float64)
     matches -= matches.mean(axis=0)
     matches -= matches.mean(axis=1, keepdims=True)
@@ -130,7 +127,7 @@ def _centred(codes: np.ndarray, kernel: FindKernel) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CodeCounts:
-    """How many rows have each code, a :class:`~scalelatent.contract.learners.Reduction`."""
+    """Count the rows with each code, a :class:`~scalelatent.contract.learners.Reduction`."""
 
     wants = Wants()
 
@@ -144,7 +141,7 @@ class CodeCounts:
         return 50.0 * self.n_clusterings
 
     def prepare(self, state: object, backend: Backend) -> None:
-        """Nothing."""
+        """Prepare nothing."""
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
         counts = stats["counts"]
@@ -154,16 +151,15 @@ class CodeCounts:
 
 @dataclass(frozen=True)
 class PcaState:
-    """Between two passes."""
+    """State between two passes."""
 
     iteration: int
     # float64 (V k, q): orthonormal
     basis: np.ndarray
-    # vectors, variance: float64 (V k, q) and (q,): Ritz vectors and values of the last
-    # pass, largest first
+    # float64 (V k, q) and (q,): Ritz vectors and values of the last pass, largest first
     vectors: np.ndarray
     variance: np.ndarray
-    # Largest |S c - v c| of the wanted components, over the largest variance
+    # Largest |S c - v c| of the components, divided by the largest variance
     residual: float
 
 
@@ -174,33 +170,30 @@ class StreamedPca:
     # float64 (V, k)
     mean: np.ndarray
     n_rows: int
-    # Those that have to settle
-    n_components: int
-    # Columns that are iterated
-    width: int
-    # Residual at which it ends
-    tol: float
+    n_components: int  # components that must converge
+    width: int  # columns of the iteration
+    tol: float  # residual that ends the iteration
     max_iter: int
 
     @classmethod
     def of(
         cls, counts: np.ndarray, n_rows: int, n_components: int, tol: float = 1e-4, max_iter: int = 200
     ) -> StreamedPca:
-        """The learner of a number of components; at most all that there can be."""
+        """Return the learner of at most ``n_components`` components; there may be fewer."""
         v, k = counts.shape
         most = max(1, min(n_rows - 1, v * (k - 1)))
         d = min(n_components, most)
         return cls(counts / n_rows, n_rows, d, min(max(2 * d, d + _SPARE), most), tol, max_iter)
 
     def start(self, rng: np.random.Generator) -> PcaState:
-        """Random orthonormal columns."""
+        """Return random orthonormal columns."""
         basis = np.linalg.qr(rng.standard_normal((self.mean.size, self.width)))[0]
         return PcaState(0, basis, np.zeros_like(basis), np.zeros(self.width), np.inf)
 
     def components(self, state: PcaState) -> Components:
         d = self.n_components
         variance, vectors = state.variance[:d], state.vectors[:, :d]
-        # Rows that lie in fewer dimensions have nothing along the others.
+        # Rows of fewer dimensions have no variance along the other components.
         empty = variance <= 1e-10 * max(variance[0], 1e-300)
         return make_components(np.where(empty, 0.0, vectors), np.where(empty, 0.0, variance), self.mean)
 
@@ -208,7 +201,7 @@ class StreamedPca:
         return {"train": CodeProducts(self.mean, self.width)}
 
     def update(self, state: PcaState, stats: Mapping[str, Stats]) -> PcaState:
-        """Ritz pairs of the basis, and the next basis."""
+        """Return the state with the Ritz pairs of the basis, and the next basis."""
         image = stats["train"]["image"].reshape(self.mean.size, self.width) / self.n_rows
         image -= np.outer(self.mean.reshape(-1), stats["train"]["total"] / self.n_rows)
         values, u = ritz_pairs(state.basis, image)
@@ -219,18 +212,18 @@ class StreamedPca:
         return PcaState(state.iteration + 1, basis, vectors, np.maximum(values, 0.0), residual)
 
     def summary(self, state: PcaState) -> dict[str, float | int | None]:
-        """The scalars of the last pass; the objective is the share of the variance that is left."""
-        whole = max(total_variance(self.mean), 1e-300)
+        """Return the scalars of the last pass; the objective is the unexplained share of the variance."""
+        whole = max(compute_total_variance(self.mean), 1e-300)
         share = float(state.variance[: self.n_components].sum()) / whole
         return {"pass": state.iteration, "objective": 1.0 - share, "residual": state.residual}
 
     def is_done(self, state: PcaState) -> bool:
-        """Whether the components have settled."""
+        """Return whether the components have converged, or the passes are used up."""
         return state.residual <= self.tol or state.iteration >= self.max_iter
 
 
 class UnitBasis(NamedTuple):
-    """The basis by units, and its product with the mean row."""
+    """Basis as a table of units, and its product with the mean row."""
 
     kernel: FindKernel
     table: np.ndarray
@@ -239,7 +232,7 @@ class UnitBasis(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeProducts:
-    """H' (H - mean) C and the sum of (H - mean) C over rows: the pass of :class:`StreamedPca`."""
+    """Sum H' (H - mean) C and (H - mean) C over rows, for :class:`StreamedPca`."""
 
     wants = Wants()
 
@@ -264,12 +257,12 @@ class CodeProducts:
 
 
 GatherSum: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Codes and a table -> the sums of what the table has for them."""
+"""Return the sum of a table's entries for the codes of each row."""
 
 
 @dataclass(frozen=True)
 class CodeProjection:
-    """Codes -> principal components, a :class:`~scalelatent.contract.learners.RowMap`."""
+    """Map codes to principal components, a :class:`~scalelatent.contract.learners.RowMap`."""
 
     wants = Wants()
 
@@ -289,6 +282,6 @@ class CodeProjection:
         return backend.kernel("mbn_gather_sum")
 
     def apply(self, prepared: GatherSum, block: Block) -> np.ndarray:
-        """Output rows of the block, float32 (rows, d)."""
+        """Return the output rows of the block, float32 (rows, d)."""
         found: np.ndarray = prepared(block.x, self.table) - self.offset
         return found.astype(np.float32)

@@ -1,17 +1,20 @@
-"""Nearest centroids of dense rows: a matrix product whose scores never leave the registers.
+"""Nearest centroids of dense rows: a matrix product whose scores stay in registers.
 
 A tile of 6 rows x 16 centroids (12 x 32 on AVX-512) is summed in registers as in
-:mod:`scalelatent.kernels.tiles`, and before it is given up its scores compete with the best of their lane: of
-each row and lane the best score, its index and the second best score are kept. So the scores, k times as many
-as rows, are never stored.
+:mod:`scalelatent.kernels.tiles`. Then its scores are compared with the best scores so far: each row and lane
+keeps the best score, its index and the second best score. So the scores, k per row, are never stored.
 
-The scan is float32, and its answer is certain only where the winner leads by more than rounding can do. The
-few other rows (about one in a hundred) are scanned again, and the centroids that rounding leaves in question
-are compared in float64, whose sums go over the columns in order; the first of equal scores wins. So the codes
-are the same on every machine: no vector width, order of float32 sums or device shows in them. On rows of
-integers (uint8 and the like) Euclidean scores in float64 are exact, and so are the codes: ties go to the
-lowest index. On floats, and under the cosine, float64 rounds: of centroids that are equally far but for its
-last digit (the same numbers in another order) any may win, the same one everywhere.
+The steps for a strip of rows:
+
+1. Gather the columns of the clustering as float32, with an upper bound of each row's length.
+2. Scan all panels of centroids in float32.
+3. Accept the winner of a row if it leads by more than the bound of the rounding.
+4. Scan the other rows again, about one in a hundred, and compare the centroids within the bound in float64,
+   whose sums go over the columns in order. The first of equal scores wins.
+
+So the codes do not depend on the width of vectors, the order of float32 sums or the device. On rows of
+integers Euclidean scores in float64 are exact: ties go to the lowest index. On floats, and under the cosine,
+float64 rounds: of centroids at equal distances up to the last digit any may win, the same one everywhere.
 """
 
 from __future__ import annotations
@@ -28,13 +31,14 @@ from scalelatent.kernels.tiles import Sums, add, make_tile
 from scalelatent.kernels.vectors import BYTES, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
 
-# Sums in three quarters of the registers, as many rows as leave no room for more loads than arithmetic.
+# The sums of a tile take three quarters of the registers; with so many rows arithmetic takes longer than the
+# loads.
 ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
-# Bytes of a panel that stay in the first-level cache while the rows of a strip go by; of wider ones a part of
-# the columns at a time.
+# Bytes of a panel that stay in the first-level cache during a strip; wider panels are processed in parts of
+# the columns.
 _PANEL_BYTES = 26_000
-# Rows of a strip: on 392 columns 190 kB of the second-level cache.
+# Rows of a strip: 190 kB of the second-level cache for 392 columns.
 STRIP = 120
 _BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
 
@@ -43,20 +47,20 @@ _BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
 class PackedBank:
     """Centroids of one clustering, packed."""
 
-    # Panels of PANEL centroids, (columns, PANEL) each, the last filled up with zeros
+    # Panels of PANEL centroids, (columns, PANEL) each; the last is padded with zeros
     packed: np.ndarray
-    # scale, bias: float32 (k rounded up to whole panels,): of the scores, see
-    # :class:`..reference.CentroidBank`; -inf for centroids that only fill up
+    # float32 (k rounded up to whole panels,): scale and bias of the scores, see
+    # :class:`..reference.CentroidBank`; the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias once more
+    # float64 (2, k): scale and bias
     exact: np.ndarray
-    # (float, float): A score of float32 is off by less than ``error[0] * |x| + error[1]``
+    # A score in float32 is wrong by less than ``error[0] * |x| + error[1]``
     error: tuple[float, float]
 
 
 def make_bank(w: np.ndarray, metric: str) -> PackedBank:
-    """Pack centroids for :func:`nearest`; see :func:`..reference.make_bank`."""
+    """Pack centroids for :func:`nearest`, see :func:`..reference.make_bank`."""
     w = np.ascontiguousarray(w, dtype=np.float32)
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
@@ -67,8 +71,8 @@ def make_bank(w: np.ndarray, metric: str) -> PackedBank:
     exact = np.stack(score_terms(squares, metric))
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
-    # Rounding of a sum of so many products, of scale and bias, and of their sum, each at most 2^-24 of its
-    # terms (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+    # The sum of the products, scale, bias and their sum are each rounded by at most 2^-24 of their terms
+    # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     rounding = (columns + 4) * 2.0**-24
     lengths = np.sqrt(squares) * exact[0]
     error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
@@ -76,9 +80,7 @@ def make_bank(w: np.ndarray, metric: str) -> PackedBank:
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
-    """Index of each row's nearest centroid, see :func:`..reference.nearest`; uint8 and float32 rows are taken
-    as they are.
-    """
+    """See :func:`..reference.nearest`; uint8 and float32 rows need no conversion."""
     out = np.empty(len(x), dtype=np.int32)
     body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
     if x.dtype != np.uint8:
@@ -88,10 +90,10 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
     return out
 
 
-def _compete(
+def _update_best(
     v: Vectors, sums: Sums, begun: ir.Value, scale: ir.Value, bias: ir.Value, base: ir.Value, state: ir.Value
 ) -> None:
-    """Scores of a tile against the best of their lanes; ``begun`` has the sums over earlier columns."""
+    """Compare the scores of a tile with the best of their lanes; ``begun`` are sums over earlier columns."""
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
     indices = [v.counted(base, LANES * k) for k in range(VECS)]
     for r, row in enumerate(sums):
@@ -106,33 +108,34 @@ def _compete(
             v.store(value, state, place)
 
 
-_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _compete)
+_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _update_best)
 
 
 @part
 def _gather(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, strip: np.ndarray) -> np.ndarray:
-    """The columns of some rows as float32, filled up with zero rows to whole tiles; returns lengths."""
+    """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles; return lengths."""
     lengths = empty(len(rows), np.float64)
     for i in range(len(rows)):
         row, out = x[rows[i]], strip[i]
         for c in range(len(columns)):
             out[c] = np.float32(row[columns[c]])
-        lengths[i] = length_at_most(_square(out), len(columns))
+        lengths[i] = bound_length(_square(out), len(columns))
     strip[len(rows) : -(-len(rows) // ROWS) * ROWS] = 0.0
     return lengths
 
 
 @part
-def length_at_most(square: np.float32, n: int) -> float:
-    """No less than the length of n numbers of float32, from the sum of their squares in float32: those of
-    numbers below 1e-23 are lost.
+def bound_length(square: np.float32, n: int) -> float:
+    """Return an upper bound of the length of n float32 numbers, from the sum of their squares in float32.
+
+    Squares of numbers below 1e-23 underflow in that sum.
     """
     return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
 
 
 @part
 def _square(x: np.ndarray) -> np.float32:
-    """Sum of squares, in four sums: one alone would wait for each of its additions."""
+    """Return the sum of squares in four partial sums, because one sum would wait for each addition."""
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     whole = len(x) // 4 * 4
     for i in range(0, whole, 4):
@@ -150,7 +153,7 @@ def _scan(
     strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, begun: np.ndarray,
     state: np.ndarray,
 ) -> None:  # fmt: skip
-    """Best, second and index of each row and lane; ``begun`` holds the sums of a panel's parts, or zeros."""
+    """Find best, second best and index of each row and lane; ``begun`` is scratch for sums, filled with 0."""
     q = strip.shape[1]
     row, wide = BYTES * q, BYTES * PANEL
     words = same_bytes(state, np.int32)
@@ -159,7 +162,7 @@ def _scan(
         state[i, _SECOND] = -np.inf
         words[i, _INDEX] = 0
     width = -(-q // -(-q * wide // _PANEL_BYTES))
-    last = (q - 1) // width * width  # where the last part begins, which is not empty
+    last = (q - 1) // width * width  # start of the last part, which is not empty
     for first in range(0, len(scale), PANEL):
         panel = packed.ctypes.data + first * row
         if last:
@@ -193,8 +196,8 @@ def _scan(
 
 
 @part
-def _winner(state: np.ndarray, words: np.ndarray) -> tuple[int, float, float]:
-    """(index, score) of a row's best centroid, and the next best score."""
+def _find_winner(state: np.ndarray, words: np.ndarray) -> tuple[int, float, float]:
+    """Return (index, score) of a row's best centroid, and the second best score."""
     score, index, lane = state[_BEST, 0], words[_INDEX, 0], 0
     for v in range(1, LANES):
         s = state[_BEST, v]
@@ -212,7 +215,7 @@ def _decide(
     strip: np.ndarray, n: int, floor: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
     exact: np.ndarray, codes: np.ndarray,
 ) -> None:  # fmt: skip
-    """Codes of rows whose scan left several centroids at or above ``floor``: by scores in float64."""
+    """Decide the codes of rows with several centroids at or above ``floor`` by scores in float64."""
     q, k = strip.shape[1], exact.shape[1]
     row = BYTES * q
     sums = empty((ROWS, PANEL), np.float32)
@@ -238,7 +241,7 @@ def _decide(
                     if sums[r - i, j - first] * scale[j] + bias[j] >= floor[r]:
                         total = 0.0
                         for c in range(q):
-                            # np.float64: float() would leave a float32 what it is.
+                            # np.float64, because float() does not convert a float32 here.
                             total += np.float64(strip[r, c]) * np.float64(panel[c * PANEL + j - first])
                         score = total * exact[0, j] + exact[1, j]
                         if score > best[r]:
@@ -265,12 +268,12 @@ def _nearest(
         lengths = _gather(x, rows, columns, strip)
         _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, begun, state)
         for i in range(len(rows)):
-            index, score, following = _winner(state[i], words[i])
+            index, score, following = _find_winner(state[i], words[i])
             out[rows[i]] = index
             least = score - 2.0 * (slope * lengths[i] + floor)
             if following >= least:
                 doubtful[doubts] = rows[i]
-                # Rounded down: the floor is compared with float32 scores.
+                # Rounded down, because it is compared with float32 scores.
                 floors[doubts] = least - 1e-7 * abs(least)
                 doubts += 1
     codes = empty(STRIP, np.int32)

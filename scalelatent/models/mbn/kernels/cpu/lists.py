@@ -1,12 +1,14 @@
-"""Shared units counted through lists: for a clustering of the layer below and a code, the centroids that have
-it.
+"""Shared units, counted through lists of the centroids that have a code in a clustering of the layer below.
 
-A list holds a quarter of a centroid on average where a layer has half as many centroids as the one below and
-looks at half of its units: to look up one clustering's lists at a time would be to find most of them empty.
-So several clusterings are looked up at once. Their lists of a code lie one after the other, and one look-up
-copies the first sixteen numbers of them behind those that the row has met, all sixteen whatever there are,
-so that no branch depends on it. A strip of rows is looked up clustering below after clustering below, whose
-tables stay in the caches nearest to the core; at the end the centroids that each row has met are counted.
+If a layer has half as many centroids as the layer below, and uses half of its units, a list has a quarter of
+a centroid on average. Looking up the lists of one clustering would find most of them empty. So several
+clusterings are looked up together: their lists of a code are contiguous.
+
+1. Take a strip of rows, and one clustering below after the other, so that its lists stay in the nearest
+   caches.
+2. Copy the first sixteen members of the list of a row's code behind the members of the row. It is always
+   sixteen, so that no branch depends on the length of the list.
+3. At the end count the members of each row; the centroid that occurs most often shares most units.
 """
 
 from __future__ import annotations
@@ -28,38 +30,36 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Rows of a strip: the more, the more often a table is used while it is near; the lines that they write to
-# should stay near too.
+# Rows of a strip. More rows use a list more often while it is in the cache, but also write to more lines.
 _STRIP = 1024
-# Clusterings below that are transposed at a time: a line of codes.
+# Clusterings below that are transposed at a time, one line of codes.
 _GROUP = 32
 _COPIED = 16
-# Counters whose largest is found at once; so many are cleared in the time of one by itself.
+# Counters whose largest is found at once, and counters that are cleared in the time of one single counter.
 _RUN, _CLEARED = 128, 16
-# A row has room for twice what it meets if codes are even, up to so many a look-up; a row that meets more is
-# counted apart.
+# A row has room for twice the members that it meets with uniform codes, and at most this many per look-up. A
+# row that meets more is counted separately.
 _MAX_ROOM = 8
 _LANES = 8
 
 
 @dataclass(frozen=True)
 class PackedLists:
-    """Centroids of some upper clusterings by what they share."""
+    """Centroids of some clusterings of an upper layer, sorted by the codes of the layer below."""
 
-    # uint16 or uint32 (V, k below + 1): where the lists of each code begin
+    # uint16 or uint32 (V, k below + 1): start of the lists of each code
     start: np.ndarray
-    # uint16 or uint32 (V, sets k + 16): the lists, one after the other, in the order of
-    # clusterings and centroids; behind them what belongs to units that its clustering does not look at. A
-    # number is ``clustering << shift | centroid``
+    # uint16 or uint32 (V, sets k + 16): contiguous lists in the order of clusterings and centroids, followed
+    # by the members of units that their clustering does not use. A member is ``clustering << shift |
+    # centroid``
     members: np.ndarray
-    # sets, k, shift: Upper clusterings, and centroids of each; the latter take so many bits
-    sets: int
-    k: int
-    shift: int
+    sets: int  # clusterings of the upper layer
+    k: int  # centroids of each
+    shift: int  # bits of a centroid
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
-    """Lists for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
+    """Make lists for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
     sets, k, v = codes.shape
     below, shift = units.shape[2], max(_RUN.bit_length() - 1, (k - 1).bit_length())
     short = max(sets << shift, sets * k + 1, v + 1, below + 1) <= 2**16
@@ -72,9 +72,7 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
 
 
 def nearest_codes(x: np.ndarray, lists: PackedLists) -> np.ndarray:
-    """Of each clustering the index of the centroid that shares most units with each row, see
-    :func:`..reference.nearest_codes`.
-    """
+    """See :func:`..reference.nearest_codes`."""
     out = np.empty((len(x), lists.sets), dtype=np.int32)
     x = np.ascontiguousarray(x, dtype=lists.start.dtype)
     body = _count_short if x.itemsize == 2 else _count_long
@@ -83,8 +81,8 @@ def nearest_codes(x: np.ndarray, lists: PackedLists) -> np.ndarray:
 
 
 @intrinsic
-def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-untyped-def]
-    """8 x 8 numbers of the type of the array ``like`` transposed; addresses and byte steps, all int64."""
+def _transpose_tile(typingctx, source, down, target, across, like):  # type: ignore[no-untyped-def]
+    """Transpose 8 x 8 numbers of the type of the array ``like``; addresses and byte steps are int64."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _LANES)
 
     def append(
@@ -107,7 +105,7 @@ def _turn(typingctx, source, down, target, across, like):  # type: ignore[no-unt
 
 @intrinsic
 def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
-    """Sixteen numbers of the type of the array ``like``; addresses, int64."""
+    """Copy sixteen numbers of the type of the array ``like``; addresses are int64."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _COPIED)
 
     def append(
@@ -122,7 +120,7 @@ def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
 
 @part
 def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turned: np.ndarray) -> None:
-    """Rows first to last of columns begin to end as (columns, rows)."""
+    """Transpose rows first to last of columns begin to end into ``turned``, (columns, rows)."""
     size = x.itemsize
     down, across = size * x.shape[1], size * turned.shape[1]
     rows, columns = first + (last - first) // _LANES * _LANES, begin + (end - begin) // _LANES * _LANES
@@ -130,17 +128,18 @@ def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turne
         for v in range(begin, columns, _LANES):
             source = x.ctypes.data + i * down + v * size
             target = turned.ctypes.data + (v - begin) * across + (i - first) * size
-            _turn(source, down, target, across, x)  # type: ignore[call-arg]
+            _transpose_tile(source, down, target, across, x)  # type: ignore[call-arg]
     for i in range(first, last):
         for v in range(begin if i >= rows else columns, end):
             turned[v - begin, i - first] = x[i, v]
 
 
 def _list(codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, members: np.ndarray) -> None:
+    """Write the lists of all clusterings below to ``start`` and ``members``."""
     sets, k, clusterings = codes.shape
     below = units.shape[2]
     flat = codes.reshape(sets * k, clusterings)
-    # An odd number of lines, lest what is written in one go meets in few sets of the cache.
+    # An odd number of lines, so that consecutive writes do not share few sets of the cache.
     turned = empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
     place = empty(below + 2, np.int64)
     for begin in range(0, clusterings, _GROUP):
@@ -152,7 +151,7 @@ def _list(codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, m
             for s in range(sets):
                 seen = units[s, v]
                 for j in range(s * k, s * k + k):
-                    # Behind the last code lies what the clustering does not look at.
+                    # The code after the last one collects the units that the clustering does not use.
                     code = mine[j] if seen[mine[j]] else below
                     mine[j] = code
                     place[code + 1] += 1
@@ -161,18 +160,18 @@ def _list(codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, m
                 start[v, code + 1] = place[code + 1]
             for s in range(sets):
                 for j in range(k):
-                    # What is not read goes behind the last list: a branch would be mispredicted.
+                    # Unused members are written as well, because a branch would be mispredicted.
                     code = mine[s * k + j]
                     members[v, place[code]] = s << shift | j
                     place[code] += 1
 
 
 @part
-def _meet(
+def _append_members(
     codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
     room: int, over: np.ndarray,
 ) -> None:  # fmt: skip
-    """n rows write the centroids of their codes' lists where those that they have met end."""
+    """Append the members of the list of each row's code to the members of the row."""
     size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
     for i in range(np.uint64(n)):
         code = np.uint64(codes[i])
@@ -190,13 +189,15 @@ def _meet(
 
 
 @part
-def _most(met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, out: np.ndarray) -> None:
-    """Of each clustering the centroid met most often, the lowest of equals. ``shared`` is left as zeros."""
+def _find_most_frequent(
+    met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, out: np.ndarray
+) -> None:
+    """Write the most frequent centroid of each clustering, the lowest of equals; reset ``shared`` to 0."""
     one = shared.dtype.type(1)
     for m in range(np.uint64(length)):
         shared[np.uint64(met[m])] += one
     for s in range(len(out)):
-        # Runs of counters first: their maximum is a matter of a few vectors.
+        # Compare runs of counters first, whose maximum takes a few vector operations.
         begin = s << shift
         most, at = shared[begin], begin
         for first in range(begin, begin + k, _RUN):
@@ -217,10 +218,11 @@ def _most(met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, 
 
 
 @part
-def _most_of_all(
+def _count_all_members(
     codes: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, shared: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
+    """Do the same for a row with more members than there is room for, directly from the lists."""
     for v in range(len(codes)):
         for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
             shared[members[v, m]] += 1
@@ -238,8 +240,8 @@ def _count(
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
     room = sets * min(2 * clusterings * k // below, _MAX_ROOM * clusterings) + 64
-    # Between two looks at its end a row writes sixteen numbers a clustering. Rows are of an odd number of
-    # lines, lest their ends meet in few sets of the cache.
+    # Between two checks of its end a row writes sixteen numbers per clustering. Rows have an odd number of
+    # lines, so that their ends do not share few sets of the cache.
     line = 64 // members.itemsize
     width = (room + _COPIED * (_GROUP + 1) + line - 1) // line | 1
     met = empty((_STRIP, width * line), members.dtype)
@@ -256,16 +258,16 @@ def _count(
             _transpose(x, first, last, begin, end, turned)
             for v in range(begin, end):
                 lists = (start[v], members[v])
-                _meet(turned[v - begin], last - first, *lists, ends, base, row, room_bytes, over)
+                _append_members(turned[v - begin], last - first, *lists, ends, base, row, room_bytes, over)
             for i in range(last - first):
                 if ends[i] - (base + i * row) > room_bytes:
                     over[i], ends[i] = True, base + i * row
         for i in range(last - first):
             if over[i]:
-                _most_of_all(x[first + i], start, members, k, shift, shared, out[first + i])
+                _count_all_members(x[first + i], start, members, k, shift, shared, out[first + i])
             else:
                 length = (ends[i] - (base + i * row)) // members.itemsize
-                _most(met[i], length, k, shift, shared, out[first + i])
+                _find_most_frequent(met[i], length, k, shift, shared, out[first + i])
 
 
 _list_short, _list_long = (

@@ -1,14 +1,14 @@
-"""Nearest centroids of CSR rows: only what a row's own entries meet is multiplied.
+"""Nearest centroids of CSR rows: only the columns of a row's own entries are read.
 
-Few columns hold most entries (Zipf). A column in which more than one of 16 centroids has an entry lies dense:
-an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight vectors in registers. The
-other columns are postings, added to the sums one by one. The scan is float32, and the few rows whose winner
-leads by less than rounding can do are decided in float64, as over dense rows: sums there go over a row's
-entries from left to right, so a dataset has the same codes in either form.
+Few columns have most entries (Zipf). A column in which at least one of 16 centroids has an entry is stored
+dense: an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight vectors in
+registers. The other columns are postings, which are added to the sums one by one. The scan is float32. Rows
+whose winner leads by less than rounding are decided in float64, as dense rows are: sums go over a row's
+entries from left to right, so a dataset has the same codes in both forms.
 
-Counts are added in int16, 128 centroids at a time and nothing rounded, so that a column lies dense where one
-of 32 has an entry; a row whose sums could be beyond int16 is decided in float64, too. Centroids are rows of
-the same data: whether they are counts tells it of the rows.
+Counts are added in int16 without rounding, 128 centroids at a time, so a column is stored dense if one of 32
+centroids has an entry. A row whose sums may exceed int16 is decided in float64 as well. The centroids are
+rows of the same data, so they show whether the rows are counts.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from scalelatent.kernels.tiles import sum_products
 from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms
 
-from .dense import length_at_most
+from .dense import bound_length
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# The scan: sums with the centroids of a panel stay in eight registers, and of each lane the best score and
-# the second best are kept. Wider vectors gain nothing: loads are the limit.
+# In the scan the sums with the centroids of a panel stay in eight registers, and each lane keeps the best and
+# the second best score. Wider vectors are not faster, because loads are the limit.
 _LANES, _VECS, _SETS = 8, 8, 2
-# Bytes of a panel's part of a column.
+# Bytes of a column in a panel.
 _PANEL_BYTES = _VECS * _LANES * BYTES
-# A dense column costs a row some k / 10 steps (of counts k / 30), postings about two each.
+# A dense column costs a row about k / 10 steps (k / 30 for counts); a posting costs about two.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
-# Bytes of the sums of a strip: rows enough that a panel is read from the first- and second-level caches.
+# Upper bound of the bytes of the sums of a strip, so that a panel is read from the first two levels of cache.
 _SUM_BYTES = 2**19
 _ABSENT = -1
 _COUNT_MAX = 2**15 - 1
-# One of so many centroids may have sums beyond int16: rows that do take some seven times as long.
+# int16 is used if at most one of this many centroids may have sums beyond int16; such rows take about seven
+# times as long.
 _FEW = 64
 
 
@@ -55,11 +56,11 @@ _FEW = 64
 class SparseBank:
     """Centroids of one clustering by columns."""
 
-    # int32 (p,): of a dense column its place; -2 - place of one with postings; -1 where no
-    # centroid has an entry or the clustering does not look
+    # int32 (p,): place of a dense column; -2 - place of a column with postings; -1 if no centroid has an
+    # entry, or the clustering does not use the column
     slot: np.ndarray
-    # float32 or int16 (panels, dense columns, 64 or 128): flat: panels of that many
-    # centroids, the last filled up with zeros
+    # float32 or int16, flat (panels, dense columns, 64 or 128): panels of that many centroids, the last
+    # padded with 0
     panels: np.ndarray
     # int64 (columns with postings + 1,)
     start: np.ndarray
@@ -67,24 +68,24 @@ class SparseBank:
     centroid: np.ndarray
     # float32 or int16 (postings,)
     value: np.ndarray
-    # int32 (p,): of counts the largest size in each column; empty of other values
+    # int32 (p,): largest count in each column; empty for other values
     most: np.ndarray
-    # scale, bias: float32 (k rounded up to whole panels,): of the scores, see
-    # :class:`..reference.CentroidBank`; -inf for centroids that only fill up
+    # float32 (k rounded up to whole panels,): scale and bias of the scores, see
+    # :class:`..reference.CentroidBank`; the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias once more
+    # float64 (2, k): scale and bias
     exact: np.ndarray
-    # (ndarray of float32, ndarray of int32, ndarray of int64): values, columns and row pointers of the
-    # centroids, on the columns of the clustering alone
+    # float32, int32 and int64: values, columns and row pointers of the centroids on the columns of the
+    # clustering
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
-    # (float, float): A score from e entries is off by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; of
-    # counts by 4 in place of e + 4
+    # A score from e entries is wrong by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; for counts 4
+    # replaces e + 4
     error: tuple[float, float]
 
 
 def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank:
-    """Columns of centroids for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
+    """Sort centroids by columns for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
     inside[columns] = True
@@ -114,9 +115,9 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
     start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
     pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
     slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
-    # Scores of counts are whole halves, which float32 holds up to 2^23. int16 holds the sums of one centroid
-    # at least, whose score with a row that it holds is -49,151 or more: those of centroids with squares so
-    # large that scores round are far below.
+    # Scores of counts are multiples of a half, which float32 represents up to 2^23. At least one centroid has
+    # sums that int16 represents, and so a score of at least -49,151. Centroids whose squares are so large
+    # that scores are rounded score far lower.
     rounds = not len(most) or metric == "cosine"
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
@@ -128,22 +129,20 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
 def _largest_counts(
     column: np.ndarray, value: np.ndarray, centroid: np.ndarray, k: int, p: int
 ) -> np.ndarray:
-    """The largest sizes of the values in each column, if all are counts whose sums int16 holds, else none."""
+    """Return the largest absolute value in each column if all values are counts for int16, else nothing."""
     none = np.empty(0, dtype=np.int32)
     sizes = np.abs(value)
     if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
         return none
     most = np.zeros(p, dtype=np.int32)
     np.maximum.at(most, column, sizes.astype(np.int32))
-    # Of a centroid as a row: it stands for the rows.
+    # The centroids stand for the rows.
     sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
     return most if np.count_nonzero(sums > _COUNT_MAX) * _FEW <= k else none
 
 
 def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
-    """Index of each CSR row's nearest centroid, see :func:`..reference.nearest_sparse`; float32 values and
-    int32 columns are taken as they are.
-    """
+    """See :func:`..reference.nearest_sparse`; float32 values and int32 columns need no conversion."""
     out = np.empty(len(x), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
     indices = np.ascontiguousarray(x.indices, dtype=np.int32)
@@ -159,13 +158,14 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
 
 
 @part
-def _sort_out(
+def _split_entries(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
-    """Entries of row i of a strip: those of dense columns and those with postings; returns how many of each,
-    and the length of the row on both; of counts -1 if not all of these are counts, or their sums may be
-    beyond int16.
+    """Split the entries of row i of a strip into dense columns and columns with postings.
+
+    Return the number of each, and the length of the row on both. For counts the length is -1 if some entry is
+    not a count, or sums may exceed int16.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
     one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
@@ -173,12 +173,12 @@ def _sort_out(
     for e in range(np.uint64(len(data))):
         value, column = data[e], np.uint64(indices[e])
         place = np.int64(slot[column])
-        # Sign bits: of a comparison the compiler makes a branch, which goes either way.
+        # Sign bits instead of comparisons, which would become unpredictable branches.
         seen = one - (np.uint64(place) >> sign)
         low = np.uint64(place - _ABSENT) >> sign
         if len(most):
             count = np.int32(min(max(value, -beyond), beyond))
-            # What no sum meets may be anything.
+            # An entry that no sum uses may have any value.
             fractions |= ((seen | low) != 0) & (np.float32(count) != value)
             bound += abs(np.int64(count)) * most[column]
             values[i, dense], weights[posted] = count, count
@@ -188,18 +188,18 @@ def _sort_out(
         total += value * value if seen | low else np.float32(0.0)
         dense += seen
         posted += low
-    length = length_at_most(total, len(data)) if dense + posted else 0.0
+    length = bound_length(total, len(data)) if dense + posted else 0.0
     return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
 
 
 @intrinsic
 def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j, kind):  # type: ignore[no-untyped-def]
-    """Sums of a row with the centroids of a panel, the first of which is ``j``; addresses, all int64.
+    """Add the dense columns of a row to its sums with the centroids of a panel, and update the best scores.
 
-    ``sums`` holds what the postings gave, and then all; ``places`` are the byte offsets of the columns of
-    ``count`` entries in the panel; ``lanes`` holds of each lane the best score so far, the second best, and
-    where the best is, in two sets, so that one comparison need not wait for the one before. ``kind`` is an
-    array of the type of the sums.
+    All arguments except ``kind`` are int64, most of them addresses. ``j`` is the first centroid of the panel.
+    ``sums`` has the sums of the postings. ``places`` are the byte offsets of ``count`` columns in the panel.
+    ``lanes`` has the best score, the second best and the index of the best of each lane, in two sets, so that
+    a comparison does not wait for the one before. ``kind`` is an array of the type of the sums.
     """
     whole = isinstance(kind.dtype, types.Integer)
 
@@ -236,7 +236,7 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
 
 
 def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
-    """A vector of int16 as two of float32."""
+    """Return a vector of int16 as two vectors of float32."""
     parts = (v.shuffle(total, total, range(n, n + _LANES)) for n in (0, _LANES))
     return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
 
@@ -246,7 +246,7 @@ def _scan(
     rows: int, places: np.ndarray, values: np.ndarray, dense: np.ndarray, panels: np.ndarray,
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, lanes: np.ndarray,
 ) -> None:  # fmt: skip
-    """Sums of the first ``rows`` rows of a strip with all centroids, and the best of them by lanes."""
+    """Compute the sums of ``rows`` rows of a strip with all centroids, and the best scores by lane."""
     full = len(scale)
     width = np.int64(_PANEL_BYTES // sums.itemsize)
     panel_bytes = panels.itemsize * len(panels) // (full // width)
@@ -268,9 +268,10 @@ def _scan(
 
 
 @part
-def _leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]:
-    """What the lanes of a row say: (how many scores are within ``slack`` of the best, of each lane two at
-    most; the first of those that lead their lanes; the score that they reach).
+def _find_leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]:
+    """Return (number of scores within ``slack`` of the best, first leading centroid, score that they reach).
+
+    At most two scores of each lane are counted.
     """
     lane = _SETS * _LANES
     where = same_bytes(lanes, np.int32)[2 * lane :]
@@ -278,7 +279,7 @@ def _leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]
     for n in range(1, lane):
         top = max(top, lanes[n])
     least = top - slack
-    # Rounded down: it is compared with float32 scores.
+    # Rounded down, because it is compared with float32 scores.
     least = np.float32(least - 1e-7 * abs(least)) if slack > 0 else np.float32(top)
     count, code = 0, np.int32(2**31 - 1)
     for n in range(lane):
@@ -293,6 +294,7 @@ def _add_postings(
     thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
     value: np.ndarray, i: np.uint64, sums: np.ndarray,
 ) -> None:  # fmt: skip
+    """Add the postings of a row's entries to the sums of row i."""
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
@@ -301,7 +303,7 @@ def _add_postings(
 
 @part
 def _product(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns: np.ndarray) -> float:
-    """Of two sparse rows, in float64, from left to right."""
+    """Return the product of two sparse rows in float64, summed from left to right."""
     total, a, b = 0.0, 0, 0
     while a < len(indices) and b < len(columns):
         if indices[a] == columns[b]:
@@ -317,7 +319,7 @@ def _decide(
     data: np.ndarray, indices: np.ndarray, sums: np.ndarray, scale: np.ndarray, bias: np.ndarray,
     least: np.float32, exact: np.ndarray, values: np.ndarray, columns: np.ndarray, pointers: np.ndarray,
 ) -> int:  # fmt: skip
-    """The centroid of the largest score in float64 among those that have at least ``least`` in float32."""
+    """Return the centroid of the largest score in float64 among those with at least ``least`` in float32."""
     best, code = -np.inf, 0
     for j in range(exact.shape[1]):
         if np.float32(sums[j]) * scale[j] + bias[j] >= least:
@@ -334,8 +336,9 @@ def _decide_among_all(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, panels: np.ndarray, start: np.ndarray,
     centroid: np.ndarray, value: np.ndarray, exact: np.ndarray, sums: np.ndarray,
 ) -> int:  # fmt: skip
-    """The centroid of the largest score in float64 among all, with the sums of :func:`_product`: columns are
-    taken in the order of the row's entries. ``sums`` is room for those.
+    """Return the centroid of the largest score in float64 among all; ``sums`` is scratch.
+
+    Columns are added in the order of the row's entries, so the sums equal those of :func:`_product`.
     """
     full, k = len(sums), exact.shape[1]
     width = _PANEL_BYTES // panels.itemsize
@@ -372,7 +375,7 @@ def _nearest(
     for i in range(n):
         widest = max(widest, indptr[i + 1] - indptr[i])
     sums = empty((strip, full), panels.dtype)
-    # Of each lane the best score, the second best, and where the best is: an integer, written by scan.
+    # Best score, second best score, and index of the best of each lane; the index is an integer.
     lanes = empty((strip, 3 * _SETS * _LANES), np.float32)
     places, values = empty((strip, widest + 1), np.int64), empty((strip, widest + 1), panels.dtype)
     thin, weights = empty(widest + 1, np.int64), empty(widest + 1, panels.dtype)
@@ -384,7 +387,7 @@ def _nearest(
         for i in range(rows):
             a, b = indptr[first + i], indptr[first + i + 1]
             at = np.uint64(i)
-            count, posted, length = _sort_out(
+            count, posted, length = _split_entries(
                 data[a:b], indices[a:b], slot, most, _PANEL_BYTES, at, places, values, thin, weights
             )
             dense[i], slack[i] = count, -1.0
@@ -394,7 +397,7 @@ def _nearest(
                 _add_postings(thin, weights, posted, start, centroid, value, at, sums)
         _scan(rows, places, values, dense, panels, sums, scale, bias, lanes)
         for i in range(rows):
-            count, code, least = _leader(lanes[i], slack[i])
+            count, code, least = _find_leader(lanes[i], slack[i])
             a, b = indptr[first + i], indptr[first + i + 1]
             if slack[i] < 0.0:
                 columns = (slot, panels, start, centroid, value)
@@ -406,7 +409,7 @@ def _nearest(
 
 
 def _types(values: str) -> list[types.Type]:
-    """Of the arguments of :func:`_nearest`, by the type of the centroids' values."""
+    """Return the types of the arguments of :func:`_nearest` for a type of the centroids' values."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
     rows = (given("f4", 1), given("i4", 1), given("i8", 1))
     return [

@@ -30,14 +30,14 @@ ANNOUNCE_SECONDS = 5.0
 
 
 @contextmanager
-def warnings_told(folder: RunFolder, tell: Callable[[str], None]) -> Iterator[None]:
+def report_warnings(folder: RunFolder, print_line: Callable[[str], None]) -> Iterator[None]:
     """Report user warnings as a line of output and an event, without the position in the code."""
     global _shown
     mine = threading.get_ident()
     with _lock:
         if warnings.showwarning is not _show:
             _shown, warnings.showwarning = warnings.showwarning, _show
-        _listening[mine] = (folder, tell)
+        _listening[mine] = (folder, print_line)
     try:
         yield
     finally:
@@ -59,8 +59,8 @@ def _show(message: Warning | str, category: type[Warning], *more: Any, **other: 
     if found is None or not issubclass(category, UserWarning):
         _shown(message, category, *more, **other)
         return
-    folder, tell = found
-    tell(f"warning: {message}")
+    folder, print_line = found
+    print_line(f"warning: {message}")
     with suppress(OSError, RunError):
         folder.event("warning", message=str(message))
 
@@ -85,24 +85,24 @@ class ProgressFile(Callback):
             self._told = now
             keys = ("stage", "layer", "layers", "k", "pass", "rows_done", "rows_total", "rows_per_s")
             with suppress(OSError):  # a failed report must not end a fit
-                self._folder.tell_progress({key: info.get(key) for key in keys})
+                self._folder.write_progress({key: info.get(key) for key in keys})
 
 
-class DevicesSeen(Callback):
+class DeviceRecorder(Callback):
     """Callback that keeps the devices of the fit in ``told`` and reports messages about devices."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
         self.told: dict[str, Any] = {}
 
     def on_event(self, info: dict[str, Any]) -> None:
         if info.get("event") == "devices":
             self.told = {"devices": info["devices"]}
         if info.get("event") in ("devices", "blocks_cut", "card_lost") and "message" in info:
-            self._tell(info["message"])
+            self._print_line(info["message"])
 
 
-def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]) -> None:
+def publish_state(client: Client | None, folder: RunFolder, job: Job, state: Mapping[str, Any]) -> None:
     """Send the state of a run to the cluster for its dashboard page; ignore errors."""
     if client is None or client.scheduler is None or client.status != "running":
         return
@@ -115,7 +115,7 @@ def announce(client: Client | None, folder: RunFolder, job: Job, state: Mapping[
         client.sync(client.scheduler.log_event, topic=TOPIC, msg=news, callback_timeout=ANNOUNCE_SECONDS)
 
 
-def install_page(client: Client | None) -> None:
+def add_dashboard_page(client: Client | None) -> None:
     """Add the page ``/scalelatent`` to a cluster's dashboard, if possible."""
     from scalelatent.monitor import install
 
@@ -138,7 +138,7 @@ class RunRecord:
     def callbacks(self) -> tuple[Callback, list[Callback]]:
         """Return the log of passes and events, and the callbacks that report progress."""
         job, state = self.job, self._state
-        announce(self.client, self.folder, job, state)
+        publish_state(self.client, self.folder, job, state)
         self._log, news = RunLog(self.folder), list[Callback]([ProgressFile(self.folder)])
         if self.client is None:
             return self._log, news
@@ -154,19 +154,19 @@ class RunRecord:
         """Record the run as done; call this after the model is saved."""
         state = self.folder.update_state(state="done", error=None, **scores, **ended)
         self.folder.event("state", state="done", **told, **ended)
-        announce(self.client, self.folder, self.job, {**state, "report": report})
+        publish_state(self.client, self.folder, self.job, {**state, "report": report})
 
-    def broken_off(
+    def record_error(
         self, error: BaseException, go_on: str, *, by: str = "", lost: str | None = None
     ) -> BaseException:
         """Record that the run failed, was stopped, or lost its scheduler; return the error to raise."""
-        told = tell_os_error(error, self.folder.place, go_on) if isinstance(error, OSError) else error
+        told = explain_os_error(error, self.folder.place, go_on) if isinstance(error, OSError) else error
         if isinstance(error, KeyboardInterrupt):
             state, text = "cancelled", f"stopped{by and f' by {by}'}; {go_on}"
         elif lost is not None:
             # A driver without a cluster cannot know whether another driver has started. The state stays
             # "running"; readers report the run as failed as soon as its lock is free.
-            state, text = "running", f"the scheduler {lost} was lost ({told}); {go_on}"
+            state, text = "running", f"the connection to the scheduler {lost} was lost ({told}); {go_on}"
         elif isinstance(told, ScalelatentError):
             state, text = "failed", str(told)
         else:
@@ -178,16 +178,18 @@ class RunRecord:
             ours = isinstance(told, ScalelatentError | KeyboardInterrupt)
             more = {} if ours else {"traceback": "".join(traceback.format_exception(told))}
             self.folder.event("state", state=state, error=text, **more)
-            announce(self.client, self.folder, self.job, self.folder.update_state(state=state, error=text))
+            publish_state(
+                self.client, self.folder, self.job, self.folder.update_state(state=state, error=text)
+            )
         return told
 
 
-def tell_os_error(error: OSError, place: Location, go_on: str) -> Exception:
+def explain_os_error(error: OSError, place: Location, go_on: str) -> Exception:
     """Return a readable error for a full disk, with the next step; return other errors unchanged."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     free = place.free_bytes() or 0
     return RunError(
-        f"no space left while writing {error.filename or place.url} ({free / 2**20:,.0f} MiB free); make "
-        f"room, then {go_on}"
+        f"no space left while writing {error.filename or place.url} ({free / 2**20:,.0f} MiB free); free "
+        f"some space, then {go_on}"
     )

@@ -1,0 +1,56 @@
+"""Pages of `.docs/` follow the rules that a build cannot check. The build itself is a step of `.ci/run`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / ".docs"
+GENERATED = ("gallery/", "start/lessons/", "reference/api/", "reference/backreferences/", "_")
+PAGES = {
+    path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(DOCS.rglob("*.md"))
+    if not path.relative_to(DOCS).as_posix().startswith(GENERATED)
+    and path.name not in ("changelog.md", "command_line.md")
+}
+SCRIPTS = sorted([*(DOCS / "lessons").glob("plot_*.py"), *(DOCS / "examples").glob("plot_*.py")])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_opens_with_its_readers_or_shows_a_file_of_the_repository(name: str) -> None:
+    text = PAGES[name]
+    if shown := re.fullmatch(r"repository-file: (\S+)\n", text):
+        assert (ROOT / shown[1]).is_file()
+    else:
+        assert re.search(r"^(This page is|These pages are) for ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_executed_page_opens_with_its_readers_and_shows_a_figure(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    assert re.search(r"^This (example|lesson) is for ", text, re.MULTILINE)
+    assert "plt.show()" in text
+
+
+def test_gallery_has_at_least_twelve_examples() -> None:
+    assert sum(script.parent.name == "examples" for script in SCRIPTS) >= 12
+
+
+def test_page_of_the_command_line_has_each_verb() -> None:
+    code = "import command_line; print(command_line.write_page())"
+    page = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=DOCS / "_ext",
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    for verb in ("fit", "submit", "resume", "data import images", "data make digits", "cluster up"):
+        assert f"\n## scalelatent {verb}\n" in page
