@@ -127,7 +127,7 @@ def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | Non
     return {name: table[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn]) -> None:
+def use_crc_table(location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn]) -> None:
     """Make the readers of the columns compare each chunk with the table of CRCs, if the table exists."""
     if attrs.crc is None:
         return
@@ -141,7 +141,7 @@ def seal_columns(location: Location, attrs: DatasetAttrs, columns: dict[str, Sto
         )
     for name, column in columns.items():
         if packing.get(name) == column.packing and len(parts[name]) == column.n_crcs:
-            column.seal(parts[name])
+            column.expect_crcs(parts[name])
         else:
             _log.warning(
                 "dataset %s: '%s' has been compressed again since the dataset was finished, so its checksums "

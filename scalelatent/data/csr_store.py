@@ -103,31 +103,29 @@ class CsrGroups(_Column):
     def __setitem__(self, rows: slice, values: csr_array) -> None:
         """Write one row group, whose rows are `rows`; the folder of the row group must be empty."""
         number = rows.start // self.group_rows
-        place = self._path(number)
+        place = self.folder(number)
         crcs: list[int] = []
         for part, column in zip(_PARTS, csr.parts_of(values), strict=True):
-            how = column.dtype.str, self.compressors[part]
+            codec = column.dtype.str, self.compressors[part]
             chunk = _chunk(len(column))
-            self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *how))
+            self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *codec))
             if len(column):
-                data = shard_bytes(column, chunk, how[1])
+                data = shard_bytes(column, chunk, codec[1])
                 crcs += chunk_crcs(data, _n_chunks(len(column)))
                 self._location.write(f"{place}/{part}/c/0", data)
         self._location.write(f"{place}/zarr.json", GROUP_JSON)
         self.crcs[number] = crcs
 
-    def seal(self, counts: list[int]) -> None:
+    def write_counts(self, counts: list[int]) -> None:
         """Write the number of entries of each row group, after all row groups are written."""
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
-    def folder(self, number: int) -> str:
-        return self._path(number)
-
     def keys(self, number: int, nnz: int) -> list[str]:
         """Return the keys of the shard files of a row group with `nnz` entries."""
-        return [f"{self._path(number)}/{p}/c/0" for p in (_PARTS if nnz else _PARTS[2:])]
+        return [f"{self.folder(number)}/{p}/c/0" for p in (_PARTS if nnz else _PARTS[2:])]
 
-    def _path(self, number: int) -> str:
+    def folder(self, number: int) -> str:
+        """Return the key of the folder of a row group."""
         return f"{self.name}/{number:06d}"
 
 
@@ -184,7 +182,7 @@ class StoredCsr(_Column, StoredColumn):
     def n_crcs(self) -> int:
         return int(self._crc_edges[-1])
 
-    def seal(self, crcs: np.ndarray) -> None:
+    def expect_crcs(self, crcs: np.ndarray) -> None:
         self._crcs = crcs
 
     def crcs_of(self, number: int) -> slice:
@@ -265,7 +263,7 @@ class StoredCsr(_Column, StoredColumn):
         )
         if self._crcs is not None:
             at = 3 * number + part
-            reader.seal(self._crcs[self._crc_edges[at] : self._crc_edges[at + 1]])
+            reader.expect_crcs(self._crcs[self._crc_edges[at] : self._crc_edges[at + 1]])
         return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:
@@ -332,8 +330,8 @@ def _pack(piece: np.ndarray, compressor: str | None) -> bytes:
         return little.tobytes()
     if compressor == "zstd":
         return bytes(numcodecs.zstd.compress(little.view(np.uint8), 1))
-    how = numcodecs.blosc.SHUFFLE if piece.itemsize > 1 else numcodecs.blosc.NOSHUFFLE
-    return bytes(numcodecs.blosc.Blosc(cname="lz4", clevel=5, shuffle=how).encode(little))
+    shuffle = numcodecs.blosc.SHUFFLE if piece.itemsize > 1 else numcodecs.blosc.NOSHUFFLE
+    return bytes(numcodecs.blosc.Blosc(cname="lz4", clevel=5, shuffle=shuffle).encode(little))
 
 
 def _summed(body: bytes) -> bytes:

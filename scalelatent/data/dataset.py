@@ -83,9 +83,9 @@ class Dataset:
         Parameters
         ----------
         x : array-like (n, ...) or scipy sparse (n, p)
-            Rows: numpy array, memmap, zarr array, dask array, xarray.DataArray, polars lazy frame, Arrow
-            table, torch tensor, CSR `X` of a backed AnnData, anything that slices. Real numbers. Sparse rows
-            are kept as CSR: unsorted columns are sorted, entries of the same place added.
+            Rows of real numbers: numpy array, memmap, zarr array, dask array, xarray.DataArray, polars lazy
+            frame, Arrow table, torch tensor, CSR `X` of a backed AnnData, or any object that slices like a
+            numpy array. Sparse rows stay CSR; columns are sorted, and duplicate entries are added.
         y : array-like (n,) or (n, v), or scipy sparse (n, v), optional
             Labels (n,): numbers or strings. Targets (n, v): numbers. Multi-labels: sparse (n, v).
         sample_weight : array-like (n,), optional
@@ -94,12 +94,13 @@ class Dataset:
         Returns
         -------
         Dataset
-            A dataset in memory; `read_x` gives rows of prod(x.shape[1:]) features.
+            A dataset in memory; `read_x` returns rows with prod(x.shape[1:]) features.
 
         Raises
         ------
         DataError
-            No rows, one dimension, no real numbers, or columns of different lengths.
+            If there are no rows, `x` has one dimension, a value is not a real number, or `x`, `y` and
+            `sample_weight` have different lengths.
         """
         source = as_source(x)
         if len(source.shape) < 2:
@@ -111,15 +112,15 @@ class Dataset:
         if n_rows == 0 or 0 in source.shape[1:]:
             raise DataError(f"x has shape {source.shape}: at least one row and one feature are needed")
         schema.check_rows_dtype(source.dtype, "x")
-        given = None if y is None else label_source(y)
-        if given is not None and given.shape[0] != n_rows:
+        labels = None if y is None else label_source(y)
+        if labels is not None and labels.shape[0] != n_rows:
             raise DataError(
-                f"x has {n_rows} rows, but y has {given.shape[0]} (shape {given.shape}): give one per row"
+                f"x has {n_rows} rows, but y has {labels.shape[0]} (shape {labels.shape}): give one per row"
             )
         weight = (
             None if sample_weight is None else schema.check_weight(sample_weight, n_rows, "sample_weight")
         )
-        return cls(Columns(source, given, None if weight is None else ArrayRows(weight)))
+        return cls(Columns(source, labels, None if weight is None else ArrayRows(weight)))
 
     @classmethod
     def from_dataframe(
@@ -135,27 +136,27 @@ class Dataset:
         Parameters
         ----------
         frame : pandas.DataFrame, polars.DataFrame, polars.LazyFrame, pyarrow.Table
-            Or any frame with Arrow's interface (``__arrow_c_stream__``). A lazy frame is run for the rows of
-            each read: where that costs much, write it to Parquet and import that. Needs pyarrow:
+            Or any frame with Arrow's interface (``__arrow_c_stream__``). Each read executes a lazy frame for
+            its rows; if this is slow, write the frame to Parquet and import the file. Requires pyarrow:
             ``pip install 'scalelatent[arrow]'``.
         label : str, optional
-            Column of labels: numbers or strings, also of a dictionary (categories).
+            Column of labels: numbers, strings or categories.
         weight : str, optional
             Column of row weights, finite and >= 0.
         features : sequence of str, optional
-            Columns of a row, in this order; by default all others. Numbers, or lists of numbers of a fixed
-            size. Rows have the common type of all of them.
+            Feature columns in this order; by default all other columns. They contain numbers, or lists of
+            numbers of a fixed size. The dtype of the rows is the common dtype of these columns.
 
         Returns
         -------
         Dataset
-            Rows (n, features), in memory or lazy as the frame is.
+            Rows (n, features), in memory, or lazy for a lazy frame.
 
         Raises
         ------
         DataError
-            No such column, one that is not numeric, a null (the message names row and column); a Dask
-            DataFrame, which does not know its number of rows.
+            If a column does not exist, is not numeric or contains a null (the message names row and column),
+            or the frame is a Dask DataFrame, whose number of rows is unknown.
 
         Examples
         --------
@@ -177,25 +178,25 @@ class Dataset:
         Parameters
         ----------
         adata : anndata.AnnData
-            In memory, or backed by a file: then the rows of `X` are read from the file whenever they are
-            used, and the file has to stay open; layers are in memory. `import_h5ad` writes the rows to a
-            dataset that is read faster and that the workers of a cluster can open. Needs anndata:
+            Object in memory or backed by a file. Rows of a backed `X` are read from the file at each use, so
+            the file must stay open; layers are in memory. `import_h5ad` writes the rows to a dataset that
+            reads faster and that the workers of a cluster can open. Requires anndata:
             ``pip install 'scalelatent[anndata]'``.
         layer : str, optional
-            Layer that holds the rows; by default ``adata.X``.
+            Layer with the rows; by default ``adata.X``.
         label : str, optional
-            Column of ``adata.obs`` that holds labels: categories, strings or numbers, one for every row.
+            Column of ``adata.obs`` with one label per row: categories, strings or numbers.
 
         Returns
         -------
         Dataset
-            Rows (n, variables), dense or CSR as they are in `adata`; unused categories are no classes.
+            Rows (n, variables), dense or CSR as in `adata`. Unused categories are not classes.
 
         Raises
         ------
         DataError
-            No such layer or column (the message lists those that exist), a row without a label, or a backed
-            matrix that is stored by columns (CSC).
+            If the layer or column does not exist (the message lists existing names), a row has no label, or
+            a backed matrix is stored by columns (CSC).
 
         Examples
         --------
@@ -215,9 +216,9 @@ class Dataset:
         stamp = recorded_location(url, mark).stamp("zarr.json")
         if stamp is None:
             raise DataError(
-                f"dataset {url} is not there, or not seen from {socket.gethostname()} by what opened it "
-                "before (memory behind a cache, another machine's disk): restore it, or save it where every "
-                "process sees it (Dataset.save), and open it there"
+                f"dataset {url} does not exist, or process {os.getpid()} on {socket.gethostname()} cannot "
+                "see it (it may be in memory or on the disk of another machine): restore it, or save it with "
+                "Dataset.save where every process can read it, and open it there"
             )
         ds = _open_cached(url, mark, stamp)
         if ds.fingerprint() != spec["fingerprint"]:
@@ -225,9 +226,9 @@ class Dataset:
             ds = ds if then is None else cls(then)
         if ds.fingerprint() != spec["fingerprint"]:
             raise DataError(
-                f"dataset {spec['url']} has changed since this job began, or this model was fitted "
+                f"dataset {spec['url']} has changed since this job started or this model was fitted "
                 f"(fingerprint {ds.fingerprint()[:12]}, expected {spec['fingerprint'][:12]}); restore it, or "
-                "start the job, or fit the model, again"
+                "start the job or fit the model again"
             )
         ds = ds[spec["start"] : spec["stop"]]
         ds = ds.without_labels() if spec.get("without_labels") else ds
@@ -241,10 +242,10 @@ class Dataset:
 
     def __reduce__(self) -> tuple[object, ...]:
         if self._spec_and_accesses is not None:
-            return _reopened, self._spec_and_accesses
+            return _reopen, self._spec_and_accesses
         if not self.is_stored:
             return Dataset, (self._columns, self._start, self._stop)
-        return _reopened, (self.spec(), self.accesses)
+        return _reopen, (self.spec(), self.accesses)
 
     @property
     def n_rows(self) -> int:
@@ -327,9 +328,9 @@ class Dataset:
     @property
     def places(self) -> tuple[Location, ...]:
         """Locations of the stored dataset and of the dataset that `with_target` paired with it."""
-        own = () if self.place is None else (self.place,)
+        places = () if self.place is None else (self.place,)
         paired = self._columns.paired
-        return own if paired is None else (*own, *paired.dataset.places)
+        return places if paired is None else (*places, *paired.dataset.places)
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -366,9 +367,11 @@ class Dataset:
             )
         start, stop, step = rows.indices(self.n_rows)
         if step != 1:
-            raise DataError(f"ds[{rows.start}:{rows.stop}:{step}]: rows have to be contiguous, step 1")
+            raise DataError(f"ds[{rows.start}:{rows.stop}:{step}]: rows must be contiguous: use step 1")
         if stop <= start:
-            raise DataError(f"ds[{rows.start}:{rows.stop}] of a dataset of {self.n_rows} rows holds no row")
+            raise DataError(
+                f"ds[{rows.start}:{rows.stop}] of a dataset with {self.n_rows} rows contains no row"
+            )
         return Dataset(self._columns, self._start + start, self._start + stop)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
@@ -397,13 +400,13 @@ class Dataset:
         Returns
         -------
         ndarray or scipy.sparse.csr_array (stop - start, n_features)
-            In the stored dtype; CSR, with columns that rise strictly in each row, of a CSR dataset. A view
-            where the rows are in memory: do not write to it.
+            Rows in the stored dtype. A CSR dataset gives CSR rows with ascending columns. Rows in memory are
+            returned as a view; do not write to it.
 
         Raises
         ------
         DataError
-            A shard that is missing or damaged; the message names its file and rows.
+            If a shard is missing or damaged; the message names its file and rows.
         """
         a, b = self._rows(start, stop)
         rows = self._columns.x.read(a, b)
@@ -425,7 +428,7 @@ class Dataset:
         Raises
         ------
         DataError
-            There is no `y`, or it is damaged.
+            If there is no `y`, or its file is missing or damaged.
         """
         return self._columns.read_y(*self._rows(start, stop), self._what())
 
@@ -470,12 +473,12 @@ class Dataset:
             found = y.part(a, b).lazy(0, b - a)
             if found is None and y.dataset.is_stored:
                 raise DataError(
-                    f"{self._what()} is a dask array, and its target the stored dataset {y.dataset.url}: "
-                    "store both (Dataset.save), or open both as dask arrays"
+                    f"{self._what()} is a dask array, but its target is the stored dataset {y.dataset.url}: "
+                    "store both with Dataset.save, or pass both as dask arrays"
                 )
             return self._columns.x.lazy(a, b), y.read(a, b) if found is None else found[0]
-        beside = y.lazy(a, b) if isinstance(y, DaskRows) else None if y is None else y.read(a, b)
-        return self._columns.x.lazy(a, b), beside
+        labels = y.lazy(a, b) if isinstance(y, DaskRows) else None if y is None else y.read(a, b)
+        return self._columns.x.lazy(a, b), labels
 
     def with_weight(self, weight: WeightsLike) -> Dataset:
         """Return the same rows with new weights (n_rows,), which stay in memory."""
@@ -488,17 +491,18 @@ class Dataset:
         Parameters
         ----------
         target : Dataset
-            As many rows; those of a model with binary outputs are zeros and ones. Own labels are left behind.
+            Dataset with the same number of rows, which replace the labels of this dataset. Models with binary
+            outputs require zeros and ones.
 
         Returns
         -------
         Dataset
-            With `read_y` and `read_targets` of (rows, v), v being the features of `target`.
+            Dataset whose `read_y` and `read_targets` return (rows, v), where v is `target.n_features`.
 
         Raises
         ------
         DataError
-            Another number of rows.
+            If the numbers of rows differ.
 
         Examples
         --------
@@ -511,7 +515,7 @@ class Dataset:
             there = f" of {target.url}" if target.url else ""
             raise DataError(
                 f"{self._what()} has {self.n_rows} rows, but its target{there} has {target.n_rows}: row i of "
-                "the one belongs to row i of the other; take the same rows of both, ds[a:b]"
+                "the target belongs to row i of the dataset; use the same rows of both, ds[a:b]"
             )
         paired = PairedRows(target, self._start, self._columns.x.shape[0])
         return Dataset(self._columns.with_target(paired), self._start, self._stop)
@@ -532,8 +536,8 @@ class Dataset:
         own, paired = self._own_fingerprint(), self._columns.paired
         if paired is None:
             return own
-        beside = paired.part(self._start, self._stop).fingerprint()
-        return hashlib.sha256(f"{own} target {beside}".encode()).hexdigest()
+        other = paired.part(self._start, self._stop).fingerprint()
+        return hashlib.sha256(f"{own} target {other}".encode()).hexdigest()
 
     def _own_fingerprint(self) -> str:
         """Return the fingerprint without the rows of a paired dataset."""
@@ -552,9 +556,9 @@ class Dataset:
         """Return a JSON-able spec with which any process opens these rows; DataError for rows in memory."""
         if not self.is_stored:
             raise DataError(
-                f"{self._what()} lies in the memory of this process, so no other process can open it; write "
-                "it to a place that all processes see with Dataset.save('rows.zarr') and use what that "
-                "returns"
+                f"{self._what()} is in the memory of this process, so no other process can open it; write it "
+                "where all processes can read it, with Dataset.save('rows.zarr'), and use the dataset that "
+                "save returns"
             )
         assert self.url is not None
         spec: schema.DatasetSpec = {
@@ -583,18 +587,29 @@ class Dataset:
         Parameters
         ----------
         url : str
-            Where to; an existing dataset there is an error unless `overwrite`.
-        overwrite : bool
-            Replace a dataset that lies there.
+            Path or address of the new dataset; an existing dataset is an error unless `overwrite`.
+        overwrite : bool, default False
+            Replace an existing dataset at `url`.
         progress : callable, optional
-            Called with (rows done, rows in all).
+            Function that is called with (rows done, total rows).
         **layout
-            `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+            Arguments `chunk_rows`, `shard_rows` and `compressor` of `create_dataset`.
 
         Returns
         -------
         Dataset
-            The stored rows.
+            The stored dataset.
+
+        Raises
+        ------
+        DataError
+            If `url` has content that may not be replaced, or the rows cannot be read or written.
+
+        Examples
+        --------
+        >>> ds = Dataset.from_arrays(np.eye(3), [0, 1, 0])
+        >>> ds.save("memory://doc-save", overwrite=True)
+        <Dataset 3 rows x (3,) float64, 2 classes, 'memory://doc-save'>
         """
         copy_rows(self, url, overwrite=overwrite, progress=progress, **layout)
         return open_dataset(url)
@@ -605,7 +620,7 @@ class Dataset:
         Returns
         -------
         x : dask.array.Array (n, ...)
-            Rows, a chunk of the rows on disk a block. Tasks of a stored dataset open it where they run.
+            Rows, one block per chunk on disk. Each task of a stored dataset opens the dataset where it runs.
         y : dask.array.Array (n,) or (n, v), or None
             Labels or targets.
         weight : dask.array.Array (n,) or None
@@ -614,7 +629,7 @@ class Dataset:
         Raises
         ------
         DataError
-            CSR columns.
+            If a column is CSR.
 
         Examples
         --------
@@ -632,12 +647,13 @@ class Dataset:
         Returns
         -------
         xarray.Dataset
-            ``x`` (row, feature_0, …), and ``y`` (row) or (row, target_0) and ``weight`` (row) where they are.
+            ``x`` (row, feature_0, …), and, if the dataset has them, ``y`` (row) or (row, target_0) and
+            ``weight`` (row).
 
         Raises
         ------
         DataError
-            CSR columns; xarray is not installed.
+            If a column is CSR, or xarray is not installed.
 
         Examples
         --------
@@ -658,23 +674,23 @@ class Dataset:
         Parameters
         ----------
         seed : int, optional
-            Of the order; by default rows come as they lie.
+            Seed of the order; by default rows keep their order.
         batch_size : int, optional
-            Give batches of this size (the last of a piece may be smaller), for ``DataLoader(…,
-            batch_size=None)``. By default rows, which the loader puts together one by one: much slower.
-        piece_rows : int
-            Rows read and shuffled at a time, at most.
+            Yield batches of this size (the last batch of a piece may be smaller), for ``DataLoader(…,
+            batch_size=None)``. By default single rows, which the loader combines: much slower.
+        piece_rows : int, default 4096
+            Maximum number of rows that are read and shuffled together.
 
         Returns
         -------
         TorchRows
-            Of tensors x, or tuples (x, y), (x, y, weight): y are codes of ``classes``, int64, or targets.
-            CSR rows are unfolded.
+            Iterable over tensors x, or tuples (x, y) or (x, y, weight). y holds indices into ``classes``,
+            int64, or targets. CSR rows are converted to dense rows.
 
         Raises
         ------
         DataError
-            PyTorch is not installed: ``pip install 'scalelatent[torch]'``.
+            If PyTorch is not installed: ``pip install 'scalelatent[torch]'``.
 
         Examples
         --------
@@ -695,7 +711,7 @@ class Dataset:
         return TorchRows(self, seed, batch_size, piece_rows)
 
     def __repr__(self) -> str:
-        y = f", {found}" if (found := self._outputs()) else ""
+        y = f", {outputs}" if (outputs := self._outputs()) else ""
         weight = ", weighted" if self.has_weight else ""
         part = "" if self._is_whole else f"rows {self._start:,}:{self._stop:,} of "
         place = f", {part}{self.url!r}" if self.url else ""
@@ -738,7 +754,7 @@ class Dataset:
             names = self.classes[:_SHOWN_CLASSES].tolist()
             out["classes"] = ", ".join(map(str, names)) + (", …" if len(self.classes) > len(names) else "")
         if self.has_weight:
-            out["weights"] = "one a row"
+            out["weights"] = "one per row"
         out["place"] = self.url or "in memory"
         if self._columns.fingerprint and self._is_whole:
             out["fingerprint"] = self._columns.fingerprint[:12]
@@ -749,7 +765,7 @@ class Dataset:
 
     def _rows(self, start: int, stop: int) -> tuple[int, int]:
         if not 0 <= start <= stop <= self.n_rows:
-            raise IndexError(f"rows {start}:{stop} do not lie in 0:{self.n_rows} of {self._what()}")
+            raise IndexError(f"rows {start}:{stop} are outside of the rows 0:{self.n_rows} of {self._what()}")
         return self._start + start, self._start + stop
 
 
@@ -764,24 +780,25 @@ def open_dataset(
     ----------
     url : str, path-like or store
         A local path, `file:///path`, `s3://bucket/key`, `az://container/key`, `memory://name`, or another
-        address; or a store with the dataset at its root: of zarr (``zarr.storage.ObjectStore``,
-        ``FsspecStore``, ``ZipStore``, …, or a ``StorePath`` in one), of obstore (``obstore.store.S3Store``,
-        which reads faster than the address), or fsspec's ``fs.get_mapper(path)``.
+        address. Or a store with the dataset at its root: of zarr (``zarr.storage.ObjectStore``,
+        ``FsspecStore``, ``ZipStore``, …, or a ``StorePath`` in a store), of obstore
+        (``obstore.store.S3Store``, which reads faster than the address), or fsspec (``fs.get_mapper(path)``).
     storage_options : dict, optional
-        What fsspec's file system of the address takes, for example ``{"anon": True}`` or
-        ``{"endpoint_url": …, "key": …, "secret": …}`` of `s3://`; by default the environment says it.
-        They, and stores, go to the workers of a Dask cluster and along with a pickled dataset, and are never
-        written to a run folder or a model.
+        Options of fsspec's file system for the address, for example ``{"anon": True}`` or
+        ``{"endpoint_url": …, "key": …, "secret": …}`` for `s3://`; by default the environment has them.
+        Options and stores are sent to the workers of a Dask cluster and are part of a pickled dataset, but
+        they are never written to a run folder or a model.
 
     Returns
     -------
     Dataset
-        Its rows; nothing but metadata is read.
+        The stored rows; only metadata are read.
 
     Raises
     ------
     DataError
-        Nothing there, no dataset, a newer format version, a writer that never finished, or damaged metadata.
+        If there is no dataset, its format version is newer, its writer did not finish, or its metadata are
+        damaged.
 
     Examples
     --------
@@ -798,7 +815,7 @@ def open_dataset(
     return Dataset(Columns(**open_columns(find_location(url, storage_options))))
 
 
-def _reopened(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
+def _reopen(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
     """Return an unpickled dataset that opens at its first use; unpickling `accesses` registers them here."""
     # An error while Dask unpickles would close the connection of a worker instead of failing the task. A
     # scheduler also unpickles datasets that it only forwards, so nothing is opened here.

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from .dataset import Dataset
 
+# Characters for pixel values, from low to high.
 _RAMP = " .:-=+*#%@"
-_NUMBERS = 8
-_WIDTH = 28
+_NUMBERS = 8  # values of a row that are shown
+_WIDTH = 28  # maximum characters in a line of an image
 
 
 def first_rows(ds: Dataset, n_rows: int = 5) -> list[dict[str, Any]]:
@@ -23,7 +24,7 @@ def first_rows(ds: Dataset, n_rows: int = 5) -> list[dict[str, Any]]:
     x = ds.read_x(0, n)
     y = ds.read_y(0, n) if ds.has_y else None
     weight = ds.read_weight(0, n)
-    found = []
+    records = []
     for i in range(n):
         record: dict[str, Any] = {"row": ds.extent[0] + i}
         if y is not None:
@@ -33,8 +34,8 @@ def first_rows(ds: Dataset, n_rows: int = 5) -> list[dict[str, Any]]:
         record |= _numbers(x, i)
         if _is_image(ds.feature_shape):
             record["image"] = thumbnail(x[i].reshape(ds.feature_shape))
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def _outputs(y: DenseOrCsr, i: int) -> dict[str, Any]:
@@ -47,8 +48,8 @@ def _numbers(x: DenseOrCsr, i: int) -> dict[str, Any]:
     if isinstance(x, np.ndarray):
         return {"values": x[i, :_NUMBERS].tolist()}
     a, b = int(x.indptr[i]), int(x.indptr[i + 1])
-    some = slice(a, min(b, a + _NUMBERS))
-    return {"columns": x.indices[some].tolist(), "values": x.data[some].tolist(), "entries": b - a}
+    shown = slice(a, min(b, a + _NUMBERS))
+    return {"columns": x.indices[shown].tolist(), "values": x.data[shown].tolist(), "entries": b - a}
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
@@ -73,9 +74,9 @@ def thumbnail(image: np.ndarray) -> list[str]:
 
 def as_html(title: str, values: dict[str, str]) -> str:
     """Return names and values as an HTML table with a caption."""
-    left = "style='text-align:left'"
+    style = "style='text-align:left'"
     lines = "".join(
-        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
+        f"<tr><th {style}>{html.escape(name)}</th><td {style}>{html.escape(text)}</td></tr>"
         for name, text in values.items()
     )
     return f"<table><caption>{html.escape(title)}</caption>{lines}</table>"

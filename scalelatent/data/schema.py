@@ -383,9 +383,9 @@ def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
 def too_many_strings(what: str) -> DataError:
     """Return the error for more distinct string labels than `MAX_CLASSES`."""
     return DataError(
-        f"{what} has more than {MAX_CLASSES:,} distinct labels that are strings. Strings are stored as codes "
-        "of classes, and this is the maximum number of classes. Give numbers instead, or no labels: names of "
-        "rows are not classes"
+        f"{what}: there are more than {MAX_CLASSES:,} distinct labels that are strings. Strings are stored "
+        "as codes of classes, and this is the maximum number of classes. Give numbers instead, or no "
+        "labels: names of rows are not classes"
     )
 
 

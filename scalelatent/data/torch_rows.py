@@ -42,8 +42,8 @@ class TorchRows(IterableDataset):
         epoch = int(self._epoch)
         order = self._shuffled(epoch, 0, len(self._pieces))
         worker = get_worker_info()
-        own = order if worker is None else order[worker.id :: worker.num_workers]
-        for number in own.tolist():
+        numbers = order if worker is None else order[worker.id :: worker.num_workers]
+        for number in numbers.tolist():
             a, b = self._pieces[number]
             rows = self._shuffled(epoch, 1 + number, b - a)
             columns = [torch.from_numpy(column[rows]) for column in self._read(a, b)]

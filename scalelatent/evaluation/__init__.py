@@ -1,6 +1,4 @@
-"""How good results are: of a representation clustering and retrieval, with baselines to hold against it; of
-predicted binary outputs the errors.
-"""
+"""Quality of results: clustering and retrieval of a representation, baselines, errors of binary outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a representation is held against: principal components and latent semantic analysis."""
+"""Baselines for representations: principal components and latent semantic analysis."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ if TYPE_CHECKING:
 
 
 def lsa(n_components: int = 5, *, random_state: int | None = 0) -> Pipeline:
-    """Latent semantic analysis (Deerwester et al., 1990): a truncated SVD of tf-idf weights.
+    """Return latent semantic analysis (Deerwester et al., 1990), a truncated SVD of tf-idf weights.
 
     Parameters
     ----------
     n_components : int
+        Number of components, at least 1.
     random_state : int, optional
+        Seed of the randomised SVD.
 
     Returns
     -------
     sklearn.pipeline.Pipeline
-        ``fit`` and ``transform`` take word counts (CSR, whole in memory).
+        Unfitted; ``fit`` and ``transform`` accept word counts as CSR in memory.
 
     Raises
     ------
     DataError
-        No component.
+        ``n_components`` is below 1.
 
     Examples
     --------
@@ -47,14 +49,16 @@ def lsa(n_components: int = 5, *, random_state: int | None = 0) -> Pipeline:
 
 
 def pca(n_components: float = 0.98, *, whiten: bool = False) -> Pipeline:
-    """Principal components: so many, or as many as hold a share of the variance (the paper's baseline: 98 %).
+    """Return PCA with a number of components, or with as many as hold a share of the variance.
+
+    The paper on bootstrap networks uses the components that hold 98 % of the variance.
 
     Parameters
     ----------
     n_components : int or float
-        A number of components, or a share below 1.
+        Number of components, or share of the variance below 1.
     whiten : bool
-        Scale components to unit variance, as kernel PCA with unit eigenvectors does.
+        Scale the components to unit variance.
 
     Returns
     -------
@@ -63,7 +67,7 @@ def pca(n_components: float = 0.98, *, whiten: bool = False) -> Pipeline:
     Raises
     ------
     DataError
-        A number that is neither.
+        ``n_components`` is neither a whole number nor a share between 0 and 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The nearest training row, by Euclidean and by tangent distance: a rival that keeps all rows."""
+"""Nearest training rows by Euclidean and by tangent distance, as a baseline for classifiers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scalelatent.errors import DataError
 from .clustering import Progress
 
 Tangents = Callable[[np.ndarray], np.ndarray]
-# Rows asked about at a time, and bytes of their distances to a block.
-ASKED_ROWS, BLOCK_ROWS = 256, 4096
-# Lengths below this share of a row's longest are none.
+# Rows whose neighbours are searched at a time, and training rows per block.
+QUERY_ROWS, BLOCK_ROWS = 256, 4096
+# Singular values below this share of the largest count as 0.
 _FLAT = 1e-4
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest training row of each row."""
+    """Nearest training row of each row."""
 
-    rows: np.ndarray  # int64 (n,)
-    labels: np.ndarray
-    distances: np.ndarray  # squared, float64 (n,)
+    rows: np.ndarray  # row numbers, int64 (n,)
+    labels: np.ndarray  # labels of these rows, (n,)
+    distances: np.ndarray  # squared distances, float64 (n,)
 
 
 def nearest_neighbours(
@@ -38,24 +38,25 @@ def nearest_neighbours(
     damping: float = 1e-3,
     progress: Progress | None = None,
 ) -> Neighbours:
-    """Find the nearest training row of each row; the training rows are streamed.
+    """Find the nearest training row of each row; the training rows are read block by block.
 
     Parameters
     ----------
     train : Dataset
         Dense rows with labels.
     x : ndarray, shape (n, features)
+        Rows whose neighbours are searched.
     tangents : callable, optional
-        Rows (n, features) -> tangents (n, kinds, features), for ``sides`` above 0.
+        Function from rows (n, features) to tangents (n, kinds, features); needed for ``sides`` above 0.
     sides : {0, 1, 2}
-        Euclidean distance; from a training row to the plane of a row's tangents; between the planes of both
-        (P. Simard, Y. LeCun, J. Denker, 1993).
+        0: Euclidean distance. 1: distance from a training row to the plane of a row's tangents. 2: distance
+        between the planes of both (P. Simard, Y. LeCun, J. Denker, 1993).
     n_candidates : int
-        Nearest ones by one side, of which the nearest by both is taken.
+        With ``sides=2``, the number of nearest rows by one side that are compared by both sides.
     damping : float
-        Of two sides: penalty on steps along unit tangents, so that planes that nearly cross stay apart.
+        With ``sides=2``, the penalty on steps along unit tangents, so that nearly crossing planes stay apart.
     progress : callable, optional
-        Called with training rows done and training rows in all.
+        Called with the completed and the total number of training rows.
 
     Returns
     -------
@@ -64,9 +65,9 @@ def nearest_neighbours(
     Raises
     ------
     ValueError
-        Tangents are missing, or ``sides`` is another number.
+        Tangents are missing, or ``sides`` is not 0, 1 or 2.
     DataError
-        Training rows without labels, of another width, or CSR.
+        The training rows have no labels, have another width, or are CSR.
 
     Examples
     --------
@@ -83,32 +84,34 @@ def nearest_neighbours(
         raise ValueError(f"sides={sides}: give tangents, a function of rows")
     where = train.url or "the training rows"
     if not train.has_y:
-        raise DataError(f"{where}: there are no labels, which the nearest row would give")
+        raise DataError(f"{where}: there are no labels, which the neighbours need; import them with the rows")
     if train.is_sparse or train.n_features != x.shape[1]:
         form = "CSR rows" if train.is_sparse else f"rows of {train.n_features} features"
-        raise DataError(f"{where}: {form}; give dense ones of {x.shape[1]}")
+        raise DataError(f"{where}: {form}; give dense rows of {x.shape[1]} features")
     x = np.asarray(x, dtype=np.float64)
-    planes = _planes(x, tangents) if sides and tangents is not None else np.zeros((len(x), 0, x.shape[1]))
+    planes = (
+        _make_planes(x, tangents) if sides and tangents is not None else np.zeros((len(x), 0, x.shape[1]))
+    )
     keep = min(n_candidates if sides == 2 else 1, len(train))
     best = np.full((len(x), keep), np.inf)
     found = np.zeros((len(x), keep), dtype=np.int64)
     for first, rows in _blocks(train):
         square = (rows * rows).sum(axis=1)
-        for a in range(0, len(x), ASKED_ROWS):
-            part = slice(a, a + ASKED_ROWS)
-            distances = _one_sided(x[part], planes[part], rows, square)
+        for a in range(0, len(x), QUERY_ROWS):
+            part = slice(a, a + QUERY_ROWS)
+            distances = _one_sided_distances(x[part], planes[part], rows, square)
             few = min(keep, len(rows))
             near = np.argpartition(distances, few - 1, axis=1)[:, :few]
             all_best = np.concatenate([best[part], np.take_along_axis(distances, near, axis=1)], axis=1)
             all_found = np.concatenate([found[part], near + first], axis=1)
-            # Of equals the first row.
+            # Of equal distances, the first row counts.
             order = np.lexsort((all_found, all_best), axis=1)[:, :keep]
             best[part] = np.take_along_axis(all_best, order, axis=1)
             found[part] = np.take_along_axis(all_found, order, axis=1)
         if progress is not None:
             progress(first + len(rows), len(train))
     if sides == 2 and tangents is not None:
-        best = _two_sided(train, x, planes, found, tangents, damping)
+        best = _two_sided_distances(train, x, planes, found, tangents, damping)
     nearest = best.argmin(axis=1)[:, None]
     numbers = np.take_along_axis(found, nearest, axis=1)[:, 0]
     labels = train.read_y(0, len(train))[numbers]
@@ -120,14 +123,16 @@ def _blocks(train: Dataset) -> Iterator[tuple[int, np.ndarray]]:
         yield first, np.asarray(train.read_x(first, min(first + BLOCK_ROWS, len(train))), dtype=np.float64)
 
 
-def _planes(x: np.ndarray, tangents: Tangents) -> np.ndarray:
-    """Orthonormal tangents (n, kinds, p); those of no length are 0."""
+def _make_planes(x: np.ndarray, tangents: Tangents) -> np.ndarray:
+    """Return orthonormal tangents (n, kinds, p); dependent ones become 0."""
     _, length, ways = np.linalg.svd(np.asarray(tangents(x), dtype=np.float64), full_matrices=False)
     return np.asarray(ways * (length > _FLAT * np.maximum(length[:, :1], np.finfo(float).tiny))[:, :, None])
 
 
-def _one_sided(x: np.ndarray, planes: np.ndarray, rows: np.ndarray, square: np.ndarray) -> np.ndarray:
-    """Squared distances (n, rows) from planes; of planes without directions, from the rows themselves."""
+def _one_sided_distances(
+    x: np.ndarray, planes: np.ndarray, rows: np.ndarray, square: np.ndarray
+) -> np.ndarray:
+    """Return squared distances (n, rows) from planes, or from the rows if planes have no directions."""
     found = (x * x).sum(axis=1)[:, None] - 2.0 * x @ rows.T + square
     for t in range(planes.shape[1]):
         ways = planes[:, t]
@@ -135,7 +140,7 @@ def _one_sided(x: np.ndarray, planes: np.ndarray, rows: np.ndarray, square: np.n
     return found
 
 
-def _two_sided(
+def _two_sided_distances(
     train: Dataset,
     x: np.ndarray,
     planes: np.ndarray,
@@ -143,14 +148,14 @@ def _two_sided(
     tangents: Tangents,
     damping: float,
 ) -> np.ndarray:
-    """Squared distances (n, candidates) between planes; each block of training rows is read once."""
+    """Return squared distances (n, candidates) between planes; each block of training rows is read once."""
     out = np.full(found.shape, np.inf)
     for first, rows in _blocks(train):
-        asked, places = np.nonzero((found >= first) & (found < first + len(rows)))
-        for a in range(0, len(asked), ASKED_ROWS):
-            i, j = asked[a : a + ASKED_ROWS], places[a : a + ASKED_ROWS]
+        queries, places = np.nonzero((found >= first) & (found < first + len(rows)))
+        for a in range(0, len(queries), QUERY_ROWS):
+            i, j = queries[a : a + QUERY_ROWS], places[a : a + QUERY_ROWS]
             other = rows[found[i, j] - first]
-            both = np.concatenate([planes[i], _planes(other, tangents)], axis=1)
+            both = np.concatenate([planes[i], _make_planes(other, tangents)], axis=1)
             gap = x[i] - other
             gram = both @ np.swapaxes(both, 1, 2)
             gram += damping * np.eye(both.shape[1])

@@ -1,4 +1,4 @@
-"""All scores of an output at once, by the names that `scalelatent score --metric` knows."""
+"""Scores of the output of unsupervised models, by the metric names of `scalelatent score --metric`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.grid import space_ranges
 from scalelatent.errors import DataError, JobError
 
-from .clustering import Progress, kmeans_scores, labels_of
+from .clustering import Progress, kmeans_scores, read_labels
 from .retrieval import retrieval_accuracy
 
 if TYPE_CHECKING:
@@ -20,51 +20,48 @@ if TYPE_CHECKING:
     from scalelatent.typing import RandomState
 
 METRICS = ("nmi", "accuracy", "retrieval")
-"""Names of the metrics of an output: NMI and accuracy of its k-means clusters, retrieval accuracy."""
+"""Metrics of an output: NMI and accuracy of its k-means clusters, and retrieval accuracy."""
 
-OF_CLUSTERS = ("nmi", "accuracy")
-"""Those of them that k-means clusters are asked for."""
+CLUSTER_METRICS = ("nmi", "accuracy")
+"""Metrics of k-means clusters."""
 
-PLACES = 100
-
+# Number of ranges of rows that a sample of evenly spaced rows consists of.
+SAMPLE_RANGES = 100
+# Largest number of queries of the retrieval accuracy.
 QUERIES = 10_000
-"""So many documents ask for the others where there are more."""
-
-
+# Largest number of rows to cluster; of more rows, this many evenly spaced ones are clustered.
 SCORED_ROWS = 10_000
-"""So many rows, evenly spaced, are clustered where there are more."""
-
+# Restarts and seed of k-means in all scores of jobs, reports and the command line.
 RESTARTS, SEED = 50, 0
-"""Of k-means, in every score that a job, a report or the command line tells."""
 
 
 def score_clusters(
     model: StreamedEstimator, dataset: Dataset, *, progress: Progress | None = None
 ) -> dict[str, float | int]:
-    """Hold k-means clusters of a model's output against the classes of rows.
+    """Compare k-means clusters of a model's output with the classes of the rows.
 
-    What ``scalelatent score``, the scores of a job and its report tell: always the best of 50 clusterings by
-    inertia, with the same seed, of the same rows.
+    ``scalelatent score``, jobs and reports all use this function, so that they agree: it takes the best of 50
+    clusterings by inertia, with the same seed and the same rows.
 
     Parameters
     ----------
     model : fitted estimator
-        With a ``transform``.
+        Estimator with a ``transform``.
     dataset : Dataset
-        With labels. Of more than 10,000 rows so many are taken, evenly spaced.
+        Rows with labels. If there are more than 10,000 rows, 10,000 evenly spaced ones are used.
     progress : callable, optional
-        Called with restarts done and restarts in all.
+        Called with the completed and the total number of restarts.
 
     Returns
     -------
     dict
-        ``nmi`` and ``accuracy``, of each also the mean and the standard deviation (``spread``) over all
+        ``nmi`` and ``accuracy``, each also with the mean and the standard deviation (``spread``) over all
         restarts; ``restarts`` and ``clustered_rows``.
 
     Raises
     ------
     DataError
-        No labels, or targets or multi-labels in their place.
+        There are no labels, or targets or multi-labels instead.
 
     Examples
     --------
@@ -75,7 +72,7 @@ def score_clusters(
     >>> found["accuracy"], found["restarts"], found["clustered_rows"]
     (1.0, 50, 20)
     """
-    labels_of(dataset[:1])  # refuses what has no classes
+    read_labels(dataset[:1])  # raises an error without classes
     x, labels = read_spaced(dataset, SCORED_ROWS)
     some = dataset if len(labels) == len(dataset) else Dataset.from_arrays(x)
     found = kmeans_scores(
@@ -91,14 +88,14 @@ def score_clusters(
 
 
 def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
-    """(x, y) of at most so many rows of a dataset, from all over it; y is None where there is none."""
-    pieces = space_ranges(len(dataset), rows, PLACES)
-    y = joined([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
-    return joined([dataset.read_x(a, b) for a, b in pieces]), y
+    """Return (x, y) of at most ``rows`` evenly spaced rows of a dataset; y is None without labels."""
+    pieces = space_ranges(len(dataset), rows, SAMPLE_RANGES)
+    y = concatenate([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
+    return concatenate([dataset.read_x(a, b) for a, b in pieces]), y
 
 
-def joined(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
-    """One array, or CSR array, of several."""
+def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
+    """Return one array, or CSR array, of several ones."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     import scipy.sparse
@@ -118,24 +115,24 @@ def score_output(
     n_jobs: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score what an unsupervised model makes of labelled rows.
+    """Score the output of an unsupervised model for labelled rows.
 
     Parameters
     ----------
     output : ndarray, shape (n, d)
-        Of the rows of the dataset.
+        Output for the rows of the dataset.
     dataset : Dataset
-        With labels, or topics (multi-labels) for retrieval.
+        Rows with labels, or with topics (multi-labels) for retrieval.
     metrics : sequence of str
-        Any of `METRICS`. ``nmi`` and ``accuracy`` are those of the best of ``restarts`` k-means clusterings,
-        with mean and spread over all of them; ``retrieval`` asks 10,000 queries at most.
+        Any of `METRICS`. ``nmi`` and ``accuracy`` belong to the best of ``restarts`` k-means clusterings,
+        with mean and spread over all of them; ``retrieval`` uses at most 10,000 queries.
     metric : {"cosine", "euclidean", "overlap"}
-        What ``retrieval`` ranks by. The last is for codes of a bootstrap network, whose numbers have no mean:
-        k-means knows nothing of them.
+        Similarity for the ranking of ``retrieval``. "overlap" is for the codes of a bootstrap network, which
+        k-means cannot cluster, because codes have no mean.
     n_clusters : int, optional
-        By default the number of classes.
+        Number of clusters; by default the number of classes.
     restarts, random_state, n_jobs, progress
-        As for :func:`kmeans_scores`.
+        See :func:`kmeans_scores`.
 
     Returns
     -------
@@ -145,9 +142,9 @@ def score_output(
     Raises
     ------
     JobError
-        An unknown metric; clusters of codes.
+        A metric is unknown, or clusters of codes were requested.
     DataError
-        No labels, or labels that a metric does not know.
+        There are no labels, or labels that a metric cannot use.
 
     Examples
     --------
@@ -157,26 +154,26 @@ def score_output(
     """
     for name in metrics:
         if name not in METRICS:
-            raise JobError(f"unknown metric {name!r}: of an output there are {', '.join(METRICS)}")
+            raise JobError(f"unknown metric {name!r}: the metrics of an output are {', '.join(METRICS)}")
     check_clusters(metrics, metric)
     if not dataset.has_y:
         raise DataError(
-            f"{dataset.url or 'the rows'}: there are no labels, so nothing to score {', '.join(metrics)} "
-            "against; import the rows with their labels"
+            f"{dataset.url or 'the rows'}: there are no labels, which {', '.join(metrics)} needs; import the "
+            "rows with their labels"
         )
     found: dict[str, Any] = {}
-    if wanted := [name for name in OF_CLUSTERS if name in metrics]:
-        of_clusters = kmeans_scores(
+    if requested := [name for name in CLUSTER_METRICS if name in metrics]:
+        scores = kmeans_scores(
             output,
-            labels_of(dataset),
+            read_labels(dataset),
             n_clusters,
             restarts=restarts,
             random_state=random_state,
             n_jobs=n_jobs,
             progress=progress,
         ).to_dict()
-        for name in wanted:
-            found |= {key: value for key, value in of_clusters.items() if key.startswith(name)}
+        for name in requested:
+            found |= {key: value for key, value in scores.items() if key.startswith(name)}
         found["restarts"] = restarts
     if "retrieval" in metrics:
         found["retrieval"] = retrieval_accuracy(
@@ -192,10 +189,10 @@ def score_output(
 
 
 def check_clusters(metrics: Sequence[str], metric: str) -> None:
-    """Refuse clusters of codes: k-means would average numbers of centroids."""
-    wanted = [name for name in OF_CLUSTERS if name in metrics]
-    if wanted and metric == "overlap":
+    """Raise JobError if clusters of codes are requested: k-means would average numbers of centroids."""
+    requested = [name for name in CLUSTER_METRICS if name in metrics]
+    if requested and metric == "overlap":
         raise JobError(
-            f"metric {wanted[0]!r} clusters components, and this output is codes, which have no mean: ask "
-            "for retrieval, or fit with output='pca'"
+            f"metric {requested[0]!r} clusters components, but this output is codes, which have no mean: use "
+            "the metric retrieval, or fit with output='pca'"
         )

@@ -1,4 +1,4 @@
-"""Retrieval accuracy: how many of the first retrieved documents share a topic with the query."""
+"""Retrieval accuracy: the share of the first retrieved documents that share a topic with the query."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from scalelatent.typing import LabelsLike, RandomState, RowsLike
 
 RETRIEVAL_METRICS = ("cosine", "euclidean", "overlap")
-"""What `retrieval_accuracy` ranks by: the last counts codes that two rows share."""
+"""Similarities for the ranking; "overlap" counts the codes that two rows share."""
 
 
 class DocumentScores(Protocol):
-    """Scores of all documents for any run of queries; larger is nearer."""
+    """Scores of all documents for a block of queries; a larger score is nearer."""
 
     n: int
 
     def block(self, queries: np.ndarray) -> np.ndarray:
-        """Scores (queries, n), float32 or float64."""
+        """Return scores (queries, n), float32 or float64."""
 
 
-def scores_of(output: Any, metric: str) -> DocumentScores:
-    """The scores of a metric over an output."""
+def make_scores(output: Any, metric: str) -> DocumentScores:
+    """Return the document scores of a metric for an output."""
     if metric not in RETRIEVAL_METRICS:
         raise DataError(f"metric={metric!r} is not one of {', '.join(RETRIEVAL_METRICS)}")
     sparse = hasattr(output, "tocsr")
@@ -49,7 +49,8 @@ def scores_of(output: Any, metric: str) -> DocumentScores:
     numbers: np.ndarray = values.data if sparse else values  # type: ignore[assignment]
     if numbers.dtype.kind not in "buif" or (numbers.dtype.kind == "f" and not np.isfinite(numbers).all()):
         raise DataError(
-            "the output is not numeric, or holds NaN or infinity: nothing can be ranked by these rows"
+            "the output is not numeric, or contains NaN or infinity, so its rows cannot be ranked: score an "
+            "output of finite numbers"
         )
     if metric == "overlap":
         return _Overlap(values)
@@ -87,7 +88,7 @@ class _Euclidean:
     def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray):
             raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
-        # Around the mean, so that distances between near rows are not lost in the squares of their lengths.
+        # Subtract the mean, because rounding of large squared lengths would hide small distances.
         self._rows = rows.astype(np.float64)
         self._rows -= self._rows.mean(axis=0)
         self._half = 0.5 * np.einsum("nd,nd->n", self._rows, self._rows)
@@ -101,8 +102,8 @@ class _Overlap:
     def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "ui" or rows.min() < 0:
             raise DataError(
-                "metric='overlap' counts the codes that rows share: give what `codes` of a bootstrap network "
-                "gives, whole numbers of at least 0"
+                "metric='overlap' counts the codes that rows share: give the output of `codes` of a "
+                "bootstrap network, whole numbers of at least 0"
             )
         short = int(rows.max()) <= np.iinfo(np.uint16).max
         self._codes = np.ascontiguousarray(rows, dtype=np.uint16 if short else np.uint32)
@@ -112,16 +113,17 @@ class _Overlap:
         return count_matches(self._codes[queries], self._codes)
 
 
+# Bytes of the scores of one block of queries, and its largest number of queries.
 BLOCK_BYTES, MAX_BLOCK_ROWS = 2**26, 256
-WORD = 64
+WORD_BITS = 64
 
 
 @dataclass(frozen=True)
 class RetrievalCurve:
-    """Mean accuracy of the first so many retrieved documents."""
+    """Mean accuracy for several numbers of retrieved documents."""
 
-    levels: np.ndarray  # int64, numbers of retrieved documents
-    accuracy: np.ndarray  # float64, mean over the queries of the share of relevant ones
+    levels: np.ndarray  # numbers of retrieved documents, int64
+    accuracy: np.ndarray  # share of relevant documents among them, mean over the queries, float64
     n_documents: int
     n_queries: int
 
@@ -135,7 +137,7 @@ class RetrievalCurve:
 
 
 def retrieval_levels(n_documents: int) -> np.ndarray:
-    """1, 3, 7, 15, …: the levels that fit among the other documents, int64."""
+    """Return the levels 1, 3, 7, 15, … below the number of documents, int64."""
     powers = itertools.takewhile(lambda level: level < n_documents, (2**j - 1 for j in itertools.count(1)))
     return np.array(list(powers), dtype=np.int64)
 
@@ -151,29 +153,31 @@ def retrieval_accuracy(
     n_jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RetrievalCurve:
-    """Let each document ask for the others, nearest first, and count those that share a topic with it.
+    """Return the share of the nearest documents of a query that share a topic with it.
 
-    The protocol of the paper's Section 5.5: query and documents are different documents of one (test) set; a
-    document without topics that is retrieved is a mistake, and a query without topics scores 0 at all levels.
-    Documents that are equally near share the places they take, so the order of rows does not matter.
+    This is the protocol of section 5.5 of the paper on bootstrap networks. Each document of a (test) set is a
+    query for the other documents. A retrieved document without topics is a mistake, and a query without
+    topics scores 0 at all levels. Equally near documents share their places, so the order of the rows does
+    not matter.
 
     Parameters
     ----------
     output : array-like or scipy CSR, shape (n, d); or Dataset
-        Of the documents; held in memory whole, all pairs of documents never are.
+        Output for the documents. It must fit into memory; the scores of all pairs need not.
     labels : array-like, shape (n,); or CSR or 0/1 matrix, shape (n, topics); optional
-        One class each, or several topics or none; by default what the Dataset holds.
+        One class per document, or any number of topics; by default those of the Dataset.
     metric : {"cosine", "euclidean", "overlap"}
-        The last counts equal codes, for what ``codes`` of a bootstrap network gives.
+        Similarity; "overlap" counts equal codes, for the output of ``codes`` of a bootstrap network.
     levels : sequence of int, optional
-        Numbers of retrieved documents; by default 1, 3, 7, 15, … up to all.
+        Numbers of retrieved documents; by default 1, 3, 7, 15, … below the number of documents.
     queries : int, optional
-        So many documents, drawn by ``random_state``, ask instead of all.
+        Number of queries, drawn with ``random_state``; by default all documents.
     random_state : int, Generator or RandomState
+        Seed of the queries.
     n_jobs : int, optional
-        Threads; None is all cores. The result is the same.
+        Number of threads; None means all cores. It does not change the result.
     progress : callable, optional
-        Called with queries done and queries in all.
+        Called with the completed and the total number of queries.
 
     Returns
     -------
@@ -182,7 +186,7 @@ def retrieval_accuracy(
     Raises
     ------
     DataError
-        No labels, labels of other rows, levels that are not there, NaN, fewer than two documents.
+        There are no labels, labels of other rows, levels out of range, NaN, or fewer than two documents.
 
     Examples
     --------
@@ -191,28 +195,30 @@ def retrieval_accuracy(
     [1.0, 0.3333]
     """
     rows, given_labels = _rows_and_labels(output, labels)
-    scores = scores_of(rows, metric)
+    scores = make_scores(rows, metric)
     words, same = _topic_words(given_labels, scores.n)
-    wanted = _levels(levels, scores.n)
-    asked = _queries(queries, scores.n, resolve_seed(random_state))
+    levels_to_score = _check_levels(levels, scores.n)
+    query_rows = _draw_queries(queries, scores.n, resolve_seed(random_state))
     step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * scores.n)))
-    blocks = [asked[a : a + step] for a in range(0, len(asked), step)]
+    blocks = [query_rows[a : a + step] for a in range(0, len(query_rows), step)]
     lock, done = threading.Lock(), 0
 
     def work(block: np.ndarray) -> np.ndarray:
         nonlocal done
-        found = _block_accuracy(scores, block, words, same, wanted)
+        found = _block_accuracy(scores, block, words, same, levels_to_score)
         with lock:
             done += len(block)
             if progress is not None:
-                progress(done, len(asked))
+                progress(done, len(query_rows))
         return found
 
     with single_threaded(), ThreadPoolExecutor(resolve_jobs(n_jobs), "retrieval") as pool:
-        total = np.zeros(len(wanted))
-        for found in pool.map(work, blocks):  # in order: the same sum for any number of threads
+        total = np.zeros(len(levels_to_score))
+        for found in pool.map(
+            work, blocks
+        ):  # in order, so that the sum is the same for any number of threads
             total += found
-    return RetrievalCurve(wanted, total / len(asked), scores.n, len(asked))
+    return RetrievalCurve(levels_to_score, total / len(query_rows), scores.n, len(query_rows))
 
 
 def _rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[Any, Any]:
@@ -223,23 +229,21 @@ def _rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[Any, 
     else:
         where = "the output"
     if labels is None:
-        raise DataError(
-            f"{where}: there are no labels, so nothing is relevant to a query; pass labels or topics"
-        )
+        raise DataError(f"{where}: there are no labels that define relevant documents; pass labels or topics")
     return output, labels
 
 
 def _topic_words(labels: Any, n: int) -> tuple[np.ndarray, bool]:
-    """Topics of each document as bits, uint64 (n, words); or one class each (n, 1), and True."""
+    """Return the topics of each document as bits, uint64 (n, words), or one class each (n, 1), and True."""
     if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
         topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))
         _check_length(topics.shape[0], n)
-        words = np.zeros((n, -(-topics.shape[1] // WORD)), dtype=np.uint64)
+        words = np.zeros((n, -(-topics.shape[1] // WORD_BITS)), dtype=np.uint64)
         rows = np.repeat(np.arange(n), np.diff(topics.indptr))
         held = topics.data != 0
         rows, columns = rows[held], topics.indices[held]
-        bits = np.uint64(1) << (columns % WORD).astype(np.uint64)
-        np.bitwise_or.at(words, (rows, columns // WORD), bits)
+        bits = np.uint64(1) << (columns % WORD_BITS).astype(np.uint64)
+        np.bitwise_or.at(words, (rows, columns // WORD_BITS), bits)
         return words, False
     classes = np.asarray(labels)
     _check_length(len(classes), n)
@@ -251,17 +255,17 @@ def _dense_topics(labels: np.ndarray) -> csr_array:
 
     if not np.isin(labels, (0, 1)).all():
         raise DataError(
-            f"labels of shape {labels.shape} are not topics: give one class a row, or a matrix of 0 and 1"
+            f"labels of shape {labels.shape} are not topics: give one class per row, or a matrix of 0 and 1"
         )
     return scipy.sparse.csr_array(labels)
 
 
 def _check_length(found: int, n: int) -> None:
     if found != n:
-        raise DataError(f"labels of {found} rows for {n} documents: give those of the same rows")
+        raise DataError(f"labels of {found} rows for {n} documents: give the labels of the same rows")
 
 
-def _levels(levels: Sequence[int] | None, n: int) -> np.ndarray:
+def _check_levels(levels: Sequence[int] | None, n: int) -> np.ndarray:
     if n < 2:
         raise DataError(f"{n} document(s): retrieval needs at least two, a query and one to be found")
     if levels is None:
@@ -272,7 +276,7 @@ def _levels(levels: Sequence[int] | None, n: int) -> np.ndarray:
     return wanted
 
 
-def _queries(queries: int | None, n: int, seed: int) -> np.ndarray:
+def _draw_queries(queries: int | None, n: int, seed: int) -> np.ndarray:
     if queries is None:
         return np.arange(n)
     if not 1 <= queries <= n:
@@ -283,7 +287,7 @@ def _queries(queries: int | None, n: int, seed: int) -> np.ndarray:
 def _block_accuracy(
     scores: DocumentScores, queries: np.ndarray, words: np.ndarray, same: bool, levels: np.ndarray
 ) -> np.ndarray:
-    """Sum over the queries of their accuracy at each level."""
+    """Return the sum over the queries of their accuracy at each level."""
     found = scores.block(queries).astype(np.float64, copy=False)
     found[np.arange(len(queries)), queries] = -np.inf  # a query does not find itself
     places = scores.n - levels

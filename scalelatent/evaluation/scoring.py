@@ -1,8 +1,8 @@
-"""Scores of a fitted model on a dataset: of classes, of binary outputs, or of what ``transform`` gives."""
+"""Scores of a fitted model on a dataset: of its classes, its binary outputs, or its ``transform``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +14,10 @@ from scalelatent.errors import DataError, JobError, nearest
 from scalelatent.reductions.confusion import CONFUSION_METRICS
 
 from .clustering import Progress
-from .output_scores import METRICS, OF_CLUSTERS, check_clusters, score_clusters, score_output
+from .output_scores import CLUSTER_METRICS, METRICS, check_clusters, score_clusters, score_output
 
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
-
-Told = Callable[[int, int], None]
 
 
 def score_dataset(
@@ -30,30 +28,31 @@ def score_dataset(
     batch_rows: int = 16384,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score a model on a labelled dataset, by default by what its scorer tells; a classifier takes a batch of
-    rows in memory at a time.
+    """Return the scores of a model on a labelled dataset by name; by default those of its scorer.
 
-    Of a classifier ``confusion`` has true classes as rows and predicted ones as columns, both in the order of
-    ``model.classes_``; ``log_loss`` is in nats a row. Of binary outputs there are ``all`` and ``changed``,
-    the shares of wrong ones. Of another model ``nmi``, ``accuracy`` (of clusters) and ``retrieval``, by
-    default the first two; where its output is codes, ``retrieval`` alone, by the codes that rows share.
+    Classifiers: the metrics of a confusion matrix, and ``log_loss`` in nats per row. In ``confusion`` the
+    true classes are rows and the predicted classes are columns, both in the order of ``model.classes_``. A
+    classifier reads ``batch_rows`` rows at a time. Models of binary outputs: ``all`` and ``changed``, the
+    shares of wrong outputs. Other models: ``nmi``, ``accuracy`` (both of k-means clusters) and ``retrieval``;
+    by default the first two, or only ``retrieval`` if the output is codes.
     """
-    return scorer_of(model).score(model, dataset, metrics, batch_rows=batch_rows, progress=progress)
+    return make_scorer(model).score(model, dataset, metrics, batch_rows=batch_rows, progress=progress)
 
 
-def scorer_of(model: StreamedEstimator) -> Scorer:
+def make_scorer(model: StreamedEstimator) -> Scorer:
+    """Return the scorer of the model's kind."""
     scorer: Scorer = import_object(find_kind(model._kind).scorer)()
     return scorer
 
 
 class Scorer:
-    """What is computed of a fitted model and labelled rows; a `Kind` names one."""
+    """Base class of the scores of a fitted model on labelled rows; each `Kind` names a subclass."""
 
-    metrics: tuple[str, ...] = ()  # what ``score`` knows
-    default: tuple[str, ...] = ()  # what it tells where none is asked for
-    # test scores that the state of a run tells; its event ``scored`` has all
+    metrics: tuple[str, ...] = ()  # names that ``score`` accepts
+    default: tuple[str, ...] = ()  # names if the user gives none
+    # Test scores in the state of a run; its event ``scored`` has all scores.
     headline: tuple[str, ...] = ("error", "accuracy", "nmi")
-    what: str = ""  # what the model does, for the refusal of a metric that others have
+    what: str = ""  # activity of the model, for the error about a metric of other models
 
     def score(
         self,
@@ -64,7 +63,7 @@ class Scorer:
         batch_rows: int = 16384,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """The metrics by name; those that the kind tells by default where None are given."""
+        """Return the scores by metric name; ``metrics=None`` means the default ones."""
         metrics = self.defaults(model) if metrics is None else metrics
         for name in metrics:
             if name not in self.metrics:
@@ -73,7 +72,7 @@ class Scorer:
         return self.measure(model, dataset, metrics, batch_rows, progress)
 
     def defaults(self, model: StreamedEstimator) -> Sequence[str]:
-        """What is told of a model where nothing is asked for."""
+        """Return the default metrics of a model."""
         return self.default
 
     def measure(
@@ -84,34 +83,34 @@ class Scorer:
         batch_rows: int,
         progress: Progress | None,
     ) -> dict[str, Any]:
-        """Metrics that it knows, by name, with so many rows in memory at a time."""
+        """Return the scores of known metrics by name, with ``batch_rows`` rows in memory at a time."""
         raise NotImplementedError
 
-    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Told) -> dict[str, Any]:
-        """What a run tells of its test rows; empty where these are rows to look at in the report."""
+    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+        """Return the test scores of a run; empty if the test rows only serve the report."""
         raise NotImplementedError
 
 
-class RowsTold(Callback):
-    """Tells the progress of a pass, whatever its name, as that of a stage."""
+class RowProgress(Callback):
+    """Callback that forwards the progress of a pass, in rows, to a function."""
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        self._told(info["rows_done"], info["rows_total"])
+        self._progress(info["rows_done"], info["rows_total"])
 
 
-class _Predicted(Scorer):
-    """Of a model with ``predict``, whose ``score`` is a share of right ones."""
+class _PredictionScorer(Scorer):
+    """Scorer of a model with ``predict``, whose ``score`` is the share of right predictions."""
 
-    def test_scores(self, model: Any, dataset: Dataset, progress: Told) -> dict[str, Any]:
-        accuracy = float(model.score(dataset, callbacks=RowsTold(progress)))
+    def test_scores(self, model: Any, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+        accuracy = float(model.score(dataset, callbacks=RowProgress(progress)))
         return {"accuracy": accuracy, "error": round(1.0 - accuracy, 12)}
 
 
-class ClassScorer(_Predicted):
-    """Of a classifier: ``classes_`` and ``predict_proba`` (``predict`` suffices without ``log_loss``)."""
+class ClassScorer(_PredictionScorer):
+    """Scorer of a classifier with ``classes_`` and ``predict_proba`` (``predict`` without ``log_loss``)."""
 
     metrics = (*CONFUSION_METRICS, "log_loss")
     default = ("accuracy", "error")
@@ -144,8 +143,8 @@ class ClassScorer(_Predicted):
         return {name: found[name] for name in metrics}
 
 
-class TargetScorer(_Predicted):
-    """Of a model of binary outputs: shares of wrong ones, of all and of those that x has otherwise."""
+class TargetScorer(_PredictionScorer):
+    """Scorer of binary outputs: error of all outputs, and of those that differ from the input."""
 
     metrics = default = ("all", "changed")
     what = "predicts binary outputs"
@@ -158,13 +157,13 @@ class TargetScorer(_Predicted):
 
 
 class OutputScorer(Scorer):
-    """Of a model without classes: what its ``transform`` is worth, see :func:`.score_output`."""
+    """Scorer of the ``transform`` of a model without classes, see :func:`.score_output`."""
 
     metrics = METRICS
     what = "predicts no classes"
 
     def defaults(self, model: StreamedEstimator) -> Sequence[str]:
-        return ("retrieval",) if model._output_metric == "overlap" else OF_CLUSTERS
+        return ("retrieval",) if model._output_metric == "overlap" else CLUSTER_METRICS
 
     def measure(
         self,
@@ -175,37 +174,38 @@ class OutputScorer(Scorer):
         progress: Progress | None,
     ) -> dict[str, Any]:
         metric = model._output_metric
-        # Before the rows are transformed, which may take long.
+        # Check before the transform, which may take long.
         check_clusters(metrics, metric)
         _check(model, dataset, dataset.url or "the data")
         found: dict[str, Any] = {}
-        if wanted := tuple(name for name in OF_CLUSTERS if name in metrics):
+        if requested := tuple(name for name in CLUSTER_METRICS if name in metrics):
             scores = score_clusters(model, dataset, progress=progress)
-            kept = (*wanted, "restarts", "clustered_rows")
+            kept = (*requested, "restarts", "clustered_rows")
             found |= {key: value for key, value in scores.items() if key.startswith(kept)}
-        if others := [name for name in metrics if name not in OF_CLUSTERS]:
+        if others := [name for name in metrics if name not in CLUSTER_METRICS]:
             found |= score_output(model.transform(dataset), dataset, others, metric=metric, progress=progress)
         return found
 
-    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Told) -> dict[str, Any]:
+    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:
         if not dataset.has_y or dataset.y_kind != "labels" or model._output_metric == "overlap":
             return {}
-        return self.score(model, dataset, OF_CLUSTERS, progress=progress)
+        return self.score(model, dataset, CLUSTER_METRICS, progress=progress)
 
 
 def _check(model: StreamedEstimator, dataset: Dataset, where: str) -> None:
     if not dataset.has_y:
-        raise DataError(f"{where} has no labels, so there is nothing to score against")
+        raise DataError(f"{where} has no labels, so it cannot be scored; import the rows with their labels")
     if dataset.n_rows == 0:
-        raise DataError(f"{where} has no rows, so there is nothing to score")
+        raise DataError(f"{where} has no rows, so it cannot be scored")
     if dataset.n_features != model.n_features_in_:
         raise DataError(
-            f"{where} has {dataset.n_features} features a row; the model was fitted to {model.n_features_in_}"
+            f"{where} has {dataset.n_features} features per row, but the model was fitted to "
+            f"{model.n_features_in_}: pass rows with the features of the fit"
         )
 
 
 def _codes(labels: np.ndarray, classes: np.ndarray, where: str) -> np.ndarray:
-    """Turn labels into positions in the model's sorted classes."""
+    """Return the index of each label in the model's sorted classes; raise DataError for other labels."""
     codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
     strange = classes[codes] != labels
     if strange.any():

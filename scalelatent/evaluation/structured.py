@@ -1,4 +1,4 @@
-"""Errors of predicted binary outputs: of all of them, and of those that a corruption had changed.
+"""Errors of predicted binary outputs: of all outputs, and of those that a corruption had changed.
 
 After Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017), section 6.
 """
@@ -22,22 +22,22 @@ BATCH_ROWS = 1000
 
 
 class Predicts(Protocol):
-    """A fitted model of binary outputs."""
+    """Fitted model that predicts binary outputs."""
 
     def predict(self, X: Any, /) -> Any: ...
 
 
 @dataclass
 class OutputErrors:
-    """Counts of outputs and wrong ones, added up over batches of rows."""
+    """Counts of all and of wrong outputs, summed over batches of rows."""
 
     outputs: int = 0
     wrong: int = 0
-    changed: int = 0  # outputs in whose place the input has another value
+    changed: int = 0  # outputs that differ from the input at the same position
     changed_wrong: int = 0
 
     def add(self, v: npt.ArrayLike, predicted: npt.ArrayLike, x: npt.ArrayLike | None = None) -> OutputErrors:
-        """Count rows of zeros and ones (n, outputs), predicted from ``x``; returns itself."""
+        """Add rows of zeros and ones (n, outputs), predicted from inputs ``x``; return self."""
         v, predicted = np.asarray(v), np.asarray(predicted)
         if v.shape != predicted.shape:
             raise DataError(
@@ -50,8 +50,8 @@ class OutputErrors:
             x = np.asarray(x)
             if x.shape != v.shape:
                 raise DataError(
-                    f"x has shape {x.shape}, but v {v.shape}: outputs are changed where the input in their "
-                    "place is another, so both have one shape; leave x out for the error of all outputs"
+                    f"x has shape {x.shape}, but v {v.shape}: an output is changed if it differs from the "
+                    "input at the same position, so both need one shape; omit x for the error of all outputs"
                 )
             changed = x != v
             self.changed += int(np.count_nonzero(changed))
@@ -60,49 +60,51 @@ class OutputErrors:
 
     @property
     def all_error(self) -> float:
-        """Share of wrong outputs; NaN without any."""
+        """Share of wrong outputs; NaN without outputs."""
         return self.wrong / self.outputs if self.outputs else float("nan")
 
     @property
     def changed_error(self) -> float:
-        """Share of wrong outputs among the changed ones; NaN where none was changed."""
+        """Share of wrong outputs among the changed ones; NaN if none was changed."""
         return self.changed_wrong / self.changed if self.changed else float("nan")
 
 
 def all_error(v: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Share of outputs that are predicted wrong: "All" of the paper's tables."""
+    """Return the share of wrong outputs, "All" in the tables of the paper."""
     return OutputErrors().add(v, predicted).all_error
 
 
 def changed_error(v: npt.ArrayLike, x: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Share of wrong outputs among those that the corruption had changed; NaN where it changed none."""
+    """Return the share of wrong outputs among those that the corruption changed; NaN if it changed none."""
     return OutputErrors().add(v, predicted, x).changed_error
 
 
 def output_errors(
     model: Predicts, data: Dataset, *, corruption: dict[str, Any] | None = None, batch_rows: int = BATCH_ROWS
 ) -> OutputErrors:
-    """Errors of a model's predictions on a dataset, a batch of rows in memory at a time.
+    """Return the errors of a model's predictions on a dataset, which is read in batches of rows.
 
     Parameters
     ----------
     model : fitted estimator
-        With ``predict``, which gives (n, outputs).
+        Model whose ``predict`` returns (n, outputs).
     data : Dataset
-        With targets; or with a ``corruption`` rows of zeros and ones, which are the outputs.
+        Dataset with targets. With a ``corruption``, its rows of zeros and ones are the outputs.
     corruption : dict, optional
-        Make the inputs of the outputs: the arguments of `scalelatent.kernels.corruption.corrupt`.
+        Corruption that makes the inputs from the outputs: the arguments of
+        `scalelatent.kernels.corruption.corrupt`.
     batch_rows : int
+        Rows in memory at a time.
 
     Returns
     -------
     OutputErrors
-        Without errors of changed outputs where rows have another width than outputs.
+        ``changed_error`` is NaN if inputs and outputs differ in width.
 
     Raises
     ------
     DataError
-        No targets, or some that are neither 0 nor 1.
+        There are no targets, or some are neither 0 nor 1.
 
     Examples
     --------
@@ -145,13 +147,13 @@ def occlusion_errors(
     seed: int = 0,
     batch_rows: int = BATCH_ROWS,
 ) -> dict[int, OutputErrors]:
-    """Errors of images restored from ones with a square of each size gone (the paper's Figure 3)."""
+    """Return the errors of images restored after a square of each size was removed (the paper's Figure 3)."""
     out = {}
     for size in sizes:
-        how: dict[str, Any] = {"kind": "flip", "rate": 0.0}
+        corruption: dict[str, Any] = {"kind": "flip", "rate": 0.0}
         if size:
             patch = (min(size, shape[0]), min(size, shape[1]))
-            how = {"kind": "occlude", "size": patch, "shape": shape}
-        how |= {"seed": seed, "stage": f"occlusion-{size}"}
-        out[size] = output_errors(model, images, corruption=how, batch_rows=batch_rows)
+            corruption = {"kind": "occlude", "size": patch, "shape": shape}
+        corruption |= {"seed": seed, "stage": f"occlusion-{size}"}
+        out[size] = output_errors(model, images, corruption=corruption, batch_rows=batch_rows)
     return out

@@ -20,8 +20,8 @@ from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.write.create import check_room
 from scalelatent.errors import DataError
 from scalelatent.kernels import corruption_compiled as compiled
-from scalelatent.kernels.corruption import check_corruption, draws_of
-from scalelatent.kernels.random_words import check_seed
+from scalelatent.kernels.corruption import check_corruption, draw_for_rows
+from scalelatent.kernels.streams import check_seed
 from scalelatent.storage.disk import locate
 from scalelatent.storage.write_checks import contains
 
@@ -145,7 +145,7 @@ class CorruptedImages:
             return
         kind, p, on = KINDS[self._kind], self._p, 255 if self._p["threshold"] is None else 1
         rows = np.arange(start, start + len(images))
-        draws = draws_of(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind)
+        draws = draw_for_rows(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind)
         kind.kernel(draws, np.array(kind.settings(p, on)), images)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
-from scalelatent.kernels.random_words import check_seed
+from scalelatent.kernels.streams import check_seed
 from scalelatent.storage.disk import locate
 
 from .bases import absolute, base_name, check_base_rows, open_base, relative

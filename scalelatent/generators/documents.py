@@ -15,7 +15,7 @@ import numpy as np
 from scalelatent.data import csr
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
-from scalelatent.kernels.random_words import check_seed, stage_word
+from scalelatent.kernels.streams import check_seed, stage_word
 from scalelatent.storage.disk import locate
 
 from .bases import base_name, check_base_rows, open_stored_base

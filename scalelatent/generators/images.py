@@ -16,7 +16,7 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.errors import DataError
-from scalelatent.kernels.random_words import check_seed, random_words
+from scalelatent.kernels.streams import check_seed, random_words
 
 from . import glyphs
 from .make import MakeOptions, make_rows

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dask.system
 import numpy as np
 
-from scalelatent.data.csr import canonical, csr_of
+from scalelatent.data.csr import canonical
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.data.write.batches import Progress, in_order
@@ -27,15 +27,13 @@ from scalelatent.errors import DataError
 
 from . import svmlight_kernels as kernels
 from .files import PathOrUrl, open_maybe_gzip
-from .stream import CsrReader, RowReader, write_rows
+from .stream import CsrReader, PairedReader, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     import numpy.typing as npt
     from scipy.sparse import csr_array
-
-    from scalelatent.kernels.arrays import DenseOrCsr
 
     from .stream import ImportOptions
 
@@ -198,7 +196,7 @@ def import_svmlight(
     dtype: npt.DTypeLike = np.float64,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import svmlight text, lines of ``LABEL COLUMN:VALUE COLUMN:VALUE``; memory is bounded.
+    """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
 
     Several labels in a row, `3,17 COLUMN:VALUE ...`, become CSR multi-labels; rows without any label become a
     dataset without labels. Columns in any order are sorted and entries of the same place are added; the
@@ -276,28 +274,41 @@ def _choose_group_rows(counts: Counts, dtype: np.dtype) -> int:
     return rows
 
 
-def _open_labels(x: SvmlightReader, counts: Counts, multilabel: bool | None) -> SvmlightLabels | None:
+def _open_labels(x: SvmlightReader, counts: Counts, multilabel: bool | None) -> PairedReader | None:
     """Return a reader of the labels, or None if no row has one."""
-    n_rows, n_labels = counts["rows"], counts["labels"]
+    name = f"labels of {x.name}"
     if counts["commas"] > 0 if multilabel is None else multilabel:
-        if counts["fractions"] or (n_labels and counts["lowest_label"] < 0):
+        if counts["fractions"] or (counts["labels"] and counts["lowest_label"] < 0):
             raise DataError(
                 f"{x.name} has rows with several labels, which must be whole numbers of at least 0; correct "
                 "them, or keep one label a row"
             )
-        return SvmlightLabels(x, np.dtype(np.uint8), (n_rows, max(counts["highest_label"] + 1, 1)), n_labels)
+        width = max(counts["highest_label"] + 1, 1)
+        return PairedReader(
+            x, np.dtype(np.uint8), lambda: _as_multilabels(*x.labels_read, width, name), width, name
+        )
     if counts["commas"]:
         raise DataError(
             f"{x.name} has rows with several labels; import it with multilabel=True (--multilabel)"
         )
-    if counts["bare"] == n_rows:
+    if counts["bare"] == counts["rows"]:
         return None
     if counts["bare"]:
         raise DataError(
-            f"{x.name}: {counts['bare']} of {n_rows} rows have no label; label or drop them, or, if rows may "
-            "have none or several, import with multilabel=True (--multilabel)"
+            f"{x.name}: {counts['bare']} of {counts['rows']} rows have no label; label or drop them, or, if "
+            "rows may have none or several, import with multilabel=True (--multilabel)"
         )
-    return SvmlightLabels(x, np.dtype(np.float64 if counts["fractions"] else np.int64), (n_rows,), None)
+    dtype = np.dtype(np.float64 if counts["fractions"] else np.int64)
+    return PairedReader(x, dtype, lambda: x.labels_read[0].astype(dtype, copy=False), name=name)
+
+
+def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name: str) -> csr_array:
+    """Return rows of ones, CSR uint8 (n, width), from labels and their number in each row."""
+    pointers = np.concatenate([[0], np.cumsum(row_labels)])
+    ones = np.ones(len(labels), np.uint8)
+    rows, _, _ = canonical(ones, labels.astype(np.int64), pointers, width, 0, name)
+    rows.data[:] = 1  # a label that occurs twice in a row counts once
+    return rows
 
 
 class SvmlightReader(CsrReader):
@@ -357,23 +368,3 @@ class SvmlightReader(CsrReader):
 
     def _refuse_changed(self) -> NoReturn:
         raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")
-
-
-class SvmlightLabels(RowReader):
-    """Labels of the rows that the reader of rows read last."""
-
-    def __init__(
-        self, rows: SvmlightReader, dtype: np.dtype, shape: tuple[int, ...], nnz: int | None
-    ) -> None:
-        self.name, self.dtype, self.shape = f"labels of {rows.name}", dtype, shape
-        self._rows, self.nnz, self.sparse = rows, nnz, nnz is not None
-
-    def read(self, rows: int) -> DenseOrCsr:
-        labels, row_labels = self._rows.labels_read
-        if len(self.shape) == 1:
-            return labels.astype(self.dtype, copy=False)
-        pointers = np.concatenate([[0], np.cumsum(row_labels)])
-        ones = np.ones(len(labels), self.dtype)
-        found, _, _ = canonical(ones, labels.astype(np.int64), pointers, self.shape[1], 0, self.name)
-        # A label that occurs twice in a row counts once.
-        return csr_of(np.ones(found.nnz, self.dtype), found.indices, found.indptr, self.shape[1])

@@ -228,10 +228,10 @@ def _steps(
     request.check()
     with report_compilations(callbacks):  # the fit reports its own compilations
         if data.test is not None:
-            from scalelatent.evaluation.scoring import scorer_of  # imports compiled kernels
+            from scalelatent.evaluation.scoring import make_scorer  # imports compiled kernels
 
             told = _begin_stage(callbacks, "scoring", data.test)
-            scorer = scorer_of(estimator)
+            scorer = make_scorer(estimator)
             scores = scorer.test_scores(estimator, data.test, told)
             result.scores |= {f"test_{name}": scores[name] for name in scorer.headline if name in scores}
             found = {f"test_{name}": value for name, value in scores.items()}

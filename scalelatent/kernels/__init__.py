@@ -1,1 +1,1 @@
-"""What kernels of several models share: compilation, vectors, product tiles, random numbers, CUDA text."""
+"""Tools for the kernels of all models: compilation, vectors, product tiles, random numbers, CUDA text."""

@@ -1,6 +1,6 @@
-"""Names of arrays that may be on a card, and of rows that may be sparse; the check of their widths.
+"""Types of arrays on the CPU or a GPU and of dense or sparse rows, and arrays that start at a cache line.
 
-Arrays that begin at a cache line are made here too. Nothing in this module needs numba.
+This module does not import numba.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from .sparse_rows import CsrRows
 
 Array: TypeAlias = "np.ndarray | cupy.ndarray"
-"""An array of numpy, or of CuPy where a card computes."""
+"""An array of numpy, or of CuPy if a GPU computes."""
 
 HostRows: TypeAlias = "np.ndarray | CsrRows"
-"""Rows in memory as a work takes them: dense, or CSR where it wants that."""
+"""Rows in memory as the engine passes them to a reduction or a map: dense, or CSR if it requests CSR."""
 
 DenseOrCsr: TypeAlias = "np.ndarray | csr_array"
-"""Rows as a dataset reads them."""
+"""Rows as a dataset returns them."""
 
 
 def check_same_width(one: int, other: int) -> None:
-    """Refuse rows and a model of different widths, before compiled code reads beyond the end of one."""
+    """Raise DataError if rows and model differ in width, before compiled code reads beyond an array."""
     if one != other:
         raise DataError(
             f"the rows and the model have different numbers of features, {one} and {other}: pass rows with "
@@ -39,15 +39,15 @@ def check_same_width(one: int, other: int) -> None:
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray:
-    """An empty array that begins at a cache line: half the vectors of another would lie across two."""
+    """Return an uninitialised array that starts at a cache line, so that no vector spans two lines."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, dtype=np.uint8)
     first = -raw.ctypes.data % 64
     return raw[first : first + size].view(dtype).reshape(shape)
 
 
-def lined_up(a: np.ndarray) -> np.ndarray:
-    """An array that begins at a cache line: itself where it does, else a copy."""
+def align(a: np.ndarray) -> np.ndarray:
+    """Return the array if it starts at a cache line, else a copy that does."""
     if a.ctypes.data % 64 == 0:
         return a
     out = aligned(a.shape, a.dtype)

@@ -1,6 +1,4 @@
-"""The folder that keeps compiled kernels, and what is measured of the machine; apart from numba, which takes
-half a second to import.
-"""
+"""Folder of compiled kernels and of measured rates. Apart from numba, whose import takes half a second."""
 
 from __future__ import annotations
 
@@ -11,12 +9,13 @@ from pathlib import Path
 
 
 def _find_cache() -> str:
+    """Return a writable folder of this host, from NUMBA_CACHE_DIR, XDG_CACHE_HOME or the home folder."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
         return str(Path(given) / "scalelatent")
     name = f"numba-{platform.node() or 'host'}"
-    # Compiled kernels in a folder of this host: caches on shared file systems race and are slow (numba issues
-    # 4807, 10128).
+    # The folder belongs to this host, because numba's caches on shared file systems race and are slow (numba
+    # issues 4807 and 10128).
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(base) / "scalelatent" / name
     try:

@@ -1,6 +1,6 @@
-"""Flipped bits, and what is drawn over images, in place; integers only: every machine makes the same rows.
+"""Corruptions of rows and images in place. They use only integers, so all machines give the same rows.
 
-All randomness comes in as `draws` (rows, k) of :func:`.philox.row_draws`.
+All random numbers are the `draws` (rows, k) of :func:`.philox.row_draws`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .philox import below
 
 @entry(given("u4", 2), filled("u1", 2))
 def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
-    """Flip as many different bits of each row as it has draws, in place: a partial shuffle of the bits."""
+    """Flip one bit of each row per draw, all different, by a partial shuffle of the bits."""
     n_bits = out.shape[1]
     order = np.arange(n_bits)
     taken = empty(draws.shape[1], np.int64)
@@ -24,14 +24,14 @@ def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
             taken[k] = j
             order[k], order[j] = order[j], order[k]
             out[i, order[k]] ^= np.uint8(1)
-        for k in range(draws.shape[1] - 1, -1, -1):  # put the bits back in order for the next row
+        for k in range(draws.shape[1] - 1, -1, -1):  # restore the order for the next row
             j = taken[k]
             order[k], order[j] = order[j], order[k]
 
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
 def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
-    """Set a patch of each image to a value, in place; draws: top, left; patch: height, width, value."""
+    """Set a patch of each image to a value. draws: top, left; patch: height, width, value."""
     for i in range(out.shape[0]):
         top = below(draws[i, 0], out.shape[1] - patch[0] + 1)
         left = below(draws[i, 1], out.shape[2] - patch[1] + 1)
@@ -42,7 +42,7 @@ def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
 def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
-    """A border, in place; draws: top, bottom, left, right; border: its greatest width, its value."""
+    """Draw a border. draws: top, bottom, left, right; border: its largest width, its value."""
     for i in range(out.shape[0]):
         height, width = out.shape[1], out.shape[2]
         top, bottom = 1 + below(draws[i, 0], border[0]), height - 1 - below(draws[i, 1], border[0])
@@ -55,7 +55,7 @@ def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
 def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
-    """A patch of random pixels, in place; draws: top, left, 32 pixels each; patch: height, width, value."""
+    """Draw a patch of random pixels. draws: top, left, then 32 pixels each; patch: height, width, value."""
     for i in range(out.shape[0]):
         top = below(draws[i, 0], out.shape[1] - patch[0] + 1)
         left = below(draws[i, 1], out.shape[2] - patch[1] + 1)
@@ -66,7 +66,7 @@ def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
 def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
-    """Lines at equal distances, in place; draws: the first row and column; grid: distance, value."""
+    """Draw lines at equal distances. draws: the first row and column; grid: distance, value."""
     for i in range(out.shape[0]):
         first_row, first_column = below(draws[i, 0], grid[0]), below(draws[i, 1], grid[0])
         for y in range(out.shape[1]):
@@ -77,7 +77,7 @@ def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
 
 @entry(given("u4", 2), given("i8", 1), filled("u1", 3))
 def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
-    """Straight lines from edge to edge, in place; draws of each line: which way, from where, to where."""
+    """Draw straight lines from edge to edge. draws of each line: direction, start, end."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 3):
             down = below(draws[i, 3 * k], 2) == 1
@@ -86,7 +86,7 @@ def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
                 length, across = across, length
             begin, end = below(draws[i, 3 * k + 1], across), below(draws[i, 3 * k + 2], across)
             steps, before = max(1, length - 1), begin
-            for at in range(length):  # all pixels between the line's height here and at the one before
+            for at in range(length):  # all pixels between the heights of the line here and one step before
                 to = (2 * (begin * (steps - at) + end * at) + steps) // (2 * steps)
                 step = np.int64(1) if to >= before else np.int64(-1)
                 reached = to if before == to else before + step
@@ -103,7 +103,7 @@ def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
 
 @entry(given("u4", 2), filled("u1", 3))
 def erase_lines(draws: np.ndarray, out: np.ndarray) -> None:
-    """Rows and columns of pixels set to 0, in place; draws of each: which way, where."""
+    """Set rows and columns of pixels to 0. draws of each line: direction, position."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 2):
             if below(draws[i, 2 * k], 2) == 1:

@@ -1,6 +1,6 @@
-"""Launches of a model's CUDA kernels, compiled at the first launch, and products of cuBLAS.
+"""Launches of a model's CUDA kernels, which are compiled at the first launch, and matrix products of cuBLAS.
 
-This module imports CuPy only inside its functions, so that it can be imported on machines without CuPy.
+CuPy is only imported inside functions, so that machines without CuPy can import this module.
 """
 
 from __future__ import annotations
@@ -19,49 +19,50 @@ if TYPE_CHECKING:
     import cupy
 
 _OPTIONS = ("--std=c++17",)
-# CUDA's upper bound of a grid's second size; kernels that use blockIdx.y go on in steps of gridDim.y.
+# CUDA's upper bound on the second size of a grid. Kernels that use blockIdx.y loop in steps of gridDim.y.
 MAX_GRID_Y = 65_535
 
 
 def has_cuda(package: str) -> bool:
-    """Whether a package has a ``gpu.cu``."""
+    """Return True if a package has a file ``gpu.cu``."""
     return (files(package) / "gpu.cu").is_file()
 
 
 class Kernels:
-    """The kernels of ``gpu.cu`` in a package."""
+    """CUDA kernels of the file ``gpu.cu`` in a package."""
 
     def __init__(self, package: str, threads: int = 128) -> None:
         self._package, self.threads = package, threads
         self._functions: dict[str, cupy.RawKernel] = {}
-        # Kernels by device that may have more than 48 KiB of shared memory. The functions themselves need no
-        # device as a key: CuPy loads each of them once for every device that launches it.
-        self._roomy: set[tuple[str, int]] = set()
+        # Kernels and devices for which more than 48 KiB of shared memory are allowed. The functions
+        # themselves need no device as a key, because CuPy loads each of them for every device that launches
+        # it.
+        self._with_more_memory: set[tuple[str, int]] = set()
 
     @cached_property
     def text(self) -> str:
-        """The text of ``gpu.cu``."""
+        """Text of ``gpu.cu``."""
         return (files(self._package) / "gpu.cu").read_text(encoding="utf-8")
 
     @cached_property
     def _module(self) -> cupy.RawModule:
         import cupy
 
-        # Compiled once a process and device; CuPy keeps the binary on disk for the next process.
+        # CuPy compiles it once per process and device, and stores the binary on disk for the next process.
         return cupy.RawModule(code=self.text, options=_OPTIONS)
 
     def compile(self) -> None:
-        """Compile the text for the current device, unless CuPy's folder of compiled kernels has it."""
+        """Compile the text for the current device, unless CuPy's cache on disk contains it."""
         self._module.compile()
 
     def launch(self, name: str, grid: tuple[int, ...], *arguments: object, shared_bytes: int = 0) -> None:
-        """Start a kernel on CuPy's current stream, in blocks of ``threads`` threads."""
+        """Launch a kernel on CuPy's current stream, in blocks of ``threads`` threads."""
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
-        if shared_bytes and (name, current_device()) not in self._roomy:
-            _give_room(function)
-            self._roomy.add((name, current_device()))
+        if shared_bytes and (name, current_device()) not in self._with_more_memory:
+            _allow_more_shared_memory(function)
+            self._with_more_memory.add((name, current_device()))
         grid = (grid[0], *(min(size, MAX_GRID_Y) for size in grid[1:]))
         function(grid, (self.threads,), arguments, shared_mem=shared_bytes)
 
@@ -77,9 +78,10 @@ _handles: WeakKeyDictionary[cupy.cuda.Stream, int] = WeakKeyDictionary()
 
 
 def cublas_handle() -> int:
-    """Return the cuBLAS handle of the current stream, which is made at its first use and ends with it.
+    """Return the cuBLAS handle of the current stream, which is created at its first use.
 
-    CuPy keeps one for each thread, and the engine's threads end with each pass.
+    The handle ends with the stream.     CuPy keeps a handle per thread instead, but the engine's threads end
+    with each pass.
     """
     import cupy
     from cupy_backends.cuda.libs import cublas
@@ -92,26 +94,29 @@ def cublas_handle() -> int:
 
 
 def _destroy(cublas: ModuleType, handle: int) -> None:
-    with suppress(cublas.CUBLASError):  # after a crash of the card
+    with suppress(cublas.CUBLASError):  # the GPU may have crashed
         cublas.destroy(handle)
 
 
-def _give_room(function: cupy.RawKernel) -> None:
-    """Let a kernel have all the shared memory that a thread block can have: unless it says so, what it
-    declares and what a launch gives it are 48 KiB together.
+def _allow_more_shared_memory(function: cupy.RawKernel) -> None:
+    """Allow a kernel all shared memory of a thread block.
+
+    Without this, the shared memory that the kernel declares and that a launch adds is limited to 48 KiB.
     """
     import cupy
 
     most = cupy.cuda.runtime.getDeviceProperties(current_device())["sharedMemPerBlockOptin"]
     function.max_dynamic_shared_size_bytes = most - function.shared_size_bytes
-    function.preferred_shared_memory_carveout = 100  # percent: blocks beside each other, if they fit
+    function.preferred_shared_memory_carveout = (
+        100  # percent, so that several thread blocks run at the same time if they fit
+    )
 
 
 def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = False) -> None:
     """Write the matrix product a b to ``out``, which is C-contiguous; all float32, or all float64.
 
-    Only ``tf32`` allows TF32, whereas CuPy's own products obey the environment variable CUPY_TF32. CuPy also
-    copies an operand that consists of the first columns of a wider array; cuBLAS reads it where it is.
+    Only ``tf32`` allows TF32; CuPy's own products follow the environment variable CUPY_TF32. CuPy also copies
+    an operand that consists of the first columns of a wider array; cuBLAS reads it without a copy.
     """
     import cupy
     from cupy_backends.cuda.libs import cublas
@@ -133,7 +138,7 @@ def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = F
 
 
 def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: int) -> tuple[bool, int] | None:
-    """(rows lie contiguous, leading dimension) of a matrix that BLAS can read where it is, or None."""
+    """Return (rows are contiguous, leading dimension) of a matrix, or None if BLAS needs a copy of it."""
     (rows, cols), (down, across) = shape, (s // itemsize for s in strides)
     if across == 1 and down >= cols:
         return True, down
@@ -143,8 +148,11 @@ def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: in
 
 
 def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, int, int]:
-    """Arguments of a column-major BLAS for out = a b."""
-    # out is C-contiguous, so its transpose is what BLAS computes: out^T = b^T a^T. In order: operations on b
-    # and on a (1 is a transpose), columns and rows of out, inner length, leading dimensions of b, a, out.
+    """Return the arguments of a column-major BLAS for out = a b.
+
+    They are the operations on b and on a (1 transposes), the columns and rows of out, the inner length, and
+    the leading dimensions of b, a and out.
+    """
+    # out is C-contiguous, so BLAS computes its transpose, out^T = b^T a^T.
     (a_rows, lda), (b_rows, ldb) = (matrix_layout(m.shape, m.strides, m.itemsize) for m in (a, b))  # type: ignore[misc]
     return int(not b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]

@@ -1,9 +1,8 @@
-"""numba's settings, once for the whole package.
+"""Compilation of kernels by numba: settings, argument types, and the cache on disk.
 
-Kernels release the GIL and are serial: parallelism is Dask's, or ``n_jobs`` threads over spans.
-``error_model="numpy"`` and the ``contract`` flag let LLVM vectorise divisions and form fused multiply-adds;
-sums keep the order in which they are written, so that a kernel gives the same bits on every worker of one
-kind of CPU.
+Kernels release the GIL and are serial; Dask or ``n_jobs`` threads run spans of rows in parallel.
+``error_model="numpy"`` and the flag ``contract`` let LLVM vectorise divisions and form fused multiply-adds.
+Sums keep the order of the source, so that a kernel gives the same bits on all workers with one kind of CPU.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from .parts import PartCompiler
 if TYPE_CHECKING:
     from numba import types
 
-# float32 in this machine's widest vectors. No sum runs over lanes, so no bit of a result depends on it.
-# SCALELATENT_LANES is for tests: it runs the kernels of other machines, in vectors that LLVM puts together.
+# Number of float32 in the widest vectors of this machine. No sum runs over lanes, so no result depends on it.
+# Tests set SCALELATENT_LANES to run the kernels of other machines, with vectors that LLVM emulates.
 LANES = int(
     os.environ.get("SCALELATENT_LANES", 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8)
 )
@@ -44,53 +43,54 @@ LANES = int(
 _ROOT = Path(__file__).parent.parent
 
 
-# One family: a program that makes or imports rows needs few of either.
-_MAKERS_OF_ROWS = ("generators", "importers")
+# These folders share one family, because a program that generates or imports rows needs few of their kernels.
+_ROW_FOLDERS = ("generators", "importers")
 
 
 def _family(module: str) -> str:
-    """Which kernels share a folder: those of a model, of what models share, of another package."""
+    """Return the family of a module, such as a model; the kernels of a family share a folder."""
     package, *names = module.split(".")
     if package != _ROOT.name or not names:
         return "other"
     if names[0] == "models" and len(names) > 1:
         return names[1]
-    return "data" if names[0] in _MAKERS_OF_ROWS else names[0]
+    return "data" if names[0] in _ROW_FOLDERS else names[0]
 
 
 def _sources(family: str) -> list[Path]:
-    """The files that kernels of a family can come from. Of other folders only some files hold kernels."""
+    """Return the files whose functions kernels of a family can contain."""
     shared = [*_ROOT.glob("kernels/*.py")]
     if (_ROOT / "models" / family).is_dir():
         rooms = [_ROOT / "models" / family / room for room in ("kernels", "model")]
         return [*shared, *(f for room in rooms for f in room.glob("**/*.py"))]
-    folders = _MAKERS_OF_ROWS if family == "data" else (family,) if (_ROOT / family).is_dir() else ("",)
+    folders = _ROW_FOLDERS if family == "data" else (family,) if (_ROOT / family).is_dir() else ("",)
     here = (f for folder in folders for f in (_ROOT / folder).glob("**/*.py"))
     return [*shared, *(f for f in here if b"kernels.jit" in f.read_bytes())]
 
 
 @functools.cache
 def _digest(family: str) -> str:
-    # numba looks at the file of the outer function only: a kernel inlined from another file would stay as it
-    # was. Contents, not times: the same version installed again has the same kernels.
+    # numba only checks the file of the outer function, so it would keep a kernel after a change in an inlined
+    # function. The digest uses contents, not times, so that a reinstalled version finds its kernels.
     digest = hashlib.blake2b(digest_size=5)
     for file in sorted(set(_sources(family))):
         digest.update(repr((str(file.relative_to(_ROOT)), file.read_bytes())).encode())
-    # numba's own key has the target of the compiler, and not what SCALELATENT_LANES says. Another version of
-    # it would write over files of an index that it does not read.
+    # numba's key does not include LANES. Its version is included, because another version would overwrite
+    # files of an index that it cannot read.
     digest.update(repr((LANES, numba.__version__)).encode())
     return digest.hexdigest()
 
 
-# Kernels of other versions that were not loaded for so long are removed.
+# Kernels of other versions are removed if they were not loaded for this many days.
 KEEP_DAYS = 30.0
+# The time of use of a folder is updated at most once in this many days.
 _TOUCHED_DAYS = 1.0
 _FOLDER = r"[a-z_]+-[0-9a-f]{10}"
 
 
 @functools.cache
 def _folder(family: str) -> str:
-    """Where the kernels of a family lie; that they are in use is noted once a day."""
+    """Return the folder of the kernels of a family, and update its time of use."""
     folder = Path(CACHE) / f"{family}-{_digest(family)}"
     with contextlib.suppress(OSError):
         if time.time() - folder.stat().st_mtime > _TOUCHED_DAYS * 86400:
@@ -99,12 +99,12 @@ def _folder(family: str) -> str:
 
 
 def remove_unused(days: float = KEEP_DAYS) -> list[str]:
-    """Remove kernels of other versions that were not loaded for some days; returns their folders.
+    """Remove kernels of other versions that were not loaded for some days; return their folders.
 
-    A process that runs with such a version finds none of them and compiles its own.
+    A running process of such a version compiles its kernels again.
     """
     base, before, removed = Path(CACHE), time.time() - days * 86400, []
-    # Earlier versions had one folder for all kernels, beside this one.
+    # Earlier versions had one folder for all kernels next to this one.
     found = [(base, _FOLDER), (base.parent, re.escape(base.name) + "-[0-9a-f]{10}")]
     for place, name in found:
         with contextlib.suppress(OSError):
@@ -113,58 +113,59 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
                     continue
                 if folder.stat().st_mtime < before:
                     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-                    folder.rename(aside)  # at once: no process finds half of it
+                    folder.rename(aside)  # in one step, so that no process finds an incomplete folder
                     shutil.rmtree(aside, ignore_errors=True)
                     removed.append(str(folder))
     return removed
 
 
-# Seconds that a process waits to save kernels, until it has once waited in vain; the next process compiles
-# again what was not saved.
-_patience = [10.0]
-# Seconds that it waits for another process to compile what it needs; then it compiles that itself.
-_compile_patience = [120.0]
+# Seconds that a process waits to save kernels. After one timeout it becomes 0; kernels that are not saved are
+# compiled again by the next process.
+_save_timeout = [10.0]
+# Seconds that a process waits while another process compiles the same kernel. Then it compiles the kernel
+# itself.
+_compile_timeout = [120.0]
 
 
 @contextlib.contextmanager
-def _alone(name: str = "lock", patience: list[float] | None = None) -> Iterator[bool]:
-    """Whether to save a kernel, or to compile that of the name: False while another process does."""
-    held, patience = True, _patience if patience is None else patience
+def _hold_lock(name: str = "lock", timeout: list[float] | None = None) -> Iterator[bool]:
+    """Hold a lock between processes; yield False if another process still holds it after the timeout."""
+    held, timeout = True, _save_timeout if timeout is None else timeout
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             Path(CACHE).mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(open(Path(CACHE) / name, "ab")).fileno()
-            held = _file_locks.take(lock, patience[0]) is not False
+            held = _file_locks.take(lock, timeout[0]) is not False
             if held:
                 stack.callback(_file_locks.give_back, lock)
             else:
-                patience[0] = 0.0
+                timeout[0] = 0.0
         yield held
 
 
-def _saved_alone(dispatcher: Any) -> Any:
-    """A dispatcher that takes turns with other processes at saving what it compiled.
+def _serialize_saving(dispatcher: Any) -> Any:
+    """Return the dispatcher, changed so that only one process saves kernels at a time.
 
-    numba numbers the files of a function's specialisations in the order in which they are saved: of two
-    processes at it at once one may write its code into the file that the other one's is listed with, and who
-    loads it has another kernel, in silence.
+    numba numbers the files of a function's specialisations in the order in which they are saved. If two
+    processes save at the same time, one may write its code into the file of the other, and later processes
+    silently load another kernel.
     """
     save = dispatcher._cache.save_overload
 
     @functools.wraps(save)
-    def alone(sig: object, data: object) -> None:
-        with _alone() as held:
+    def save_with_lock(sig: object, data: object) -> None:
+        with _hold_lock() as held:
             if held:
                 save(sig, data)
-                _clean()
+                _remove_unused_once()
 
-    dispatcher._cache.save_overload = alone
+    dispatcher._cache.save_overload = save_with_lock
     return dispatcher
 
 
 @functools.cache
-def _clean() -> None:
-    """Remove what is not used, once a process."""
+def _remove_unused_once() -> None:
+    """Remove unused kernels, once per process."""
     remove_unused()
 
 
@@ -177,15 +178,15 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-# numba has one setting of the place for all threads, and writes to the working folder where it is empty.
-_placing = threading.Lock()
+# numba has one setting of the cache folder for all threads, and uses the working folder if it is empty.
+_cache_setting = threading.Lock()
 
 
 @contextlib.contextmanager
-def _placed(folder: str) -> Iterator[None]:
-    """Have functions that are decorated meanwhile keep what is compiled in a folder."""
+def _use_cache_folder(folder: str) -> Iterator[None]:
+    """Let functions that are decorated in the ``with`` block cache their kernels in a folder."""
     config: Any = numba.config
-    with _placing:
+    with _cache_setting:
         before, config.CACHE_DIR = config.CACHE_DIR, folder
         try:
             yield
@@ -194,23 +195,23 @@ def _placed(folder: str) -> Iterator[None]:
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile a kernel with the package's settings, or with ``options`` of numba that differ."""
-    # The place is fixed when the function is decorated; other packages keep theirs.
+    """Return a function compiled with the package's settings; ``options`` replace settings of numba."""
+    # numba reads the cache folder when a function is decorated; kernels of other packages keep their folder.
     family = _family(function.__module__)
     try:
-        with _placed(_folder(family)):
-            dispatcher: Any = _saved_alone(numba.njit(**DEFAULTS | options)(function))
-    except RuntimeError:  # numba knows no cache for functions that lie in no file
+        with _use_cache_folder(_folder(family)):
+            dispatcher: Any = _serialize_saving(numba.njit(**DEFAULTS | options)(function))
+    except RuntimeError:  # numba cannot cache functions without a file
         return numba.njit(**DEFAULTS | options | {"cache": False})(function)
     if family != "other":
-        # The folder's name stands for what the file holds; numba would take another time of it for a change.
+        # The name of the folder contains the digest of the file; numba would compare its modification time.
         with contextlib.suppress(AttributeError):
             dispatcher._cache._cache_file._source_stamp = _digest(family)
     return dispatcher
 
 
 class part:
-    """A piece of other kernels: nothing is compiled, or kept on disk, for calls of it from Python."""
+    """Decorator for functions that only kernels call; they are not compiled on their own, nor cached."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         options = {"cache": False, "no_cpython_wrapper": True, "pipeline_class": PartCompiler}
@@ -222,30 +223,32 @@ class part:
         return self._dispatcher._numba_type_
 
     def __call__(self, *args: object) -> Any:
-        """Refused: only kernels call it."""
-        raise TypeError(f"{self._dispatcher.__name__} is a part of other kernels, which alone can call it")
+        """Raise TypeError, because only kernels can call a part."""
+        raise TypeError(
+            f"{self._dispatcher.__name__} is a part of other kernels, and only kernels can call it"
+        )
 
 
-# All entries of the modules that were imported, by family.
+# Entries of all imported modules by family.
 _entries: dict[str, list[tuple[Any, tuple[types.Type, ...]]]] = {}
 
 
 def entries(family: str) -> list[tuple[str, bool]]:
-    """Name of each entry of a family whose modules were imported, and whether it lies on disk compiled."""
+    """Return the name of each entry of a family in imported modules, and whether it is compiled on disk."""
     return [
         (_name(dispatcher), _is_saved(dispatcher, types)) for dispatcher, types in _entries.get(family, [])
     ]
 
 
 def compile_entry(family: str, number: int) -> None:
-    """Have one of :func:`entries` on disk."""
+    """Compile and save one of :func:`entries`, unless it is on disk."""
     _load_or_compile(*_entries[family][number])
 
 
 def _is_saved(dispatcher: Any, arguments: tuple[types.Type, ...]) -> bool:
     cache = dispatcher._cache
     file = getattr(cache, "_cache_file", None)
-    if file is None:  # nothing of it is kept
+    if file is None:  # the kernel is not cached
         return False
     data = file._load_index().get(cache._index_key(tuple(arguments), dispatcher.targetctx.codegen()))
     return data is not None and os.path.exists(file._data_path(data))
@@ -257,7 +260,7 @@ def _name(dispatcher: Any) -> str:
 
 
 def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None:
-    """Have a kernel ready. One process of a machine compiles it, while the others wait and load it."""
+    """Load or compile a kernel. One process of a machine compiles it, while the others wait and load it."""
     cache, name = dispatcher._cache, _name(dispatcher)
     load = cache.load_overload
     with contextlib.ExitStack() as stack:
@@ -268,14 +271,14 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
             if found is None:
                 stack.enter_context(report_compilation(name))
                 key = hashlib.blake2b(repr((name, cache.cache_path, sig)).encode(), digest_size=5)
-                stack.enter_context(_alone(f"{key.hexdigest()}.lock", _compile_patience))
+                stack.enter_context(_hold_lock(f"{key.hexdigest()}.lock", _compile_timeout))
                 found = load(sig, context)
             return found
 
         cache.load_overload = wait_and_load
         stack.callback(setattr, cache, "load_overload", load)
-        # The compiler makes many objects that stay. The collector would look through all objects of the
-        # process again and again, a tenth of the seconds of a compilation, and find next to nothing.
+        # The compiler creates many objects that stay. The garbage collector would scan all objects of the
+        # process many times and find almost nothing, which takes a tenth of the compilation.
         if gc.isenabled():
             gc.disable()
             stack.callback(gc.enable)
@@ -283,11 +286,12 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
 
 
 def entry(*arguments: types.Type, **options: Any) -> Callable[[Any], Any]:
-    """A kernel called from Python: compiled once, at its first call, for the given argument types; options as
-    of `kernel`.
+    """Return a decorator for kernels that Python calls.
 
-    Left to itself numba compiles again for read-only arrays (memmaps, cached rows) and each memory layout,
-    seconds each time. Arrays that a kernel does not write are declared by :func:`given`.
+    A kernel is compiled at its first call, for the given argument types.     Without declared types numba
+    would compile again for read-only arrays (memmaps, cached rows) and for each memory layout, which takes
+    seconds. Use :func:`given` for arrays that the kernel only reads, and :func:`filled` for arrays that it
+    writes. ``options`` are those of :func:`kernel`.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -311,10 +315,10 @@ def entry(*arguments: types.Type, **options: Any) -> Callable[[Any], Any]:
 
 
 def given(dtype: str, ndim: int) -> types.Array:
-    """Type of a C-contiguous array that the kernel only reads; writable arrays are taken too."""
+    """Return the type of a C-contiguous array that the kernel only reads; it accepts writable arrays."""
     return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C", readonly=True)
 
 
 def filled(dtype: str, ndim: int) -> types.Array:
-    """Type of a C-contiguous array that the kernel writes."""
+    """Return the type of a C-contiguous array that the kernel writes."""
     return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C")

@@ -1,7 +1,7 @@
-"""Arrays that kernels make, in instructions of the kernel itself.
+"""Allocation of arrays in kernels, compiled as instructions of the kernel itself.
 
-numba compiles ``np.empty``, ``np.zeros`` and ``view`` as functions of their own, once for each dtype and
-number of dimensions, which was a tenth of the seconds of a first fit.
+numba compiles ``np.empty``, ``np.zeros`` and ``view`` as separate functions for each dtype and number of
+dimensions. This took a tenth of the time of a first fit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _allocation(zero: bool) -> Callable[..., Any]:
     return intrinsic(allocation)
 
 
-# empty(shape, dtype), zeros(shape, dtype): a new array; the shape is an integer or a tuple of integers.
+# empty(shape, dtype) and zeros(shape, dtype) return a new array; the shape is an integer or a tuple of
+# integers.
 empty, zeros = _allocation(False), _allocation(True)
 
 
@@ -51,5 +52,5 @@ def _same_bytes(typingctx: object, array: Any, dtype: Any) -> tuple[object, Call
     return kind(array, dtype), codegen
 
 
-# same_bytes(array, dtype): a view of the array as one of another dtype, whose elements have the same size.
+# same_bytes(array, dtype) returns a view with another dtype whose elements have the same size.
 same_bytes: Callable[..., Any] = intrinsic(_same_bytes)

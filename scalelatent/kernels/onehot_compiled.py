@@ -1,4 +1,4 @@
-"""Products with one-hot rows given as codes: sums of rows of a table, see :mod:`..onehot`."""
+"""Products with one-hot rows in numba, see :mod:`..onehot`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from .jit import entry, filled, given
 
 
 def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """H C, see :func:`..onehot.gather_sum`."""
+    """Return H C, see :func:`..onehot.gather_sum`."""
     out = np.zeros((len(codes), table.shape[2]))
-    (_gather_long if codes.dtype.itemsize > 2 else _gather_short)(*_ready(codes), table, out)
+    (_gather_long if codes.dtype.itemsize > 2 else _gather_short)(_as_codes(codes), table, out)
     return out
 
 
 def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
-    """total += H' Y, see :func:`..onehot.scatter_add`."""
-    (_scatter_long if codes.dtype.itemsize > 2 else _scatter_short)(*_ready(codes), y, total)
+    """Add H' Y to ``total``, see :func:`..onehot.scatter_add`."""
+    (_scatter_long if codes.dtype.itemsize > 2 else _scatter_short)(_as_codes(codes), y, total)
 
 
 def count_matches(codes: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
-    """H G', see :func:`..onehot.count_matches`."""
+    """Return H G', see :func:`..onehot.count_matches`."""
     others = codes if others is None else others
     out = np.empty((len(codes), len(others)), dtype=np.float32)
     long = max(codes.dtype.itemsize, others.dtype.itemsize) > 2 or codes.shape[1] >= 2**16
@@ -31,15 +31,15 @@ def count_matches(codes: np.ndarray, others: np.ndarray | None = None) -> np.nda
     return out
 
 
-def _ready(codes: np.ndarray) -> tuple[np.ndarray]:
-    return (np.ascontiguousarray(codes, dtype=np.uint32 if codes.dtype.itemsize > 2 else np.uint16),)
+def _as_codes(codes: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(codes, dtype=np.uint32 if codes.dtype.itemsize > 2 else np.uint16)
 
 
 def _gather(codes, table, out):  # type: ignore[no-untyped-def]
     for i in range(len(codes)):
         row = out[i]
         for v in range(codes.shape[1]):
-            # A slice of a slice: the loop over the width is the one that vectorises.
+            # A slice of a slice, so that the loop over the width vectorises.
             add = table[v, codes[i, v]]
             for j in range(row.shape[0]):
                 row[j] += add[j]
@@ -58,7 +58,7 @@ def _match(codes, others, out):  # type: ignore[no-untyped-def]
     one, none = codes.dtype.type(1), codes.dtype.type(0)
     for i in range(len(codes)):
         for j in range(len(others)):
-            # A count as wide as a code: as many of either fit a vector.
+            # A count is as wide as a code, so that a vector holds equally many of both.
             same = none
             for v in range(codes.shape[1]):
                 same += one if codes[i, v] == others[j, v] else none

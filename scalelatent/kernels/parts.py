@@ -1,8 +1,8 @@
-"""A numba compiler for functions that are called only by other compiled functions.
+"""A numba compiler for *parts*: functions that are called only by other compiled functions.
 
 numba optimises and translates each function that a kernel calls, and then does both again for the kernel,
-which has the function inlined. Half of the seconds of a first fit were spent so. A part is lowered to LLVM's
-code and left there: the kernel that calls it is optimised and translated once, as a whole.
+into which the function is inlined. This took half of the time of a first fit. A part is only lowered to
+LLVM's code; the kernel that calls it is optimised and translated once, as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba.core.compiler_machinery import register_pass
 
 
 class _Library(codegen.JITCodeLibrary):
-    """The code of a part with what the part calls, neither optimised nor handed to the machine."""
+    """Code of a part and of the parts that it calls, neither optimised nor translated to machine code."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -27,17 +27,17 @@ class _Library(codegen.JITCodeLibrary):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Lowering(typed_passes.NativeLowering):
-    """numba's lowering, but for the machine code."""
+    """numba's lowering without the machine code."""
 
     _name = "part_lowering"
 
     def run_pass(self, state: Any) -> bool:
-        """Lower the function, and register it for the functions that call it."""
+        """Lower the function and register it for the functions that call it."""
         state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
         state.flags.no_compile = True
         super().run_pass(state)
         lowered = state.cr
-        # Callers find the code of a function by the object that Python would call; address 0 refuses calls.
+        # Callers find the code of a function by its Python object; address 0 makes calls from Python fail.
         name = state.func_id.func_name
         key = make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, (state.library,))
         state.targetctx.insert_user_function(key, lowered.fndesc, [state.library])
@@ -49,7 +49,7 @@ class PartCompiler(compiler.Compiler):
     """numba's compiler with the lowering of parts."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return numba's passes, with one exchanged."""
+        """Return numba's passes with the lowering of parts."""
         (passes,) = super().define_pipelines()
         passes.passes = [
             (_Lowering if step is typed_passes.NativeLowering else step, what) for step, what in passes.passes

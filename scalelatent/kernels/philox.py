@@ -1,8 +1,8 @@
-"""The Philox 4x64-10 generator in compiled code: numpy's own numbers, thousands of streams a millisecond.
+"""The Philox 4x64-10 generator in numba, with numpy's numbers: thousands of streams per millisecond.
 
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). A `numpy.random.Philox`
-costs microseconds to make; a kernel that needs one stream a row draws from these instead, and gets the same
-bits (a test compares them).
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Creating a
+`numpy.random.Philox` takes microseconds, which is too slow for a kernel that needs one stream per row. A test
+compares the bits of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 @part
 def mulhi(a: np.uint64, b: np.uint64) -> np.uint64:
-    """The high 64 bits of a product of two uint64 numbers."""
+    """Return the high 64 bits of the product of two uint64 numbers."""
     a_low, a_high = a & _LOW, a >> _HALF
     b_low, b_high = b & _LOW, b >> _HALF
     low = a_low * b_low
@@ -35,7 +35,7 @@ def mulhi(a: np.uint64, b: np.uint64) -> np.uint64:
 def philox(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Four random words of a counter and a key, all uint64."""
+    """Return four random words from a counter and a key, all uint64."""
     for _ in range(10):
         high0, low0 = mulhi(_M0, c0), _M0 * c0
         high1, low1 = mulhi(_M1, c2), _M1 * c2
@@ -46,26 +46,29 @@ def philox(
 
 @entry(*[numba.uint64] * 4, filled("u8", 1))
 def words(seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64, out: np.ndarray) -> None:
-    """Fill `out` with what `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])` draws."""
+    """Fill ``out`` with draws of `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])`."""
     counter = np.uint64(0)
     for i in range(out.shape[0]):
         if i % 4 == 0:
-            counter += np.uint64(1)  # numpy counts before it draws
+            counter += np.uint64(1)  # numpy increments the counter before it draws
             a, b, c, d = philox(counter, np.uint64(0), row, iteration, seed, word)
         out[i] = a if i % 4 == 0 else b if i % 4 == 1 else c if i % 4 == 2 else d
 
 
 @part
 def below(draw: np.uint32, n: int) -> np.int64:
-    """A uniform number in 0:n, from a uniform uint32."""
+    """Return a uniform number in range(n), from a uniform uint32."""
     return np.int64((np.uint64(draw) * np.uint64(n)) >> _HALF)
 
 
 @entry(given("u8", 1), given("i8", 1), filled("u4", 2))
 def row_draws(key: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Draws of some rows of one epoch; those of epoch 0 are those of a dataset made corrupted."""
+    """Fill ``out`` (rows, draws) with the draws of rows in an epoch.
+
+    ``key`` is (seed, stage, epoch). Epoch 0 gives the draws of a dataset that is generated with a corruption.
+    """
     count, zero = out.shape[1], np.uint64(0)
-    words = (count + 1) // 2  # of 64 bits a row; a step of the counter gives four
+    words = (count + 1) // 2  # words of 64 bits per row; one counter gives four words
     for i in range(out.shape[0]):
         first = rows[i] * words
         step = np.int64(-1)
@@ -74,7 +77,7 @@ def row_draws(key: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
             word = first + k // 2
             if word // 4 != step:
                 step = word // 4
-                # numpy counts before it draws
+                # numpy increments the counter before it draws
                 a, b, c, d = philox(np.uint64(step + 1), zero, zero, key[2], key[0], key[1])
             lane = word % 4
             drawn = a if lane == 0 else b if lane == 1 else c if lane == 2 else d

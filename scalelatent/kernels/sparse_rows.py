@@ -1,4 +1,4 @@
-"""Sparse rows as kernels see them."""
+"""Sparse rows as kernels read them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CsrRows:
-    """Rows of mostly zeros in compressed sparse row form: what scipy's ``csr_array`` holds, without scipy.
+    """Rows in compressed sparse row (CSR) form: the arrays of scipy's ``csr_array``, without scipy.
 
-    Row ``i`` has the values ``data[indptr[i]:indptr[i + 1]]`` in the columns ``indices[...]``, which rise
-    strictly. Arrays are never changed in place.
+    Row ``i`` has the values ``data[indptr[i]:indptr[i + 1]]`` in the strictly increasing columns
+    ``indices[indptr[i]:indptr[i + 1]]``. The arrays are never changed in place.
     """
 
-    # (entries,)
-    data: np.ndarray
-    # int32 or int64 (entries,)
-    indices: np.ndarray
-    # int32 or int64 (rows + 1,): from 0 to the number of entries
-    indptr: np.ndarray
-    # (int, int); (rows, features)
-    shape: tuple[int, int]
+    data: np.ndarray  # values, (entries,)
+    indices: np.ndarray  # columns, int32 or int64 (entries,)
+    indptr: np.ndarray  # int32 or int64 (rows + 1,), from 0 to the number of entries
+    shape: tuple[int, int]  # (rows, features)
 
     @classmethod
     def of(cls, matrix: csr_array) -> CsrRows:
-        """The same arrays out of a scipy CSR matrix or array; nothing is copied."""
+        """Return the rows of a scipy CSR matrix or array, without copies."""
         rows, features = matrix.shape
         return cls(matrix.data, matrix.indices, matrix.indptr, (int(rows), int(features)))
 
@@ -47,10 +43,10 @@ class CsrRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> CsrRows:
-        """A contiguous run of rows; values and columns are views."""
+        """Return a contiguous range of rows; values and columns are views."""
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
-            raise ValueError(f"CsrRows are sliced by contiguous rows, step 1, not {step}")
+            raise ValueError(f"the step of a slice of CsrRows must be 1, not {step}: use take for other rows")
         stop = max(start, stop)
         first, last = int(self.indptr[start]), int(self.indptr[stop])
         pointers = self.indptr[start : stop + 1] - self.indptr[start]
@@ -59,14 +55,14 @@ class CsrRows:
         )
 
     def to_dense(self) -> np.ndarray:
-        """The rows as a dense array, (rows, features), of the same dtype."""
+        """Return a dense array (rows, features) of the same dtype."""
         out = np.zeros(self.shape, self.data.dtype)
         first = np.arange(self.shape[0], dtype=np.int64) * self.shape[1]
         out.reshape(-1)[np.repeat(first, np.diff(self.indptr)) + self.indices] = self.data
         return out
 
     def take(self, rows: np.ndarray) -> CsrRows:
-        """Rows in any order, copied."""
+        """Return a copy of the rows with these numbers, in any order."""
         counts = np.diff(self.indptr)[rows]
         pointers = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         entries = np.arange(pointers[-1]) + np.repeat(self.indptr[rows] - pointers[:-1], counts)
@@ -74,7 +70,7 @@ class CsrRows:
 
     @staticmethod
     def concatenate(parts: Sequence[CsrRows]) -> CsrRows:
-        """Runs of rows one under the other; at least one."""
+        """Return the rows of one or more parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
         counts = np.concatenate([np.diff(part.indptr) for part in parts])

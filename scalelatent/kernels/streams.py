@@ -1,28 +1,59 @@
-"""Counter-based random streams: a number depends on what it is for, never on who draws it."""
+"""Counter-based random numbers, which depend on (seed, purpose, index) and never on the process."""
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
-from .random_words import stage_word
+from scalelatent.errors import DataError
+
+# Philox 4 x 64 gives four words per step of its counter.
+_WORDS_PER_STEP = 4
+
+
+def check_seed(seed: int) -> int:
+    """Return the seed; raise DataError if it is not one word of Philox's key."""
+    if not 0 <= seed < 2**64:
+        raise DataError(f"seed is {seed}: give a whole number from 0 to 2**64 - 1")
+    return int(seed)
+
+
+def stage_word(stage: str) -> int:
+    """Return the second word of Philox's key, which stands for the purpose of the numbers."""
+    return int.from_bytes(hashlib.blake2b(stage.encode(), digest_size=8).digest(), "little")
+
+
+def random_words(seed: int, purpose: str, start: int, count: int) -> np.ndarray:
+    """Return the words ``start`` to ``start + count`` of a Philox stream, uint64 (count,).
+
+    These are raw bits of Philox 4 x 64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+    No numpy version changes them. A process can start anywhere in the stream.
+    """
+    step, skipped = divmod(start, _WORDS_PER_STEP)
+    bits = np.random.Philox(
+        key=np.array([seed % 2**64, stage_word(purpose)], dtype=np.uint64),
+        counter=np.array([step, 0, 0, 0], dtype=np.uint64),
+    )
+    return np.asarray(bits.random_raw(skipped + count))[skipped:]
 
 
 def stream(seed: int, stage: str, iteration: int = 0, index: int = 0) -> np.random.Generator:
-    """Philox stream of one (seed, stage, iteration, row or leaf)."""
+    """Return the random generator of a stage, an iteration, and a row or leaf."""
     if seed < 0:
-        raise ValueError(f"seed={seed}: a seed is a whole number of at least 0")
+        raise ValueError(f"seed={seed}: give a whole number of at least 0")
     key = np.array([seed % 2**64, stage_word(stage)], dtype=np.uint64)
     counter = np.array([0, 0, index, iteration], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def draw_seed() -> int:
-    """A fresh seed from the operating system, to be recorded (``seed_``)."""
+    """Return a new seed from the operating system, which estimators store as ``seed_``."""
     return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def resolve_seed(random_state: object) -> int:
-    """The seed that a ``random_state`` means: itself, or drawn where it is None or a generator."""
+    """Return the seed of a ``random_state``: the number itself, or a drawn one for None and generators."""
     if random_state is None:
         return draw_seed()
     if (

@@ -1,15 +1,15 @@
-"""Products in register tiles: the generator of tiles, and H = W X^T and Delta += G X by strips of rows.
+"""Matrix products in register tiles: a generator of tiles, and H = W X^T and Delta += G X by strips of rows.
 
-A tile sums products of the numbers of one operand with vectors of the other, and hands the sums to a function
-that finishes them: they are stored, added, or folded into something smaller. Tiles are written in LLVM's
-vector types, because sums in local arrays would not stay in registers. Every sum runs over its index in
-order: a block gives the same bits each time, on any thread, whatever the width of the vectors.
+A tile sums products of numbers of one operand with vectors of the other. It then passes the sums to a
+function that stores them, adds them, or reduces them. Tiles use LLVM's vector types, because sums in local
+arrays would not stay in registers. Every sum runs over its index in order, so a block gives the same bits on
+any thread and for any width of the vectors.
 
-OpenBLAS packs both operands into panels made for square matrices, and reads X twice. Here W alone is packed,
-once a block; a strip of X is read in place, so that a kernel which does both products reads it from memory
-once. Tiles of 4 x 24 sums stay in registers (12 of 16 on AVX2; 8 x 48 in 24 of 32 on AVX-512): a step loads
-three vectors and broadcasts four numbers for twelve fused multiply-adds, so the arithmetic units are the
-limit. H is stored transposed, (dimensions, rows), as the E-step wants it.
+OpenBLAS packs both operands into panels for square matrices, and reads X twice. Here only W is packed, once
+per block. A strip of X is read in place, so a kernel with both products reads X from memory once. Tiles of 4
+x 24 sums stay in registers (12 of 16 on AVX2; 8 x 48 in 24 of 32 on AVX-512). A step loads three vectors and
+broadcasts four numbers for twelve fused multiply-adds, so the arithmetic units are the limit. H is stored
+transposed, (dimensions, rows), as the E-step needs it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from .jit import entry, given, part
 from .memory import zeros
 from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
 
-# Rows of a strip: X (p = 196) and H stay in the second-level cache between the two products.
+# Rows of a strip, so that X (p = 196) and H stay in the second-level cache between the two products.
 STRIP = 128
-# Rows of X in a tile of one vector; a strip is filled up to whole ones.
+# Rows of X in a tile of one vector; a strip is padded to a multiple.
 ROWS = 8
-# Rows of a tile of three vectors, with its sums in three quarters of the registers.
+# Rows of a tile of three vectors, whose sums use three quarters of the registers.
 TALL = 8 if LANES == 16 else 4
-# Columns of a panel: three vectors.
+# Columns of a panel, which are three vectors.
 PANEL = 3 * LANES
-# Up to so many rows of W the tiles are ahead of OpenBLAS (benchmarks/capsule_pass.py).
+# Largest number of rows of W for which tiles are faster than OpenBLAS (benchmarks/capsule_pass.py).
 MAX_DIMS = 512
-# Beyond this many columns a panel of W is far larger than the first-level cache.
+# Largest number of columns. A panel of W with more columns is far larger than the first-level cache.
 MAX_FEATURES = 1024
-# How many rows of X ahead of those in work others are fetched.
+# Number of rows by which prefetches of X are ahead.
 _AHEAD = 8
 
 Sums = list[list[Value]]
 
 
 def add_products(v: Vectors, sums: Sums, left: Iterable[Value], right: Sequence[Value]) -> Sums:
-    """sums[r][c] + left[r] * right[c]; ``left`` may make its vectors as they are asked for."""
+    """Return sums[r][c] + left[r] * right[c]; ``left`` may be a generator."""
     return [
         [v.fma(one, x, s) for x, s in zip(right, row, strict=True)]
         for one, row in zip(left, sums, strict=True)
@@ -57,8 +57,9 @@ def sum_products(
     operands: Callable[[Value, list[Value]], tuple[Iterable[Value], Sequence[Value], Sequence[Value]]],
     carried: Sequence[Value] = (), step: int = 1, may_be_empty: bool = False,
 ) -> Sums:  # fmt: skip
-    """The sums plus left[r] * right[c] at each i in range(0, n, step), in registers; operands(i, carried)
-    gives (left, right, what the next round carries).
+    """Return the sums plus left[r] * right[c] at each i in range(0, n, step), in registers.
+
+    ``operands(i, carried)`` returns (left, right, values that the next round carries).
     """
     width, extra = len(sums[0]), len(carried)
 
@@ -74,7 +75,7 @@ def sum_products(
 
 
 def zero_sums(v: Vectors, rows: int, columns: int) -> Sums:
-    """Sums to begin with."""
+    """Return sums of zeros."""
     return [[v.constant(0.0)] * columns] * rows
 
 
@@ -82,8 +83,9 @@ def accumulate(
     v: Vectors, rows: int, vecs: int, a: Value, row_step: Value, k_step: Value, b: Value, b_step: Value,
     n: Value, ahead: bool = False, mask: Value | None = None,
 ) -> Sums:  # fmt: skip
-    """acc[r][c] = sum over k < n of a[r, k] * b[k, c], in registers; n is at least 1. ``ahead``: rows of a
-    are fetched before they come; ``mask``: of lanes that b has.
+    """Return acc[r][c] = sum over k < n of a[r, k] * b[k, c], in registers; n is at least 1.
+
+    ``ahead`` prefetches rows of a; ``mask`` selects the lanes that b has.
     """
     offsets = [v.b.mul(row_step, I64(r)) for r in range(rows)]
 
@@ -91,11 +93,11 @@ def accumulate(
         pa, pb = places
         right = [v.load(pb, v.wide * c, mask=mask) for c in range(vecs)]
         if ahead:
-            # Four bytes a row and step: the rows ahead arrive just in time. The hardware would start again
-            # with every row.
+            # Four bytes per row and step, so that the rows ahead arrive just in time. The hardware prefetcher
+            # would start again with every row.
             far = v.b.add(v.b.mul(row_step, I64(_AHEAD)), v.b.mul(k, I64(BYTES * rows)))
             v.fetch(a, far)
-        # One at a time: a register for each would be too many.
+        # A generator, because a register for each row would be too many.
         left = (v.spread(v.load(pa, offset, F32)) for offset in offsets)
         return left, right, (v.b.add(pa, k_step), v.b.add(pb, b_step))
 
@@ -110,11 +112,11 @@ def make_tile(
     masked: bool = False,
     **kinds: Any,
 ) -> Callable[..., Any]:
-    """tile(a, row_step, k_step, b, b_step, n, *rest): the sums of `accumulate`, then finish(vectors, sums,
-    *rest). Arguments are addresses, byte steps and counts, but for those of ``kinds``; see `instructions`.
+    """Return tile(a, row_step, k_step, b, b_step, n, *rest) for kernels.
 
-    A ``masked`` tile of one vector, tile(…, n, width, *rest), reads ``width`` columns of b and hands the mask
-    of them to ``finish``.
+    The tile computes the sums of `accumulate` and calls finish(vectors, sums, *rest). Arguments are
+    addresses, byte steps and counts, except those of ``kinds``, see `instructions`. A ``masked`` tile of one
+    vector, tile(…, n, width, *rest), reads ``width`` columns of b and passes their mask to ``finish``.
     """
     rest = [name for name in inspect.signature(finish).parameters if name != "mask"][2:]
     names = ["v", "a", "row_step", "k_step", "b", "b_step", "n", *["width"] * masked, *rest]
@@ -135,7 +137,7 @@ def make_tile(
 
 
 def add(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
-    """Add the sums to what lies at c."""
+    """Add the sums to the matrix at the address c."""
     for r, row in enumerate(sums):
         base = v.b.add(c, v.b.mul(c_step, I64(r)))
         for k, value in enumerate(row):
@@ -143,7 +145,7 @@ def add(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
 
 
 def store_transposed(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
-    """Four rows at a time: lane j of vector k goes to row LANES k + j, four columns side by side."""
+    """Store the sums transposed, four rows at a time: lane j of vector k goes to row LANES k + j."""
     fours = range(0, LANES, 4)
     pairs = [[f + j for f in fours for j in (i, LANES + i, i + 1, LANES + i + 1)] for i in (0, 2)]
     halves = [[f + j for f in fours for j in (i, i + 1, LANES + i, LANES + i + 1)] for i in (0, 2)]
@@ -166,7 +168,7 @@ _d81, _d41, _d11 = (make_tile(rows, 1, add) for rows in (8, 4, 1))
 
 
 def padded_size(dims):  # type: ignore[no-untyped-def]
-    """Dimensions rounded up to whole vectors: rows of H."""
+    """Return the rows of H, which are the dimensions rounded up to whole vectors."""
     return (dims + LANES - 1) // LANES * LANES
 
 
@@ -174,9 +176,9 @@ padded = part(padded_size)
 
 
 def _pack(w):  # type: ignore[no-untyped-def]
-    """W (D, p) in panels (p, PANEL), one after the other, the last of whole vectors filled up with zeros.
+    """Return W (D, p) as consecutive panels (p, PANEL); the last panel is padded with zeros to whole vectors.
 
-    A panel stays in the first-level cache while all rows of a strip go by.
+    A panel stays in the first-level cache while all rows of a strip are multiplied with it.
     """
     dims, p = w.shape
     packed = zeros(p * padded(dims), np.float32)
@@ -194,14 +196,15 @@ packed_matrix = entry(given("f4", 2))(_pack)
 
 @part
 def latents(packed, x, out):  # type: ignore[no-untyped-def]
-    """H = W X^T of a strip into ``out`` (padded dimensions, at least the rows rounded up to whole ROWS), all
-    C-contiguous float32.
+    """Write H = W X^T of a strip to ``out`` (padded dimensions, rows rounded up to whole ROWS or more).
+
+    All arrays are C-contiguous float32.
     """
     n, p = x.shape
     row, step = BYTES * p, BYTES * out.shape[1]
     whole = n // ROWS * ROWS
-    # The last rows, filled up with zeros: nothing is read beyond the end. A slice would be assigned with a
-    # check of shapes whose message takes seconds to compile.
+    # The last rows are padded with zeros, so that nothing is read beyond the end. The loop replaces a slice
+    # assignment, whose check of shapes takes seconds to compile.
     tail = zeros((ROWS, p), np.float32)
     for i in range(whole, n):
         for f in range(p):
@@ -212,13 +215,13 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
         _panel_latents(x.ctypes.data, whole, row, panel, vecs, p, target, step, first == 0)
         if whole < n:
             end = target + BYTES * whole
-            # No literals: for those numba would compile the panel once more.
+            # Not literals, for which numba would compile the function again.
             _panel_latents(tail.ctypes.data, np.int64(ROWS), row, panel, vecs, p, end, step, np.bool_(False))
 
 
 @part
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
-    """One panel of W with n rows of X, n a multiple of ROWS; only the first panel has to wait for memory."""
+    """Multiply a panel of W with n rows of X, n a multiple of ROWS; only the first panel prefetches X."""
     wide = BYTES * LANES * vecs
     for i in range(0, n, TALL):
         place = target + BYTES * i
@@ -238,7 +241,7 @@ def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: 
 
 @intrinsic
 def read_only(typingctx, a):  # type: ignore[no-untyped-def]
-    """The same array, as one that is only read: numba compiles a kernel for each type of array."""
+    """Return the array with a read-only type, so that numba compiles callers only for this type."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return impl_ret_borrowed(context, builder, signature.return_type, args[0])
@@ -248,9 +251,9 @@ def read_only(typingctx, a):  # type: ignore[no-untyped-def]
 
 @part
 def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
-    """out += G X over the first n columns of g (D, at least n) and rows of x (n, p)."""
+    """Add G X to ``out``, for the first n columns of g (D, n or more) and the rows of x (n, p)."""
     dims, p = out.shape
-    # The stride, not the width: g may be a part of a wider array.
+    # The stride, because g may be a part of a wider array.
     row, across = BYTES * p, g.strides[0]
     left, rows, target = g.ctypes.data, x.ctypes.data, out.ctypes.data
     whole = p // PANEL * PANEL
@@ -273,7 +276,7 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
 
 @part
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
-    """The columns of X from ``first`` on, fewer than a panel: copied, and filled up with zeros."""
+    """Add the products of the columns of X from ``first``, fewer than a panel; they are copied and padded."""
     dims, width = out.shape[0], padded(x.shape[1] - first)
     rest = zeros((n, width), np.float32)
     for i in range(n):
@@ -299,6 +302,6 @@ def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
 
 
 def fits(dims: int, x: np.ndarray) -> bool:
-    """Whether these kernels serve a product of ``dims`` rows with ``x``."""
+    """Return True if these kernels can multiply ``dims`` rows of W with ``x``."""
     rows = x.dtype == np.float32 and x.flags.c_contiguous
     return bool(rows and 0 < dims <= MAX_DIMS and 0 < x.shape[1] <= MAX_FEATURES)

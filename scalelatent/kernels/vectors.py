@@ -1,8 +1,8 @@
-"""Vectors in LLVM's own types: for sums that must stay in registers, and lanes whose order must be ours.
+"""Vectors in LLVM's types, for sums that stay in registers and have a fixed order of SIMD lanes.
 
-numba's loops leave the order of a sum over lanes to LLVM, and keep local arrays in memory. What is written
-here has one order: the same bits whatever the length of a row, the alignment of an array or the width of a
-machine's vectors.
+In numba's loops LLVM chooses the order of a sum over lanes, and local arrays are in memory. The code here
+fixes the order of each sum. It gives the same bits for any length of a row, any alignment of an array and any
+width of the machine's vectors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
@@ -22,9 +22,6 @@ from numba.extending import intrinsic
 from .jit import LANES as LANES
 from .jit import part
 
-if TYPE_CHECKING:
-    pass
-
 BYTES = 4
 F32, F64 = ir.FloatType(), ir.DoubleType()
 Value: TypeAlias = "ir.Value"
@@ -33,8 +30,8 @@ I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _MANTISSA, _EXPONENT_OF_ONE, _MANTISSA_BITS = 0x007FFFFF, 0x3F800000, 23
 BIAS = 127
 
-# log(1 + z), z from sqrt(1/2) - 1 to sqrt(2) - 1, as z - z^2/2 + z^3 P(z); exp(x), |x| up to log(2)/2, as
-# 1 + x + x^2 Q(x): the polynomials of Cephes (Moshier, logf and expf), highest power first.
+# Polynomials of Cephes (Moshier, logf and expf), highest power first. log(1 + z) = z - z^2/2 + z^3 P(z) for z
+# from sqrt(1/2) - 1 to sqrt(2) - 1, and exp(x) = 1 + x + x^2 Q(x) for |x| up to log(2)/2.
 _LOG = (
     7.0376836292e-2,
     -1.1514610310e-1,
@@ -58,15 +55,15 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 
 
 def _size(kind: ir.Type) -> int:
-    """Bytes of an element."""
+    """Return the bytes of an element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {F32: 4, F64: 8}[element] if element in (F32, F64) else element.width // 8
 
 
 class Vectors:
-    """Instructions on vectors of ``lanes`` float32 or integers, appended to an LLVM builder.
+    """Instructions on vectors of ``lanes`` float32 or integers, which are appended to an LLVM builder.
 
-    Addresses and offsets are bytes in int64.
+    Addresses and offsets are int64 numbers of bytes.
     """
 
     def __init__(self, builder: ir.IRBuilder, lanes: int = LANES) -> None:
@@ -75,33 +72,33 @@ class Vectors:
         self.wide = BYTES * lanes
 
     def constant(self, x: float) -> Value:
-        """The same number in all lanes."""
+        """Return a vector with the same number in all lanes."""
         return ir.Constant(self.vec, [float(np.float32(x))] * self.lanes)
 
     def integer(self, x: int) -> Value:
-        """The same integer in all lanes."""
+        """Return a vector with the same integer in all lanes."""
         return ir.Constant(self.ints, [x] * self.lanes)
 
     def counted(self, first: Value, offset: int = 0) -> Value:
-        """``first`` + offset + 0, 1, 2, … as int32."""
+        """Return ``first`` + offset + (0, 1, 2, …) as int32."""
         counts = ir.Constant(self.ints, [offset + i for i in range(self.lanes)])
         return self.b.add(self.spread(self.b.trunc(first, I32)), counts)
 
     def first(self, n: Value) -> Value:
-        """The mask of the first n lanes."""
+        """Return the mask of the first n lanes."""
         return self.b.icmp_signed(
             "<", ir.Constant(self.ints, list(range(self.lanes))), self.spread(self.b.trunc(n, I32))
         )
 
     def at(self, address: Value, offset: Value | int, kind: ir.Type) -> Value:
-        """A pointer to a ``kind``."""
+        """Return a pointer to a value of the type ``kind``."""
         offset = I64(offset) if isinstance(offset, int) else offset
         return self.b.inttoptr(self.b.add(address, offset), kind.as_pointer())
 
     def load(
         self, address: Value, offset: Value | int = 0, kind: ir.Type | None = None, mask: Value | None = None
     ) -> Value:
-        """A vector, or a ``kind``; zeros where a mask has none."""
+        """Load a vector, or a value of the type ``kind``; lanes outside the mask are 0."""
         kind = kind or self.vec
         place, size = self.at(address, offset, kind), _size(kind)
         if mask is None:
@@ -111,7 +108,7 @@ class Vectors:
         return self._call(name, kind, place, I32(size), mask, zero)
 
     def store(self, value: Value, address: Value, offset: Value | int = 0, mask: Value | None = None) -> None:
-        """Store a vector or a number, or what a mask has of it."""
+        """Store a vector or a number; with a mask, only its lanes."""
         place, size = self.at(address, offset, value.type), _size(value.type)
         if mask is None:
             self.b.store(value, place, align=size)
@@ -120,48 +117,49 @@ class Vectors:
         self._call(name, ir.VoidType(), value, place, I32(size), mask)
 
     def fetch(self, address: Value, offset: Value | int) -> None:
-        """Begin to fetch a cache line, which need not be ours."""
+        """Prefetch a cache line; the address may be outside the array."""
         read, near, data = I32(0), I32(3), I32(1)
         self._call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset, I8), read, near, data)
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
-        """Lanes of two vectors, counted through both."""
+        """Return lanes of two vectors, numbered through both."""
         return self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
     def spread(self, scalar: Value, lanes: int | None = None) -> Value:
-        """A scalar in all lanes of a vector of its type."""
+        """Return a vector with a scalar in all lanes."""
         lanes = lanes or self.lanes
         undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         first = self.b.insert_element(undefined, scalar, I32(0))
         return self.shuffle(first, first, [0] * lanes)
 
     def _call(self, name: str, result: ir.Type, *args: Value) -> Value:
-        """An intrinsic of LLVM, which is declared where it is not yet."""
+        """Call an intrinsic of LLVM, and declare it if necessary."""
         kind = ir.FunctionType(result, [a.type for a in args])
         return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), args)
 
     def call(self, name: str, *values: Value) -> Value:
-        """An intrinsic of LLVM on vectors of float32."""
+        """Call an intrinsic of LLVM on vectors of float32."""
         kind = values[0].type
         return self._call(f"llvm.{name}.v{kind.count}f32", kind, *values)
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
-        """X y + z, rounded once; integers wrap."""
+        """Return x y + z, rounded once; integers wrap around."""
         if isinstance(x.type.element, ir.IntType):
             return self.b.add(z, self.b.mul(x, y))
         return self.call("fma", x, y, z)
 
     def max(self, x: Value, y: Value) -> Value:
-        """The larger of two, lane by lane; no NaN."""
+        """Return the larger value of each lane; the values are not NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
     def min(self, x: Value, y: Value) -> Value:
-        """The smaller of two, lane by lane; no NaN."""
+        """Return the smaller value of each lane; the values are not NaN."""
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
 
     def contend(self, score: Value, index: Value, best: Sequence[Value]) -> list[Value]:
-        """(best score, second best, index of the best) of each lane after one more; of equals the first
-        stays.
+        """Return (best score, second best, index of the best) of each lane after one more score.
+
+        Of equal scores, the first stays the best.
         """
         b, (top, second, where) = self.b, best
         wins = b.fcmp_ordered(">", score, top)
@@ -169,23 +167,23 @@ class Vectors:
         return [b.select(wins, score, top), self.max(loser, second), b.select(wins, index, where)]
 
     def bits(self, x: Value) -> Value:
-        """The bits of floats as integers."""
+        """Return the bits of floats as integers."""
         return self.b.bitcast(x, self.ints)
 
     def split(self, x: Value) -> tuple[Value, Value]:
-        """Positive x = mantissa in [1, 2) times 2^(exponent - BIAS)."""
+        """Return (mantissa, exponent) of positive x = mantissa 2^(exponent - BIAS), mantissa in [1, 2)."""
         bits = self.bits(x)
         mantissa = self.b.or_(self.b.and_(bits, self.integer(_MANTISSA)), self.integer(_EXPONENT_OF_ONE))
         return self.b.bitcast(mantissa, self.vec), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
 
     def fold(self, x: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """One scalar out of the lanes: i with i + n / 2, and so on down to i + 1."""
+        """Join all lanes to a scalar: lane i with lane i + n / 2, then i + n / 4, down to i + 1."""
         return self.fold_together([x], lambda x, y: [join(x[0], y[0])])[0]
 
     def fold_together(
         self, values: list[Value], join: Callable[[list[Value], list[Value]], list[Value]]
     ) -> list[Value]:
-        """The same of several vectors, whose lanes are joined together."""
+        """Join the lanes of several vectors as :meth:`fold` does, all vectors in one call of ``join``."""
         step = self.lanes
         while step > 1:
             step //= 2
@@ -194,7 +192,7 @@ class Vectors:
         return [self.b.extract_element(x, I32(0)) for x in values]
 
     def polynomial(self, coefficients: Sequence[float], x: Value) -> Value:
-        """Horner's rule, highest power first."""
+        """Evaluate a polynomial by Horner's rule, highest power first."""
         total = self.constant(coefficients[0])
         for c in coefficients[1:]:
             total = self.fma(total, x, self.constant(c))
@@ -212,13 +210,13 @@ class Vectors:
         square = b.fmul(z, z)
         y = b.fmul(b.fmul(z, square), self.polynomial(_LOG, z))
         y = b.fadd(z, self.fma(square, self.constant(-0.5), y))
-        # The high part times the power is exact: few bits each.
+        # The product of the high part and the power is exact, because both have few bits.
         return b.fadd(
             self.fma(power, self.constant(_LN2_HIGH), start), self.fma(power, self.constant(_LN2_LOW), y)
         )
 
     def exp(self, x: Value) -> Value:
-        """E^x for x from -87 to 0."""
+        """Return e^x for x from -87 to 0."""
         b = self.b
         power = self.call("rint", b.fmul(x, self.constant(1 / math.log(2))))
         x = self.fma(power, self.constant(-_LN2_LOW), self.fma(power, self.constant(-_LN2_HIGH), x))
@@ -227,7 +225,7 @@ class Vectors:
         return b.bitcast(b.add(self.bits(y), shift), self.vec)
 
     def sigmoids(self, log_odds: Value, limit: Value) -> tuple[Value, Value]:
-        """Sigmoid of log odds and of minus log odds, each to its own precision; |log odds| cut at limit."""
+        """Return the sigmoids of log odds and of their negative; |log odds| is at most limit."""
         b = self.b
         size = self.call("fabs", log_odds)
         size = b.select(b.fcmp_ordered("<", size, limit), size, limit)
@@ -241,8 +239,9 @@ class Vectors:
         self, begin: Value, end: Value, step: Value, start: Sequence[Value],
         body: Callable[[Value, list[Value]], Sequence[Value]], may_be_empty: bool = False,
     ) -> list[Value]:  # fmt: skip
-        """``for i in range(begin, end, step)`` with values that are carried from round to round: body(i,
-        values) -> values. At least one round is made unless it ``may_be_empty``.
+        """Append ``for i in range(begin, end, step): values = body(i, values)``; return the last values.
+
+        The loop runs at least once unless it ``may_be_empty``.
         """
         b = self.b
         entry, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
@@ -255,7 +254,7 @@ class Vectors:
         carried = [b.phi(value.type) for value in start]
         new = list(body(i, carried))
         following = b.add(i, step)
-        last = b.block  # the body may hold loops
+        last = b.block  # the body may contain loops
         for phi, first, value in zip([i, *carried], [begin, *start], [following, *new], strict=True):
             phi.add_incoming(first, entry)
             phi.add_incoming(value, last)
@@ -271,8 +270,10 @@ class Vectors:
 
 
 def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., None]], Callable[..., Any]]:
-    """A function that appends instructions, ``body(vectors, *arguments)``, as one that kernels call. Its
-    arguments are addresses, byte steps and counts in int64, but for those whose type ``kinds`` gives.
+    """Return a decorator that makes ``body(vectors, *arguments)`` a function that kernels call.
+
+    ``body`` appends LLVM instructions. Its arguments are int64 addresses, byte steps and counts; ``kinds``
+    gives the types of other arguments by name.
     """
 
     def wrap(body: Callable[..., None]) -> Callable[..., Any]:
@@ -296,8 +297,9 @@ def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., No
 
 @part
 def copy(of: np.ndarray, to: np.ndarray) -> None:
-    """Copy a vector into one of its length. Of a slice that is assigned numba checks the shape, with a
-    message that takes two seconds to compile.
+    """Copy a vector into one of the same length.
+
+    For an assigned slice numba would compile a check of its shape, which takes two seconds.
     """
     for k in range(len(to)):
         to[k] = of[k]
@@ -305,7 +307,7 @@ def copy(of: np.ndarray, to: np.ndarray) -> None:
 
 @part
 def largest(values: np.ndarray) -> np.number:
-    """The maximum of a vector, NaN where it has one; ``max`` of numba takes five times as long to compile."""
+    """Return the maximum of a vector, or NaN if it has one; numba's ``max`` compiles five times as long."""
     top = values[0]
     for k in range(1, len(values)):
         if values[k] > top or values[k] != values[k]:

@@ -51,8 +51,7 @@ class Location(ABC):
     def zarr_store(self, *, read_only: bool) -> Store:
         """Return the zarr store of this location."""
 
-    @abstractmethod
-    def make(self) -> None:
+    def make(self) -> None:  # noqa: B027 - object stores have no folders
         """Create the folder, if the storage has folders; keep existing content."""
 
     @abstractmethod
@@ -100,9 +99,9 @@ class Location(ABC):
     def has(self, key: str) -> bool:
         """Return whether there is a file with this key."""
 
-    @abstractmethod
     def is_empty(self) -> bool:
         """Return whether this location has no content."""
+        return not self.keys("")
 
     @abstractmethod
     def stamp(self, key: str) -> Hashable:
@@ -125,8 +124,7 @@ class Location(ABC):
         self.delete("zarr.json")
         self.delete_tree("")
 
-    @abstractmethod
-    def remove_folders(self) -> None:
+    def remove_folders(self) -> None:  # noqa: B027 - object stores have no folders
         """Remove this folder and its parent folder if they are empty."""
 
     def local_path(self, key: str) -> str | None:

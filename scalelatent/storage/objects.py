@@ -109,12 +109,6 @@ class ObjectLocation(Location):
 
         return LocationStore(self, read_only=read_only)
 
-    def make(self) -> None:
-        """Do nothing, because an object store has no folders."""
-
-    def remove_folders(self) -> None:
-        """Do nothing, because an object store has no folders."""
-
     def read(self, key: str) -> bytes | None:
         try:
             return bytes(self._request(key, lambda path: self._fs.cat_file(path)))
@@ -185,9 +179,6 @@ class ObjectLocation(Location):
         except _OutOfRange:
             return True
         return True
-
-    def is_empty(self) -> bool:
-        return not self.keys("")
 
     def stamp(self, key: str) -> tuple[str, int] | None:
         try:

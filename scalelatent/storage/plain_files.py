@@ -38,5 +38,5 @@ def refuse_special(mode: int, path: str | os.PathLike[str]) -> None:
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
         number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
-        words = f"it is {_KINDS.get(kind, 'something else')}, not a regular file"
-        raise SpecialFileError(number, words, os.fspath(path))
+        message = f"it is {_KINDS.get(kind, 'something else')}, not a regular file"
+        raise SpecialFileError(number, message, os.fspath(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import re
@@ -151,38 +150,16 @@ class StoreLocation(Location):
     def has(self, key: str) -> bool:
         return self._wait(key, self._store.exists(key))
 
-    def is_empty(self) -> bool:
-        return not self.keys("")
-
     def stamp(self, key: str) -> Hashable:
         data = self.read(key)
         return None if data is None else (hashlib.blake2b(data).hexdigest(), len(data))
 
-    def make(self) -> None:
-        self._refuse()
-
-    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        self._refuse()
-
-    def create(self, key: str, data: bytes) -> bool:
-        self._refuse()
-
-    def delete(self, key: str) -> None:
-        self._refuse()
-
-    def delete_tree(self, prefix: str) -> None:
-        self._refuse()
-
-    def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        self._refuse()
-
-    def remove_folders(self) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise StoreError(
             f"{self.url} is a store object, which can only be read: write to a path or an address"
         )
+
+    make = write = create = delete = delete_tree = replacing = remove_folders = _refuse
 
     async def _get(self, key: str, part: ByteRequest | None = None) -> bytes | None:
         from zarr.core.buffer import default_buffer_prototype
@@ -225,9 +202,9 @@ class StoreLocation(Location):
 def _store_name(store: Store) -> str:
     """Return the name of a store in messages: its type and description, without credentials."""
     kind = type(store).__name__
-    words = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
-    words = re.sub(r"\?[^\s\"')]*", "?…", words)
-    return f"store://{words if words.startswith(kind) else f'{kind}({words})'}"
+    name = scrub(re.sub(r"^\w+://|[<>]", "", str(store)))
+    name = re.sub(r"\?[^\s\"')]*", "?…", name)
+    return f"store://{name if name.startswith(kind) else f'{kind}({name})'}"
 
 
 def _unwrap(store: Any) -> Any:

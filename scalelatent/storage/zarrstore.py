@@ -87,8 +87,8 @@ class FolderStore(WrapperStore[Store]):
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
     ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
-        for key, *how in requests:
-            yield key, await self.get(key, *how)
+        for key, *options in requests:
+            yield key, await self.get(key, *options)
 
     async def exists(self, key: str) -> bool:
         return await self._store.exists(self.at(key))

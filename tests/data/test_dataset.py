@@ -62,7 +62,7 @@ def test_slices_are_those_of_python(n: int, a: int, b: int) -> None:
     ds = Dataset.from_arrays(np.arange(n, dtype="f4")[:, None])
     expected = list(range(n))[a:b]
     if not expected:
-        with pytest.raises(DataError, match="holds no row"):
+        with pytest.raises(DataError, match="contains no row"):
             ds[a:b]
     else:
         assert ds[a:b].read_x(0, len(expected))[:, 0].tolist() == expected

@@ -69,7 +69,7 @@ def test_what_another_task_opens_goes_on_after_an_append(tmp_path: Path) -> None
     spec, content = ds[3:].spec(), _content(ds[3:])
     append_rows(tmp_path / "a", _rows(1, "strings"))
     assert _content(Dataset.from_spec(spec))[:-1] == content[:-1]
-    with pytest.raises(DataError, match="has changed since this job began"):
+    with pytest.raises(DataError, match="has changed since this job started"):
         Dataset.from_spec({**spec, "fingerprint": "0" * 64})
 
 

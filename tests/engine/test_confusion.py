@@ -1,4 +1,4 @@
-"""Scores from one pass, against scikit-learn's of all rows at once."""
+"""Scores from one pass equal those of scikit-learn for all rows together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 
 
 @dataclass(frozen=True)
-class AsTheyAre:
-    """Rows are probabilities already."""
+class Identity:
+    """Row map whose rows are the probabilities."""
 
     wants = Wants()
 
@@ -43,7 +43,7 @@ def test_scores(n: int, seed: int, weighted: bool, classes: int) -> None:
     weight = rng.uniform(0.1, 2, n) if weighted else None
     dataset = Dataset.from_arrays(p, y, sample_weight=weight)
     stage = make_stage(
-        "score", {"train": ConfusionCounts(AsTheyAre(), classes)}, {"train": dataset}, "cpu",
+        "score", {"train": ConfusionCounts(Identity(), classes)}, {"train": dataset}, "cpu",
         np.arange(classes), block_rows=16, leaf_rows=32,
     )  # fmt: skip
     stats = InProcessExecutor(2).collect(stage, lambda done, total: None)["train"]

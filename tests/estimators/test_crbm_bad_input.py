@@ -195,10 +195,10 @@ def test_bad_parameters_are_refused(options: dict[str, Any], message: str, pair:
     [
         ({"kind": "blur"}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
         ({"kind": "flip", "size": 3}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
-        ({"kind": "flip", "rate": 2.0}, DataError, r"\(rate\) is 2.0, but it lies in 0 to 1"),
-        ({"kind": "occlude", "size": 3}, DataError, "5 x 5 pixels are not the 24 numbers"),
+        ({"kind": "flip", "rate": 2.0}, DataError, r"\(rate\) is 2.0: give a number between 0 and 1"),
+        ({"kind": "occlude", "size": 3}, DataError, "shape=5 x 5 does not fit the 24 features"),
         ({"kind": ["flip"]}, ValueError, 'give {"kind": "flip", "rate": 0.1}'),
-        ({"kind": "flip", "rate": 0.01}, DataError, "none of the 24 of a row: give at least 0.042"),
+        ({"kind": "flip", "rate": 0.01}, DataError, "none of the 24 pixels of a row: give at least 0.042"),
         ({"kind": "occlude", "size": 2.5}, ValueError, "size must be a whole number of pixels, or two"),
         ({"kind": "occlude", "size": (2,)}, ValueError, "size must be a whole number of pixels, or two"),
         ({"kind": "occlude", "size": "3"}, ValueError, "size must be a whole number of pixels, or two"),

@@ -259,7 +259,7 @@ def test_a_network_never_reads_what_another_fit_has_written_into_its_run_folder(
             lambda model: model.codes(),
         ):
             with pytest.raises(
-                DataError, match=r"has changed since this job began, or this model was fitted"
+                DataError, match=r"has changed since this job started or this model was fitted"
             ):
                 read(network)
 

@@ -1,4 +1,4 @@
-"""Nearest rows by tangent distances against least squares, however the rows are cut."""
+"""Nearest rows by tangent distance equal those of least squares for any block size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = RNG.normal(size=(3, P, P))
 
 
 def tangents(rows: np.ndarray) -> np.ndarray:
-    """Three linear ones, of which the last is twice the first of them."""
+    """Return three tangents that are linear in the rows; the last is twice the first."""
     found = np.einsum("np,tpq->ntq", rows, WAYS)
     found[:, 2] = 2 * found[:, 0]
     return found
@@ -39,14 +39,14 @@ def test_distances_are_those_of_least_squares(
     train = Dataset.from_arrays(TRAIN, LABELS).save(tmp_path / "rows", chunk_rows=30)
     for size in (4096, 7):
         monkeypatch.setattr(neighbours, "BLOCK_ROWS", size)
-        monkeypatch.setattr(neighbours, "ASKED_ROWS", 5 if size == 7 else 256)
+        monkeypatch.setattr(neighbours, "QUERY_ROWS", 5 if size == 7 else 256)
         found = nearest_neighbours(train, X, tangents=tangents, sides=sides, n_candidates=90, damping=0.0)
         np.testing.assert_allclose(found.distances, wanted.min(axis=1), rtol=1e-6, atol=1e-9)
         np.testing.assert_array_equal(found.rows, wanted.argmin(axis=1))
         np.testing.assert_array_equal(found.labels, LABELS[found.rows])
 
 
-def test_fewer_candidates_are_no_nearer_and_damping_holds_apart() -> None:
+def test_fewer_candidates_are_not_nearer_and_damping_keeps_planes_apart() -> None:
     train = Dataset.from_arrays(TRAIN, LABELS)
     every = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=90)
     few = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=5)
@@ -55,14 +55,14 @@ def test_fewer_candidates_are_no_nearer_and_damping_holds_apart() -> None:
     assert (every.distances > free.distances).all()
 
 
-def test_of_equal_rows_the_first_and_what_cannot_be() -> None:
+def test_the_first_of_equal_rows_wins_and_bad_arguments_are_refused() -> None:
     train = Dataset.from_arrays(np.zeros((6, 2)), np.arange(6))
     assert nearest_neighbours(train, np.ones((2, 2))).rows.tolist() == [0, 0]
     with pytest.raises(ValueError, match="give tangents"):
         nearest_neighbours(train, np.ones((2, 2)), sides=1)
     with pytest.raises(ValueError, match="sides=3"):
         nearest_neighbours(train, np.ones((2, 2)), sides=3)
-    with pytest.raises(DataError, match="rows of 2 features; give dense ones of 3"):
+    with pytest.raises(DataError, match="rows of 2 features; give dense rows of 3"):
         nearest_neighbours(train, np.ones((2, 3)))
     with pytest.raises(DataError, match="no labels"):
         nearest_neighbours(Dataset.from_arrays(np.zeros((6, 2))), np.ones((2, 2)))

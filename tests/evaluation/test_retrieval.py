@@ -1,4 +1,4 @@
-"""Retrieval accuracy against a ranking written out in full."""
+"""Retrieval accuracy equals that of a complete ranking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalelatent.evaluation import lsa, pca, retrieval, retrieval_accuracy, retr
 
 
 def in_full(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
-    """Mean share of relevant ones among the first `level`; ties share their places."""
+    """Return the mean share of relevant documents among the first `level`; ties share their places."""
     total, n = 0.0, len(scores)
     for q in range(n):
         others = np.delete(np.arange(n), q)
@@ -28,7 +28,7 @@ def in_full(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
 
 
 def topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
-    """Topics of documents, some without, over more than one word of bits; and who shares one with whom."""
+    """Return topics of documents, some without any, and which documents share a topic."""
     held = np.random.default_rng(seed).random((n, 70)) < 0.02
     held[:: n // 3 + 1] = False
     return scipy.sparse.csr_array(held.astype(np.uint8)), (held.astype(int) @ held.T) > 0
@@ -85,7 +85,7 @@ def test_neither_threads_nor_blocks_change_the_curve(monkeypatch: pytest.MonkeyP
     assert retrieval_accuracy(codes, y, metric="overlap", n_jobs=1).accuracy.tolist() == cut.accuracy.tolist()
 
 
-def test_scores_of_all_pairs_never_lie_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_all_pairs_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.evaluation import retrieval as ranking
 
     seen: list[int] = []
@@ -122,14 +122,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "levels": [3]}, "give numbers from 1 to 2"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "queries": 4}, "queries=4: give 1 to 3"),
     ({"output": np.zeros((1, 2)), "labels": [0]}, "retrieval needs at least two"),
-    ({"output": np.full((3, 2), np.nan), "labels": [0, 1, 1]}, "holds NaN"),
+    ({"output": np.full((3, 2), np.nan), "labels": [0, 1, 1]}, "contains NaN"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "metric": "overlap"}, "counts the codes"),
     ({"output": np.zeros((3, 2)), "labels": [0, 1, 1], "metric": "hamming"}, "is not one of cosine"),
 ]
 
 
 @pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:24] for _, message in BAD])
-def test_bad_input_is_named(given: dict[str, Any], message: str) -> None:
+def test_bad_input_raises_an_error_that_names_it(given: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         retrieval_accuracy(**given)
 
@@ -139,7 +139,7 @@ def test_levels() -> None:
     assert retrieval_levels(2).tolist() == [1]
 
 
-def test_lsa_finds_the_subjects_that_words_share() -> None:
+def test_lsa_finds_the_topics_of_documents() -> None:
     rng = np.random.default_rng(0)
     y = np.arange(240) % 3
     rates = rng.gamma(0.3, size=(3, 80))[y]

@@ -1,4 +1,4 @@
-"""Streamed metrics against scikit-learn's."""
+"""Metrics computed block by block equal those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalelatent.evaluation.scoring import ClassScorer, score_dataset
 
 
 class Fixed:
-    """Row i holds its own probabilities."""
+    """Model whose rows are the probabilities."""
 
     _kind = "capsule"
 
@@ -48,7 +48,7 @@ def test_against_scikit_learn(rows, n_classes, batch, seed):
     assert got["balanced_accuracy"] == pytest.approx(np.mean(recall))
 
 
-def test_refusals():
+def test_unknown_metrics_and_unusable_rows_are_refused():
     x, y = np.eye(3), np.array([0, 1, 2])
     model = Fixed([0, 1, 2])
     with pytest.raises(JobError, match="did you mean 'accuracy'"):
@@ -57,12 +57,12 @@ def test_refusals():
         score_dataset(model, Dataset.from_arrays(x))
     with pytest.raises(DataError, match=r"label .*7.* unknown to the model, whose classes are 0, 1, 2"):
         score_dataset(model, Dataset.from_arrays(x, np.array([0, 1, 7])))
-    with pytest.raises(DataError, match="has 2 features a row; the model was fitted to 3"):
+    with pytest.raises(DataError, match="has 2 features per row, but the model was fitted to 3"):
         score_dataset(model, Dataset.from_arrays(x[:, :2], y))
 
 
 class Halved:
-    """A model without classes: its output is half of the rows."""
+    """Model without classes whose output is half of the rows."""
 
     _kind, _output_metric = "mbn", "cosine"
     n_features_in_ = 3
@@ -81,7 +81,7 @@ def test_a_model_without_classes_is_scored_by_its_output():
     assert "accuracy" not in got
     topics = Dataset.from_arrays(x, (np.eye(3) > 0).repeat(8, axis=0).astype(float))
     assert score_dataset(Halved(), topics, ["retrieval"])["retrieval"] == got["retrieval"]
-    with pytest.raises(DataError, match="instead of one class each.*ask for retrieval"):
+    with pytest.raises(DataError, match="instead of one class each.*use the metric retrieval"):
         score_dataset(Halved(), topics, ["nmi"])
     with pytest.raises(
         JobError, match=r"unknown metric 'log_loss' of Halved, which predicts no classes.*nmi"
@@ -92,7 +92,7 @@ def test_a_model_without_classes_is_scored_by_its_output():
 
 
 class Coded:
-    """A model whose output is codes: numbers that say only whether they are equal."""
+    """Model whose output is codes, which can only be compared for equality."""
 
     _kind, _output_metric = "mbn", "overlap"
     n_features_in_ = 3
@@ -101,8 +101,8 @@ class Coded:
         return dataset.read_x(0, len(dataset)).astype(np.uint16)
 
 
-def test_codes_are_ranked_by_what_they_share():
-    """Rows of a class share their last code, and no cosine shows it."""
+def test_codes_are_ranked_by_the_codes_that_rows_share():
+    """Rows of a class share their last code, which the cosine cannot detect."""
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
     x = np.column_stack([rng.permutation(40) * 100, rng.permutation(40) * 100, y + 1])
@@ -110,7 +110,9 @@ def test_codes_are_ranked_by_what_they_share():
     assert score_dataset(Coded(), ds)["retrieval"]["accuracy"][:4] == [1.0] * 4
     assert score_dataset(Coded(), ds, ["retrieval"]) == score_dataset(Coded(), ds)
     for name in ("nmi", "accuracy"):
-        told = f"metric '{name}' clusters components.*codes.*ask for retrieval, or fit with output='pca'"
+        told = (
+            f"metric '{name}' clusters components.*codes.*use the metric retrieval, or fit with output='pca'"
+        )
         with pytest.raises(JobError, match=told):
             score_dataset(Coded(), ds, ["retrieval", name])
         with pytest.raises(JobError, match=told):

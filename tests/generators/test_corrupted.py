@@ -231,10 +231,10 @@ def test_bases_without_labels_give_rows_without_labels(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"kind": "blurred-digits"}, "no corruption 'blurred-digits'"),
-        ({"share": 1.2}, "is 1.2, but it lies"),
+        ({"share": 1.2}, "is 1.2: give a number"),
         (
             {"kind": "occluded-digits", "patch": (9, 2)},
-            "patch is 9 x 2, but it has to lie in images of 8 x 8",
+            "patch is 9 x 2, but it must fit into images of 8 x 8",
         ),
         ({"kind": "occluded-digits", "value": 2}, "value is 2"),
         ({"kind": "patched-digits", "patch": (2, 9)}, "patch is 2 x 9, but"),

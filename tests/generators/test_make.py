@@ -170,7 +170,7 @@ def test_seeds_out_of_range_are_refused(tmp_path: Path, seed: int) -> None:
         lambda out: make_documents(out, 10, base=tmp_path / "counts", seed=seed),
         lambda out: shuffle_dataset(ds, out, seed=seed),
     ):
-        with pytest.raises(DataError, match=f"seed is {seed}, but a seed is a whole number from 0 to"):
+        with pytest.raises(DataError, match=f"seed is {seed}: give a whole number from 0 to"):
             make(tmp_path / "ds")
     assert [p.name for p in tmp_path.iterdir()] == ["counts"]
 

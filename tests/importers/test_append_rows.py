@@ -185,7 +185,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     from scalelatent.data.write.shards import ShardWriter
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardWriter, "_files", full)
+        patch.setattr(ShardWriter, "_paths_to_delete", full)
         with pytest.raises(DataError, match=r"appending failed: .*No space left.*the dataset is unchanged"):
             append_rows(tmp_path / "ds", _part("numbers", 60, N))
     assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, which the processes of a machine share."""
+"""The processes of a machine share compiled kernels on disk."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_processes_that_compile_at_once_leave_no_kernel_in_the_place_of_another(tmp_path: Path) -> None:
+def test_processes_that_compile_at_the_same_time_do_not_mix_up_kernels(tmp_path: Path) -> None:
     script = tmp_path / "kernels.py"
     script.write_text(KERNELS)
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -86,31 +86,31 @@ def test_processes_that_compile_at_once_leave_no_kernel_in_the_place_of_another(
     assert wrong == [b"[]\n"] * 4
 
 
-def test_a_process_that_does_not_let_go_of_the_lock_is_waited_for_once(tmp_path, monkeypatch) -> None:
+def test_a_process_that_never_releases_the_lock_is_waited_for_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(jit, "_patience", [0.1])
-    with jit._alone() as first:
+    monkeypatch.setattr(jit, "_save_timeout", [0.1])
+    with jit._hold_lock() as first:
         begin = time.monotonic()
         for _ in range(20):
-            with jit._alone() as second:
+            with jit._hold_lock() as second:
                 assert (first, second) == (True, False)
         assert time.monotonic() - begin < 1.0
-    with jit._alone() as held:
+    with jit._hold_lock() as held:
         assert held
 
 
 def test_a_process_forked_while_a_kernel_is_saved_does_not_keep_the_lock(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(jit, "_patience", [0.1])
+    monkeypatch.setattr(jit, "_save_timeout", [0.1])
     files = []
-    with jit._alone():
+    with jit._hold_lock():
         # What a child of a fork has: the same open file.
         lock = (tmp_path / "cache" / "lock").resolve()
         same = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == lock]
         files = [os.dup(int(fd.name)) for fd in same]
     try:
         assert files
-        with jit._alone() as held:
+        with jit._hold_lock() as held:
             assert held
     finally:
         for file in files:
@@ -123,7 +123,7 @@ def test_a_file_system_without_locks_keeps_kernels(tmp_path, monkeypatch) -> Non
 
     monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("fcntl.flock", refuse)
-    with jit._alone() as held:
+    with jit._hold_lock() as held:
         assert held
 
 
@@ -229,7 +229,7 @@ def _tell(tmp_path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, script], env=env, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_kernel_that_is_compiled_is_told_and_one_that_is_loaded_is_not(tmp_path: Path) -> None:
+def test_compiled_kernels_are_reported_and_loaded_kernels_are_not(tmp_path: Path) -> None:
     first, _ = _tell(tmp_path).communicate(timeout=120)
     second, _ = _tell(tmp_path).communicate(timeout=120)
     assert first.splitlines() == ["2 0", "['__main__.minus', '__main__.plus'] 4"]
@@ -244,7 +244,9 @@ def test_one_process_compiles_a_kernel_and_the_others_wait_and_load_it(tmp_path:
     assert len(list(tmp_path.glob("compiled-*"))) == 1
 
 
-def test_kernels_of_a_model_stay_when_another_model_or_a_time_changes(tmp_path, monkeypatch) -> None:
+def test_kernels_of_a_model_stay_valid_when_another_model_or_a_file_time_changes(
+    tmp_path, monkeypatch
+) -> None:
     root = tmp_path / "scalelatent"
     for name in (
         "kernels/tiles.py",
@@ -308,8 +310,10 @@ def test_kernels_that_nobody_has_loaded_for_a_month_are_removed(tmp_path, monkey
     assert sorted(path.name for path in base.iterdir()) == sorted(new)
 
 
-def test_threads_that_make_kernels_at_once_keep_them_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is done first must not leave the others without a place: that would be the working folder."""
+def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that finishes first must not reset the folder of the others to the working folder."""
     places, before = [], numba.config.CACHE_DIR
     begun = threading.Barrier(2)
 
@@ -322,7 +326,7 @@ def test_threads_that_make_kernels_at_once_keep_them_in_their_place(monkeypatch:
         return lambda function: function
 
     monkeypatch.setattr(jit.numba, "njit", slowly)
-    monkeypatch.setattr(jit, "_saved_alone", lambda dispatcher: dispatcher)
+    monkeypatch.setattr(jit, "_serialize_saving", lambda dispatcher: dispatcher)
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(jit.kernel, abs_of, later=later) for later in (False, True)]
     assert [future.result()(-2) for future in made] == [2, 2]

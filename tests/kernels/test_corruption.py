@@ -1,4 +1,4 @@
-"""Corruption of rows: a pure function of (seed, stage, epoch, row), the same that makes datasets."""
+"""The corruption of a row is a pure function of (seed, stage, epoch, row), also for generated datasets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ HIDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "see
 @given(
     st.lists(st.integers(0, 10**12), min_size=1, max_size=20), st.integers(0, 10**6), st.sampled_from([0, 1])
 )
-def test_a_row_is_corrupted_alike_in_any_company(rows: list[int], epoch: int, which: int) -> None:
+def test_the_corruption_of_a_row_does_not_depend_on_other_rows(
+    rows: list[int], epoch: int, which: int
+) -> None:
     how, numbers = (FLIP, HIDE)[which], np.array(rows)
     v = (np.arange(20)[None, :] % (2 + numbers[:, None] % 3) == 0).astype(np.uint8)
     before = v.copy()
@@ -38,7 +40,7 @@ def test_a_row_is_corrupted_alike_in_any_company(rows: list[int], epoch: int, wh
         assert (windows.max(axis=(3, 4)) == 0).any(axis=(1, 2)).all()
 
 
-def test_epochs_stages_and_seeds_are_others() -> None:
+def test_epochs_stages_and_seeds_give_different_corruptions() -> None:
     v, rows = np.ones((500, 20), np.uint8), np.arange(500)
     made = [
         corrupt(v, rows, epoch, **{**FLIP, **other})
@@ -52,7 +54,7 @@ def test_epochs_stages_and_seeds_are_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["noisy-digits", "occluded-digits"])
-def test_epoch_zero_is_what_a_dataset_holds(tmp_path: Path, kind: str) -> None:
+def test_epoch_zero_gives_the_rows_of_a_generated_dataset(tmp_path: Path, kind: str) -> None:
     stored, clean = make_corrupted(tmp_path / "x", kind, seed=9, share=0.2, patch=(3, 4))
     how: dict[str, Any] = {"kind": "flip", "rate": 0.2}
     if kind == "occluded-digits":
@@ -64,14 +66,14 @@ def test_epoch_zero_is_what_a_dataset_holds(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"kind": "blur"}, "no corruption 'blur'; there are flip, occlude"),
-        ({"kind": "flip", "rate": -0.1}, "share of flipped pixels .rate. is -0.1, but"),
+        ({"kind": "blur"}, "no corruption 'blur': use one of flip, occlude"),
+        ({"kind": "flip", "rate": -0.1}, "share of flipped pixels .rate. is -0.1: give a number"),
         ({"kind": "occlude", "size": (2, 9), "shape": (4, 8)}, "patch is 2 x 9, .* images of 4 x 8"),
         ({"kind": "occlude", "size": (0, 2), "shape": (4, 8)}, "patch is 0 x 2"),
-        ({"kind": "occlude", "size": (2, 2), "shape": (4, 4)}, "4 x 4 pixels are not the 32 numbers"),
+        ({"kind": "occlude", "size": (2, 2), "shape": (4, 4)}, "shape=4 x 4 does not fit the 32 features"),
         ({"kind": "occlude", "size": (2, 2), "shape": (4, 8), "value": 2}, "value is 2"),
     ],
 )
-def test_what_cannot_be_is_refused(how: dict[str, Any], message: str) -> None:
+def test_impossible_corruptions_are_refused(how: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_corruption(n_features=32, **how)

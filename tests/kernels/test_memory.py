@@ -1,4 +1,4 @@
-"""Arrays that kernels make are those of numpy."""
+"""Arrays that kernels allocate equal those of numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _turn(a):
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
-def test_made_arrays_have_the_shape_dtype_and_numbers_of_numpy(n: int) -> None:
+def test_allocated_arrays_have_the_shape_dtype_and_values_of_numpy(n: int) -> None:
     room, flags, counts = _make(n, 3)
     np.testing.assert_array_equal(
         room, np.subtract.outer(np.arange(n), np.arange(3)).astype("f4"), strict=True
@@ -34,7 +34,7 @@ def test_made_arrays_have_the_shape_dtype_and_numbers_of_numpy(n: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(None, None, -2)])
-def test_the_same_bytes_as_another_dtype_are_a_view(rows: slice) -> None:
+def test_same_bytes_returns_a_view_with_another_dtype(rows: slice) -> None:
     a = np.arange(12, dtype="f4").reshape(4, 3)[rows]
     turned = _turn(a)
     np.testing.assert_array_equal(turned, a.view("i4"), strict=True)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from scalelatent.kernels.jit import kernel
 from scalelatent.kernels.philox import mulhi, words
-from scalelatent.kernels.random_words import stage_word
-from scalelatent.kernels.streams import stream
+from scalelatent.kernels.streams import stage_word, stream
 
 
 @kernel
@@ -28,7 +27,7 @@ def test_high_words_of_products(a: int, b: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(seed=U64, row=U64, iteration=U64, count=st.integers(1, 20))
-def test_words_are_those_of_the_engine(seed: int, row: int, iteration: int, count: int) -> None:
+def test_words_equal_those_of_numpy_streams(seed: int, row: int, iteration: int, count: int) -> None:
     out = np.zeros(count, np.uint64)
     words(*map(np.uint64, (seed, stage_word("documents"), row, iteration)), out)
     wanted = stream(seed, "documents", iteration, row).bit_generator.random_raw(count)

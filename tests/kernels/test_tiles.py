@@ -1,4 +1,4 @@
-"""Products written for the vector unit, against numpy: every width, every tail, no further."""
+"""Tiled products equal those of numpy for all widths and remainders, and read nothing beyond the arrays."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_add_moment(dims: int, p: int) -> None:
 
 @given(st.integers(1, 100), st.integers(1, 70), st.integers(1, 40), st.integers(0, 60), st.integers(0, 10**6))
 def test_a_part_of_wider_arrays(dims: int, p: int, n: int, more: int, seed: int) -> None:
-    """Columns and rows beyond the first n hold anything: they are not read, or take no part."""
+    """The values of columns and rows beyond the first n do not matter."""
     g, x = _draw(seed, dims, n + more), _draw(seed + 1, n + more, p)
     clean = _moment(np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4"))
     g[:, n:], x[n:] = np.nan, np.inf
@@ -79,7 +79,7 @@ def test_a_part_of_wider_arrays(dims: int, p: int, n: int, more: int, seed: int)
 
 
 @given(st.integers(1, 100), st.integers(1, 70), st.integers(1, 128), st.integers(0, 10**6))
-def test_the_same_bits_each_time_and_wherever_the_arrays_lie(dims: int, p: int, n: int, seed: int) -> None:
+def test_bits_do_not_depend_on_the_alignment_of_arrays(dims: int, p: int, n: int, seed: int) -> None:
     w, x, g = _draw(seed, dims, p), _draw(seed + 1, n, p), _draw(seed + 2, dims, n)
     h, moment = _latents(w, x), _moment(g, n, x, w)
     for shift in (1, 3, 5):
@@ -97,7 +97,7 @@ def test_a_row_has_the_same_latents_in_any_strip(dims: int, p: int, n: int, seed
         np.testing.assert_array_equal(_latents(w, x[cut:]), whole[:, cut:])
 
 
-def test_a_bad_row_stays_in_its_column() -> None:
+def test_a_bad_row_changes_only_its_own_column() -> None:
     w, x = _draw(1, 20, 30), _draw(2, 50, 30)
     clean = _latents(w, x)
     x[13, 4] = np.nan
@@ -121,5 +121,5 @@ def test_a_bad_row_stays_in_its_column() -> None:
         (4, np.zeros((6, 8), "f4")[::2], False),
     ],
 )
-def test_what_these_kernels_serve(dims: int, x: np.ndarray, expected: bool) -> None:
+def test_fits_accepts_only_supported_arrays(dims: int, x: np.ndarray, expected: bool) -> None:
     assert tiles.fits(dims, x) is expected

@@ -10,7 +10,7 @@ import pytest
 from scalelatent import CapsuleRegression, Dataset, open_dataset
 from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
-from scalelatent.models.capsule.report_data import BLOCK_BYTES, block_rows, collect_report_data, wiring_of
+from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_data, count_block_rows
 
 SMALL_BLOCKS = 40_000  # bytes: a few dozen rows, so that blocks and their edges matter
 
@@ -68,7 +68,7 @@ def test_prototypes_are_equation_3_2(digits):
 def test_prototypes_of_unequal_dimensions(digits):
     found = digits(capsule_dim=(1, 2, 3, 1, 2, 3, 1, 2, 3, 4))
     shown = collect_report_data(found.model, found.data)
-    assert wiring_of(found.model).dims == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
+    assert found.model._members.class_dims == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
     assert (shown.prototypes.rows >= 0).sum(axis=1).tolist() == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
 
 
@@ -135,13 +135,14 @@ def test_weights_count_as_in_score(digits):
         assert getattr(a, name) == pytest.approx(getattr(b, name))
 
 
-def test_wiring_matches_the_fit(digits):
+def test_figures_use_the_members_of_the_fit_after_a_parameter_has_changed(digits):
     found = digits(capsule_dim=2, architecture="one_vs_all")
-    expected = wiring_of(found.model)
     changed = CapsuleRegression().set_params(**found.model.get_params())
     vars(changed).update(vars(found.model))
     changed.set_params(architecture="multiclass", capsule_dim=5)
-    assert wiring_of(changed).capsules == expected.capsules
+    before, after = (collect_report_data(model, found.data) for model in (found.model, changed))
+    assert after.members.class_capsules == before.members.class_capsules
+    assert np.array_equal(after.prototypes.rows, before.prototypes.rows)
 
 
 def test_rows_without_labels_take_predicted_classes(digits):
@@ -162,8 +163,8 @@ def test_rows_of_another_width_and_unknown_labels_are_refused(digits):
 
 
 def test_block_rows_keep_the_budget():
-    assert block_rows(10**9, 4, 8, 2, BLOCK_BYTES) == 1
-    rows = block_rows(784, 1, 19_600, 50, BLOCK_BYTES)
+    assert count_block_rows(10**9, 4, 8, 2, BLOCK_BYTES) == 1
+    rows = count_block_rows(784, 1, 19_600, 50, BLOCK_BYTES)
     assert 1 < rows * 19_600 * 20 <= BLOCK_BYTES
 
 

@@ -11,13 +11,13 @@ from matplotlib.colors import to_hex
 
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.report_figures import (
-    classes_across,
-    leading_plane,
+    find_rounds,
     plot_history,
     plot_latents,
     plot_prototypes,
     plot_votes,
-    rounds_of,
+    project_on_leading_plane,
+    puts_classes_across,
 )
 from scalelatent.report import error_by_dimension, plot_error_by_dimension
 from scalelatent.report.figures import plot_confusion, plot_reliability
@@ -93,7 +93,7 @@ def test_plain_em_has_no_rounds():
     records = [{"pass": i, "objective": 1 / i, "train_error": 0.0, "round": 1, "nu": 0.0} for i in (1, 2, 3)]
     upper, _ = plot_history(records).axes
     assert not upper.patches
-    assert rounds_of([{"pass": 1}]) == []
+    assert find_rounds([{"pass": 1}]) == []
 
 
 def test_confusion_numbers_and_class_errors():
@@ -142,7 +142,7 @@ def test_more_dimensions_are_drawn_in_the_leading_plane():
     rng = np.random.default_rng(1)
     points = rng.normal(size=(200, 5)) * [0.4, 0.01, 0.3, 0.01, 0.01] + [0.2, 0, 0, 0, 0]
     points /= np.maximum(1, np.linalg.norm(points, axis=1, keepdims=True))
-    plane, share = leading_plane(points, np.ones(200, bool))
+    plane, share = project_on_leading_plane(points, np.ones(200, bool))
     assert share > 0.99
     assert np.linalg.norm(plane, axis=1) == pytest.approx(np.linalg.norm(points[:, [0, 2]], axis=1), abs=0.03)
     assert (plane.sum(axis=0) >= 0).all()
@@ -181,7 +181,7 @@ def test_prototype_mosaic_holds_every_picture():
 
 
 def test_few_elements_of_many_classes_are_drawn_in_a_row():
-    assert classes_across(10, 2)
+    assert puts_classes_across(10, 2)
     x = np.arange(10 * 2 * 64.0).reshape(10, 2, 64)
     axes = plot_prototypes(x, np.ones((10, 2), bool), list("abcdefghij"), (8, 8)).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == list("abcdefghij")

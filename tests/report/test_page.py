@@ -84,7 +84,7 @@ def test_page_of_each_architecture(digits, built, architecture, first):
     expected = [first, "prototypes", "confusion", "mistakes", "reliability", "history"]
     if architecture == "all_vs_all":
         expected.remove("reliability")
-        assert "there is no one latent space to draw" in page.words
+        assert "there is no common latent space to draw" in page.words
     assert names(page) == expected
     assert sorted(p.name for p in path.parent.iterdir()) == sorted(
         ["index.html", *(f"{n}.png" for n in expected)]

@@ -48,12 +48,12 @@ MAX_FREE = 4
 
 
 @functools.lru_cache(maxsize=256)
-def _warn_slow(url: str, name: str, how: str) -> None:
+def _warn_slow(url: str, name: str, codecs: str) -> None:
     """Log one warning per array that only the slower zarr pipeline can decode."""
     logger.warning(
         "dataset %s: '%s' is stored as %s, which only zarr can decode, slower than our own reader; the "
         "rows are the same. `scalelatent data convert` writes a dataset that reads faster.",
-        url, name, how,
+        url, name, codecs,
     )  # fmt: skip
 
 
@@ -80,8 +80,8 @@ class StoredRows(StoredColumn):
         self._has_our_keys = has_our_keys(array)
         if fast and self._decoder is None:
             shards, chain = codecs_of(array)
-            how = " + ".join(name for name, _ in chain)
-            _warn_slow(location.url, self._name, f"{how} in shards" if shards else how)
+            names = " + ".join(name for name, _ in chain)
+            _warn_slow(location.url, self._name, f"{names} in shards" if shards else names)
         self._indexes = Indexes(location)
         self._memory = Recycled()
         self._crcs: np.ndarray | None = None
@@ -106,7 +106,7 @@ class StoredRows(StoredColumn):
     def n_crcs(self) -> int:
         return -(-self.shape[0] // self.shard_rows) * self.n_tiles * self._per_shard
 
-    def seal(self, crcs: np.ndarray) -> None:
+    def expect_crcs(self, crcs: np.ndarray) -> None:
         self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
 
     def crcs_of(self, shard: int) -> slice:
@@ -272,13 +272,15 @@ class StoredRows(StoredColumn):
             what = f"cannot be decoded: {error}"
         name = self._location.name_of(self.shard_key(shard, tile))
         where = self._description or f"rows {first}:{last} of '{self._name}'"
-        words = f"dataset {self._location.url}: shard file {name} ({where}) {what}."
-        lost = not isinstance(error, OSError) or error.errno == errno.EIO
-        if lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
-            raise ShardError(f"{words} {self._repair}", name, *(self._row_range or (first, last))) from error
+        message = f"dataset {self._location.url}: shard file {name} ({where}) {what}."
+        is_lost = not isinstance(error, OSError) or error.errno == errno.EIO
+        if is_lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
+            raise ShardError(
+                f"{message} {self._repair}", name, *(self._row_range or (first, last))
+            ) from error
         # The storage denies access or is unreachable, so the rows need no repair.
         raise DataError(
-            f"{words} Its rows may be intact: try again when this process can read the file"
+            f"{message} Its rows may be intact: try again when this process can read the file"
         ) from error
 
 

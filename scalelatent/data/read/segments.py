@@ -116,20 +116,22 @@ def joined_fingerprint(segments: list[Segment], classes: list[Label] | None) -> 
 
 def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
     """Return the states of a dataset before its appends; early versions did not record every state."""
-    classes, found = attrs.classes, []
+    classes, states = attrs.classes, []
     for record in reversed(attrs.provenance.get("appended", [])):
         before = record.get("before")
         if before is None:  # early versions recorded no state
             break
         classes = before.get("classes", classes)
-        found.append(EarlierState(before["rows"], before["fingerprint"], classes))
+        states.append(EarlierState(before["rows"], before["fingerprint"], classes))
     segments = attrs.segments or []
     for k in range(1, len(segments)):
-        some, rows = segments[:k], sum(segment["rows"] for segment in segments[:k])
-        kept = some[0]["classes"] if k == 1 and some[0]["classes"] is not None else attrs.classes
-        fingerprint = some[0]["fingerprint"] if k == 1 else joined_fingerprint(some, attrs.classes)
-        found.append(EarlierState(rows, fingerprint, kept))
-    return found
+        earlier, rows = segments[:k], sum(segment["rows"] for segment in segments[:k])
+        first_classes = earlier[0]["classes"] if k == 1 else None
+        fingerprint = earlier[0]["fingerprint"] if k == 1 else joined_fingerprint(earlier, attrs.classes)
+        states.append(
+            EarlierState(rows, fingerprint, attrs.classes if first_classes is None else first_classes)
+        )
+    return states
 
 
 def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:

@@ -90,7 +90,7 @@ class StoredColumn(RowSource):
         """Text that identifies the sizes and codecs of the chunks."""
 
     @abstractmethod
-    def seal(self, crcs: np.ndarray) -> None:
+    def expect_crcs(self, crcs: np.ndarray) -> None:
         """Set the expected checksums (n_crcs,); later reads refuse a chunk with another checksum."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.data.checksums import check_digests, seal_columns
+from scalelatent.data.checksums import check_digests, use_crc_table
 from scalelatent.data.csr_store import StoredCsr
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError
@@ -142,7 +142,7 @@ def own_columns(
                     f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows"
                     f"{f' and y has {rest[0]} columns' if rest else ''}; import again"
                 )
-    seal_columns(location, attrs, columns)
+    use_crc_table(location, attrs, columns)
     return columns
 
 
@@ -168,7 +168,7 @@ def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str
 def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:
     """Join the columns `base` of the first segment with the columns of all appended segments."""
     assert attrs.segments is not None
-    opened = [base]
+    parts = [base]
     for segment in attrs.segments[1:]:
         place = location.at(segment["path"])
         try:
@@ -182,16 +182,16 @@ def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]
                 f"dataset {location.url}: {segment['path']} does not contain the rows that were appended; "
                 "restore it from a copy"
             )
-        opened.append(columns)
+        parts.append(columns)
     joined = dict(base)
     for name in ("x", "y", "weight"):
         if name in base:
-            sources = [columns[name] for columns in opened]
+            sources = [columns[name] for columns in parts]
             if name == "y" and attrs.codes:
-                owned = [segment["classes"] for segment in attrs.segments]
+                old_classes = [segment["classes"] for segment in attrs.segments]
                 sources = [
                     s if old == attrs.classes else RecodedRows(s, old or [], attrs.classes or [])
-                    for s, old in zip(sources, owned, strict=True)
+                    for s, old in zip(sources, old_classes, strict=True)
                 ]
             joined[name] = JoinedRows(sources)
     return joined

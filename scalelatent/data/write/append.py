@@ -60,15 +60,15 @@ def _append(
     with open_rows(target) as rows:
         classes = _common_classes(target, rows)
         segments = attrs.segments or [_segment_entry("", attrs, target.n_rows)]
-        kept = _segments_to_keep(segments, rows.n_rows)
-        first = sum(segment["rows"] for segment in kept)
+        segments = _segments_to_keep(segments, rows.n_rows)
+        first = sum(segment["rows"] for segment in segments)
         parts = [rows] if first == target.n_rows else [target[first:], rows]
         place = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
         try:
             segment = _write_segment(parts, target, classes, place, progress, layout)
             before = _state_before(attrs, classes, target.n_rows)
             record = {"rows": rows.n_rows, **derived_from(rows, "append"), "before": before}
-            _commit(location, attrs, [*kept, segment], classes, record)
+            _commit(location, attrs, [*segments, segment], classes, record)
         except BaseException as error:
             if not _is_listed(location, place):  # an interrupt may follow the commit
                 clear_after(error, place)
@@ -106,20 +106,22 @@ def _kind_of(ds: Dataset) -> dict[str, object]:
 
 def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
     """Return the union of the classes, or None; refuse rows that differ from the target in `_kind_of`."""
-    ours, theirs = _kind_of(target), _kind_of(rows)
+    old_kind, new_kind = _kind_of(target), _kind_of(rows)
     differing = [
-        f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if ours[name] != theirs[name]
+        f"{name} {new_kind[name]} instead of {old_kind[name]}"
+        for name in old_kind
+        if old_kind[name] != new_kind[name]
     ]
     if differing:
         raise DataError(
             f"the rows to append to {target.url} have {'; '.join(differing)}. Nothing was appended; "
             "convert them first, for example with `scalelatent data convert --dtype`"
         )
-    if ours["labels"] == "strings" and rows.classes is None:
-        raise schema.too_many_strings("the rows to append. Nothing was appended")
+    if old_kind["labels"] == "strings" and rows.classes is None:
+        raise schema.too_many_strings("the rows to append (nothing was appended)")
     if not target.has_y or target.classes is None or rows.classes is None:
         return None
-    if ours["labels"] == "numbers":
+    if old_kind["labels"] == "numbers":
         stored = target.read_y(0, 1).dtype
         bad = rows.classes[rows.classes.astype(stored) != rows.classes]
         if bad.size:
@@ -128,7 +130,7 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
                 f"fit into its labels, {stored}. Nothing was appended; convert the labels first"
             )
     classes = np.union1d(target.classes, rows.classes)
-    return schema.as_classes(classes, f"{target.url} with the rows to append. Nothing was appended")
+    return schema.as_classes(classes, f"{target.url} with the rows to append (nothing was appended)")
 
 
 def _segment_entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
@@ -165,15 +167,16 @@ def _write_segment(
 ) -> Segment:
     """Write the rows of one or two datasets, in order, to a new segment; return its entry."""
     n_rows = sum(part.n_rows for part in parts)
-    how = {"importer": "append"}
     nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
     named: dict[str, Any] = {"classes": classes} if target.y_kind == "labels" else {}
-    writer = create_like(target, place.url, n_rows=n_rows, nnz=nnz, provenance=how, **layout, **named)
+    writer = create_like(
+        target, place.url, n_rows=n_rows, nnz=nnz, provenance={"importer": "append"}, **layout, **named
+    )
     edge = parts[0].n_rows
 
     def batch(a: int, b: int) -> RowBatch:
-        runs = [(parts[0], a, min(b, edge)), (parts[-1], max(a, edge) - edge, b - edge)]
-        return RowBatch.concatenate([RowBatch.read(part, u, v) for part, u, v in runs if v > u])
+        ranges = [(parts[0], a, min(b, edge)), (parts[-1], max(a, edge) - edge, b - edge)]
+        return RowBatch.concatenate([RowBatch.read(part, u, v) for part, u, v in ranges if v > u])
 
     bounds = map(writer.shard_bounds, range(writer.n_shards))
     write_shards(writer, itertools.starmap(batch, bounds), progress)

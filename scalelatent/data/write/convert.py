@@ -60,45 +60,47 @@ def convert_dataset(
     Parameters
     ----------
     source : Dataset or url
-        A dataset; a zarr array (format 2 or 3) of rows; a zarr group with arrays of rows and labels; or
-        references to such (``.json``, ``.parq``), as `import_zarr` takes them.
+        A dataset; a zarr array of rows (format 2 or 3); a zarr group with arrays of rows and labels; or
+        references to zarr arrays (``.json``, ``.parq``), as for `import_zarr`.
     out_url : str
-        Where to.
+        Path or address of the new dataset.
     rows : (int, int), optional
-        Only the rows `start:stop`.
+        Convert only the rows `start:stop`.
     dtype : dtype, optional
-        Type of the new rows. A value that it cannot hold exactly is an error unless `lossy`.
-    lossy : bool
-        Round to the nearest value of `dtype`, and what lies beyond its range to its ends.
+        Dtype of the new rows. A value that the dtype cannot represent exactly is an error unless `lossy`.
+    lossy : bool, default False
+        Round to the nearest value of `dtype`, and clip values to its range.
     sparse : bool, optional
-        Write CSR rows (True; the axes of a row become one) or dense ones (False).
-    crop : int
-        Pixels of images to leave out on each side; rows of one axis are taken for square images.
+        Write CSR rows (True; the axes of a row become one axis) or dense rows (False).
+    crop : int, default 0
+        Number of pixels to remove on each side of an image. Rows with one axis must be square images.
     resize : (int, int), optional
-        Height and width of the new images, after the crop: each pixel is the mean of the area that it covers,
-        float32 (of float64 rows float64) unless `dtype` says otherwise.
+        Height and width of the new images, after the crop. Each new pixel is the mean of the area that it
+        covers, as float32 (float64 for float64 rows) unless `dtype` is given.
     x, y : str, optional
-        Arrays of a zarr group that hold rows and labels; by default `x` and, where it is there, `y`, in
-        either case.
+        Names of the arrays of rows and labels in a zarr group; by default `x` and, if it exists, `y`, in
+        upper or lower case.
     chunk_rows, shard_rows : int or 'auto', optional
-        Rows of a chunk and of a shard; 'auto' and zarr arrays made elsewhere: chosen by measurement.
-    compressor : {'keep', 'auto', 'zstd', 'lz4', None}
+        Rows per chunk and per shard; by default those of the source. 'auto' chooses them for the size of a
+        row, as it does for zarr arrays of other software.
+    compressor : {'keep', 'auto', 'zstd', 'lz4', None}, default 'keep'
         Codec of the rows.
-    overwrite : bool
-        Replace a dataset that lies at `out_url`.
+    overwrite : bool, default False
+        Replace an existing dataset at `out_url`.
     progress : callable, optional
-        Called with (rows done, rows in all).
+        Function that is called with (rows done, total rows).
 
     Returns
     -------
     Dataset
-        The rows in their new form.
+        The new dataset.
 
     Raises
     ------
     DataError
-        No such source, array or rows; a value that does not fit (with its row and column); an output that
-        exists or is the source; a damaged source or a full disk. No dataset is left behind.
+        If the source, array or rows do not exist; a value does not fit (the message names row and column);
+        the output exists or is the source; the source is damaged; or the disk is full. A partial output is
+        removed.
 
     Examples
     --------
@@ -117,73 +119,56 @@ def convert_dataset(
             raise DataError(f"rows {a}:{b} are outside of the rows 0:{ds.n_rows} of {ds.url or 'the source'}")
         ds = ds[a:b]
         parameters["rows"] = [a, b]
-    changed = crop != 0 or resize is not None
-    if changed:
+    origin = ds
+    new_sizes = crop != 0 or resize is not None or (sparse is not None and sparse != ds.is_sparse)
+    layout = _layout(ds._columns.x.layout, new_sizes, chunk_rows, shard_rows, compressor)
+    what = ds.url or "the rows"
+    if crop != 0 or resize is not None:
         parameters |= {"crop": crop, "resize": None if resize is None else list(resize)}
-    images = ds
-    if changed:
-        images = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, ds.url or "the rows"))
-    if dtype is not None and np.dtype(dtype) != images.dtype:
+        ds = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, what))
+    if dtype is not None and np.dtype(dtype) != ds.dtype:
         parameters["dtype"] = str(np.dtype(dtype))
-    provenance = derived_from(ds, "convert", **parameters)
-    old = ds._columns.x.layout
-    layout = _layout(old, chunk_rows, shard_rows, compressor)
-    ds = images
-    if changed:  # the old chunk and shard sizes do not suit the new row size
-        layout |= _sizes(chunk_rows, shard_rows)
-    if "dtype" in parameters:
         kind = schema.check_rows_dtype(np.dtype(dtype), "the dtype to convert to")
-        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, ds.url or "the rows"))
+        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, what))
     if sparse is not None and sparse != ds.is_sparse:
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
-        layout |= _sizes(chunk_rows, shard_rows)
     elif ds.is_sparse and chunk_rows is None:
         layout["chunk_rows"] = None  # row groups have no chunk size
+    provenance = derived_from(origin, "convert", **parameters)
     copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
     return open_dataset(out_url)
 
 
 def _layout(
     old: ChunkLayout | None,
+    new_sizes: bool,
     chunk_rows: int | str | None,
     shard_rows: int | str | None,
     compressor: str | None,
 ) -> LayoutOptions:
-    """Return the layout arguments of `create_dataset`: the requested values, else those of the source."""
+    """Return the layout arguments of `create_dataset`: the requested values, else those of the source.
 
-    def size(requested: int | str | None, old_size: int | None, name: str) -> int | None:
-        if isinstance(requested, str) and requested != "auto":
-            raise DataError(f"{name} is {requested!r}, but it must be a number of rows or 'auto'")
-        return old_size if requested is None else _size(requested, name)
-
-    chunks = size(chunk_rows, None if old is None else old.chunk_rows, "chunk_rows")
-    shards = size(shard_rows, None if old is None else old.shard_rows, "shard_rows")
+    With `new_sizes` the size of a row changes, so the chunk and shard sizes of the source are not used.
+    """
+    keeps = old is not None and not new_sizes
+    chunks = _requested(chunk_rows, "chunk_rows", old.chunk_rows if old is not None and keeps else None)
+    shards = _requested(shard_rows, "shard_rows", old.shard_rows if old is not None and keeps else None)
     if chunks and shards and shards % chunks:
         if chunk_rows is None:  # the requested size has priority
             chunks = None
         elif shard_rows is None:
             shards = None
-    keep = "auto" if old is None else old.compressor
-    return {
-        "chunk_rows": chunks,
-        "shard_rows": shards,
-        "compressor": keep if compressor == "keep" else compressor,
-    }
+    if compressor == "keep":
+        compressor = "auto" if old is None else old.compressor
+    return {"chunk_rows": chunks, "shard_rows": shards, "compressor": compressor}
 
 
-def _sizes(chunk_rows: int | str | None, shard_rows: int | str | None) -> LayoutOptions:
-    """Return the requested chunk and shard sizes; None lets `create_dataset` choose for the new row size."""
-    return {"chunk_rows": _size(chunk_rows, "chunk_rows"), "shard_rows": _size(shard_rows, "shard_rows")}
-
-
-def _size(rows: int | str | None, name: str) -> int | None:
-    """Return the requested number of rows, or None for 'auto' and for no request."""
-    return None if rows in (None, "auto") else _as_integer(rows, name)
-
-
-def _as_integer(rows: Any, name: str) -> int:
+def _requested(rows: int | str | None, name: str, old_size: int | None) -> int | None:
+    """Return the requested number of rows: `old_size` if there is no request, and None for 'auto'."""
+    if rows is None or rows == "auto":
+        return old_size if rows is None else None
     try:
-        return operator.index(rows)
+        return operator.index(rows)  # type: ignore[arg-type]
     except TypeError as error:
         raise DataError(f"{name} is {rows!r}, but it must be a whole number of rows or 'auto'") from error
 

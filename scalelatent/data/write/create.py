@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.schema import LayoutOptions
 
-# Zarr also writes chunks that equal the fill value, so that a missing chunk always means a lost chunk.
-_COMMON: dict[str, Any] = {"fill_value": 0, "config": WRITE_CONFIG}
-
 
 def begin_dataset(
     url: str | os.PathLike[str],
@@ -82,16 +78,14 @@ def begin_dataset(
     names = None if classes is None else np.unique(schema.as_labels(classes, "classes"))
     names = None if names is None else schema.as_classes(names, f"{location.url}: y")
     coded = names is not None and names.dtype.kind == "U"
-    if coded:
-        assert names is not None
-        y_type: np.dtype | None = np.min_scalar_type(len(names) - 1)
-    else:
-        y_type = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
-        if y_type is not None and y_kind == "multilabel":
+    y_type = None if y_dtype is None else np.dtype(y_dtype).newbyteorder("=")
+    if names is not None and coded:
+        y_type = np.min_scalar_type(len(names) - 1)
+    elif y_type is not None:
+        if y_kind == "multilabel":
             y_type = check_dtype(y_type, f"{location.url}: y")
-        if y_type is not None:
-            schema.check_stored_dtype(y_type, f"{location.url}: y")
-        if y_type is not None and y_type.kind not in "buif":
+        schema.check_stored_dtype(y_type, f"{location.url}: y")
+        if y_type.kind not in "buif":
             raise DataError(
                 f"{location.url}: labels of dtype {y_type} are stored as codes of classes; pass `classes`"
             )
@@ -125,13 +119,15 @@ def begin_dataset(
         return location
     check_room(location, overwrite, unfinished=resume)
     check_rows_fit(location, n_rows, attrs.feature_shape, kind, nnz, compressor=layout.compressor)
-    make_room(location, overwrite, unfinished=resume)
+    with explain_os_errors(location, "removing the old content"):
+        if not location.is_empty():
+            location.clear()
     keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
     with explain_os_errors(location, "creating the dataset"), keep:
         import zarr
 
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
-        _create_arrays(group, n_rows, attrs, kind, y_type, weighted, layout)
+        _create_columns(group, n_rows, attrs, kind, y_type, layout)
         n_shards = layout.n_shards(n_rows) * layout.n_tiles(schema.n_features(attrs.feature_shape))
         group.create_array(
             "digest",
@@ -144,13 +140,12 @@ def begin_dataset(
     return location
 
 
-def _create_arrays(
+def _create_columns(
     group: zarr.Group,
     n_rows: int,
     attrs: DatasetAttrs,
     dtype: np.dtype,
     y_dtype: np.dtype | None,
-    weighted: bool,
     layout: ChunkLayout,
 ) -> None:
     """Create the (unwritten) columns of a dataset in its group."""
@@ -158,46 +153,40 @@ def _create_arrays(
         shape = (n_rows, attrs.feature_shape[0])
         create_csr(group, "x", shape, dtype, layout.shard_rows, layout.compressor)
     else:
-        _create_rows(group, "x", (n_rows, *attrs.feature_shape), dtype, layout)
-    if y_dtype is not None and attrs.y_kind == "multilabel":
-        assert attrs.n_targets is not None
-        create_csr(group, "y", (n_rows, attrs.n_targets), y_dtype, layout.shard_rows, "auto")
-        y_dtype = None
-    elif y_dtype is not None and attrs.y_kind == "targets":
-        assert attrs.n_targets is not None
-        packed = None if y_dtype.kind == "f" else "lz4"
-        how = ChunkLayout(layout.chunk_rows, layout.shard_rows, packed)
-        _create_rows(group, "y", (n_rows, attrs.n_targets), y_dtype, how)
-        y_dtype = None
+        _create_dense(group, "x", (n_rows, *attrs.feature_shape), dtype, layout)
     # A 1-D column has one chunk per shard of x, so that each shard has one writer in every array.
-    for name, kind in (("y", y_dtype), ("weight", np.dtype(np.float64) if weighted else None)):
-        if kind is not None:
-            group.create_array(
-                name,
-                shape=(n_rows,),
-                dtype=kind,
-                chunks=(layout.shard_rows,),
-                compressors=codecs("zstd", kind),
-                dimension_names=("row",),
-                **_COMMON,
-            )
+    whole_shards = ChunkLayout(layout.shard_rows, layout.shard_rows, "zstd")
+    if y_dtype is not None:
+        y_shape = (n_rows, *(() if attrs.n_targets is None else (attrs.n_targets,)))
+        if attrs.y_kind == "multilabel":
+            create_csr(group, "y", (n_rows, y_shape[1]), y_dtype, layout.shard_rows, "auto")
+        elif attrs.y_kind == "targets":
+            compressor = None if y_dtype.kind == "f" else "lz4"
+            targets = ChunkLayout(layout.chunk_rows, layout.shard_rows, compressor)
+            _create_dense(group, "y", y_shape, y_dtype, targets)
+        else:
+            _create_dense(group, "y", y_shape, y_dtype, whole_shards)
+    if "weight" in (attrs.columns or ()):
+        _create_dense(group, "weight", (n_rows,), np.dtype(np.float64), whole_shards)
 
 
-def _create_rows(
+def _create_dense(
     group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype, layout: ChunkLayout
 ) -> None:
+    """Create an array in which a missing chunk is always a lost chunk: zarr also writes chunks of zeros."""
     rest = shape[1:]
     sharded = layout.shard_rows > layout.chunk_rows
-    tiled = name == "x" and layout.tile_columns is not None
+    columns = rest if layout.tile_columns is None else (min(layout.tile_columns, *rest),)
     group.create_array(
         name,
         shape=shape,
         dtype=dtype,
-        chunks=(layout.chunk_rows, *([min(layout.tile_columns or 1, *rest)] if tiled else rest)),
+        chunks=(layout.chunk_rows, *columns),
         shards=(layout.shard_rows, *rest) if sharded else None,
         compressors=codecs(layout.compressor, dtype),
         dimension_names=("row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(len(rest)))),
-        **_COMMON,
+        fill_value=0,
+        config=WRITE_CONFIG,
     )
 
 
@@ -244,21 +233,13 @@ def _check_kinds(
         raise DataError(f"{url}: y_kind {y_kind!r} needs y_dtype, the type of its values")
 
 
-def make_room(location: Location, overwrite: bool, *, unfinished: bool = False) -> None:
-    """Empty a location: delete a dataset that may be replaced, refuse other content; see `check_room`."""
-    check_room(location, overwrite, unfinished=unfinished)
-    if not location.is_empty():
-        with explain_os_errors(location, "removing what lies there"):
-            location.clear()
-
-
 def check_room(
     location: Location, overwrite: bool, *, unfinished: bool = False, resumable: bool = True
 ) -> None:
     """Refuse a location with other files, or with a dataset that may not be replaced; delete nothing."""
-    if location.is_empty() or (found := format_of(location)) == REMOVED:
+    if location.is_empty() or (format_name := format_of(location)) == REMOVED:
         return
-    if found != schema.FORMAT:
+    if format_name != schema.FORMAT:
         raise DataError(
             f"{location.url} exists and is not a scalelatent dataset, so it is not replaced; choose another "
             "output, or remove it yourself"
@@ -347,10 +328,10 @@ def create_like(
     return ShardWriter(place)
 
 
-def derived_from(ds: Dataset, how: str, **parameters: Any) -> dict[str, Any]:
+def derived_from(ds: Dataset, action: str, **parameters: Any) -> dict[str, Any]:
     """Return the provenance of a dataset that is derived from `ds`."""
     origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
-    return {"importer": how, **parameters, **origin}
+    return {"importer": action, **parameters, **origin}
 
 
 @contextlib.contextmanager
@@ -371,8 +352,8 @@ def copy_rows(
     **layout: Unpack[LayoutOptions],
 ) -> None:
     """Write the rows of a dataset to another location; see `Dataset.save`."""
-    how = derived_from(ds, "save") if provenance is None else provenance
-    writer = create_like(ds, url, provenance=how, overwrite=overwrite, **layout)
+    provenance = derived_from(ds, "save") if provenance is None else provenance
+    writer = create_like(ds, url, provenance=provenance, overwrite=overwrite, **layout)
     with removed_on_failure(writer):
         bounds = map(writer.shard_bounds, range(writer.n_shards))
         write_shards(writer, (RowBatch.read(ds, a, b) for a, b in bounds), progress)
@@ -387,20 +368,17 @@ def link_dataset(ds: Dataset, place: Location) -> str:
     with explain_os_errors(place, f"copying {ds.url}"):
         here, there = source.local_path(""), place.local_path("")
         if here is not None and there is not None:
-            _link_files(Path(here), Path(there))
+            shutil.copytree(here, there, copy_function=_link_or_copy, dirs_exist_ok=True)
         else:
             _copy_files(source, place, "")
     return ds.fingerprint()
 
 
-def _link_files(source: Path, target: Path) -> None:
-    for file in sorted(p for p in source.rglob("*") if p.is_file()):
-        path = target / file.relative_to(source)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(file, path)
-        except OSError:  # another disk, or a disk without hard links
-            shutil.copyfile(file, path)
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or a disk without hard links
+        shutil.copyfile(source, target)
 
 
 def _copy_files(source: Location, target: Location, prefix: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from scalelatent.typing import LabelsLike, RowsLike, WeightsLike
 
 
-_MARKERS_AT_ONCE = 512
+_MARKERS_AT_ONCE = 512  # markers that one call of `read_ranges` reads
 
 
 Column: TypeAlias = "zarr.Array | CsrGroups"
@@ -78,7 +78,11 @@ class ShardWriter:
         self._group, self._markers = group, Markers(location)
         self._rewritten: dict[int, dict[str, list[int]]] = {}
         self._found_crcs: dict[str, list[int]] = {}  # file -> checksums of its chunks
-        self._expected_chunks: dict[str, int | None] = {}  # file -> number of its chunks; None without shards
+        self._shard_chunks = {  # dense column -> chunks per shard; None if a shard is a chunk
+            name: None if a.shards is None else a.shards[0] // a.chunks[0]
+            for name, a in self._columns().items()
+            if not isinstance(a, CsrGroups)
+        }
         self.next_step = "resume with --resume (resume=True): the shards written before are intact"
         """Last step in the error message about a full disk; each caller sets its own."""
         self.is_only_writer = False
@@ -189,24 +193,24 @@ class ShardWriter:
         labels, distinct = self._y_as_stored(y, start, stop)
         weights = self._weight_as_stored(weight, start, stop)
         digest = shard_digest(rows, labels, weights)
-        if self.attrs.complete and digest != self._sealed(shard):
+        if self.attrs.complete and digest != self._expected_digest(shard):
             raise DataError(
                 f"dataset {self.url} is finished, and its rows {start}:{stop} differ from the given rows. A "
                 "finished dataset cannot be changed: write another one, or replace this one with --overwrite "
                 "(overwrite=True)"
             )
-        with self._all_or_nothing(shard, start, stop), self._crcs_of(shard) as crcs:
+        with self._all_or_nothing(shard, start, stop):
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
                 if target is not None and self._tile is None:
                     target[start:stop] = values
                 elif target is not None and not isinstance(target, CsrGroups):
                     target[start:stop, first:last] = values
             entries = {f"{name}_nnz": int(c.nnz) for name, c in (("x", rows), ("y", labels)) if is_sparse(c)}
-            found = crcs()
+            crcs = self._pop_crcs(shard)
             if self.attrs.complete:
-                self._rewritten[shard] = found
+                self._rewritten[shard] = crcs
             else:
-                marker = {"digest": digest.hex(), "labels": distinct, "crc": found, **entries}
+                marker = {"digest": digest.hex(), "labels": distinct, "crc": crcs, **entries}
                 self._markers.write(shard, marker)
 
     def _y_as_stored(
@@ -285,15 +289,17 @@ class ShardWriter:
                 self._group["digest"][...] = digests
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
-                        column.seal([m[f"{name}_nnz"] for m in markers])
-                crc = self._seal([m.get("crc") for m in markers])
+                        column.write_counts([m[f"{name}_nnz"] for m in markers])
+                crc = self._write_crc_table([m.get("crc") for m in markers])
                 kinds = self.dtype, self.y_dtype
-                print_ = fingerprint_of(self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests)
-                done = replace(self.attrs, fingerprint=print_, classes=classes, crc=crc, complete=True)
+                fingerprint = fingerprint_of(
+                    self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests
+                )
+                done = replace(self.attrs, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
                 write_attrs(self._location, done)  # the last write: readers refuse the dataset before
             self.attrs = done
         elif self._rewritten and self.attrs.crc is not None:
-            self._seal_again()
+            self._update_crc_table()
         self._markers.clear()
 
     def _all_markers(self) -> list[dict[str, Any]]:
@@ -312,39 +318,31 @@ class ShardWriter:
     def _classes(self, markers: list[dict[str, Any]]) -> list[Label] | None:
         if self._y is None or self.attrs.classes is not None or self.attrs.y_kind != "labels":
             return self.attrs.classes
-        found: set[Label] = set()
+        classes: set[Label] = set()
         for marker in markers:
             if marker["labels"] is None:
                 return None
-            found.update(marker["labels"])
-        return sorted(found) if len(found) <= schema.MAX_CLASSES else None
-
-    @contextlib.contextmanager
-    def _crcs_of(self, shard: int) -> Iterator[Callable[[], dict[str, list[int]]]]:
-        """Collect the checksums of a shard's chunks during the write; yield a function that returns them."""
-        arrays = {k: c for k, c in self._columns().items() if not isinstance(c, CsrGroups)}
-        chunks = {k: None if a.shards is None else a.shards[0] // a.chunks[0] for k, a in arrays.items()}
-        keys = {name: self._key(name, shard) for name in arrays}
-        self._expected_chunks |= {key: chunks[name] for name, key in keys.items()}
-
-        def found() -> dict[str, list[int]]:
-            return {
-                name: c.crcs.pop(shard) if isinstance(c, CsrGroups) else self._found_crcs[keys[name]]
-                for name, c in self._columns().items()
-            }
-
-        try:
-            yield found
-        finally:
-            for key in keys.values():
-                self._expected_chunks.pop(key, None)
-                self._found_crcs.pop(key, None)
+            classes.update(marker["labels"])
+        return sorted(classes) if len(classes) <= schema.MAX_CLASSES else None
 
     def _note_crcs(self, key: str, data: np.ndarray) -> None:
-        if key in self._expected_chunks:
-            self._found_crcs[key] = chunk_crcs(data, self._expected_chunks.pop(key))
+        """Keep the checksums of the chunks in a file of a dense column, before zarr writes the file."""
+        name, _, rest = key.partition("/")
+        if name in self._shard_chunks and rest.startswith("c/"):
+            self._found_crcs[key] = chunk_crcs(data, self._shard_chunks[name])
 
-    def _seal(self, found: list[dict[str, list[int]] | None]) -> CrcTable | None:
+    def _pop_crcs(self, shard: int) -> dict[str, list[int]]:
+        """Return the checksums of the chunks of a written shard, by column."""
+        return {
+            name: (
+                column.crcs.pop(shard)
+                if isinstance(column, CsrGroups)
+                else self._found_crcs.pop(self._key(name, shard))
+            )
+            for name, column in self._columns().items()
+        }
+
+    def _write_crc_table(self, found: list[dict[str, list[int]] | None]) -> CrcTable | None:
         """Write the table of checksums; return None if an old version wrote a shard without checksums."""
         if any(crcs is None for crcs in found):
             return None
@@ -361,7 +359,7 @@ class ShardWriter:
         }
         return write_crcs(self._group, parts, packing, self.shard_rows)
 
-    def _seal_again(self) -> None:
+    def _update_crc_table(self) -> None:
         """Update the checksums of rewritten shards, because another compressor may have packed the rows."""
         columns = own_columns(self._location, replace(self.attrs, crc=None))
         assert self.attrs.crc is not None
@@ -396,10 +394,12 @@ class ShardWriter:
         rest = self._columns()[name].shape[1:]
         return "/".join([name, "c", str(row), *(str(tile) for _ in rest)])
 
-    def _places(self, shard: int) -> list[str]:
+    def _paths_to_delete(self, shard: int) -> list[str]:
         """Return the keys to delete before a shard is written: folders of row groups, files of arrays."""
-        groups = [c.folder(shard) for c in (self._x, self._y) if isinstance(c, CsrGroups)]
-        return groups + [key for key in self._files(shard, {}) if not key.startswith(tuple(groups))]
+        return [
+            column.folder(shard) if isinstance(column, CsrGroups) else self._key(name, shard)
+            for name, column in self._columns().items()
+        ]
 
     @contextlib.contextmanager
     def _all_or_nothing(self, shard: int, start: int, stop: int) -> Iterator[None]:
@@ -408,7 +408,7 @@ class ShardWriter:
         def remove() -> None:
             if not self.attrs.complete:
                 self._markers.delete(shard)
-            for key in self._places(shard):
+            for key in self._paths_to_delete(shard):
                 self._location.delete_tree(key)
 
         doing = f"writing shard {shard} (rows {start}:{stop})"
@@ -430,9 +430,9 @@ class ShardWriter:
                 parts = [np.ascontiguousarray(part[:, slice(*self.shard_columns(shard))]) for part in parts]
         except DataError:
             return False
-        return shard_digest(*parts) == self._sealed(shard)
+        return shard_digest(*parts) == self._expected_digest(shard)
 
-    def _sealed(self, shard: int) -> bytes:
+    def _expected_digest(self, shard: int) -> bytes:
         """Return the expected digest of a shard of a finished dataset."""
         return bytes(self._group["digest"][shard].tobytes())
 
@@ -454,8 +454,10 @@ class Markers:
         found = [i for i in range(n_shards) if _marker_name(i) in names]
         markers: list[dict[str, Any] | None] = [None] * n_shards
         for first in range(0, len(found), _MARKERS_AT_ONCE):
-            some = found[first : first + _MARKERS_AT_ONCE]
-            for i, raw in zip(some, self._location.read_ranges([_marker_key(i) for i in some]), strict=True):
+            numbers = found[first : first + _MARKERS_AT_ONCE]
+            for i, raw in zip(
+                numbers, self._location.read_ranges([_marker_key(i) for i in numbers]), strict=True
+            ):
                 markers[i] = _parse_marker(raw)
         return markers
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.errors import DataError
-from scalelatent.kernels.random_words import check_seed, random_words
+from scalelatent.kernels.streams import check_seed, random_words
 from scalelatent.storage.disk import locate
 from scalelatent.storage.write_checks import clear_after, explain_os_errors
 
@@ -61,20 +61,20 @@ def shuffle_dataset(
     Parameters
     ----------
     source : Dataset or url
-        The rows to shuffle.
+        Rows to shuffle.
     out_url : str
-        Where to. Buckets lie in `<out>.shuffle-<hex>` beside it while the work goes on (rows that fit into
-        `memory` need none) and are removed afterwards, also after a failure or Ctrl-C.
+        Path or address of the new dataset. Rows that do not fit into `memory` are first written to bucket
+        files in `<out>.shuffle-<hex>`, which are removed at the end, also after an error or Ctrl-C.
     seed : int
-        Of the permutation, at least 0. The same seed and number of rows give the same order on any machine.
+        Seed of the permutation, at least 0. The same seed and number of rows give the same order everywhere.
     memory : int, optional
-        Bytes of rows held at a time, `MEMORY` by default; it changes the route, never the result.
-    overwrite : bool
-        Replace a dataset that lies at `out_url`.
+        Maximum bytes of rows in memory, by default `MEMORY`; it does not affect the result.
+    overwrite : bool, default False
+        Replace an existing dataset at `out_url`.
     progress : callable, optional
-        Called with (rows done, rows in all).
+        Function that is called with (rows done, total rows).
     **layout
-        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`.
+        Arguments `chunk_rows`, `shard_rows` and `compressor` of `create_dataset`.
 
     Returns
     -------
@@ -84,8 +84,9 @@ def shuffle_dataset(
     Raises
     ------
     DataError
-        The output exists or is the source, a negative seed, too little memory for this number of rows (the
-        message names the least), a damaged source or a full disk. No dataset and no bucket is left behind.
+        If the output exists or is the source; `seed` is negative; `memory` is too small for this number of
+        rows (the message has the minimum); the source is damaged; or the disk is full. The partial output and
+        the buckets are removed.
 
     Examples
     --------
@@ -174,11 +175,11 @@ class _Buckets:
         order = np.argsort(bucket, kind="stable")
         edges = np.searchsorted(bucket[order], np.arange(1, self._plan.n_buckets, dtype=np.uint64))
         sorted_keys = np.split(keys[order], edges)
-        for kept, its_keys, rows in zip(
+        for parts, part_keys, rows in zip(
             self._buffered, sorted_keys, batch.take(order).split(edges), strict=True
         ):
             if len(rows):
-                kept.append((its_keys, rows))
+                parts.append((part_keys, rows))
         self._buffered_bytes += batch.nbytes
         if self._plan.n_buckets > 1 and self._buffered_bytes > self._plan.flush_bytes:
             self._flush()
@@ -206,13 +207,13 @@ class _Buckets:
 
     def _flush(self) -> None:
         with explain_os_errors(self._location, "writing a bucket of rows", "shuffle again"):
-            for bucket, kept in enumerate(self._buffered):
-                if kept:
-                    keys = np.concatenate([keys for keys, _ in kept])
-                    rows = RowBatch.concatenate([rows for _, rows in kept])
+            for bucket, parts in enumerate(self._buffered):
+                if parts:
+                    keys = np.concatenate([keys for keys, _ in parts])
+                    rows = RowBatch.concatenate([rows for _, rows in parts])
                     data = len(keys).to_bytes(8, "little") + keys.tobytes() + rows.to_bytes()
                     self._location.write(f"{bucket}/{self._n_flushed:08d}", data)
-                    kept.clear()
+                    parts.clear()
         self._buffered_bytes = 0
         self._n_flushed += 1
 

@@ -46,121 +46,120 @@ if TYPE_CHECKING:
 
 
 class CapsuleRegression(StreamedClassifier):
-    """Classification by latent vectors of competing length, fitted by streamed EM.
+    """Classifier with a latent vector (capsule) per class, fitted by streamed EM.
 
-    Each class has a capsule h_i = W_i x + b_i of ``capsule_dim`` numbers; the class whose vector is longest
-    wins, and the squashing function turns lengths into probabilities. The rows are numpy arrays, memmaps,
-    zarr and dask arrays or a :class:`~scalelatent.Dataset` of any length, in this process or on a Dask
-    cluster, with the same bits.
+    Each class has a capsule h_i = W_i x + b_i of ``capsule_dim`` numbers. The class with the longest vector
+    wins, and a squashing function turns the lengths into probabilities. Rows are numpy arrays, memmaps, zarr
+    or dask arrays, or a :class:`~scalelatent.Dataset` of any length. A fit in this process and a fit on a
+    Dask cluster give the same bits.
 
     Parameters
     ----------
     capsule_dim : int, sequence of int or None
-        Dimension d of the capsules, or one for each class (multiclass). None: 8, or as many as columns and
-        the rows of the smallest class allow (``capsule_dim_``).
+        Dimension d of the capsules, or one per class (only multiclass). None: 8, or as many as the columns
+        and the rows of the smallest class allow (``capsule_dim_``).
     architecture : {"multiclass", "one_vs_all", "all_vs_all"}
-        One model with a capsule a class; a binary model for each class; one for each pair of classes. All
-        members share each pass.
-    algorithm : {"stepwise", "em", "incremental", "passive_aggressive"} or None
-        Stepwise EM, a step after each batch of rows: on MNIST it reaches the error of batch EM in a tenth of
-        its time (benchmarks/choosing.py). Batch EM, the paper's. Incremental EM, which exchanges the
-        contributions of leaves of rows kept in the run folder. Passive-aggressive learning row by row. None:
-        batch EM where ``max_iter`` is given, else stepwise EM.
+        One model with a capsule per class; a binary model per class; or a binary model per pair of classes.
+        All members share each pass over the rows.
+    algorithm : {"stepwise", "em", "passive_aggressive"} or None
+        "stepwise": stepwise EM, one step per batch of rows; on MNIST it reaches the error of batch EM in a
+        tenth of the time (benchmarks/choosing.py). "em": batch EM, as in the paper. "passive_aggressive":
+        learning row by row. None: batch EM if ``max_iter`` is given, else stepwise EM.
     projection : "auto", None or int
-        Reduce rows to this many principal directions of the training rows first, about their mean, or about
-        the origin without an intercept. "auto": 196 where rows are wider, else None.
+        Number of principal directions of the training rows to which rows are reduced first. Directions are
+        about the mean, or about the origin without an intercept. "auto": 196 if rows are wider, else None.
     fit_intercept : bool, default True
-        Subtract the mean of the training rows, before the cast to float32, and learn a constant b_i of each
-        capsule, so that classes on two sides of a point differ. The paper has none.
+        Subtract the mean of the training rows before the cast to float32, and learn a constant b_i of each
+        capsule, so that classes on opposite sides of a point differ. The paper has no intercept.
     init : {"subspace", "random"}
-        Start from each class's leading directions (equation 2.28), or from Gaussian noise.
+        Start from the leading directions of each class (equation 2.28), or from Gaussian noise.
     init_scale : float, default 1.0
-        Of the random start: standard deviation of the latent means of a row of mean length.
+        With a random start, the standard deviation of the latent means of a row of mean length.
     momentum : float, default 0.9
-        gamma in [0, 1) of equation 2.27. Incremental EM: 0 is exact, more takes the part of contributions
-        that is stale back. Not used by passive-aggressive learning.
+        gamma in [0, 1) of equation 2.27. Passive-aggressive learning does not use it.
     nu_schedule : "paper", None or sequence of (nu, patience)
-        Rounds of thresholded EM with early stopping on the validation error (training error without
-        validation rows). None: plain EM until ``max_iter`` or ``tol``. Online algorithms count patience in
+        Rounds of thresholded EM with early stopping on the validation error, or on the training error without
+        validation rows. None: plain EM until ``max_iter`` or ``tol``. Online algorithms count patience in
         epochs.
     max_iter : int or None
-        Largest number of passes of batch EM; None: 2,000.
+        Largest number of passes of batch EM. None: 2,000.
     n_epochs : int or None
-        Largest number of passes of the online algorithms. None: as many as read 500,000 rows, at least 10
-        and at most 50.
+        Largest number of passes of the online algorithms. None: as many as read 500,000 rows, at least 10 and
+        at most 50.
     batch_rows : int or None
-        Rows of a step. None: 1,024; incremental EM: a 32nd of the rows, but leaves (a step has ``n_chains``)
-        of at least four rows for each row of W, at least 256 and at most 65,536.
+        Rows per step, a multiple of ``n_chains``. None: 1,024.
     n_chains : int, default 4
-        Parts of a step that are computed independently, by threads or workers; a multiple of it must be
-        ``batch_rows``. It changes the result (passive-aggressive: copies of W that are averaged), the number
-        of workers never does.
+        Parts of a step that threads or workers compute independently. It changes the result of
+        passive-aggressive learning, which averages one copy of W per chain; the number of workers never does.
     kappa, t0 : float, default 0.6, 1000
-        Stepwise EM: step sizes (1 + t / t0) ** -kappa in step t.
+        Stepwise EM: step t has the size (1 + t / t0) ** -kappa.
     aggressiveness : float, default 1.0
-        Passive-aggressive learning: C of PA-I, the cap on the change that one row makes, of a residual of
-        length ``g`` by at most C.
+        Passive-aggressive learning: C of PA-I, the largest change of the latent means by one row.
     tol : float or None
-        End a round when the mean log-loss (nats) falls by less than this in a pass; None or 0 never does.
+        End a round if the mean log-loss (nats) falls by less than this in a pass. None or 0 never ends a
+        round.
     ridge : float or None
         rho, added to the diagonal of the second moments of the rows: W <- (W S + Delta)(S + rho I)^-1. None:
-        as much as one row more of independent features (``ridge_``), which few rows feel and many do not. The
-        paper has none: 0.
+        counts as one more row of independent features (``ridge_``), which only matters for few rows. The
+        paper has 0.
     temperature : float or None
-        T of class probabilities: P(y | x) to the power of 1 / T, normalised. None: the one with the least
-        log-loss of the validation rows, or of at most 20,000 training rows. The paper's probabilities, 1,
-        are far too uncertain. It changes no prediction of a class.
+        T of the class probabilities: P(y | x) to the power of 1 / T, normalised. None: the one with the
+        smallest log-loss on the validation rows, or on at most 20,000 training rows. The probabilities of the
+        paper (T = 1) are far too uncertain. It changes no predicted class.
     class_weight : dict, "balanced" or None
-        Weights of classes, as in scikit-learn.
+        Weights of the classes, as in scikit-learn.
     warm_start : bool
         Start from the weights of the last fit.
     random_state : int, Generator, RandomState or None
-        None draws a seed and keeps it in ``seed_``. A seed never changes the speed.
+        None draws a seed and stores it in ``seed_``.
     device : {"auto", "cpu", "gpu"}
-        "auto" is the GPU where there is one; on a cluster workers with and without one share a fit, whose
-        bits then depend, within a tolerance, on who computed which rows.
+        "auto" uses a GPU if there is one. On a cluster, workers with and without a GPU can share a fit; its
+        result then depends, within a tolerance, on which worker computed which rows.
     n_jobs : int or None
-        Threads of a fit in this process; None is what ``joblib.parallel_config`` says, else all cores. The
-        result is the same for any number.
+        Number of threads of a fit in this process; it does not change the result. None: the number of
+        ``joblib.parallel_config``, else all cores.
 
     Attributes
     ----------
     classes_ : ndarray, shape (n_classes,)
+        Sorted class labels.
     W_ : ndarray of float64, shape (sum of dimensions, p)
-        Weights of all members' capsules, one under the other, on (projected) rows.
+        Stacked weights of the capsules of all members, on (projected) rows.
     intercept_ : ndarray of float64, shape (sum of dimensions,)
         Constants of all capsules; zeros without an intercept.
     mean_ : ndarray of float32, shape (features,), or None
         Mean of the training rows, which is subtracted first.
     capsule_dim_ : int or list of int
-        Of all capsules, or one for each class.
+        Dimension of all capsules, or one per class.
     capsule_dims_ : ndarray of int, shape (members, capsules)
+        Dimension of each capsule.
     projection_ : ndarray of float64, shape (features, p), or None
+        Directions of the projection.
     ridge_ : ndarray of float64, shape (p + 1,), or (p,) without an intercept
-        What was added to the diagonal.
+        Numbers that were added to the diagonal of the second moments.
     temperature_ : float
-        Of class probabilities.
+        Temperature of the class probabilities.
     n_iter_ : int
-        Passes.
+        Number of passes.
     history_ : list of dict
-        One record a pass: objective (mean log-loss, nats), train_error, validation_error, seconds of the
-        pass, rows, bytes_read, … The binary architectures have means over members instead: the objective,
-        mean_member_train_error, mean_member_validation_error. Their validation_error is that of what the
-        members decide together, which batch EM measures in the first eight passes and every eighth from then
-        on (between, the last one is repeated); there is no train_error. Of an online algorithm with engine
-        options ``report_steps`` or ``validate_steps`` also one at each such step, with the number of the pass
-        that it belongs to; ``rows_seen`` tells them apart.
+        One record per pass: objective (mean log-loss, nats), train_error, validation_error, seconds of the
+        pass, rows, bytes_read, … Binary architectures have means over members: the objective,
+        mean_member_train_error and mean_member_validation_error. Their validation_error is that of the joint
+        decision of all members. Batch EM measures it in the first eight passes and then in every eighth pass;
+        other records repeat the last value. They have no train_error. With the engine options
+        ``report_steps`` or ``validate_steps``, online algorithms add a record at each such step, with the
+        number of its pass; ``rows_seen`` distinguishes these records.
     best_validation_error_ : float or None
         Validation error of this model: ``1 - score`` of the validation rows.
     mean_member_validation_error_ : float or None
-        Of the binary architectures: mean over members of each one's best validation error in its own problem.
+        Binary architectures: mean over members of the best validation error in the member's own problem.
     seed_ : int
+        Seed of the fit.
     n_features_in_ : int
+        Number of features of a row.
 
-    Notes
-    -----
-    ``transform`` gives latent means h = W V^T (x - mean) + b, float32, V being the projection: class by class
-    in the order of ``classes_`` (member by member for the binary architectures).
+    Notes ----- ``transform`` returns the latent means h = W V^T (x - mean) + b as float32, where V is the
+    projection. Columns are sorted by class, or by member for the binary architectures.
 
     References
     ----------
@@ -330,23 +329,27 @@ class CapsuleRegression(StreamedClassifier):
         *,
         sample_weight: WeightsLike | None = None,
     ) -> Self:
-        """Learn from some more rows, at once and in this process.
+        """Learn from more rows immediately, in this process.
 
-        Goes on from a fit, from a loaded model or from earlier calls. A first call needs
-        ``classes``, works on unprojected rows, and starts from the subspaces of its rows where there are
-        enough of each class, else at random. A step is one of stepwise EM with a step size that falls with
-        the rows seen (``kappa``, ``t0``, ``batch_rows``), without momentum, under the first threshold of
-        ``nu_schedule``; ``algorithm="passive_aggressive"`` takes passive-aggressive steps. Second moments are
-        those of all rows so far, with a prior worth as many rows as there are features, which fades.
+        The call continues a fit, a loaded model or earlier calls. A first call needs ``classes`` and does not
+        project rows. It starts from the subspaces of its rows if there are enough rows of each class, else at
+        random.
+
+        A step is a step of stepwise EM without momentum, with the first threshold of ``nu_schedule``. Its
+        size falls with the number of rows seen (``kappa``, ``t0``, ``batch_rows``).
+        ``algorithm="passive_aggressive"`` makes passive-aggressive steps. Second moments are those of all
+        rows so far, with a prior that counts as one row per feature.
 
         Parameters
         ----------
         X : array-like, shape (n, features), or Dataset
             One row or more.
-        y : array-like, shape (n,); a Dataset brings its own
+        y : array-like, shape (n,)
+            Class labels; omitted for a Dataset, which has its own.
         classes : array-like or None
-            All classes that will ever come; needed in the first call.
+            All classes of this and later calls; needed in the first call.
         sample_weight : array-like, shape (n,), or None
+            Weights of the rows.
 
         Returns
         -------
@@ -355,10 +358,10 @@ class CapsuleRegression(StreamedClassifier):
         Raises
         ------
         ValueError
-            ``classes`` missing in the first call or different later; a label that is none of them; another
-            number of features; a parameter out of range.
+            ``classes`` is missing in the first call or differs later, a label is not among them, the number
+            of features differs, or a parameter is out of range.
         DataError
-            NaN or infinite values, naming row and feature.
+            A value is NaN or infinite; the message names the row and the feature.
 
         Examples
         --------

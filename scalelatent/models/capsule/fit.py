@@ -571,12 +571,12 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         scores = {"train": CapsulePass(members, p, em.nu, None, False, intercept)}
         product = forecast.measure_rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
         usual = {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}
-        beside = 2 * members.total_dim * p**2 / MSTEP_RATE
+        update_seconds = 2 * members.total_dim * p**2 / MSTEP_RATE
         forecast.add_passes(
             "estep",
-            forecast.pass_seconds(stage, usual) + beside,
+            forecast.pass_seconds(stage, usual) + update_seconds,
             passes,
-            slowest=forecast.pass_seconds(stage, full) + beside,
+            slowest=forecast.pass_seconds(stage, full) + update_seconds,
         )
         shorter = "lower max_iter, or set algorithm='stepwise', which learns in a few passes"
     else:
@@ -593,20 +593,20 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
             SMALLER,
             n_epochs=step.n_epochs,
         )
-        row, beside = forecast.measure_chain(
+        row_seconds, update_seconds = forecast.measure_chain(
             f"capsule_{step.name} {block}x{p} {learner.layout().size} {n_classes}",
             learner,
             lambda: (step.state, make_noise(block, columns, "float32", n_classes)),
             order,
             rows=block,
         )
-        an_epoch = forecast.epoch_seconds(order, row, beside)
+        seconds_per_epoch = forecast.epoch_seconds(order, row_seconds, update_seconds)
         if held is not None:
             stage = forecast.add_stage(
                 "validation", {"validation": learner.validation()}, 2 * weights, SMALLER
             )
-            an_epoch += forecast.pass_seconds(stage, forecast.measure_rates(stage, step.state))
-        forecast.add_passes(step.name, an_epoch, passes)
+            seconds_per_epoch += forecast.pass_seconds(stage, forecast.measure_rates(stage, step.state))
+        forecast.add_passes(step.name, seconds_per_epoch, passes)
         shorter = "lower n_epochs"
     if model.temperature is None:
         some, products = forecast.held or train, 2.0 * members.total_dim * p / PREDICT_RATE

@@ -1,4 +1,4 @@
-"""What the report of a capsule model shows: latent vectors, prototypes, mistakes, how it learned."""
+"""Report of a capsule model: latent vectors, prototypes, mistakes, and the course of the fit."""
 
 # ruff: noqa: RUF001  the Greek letters of the paper
 
@@ -33,13 +33,13 @@ from scalelatent.report.style import percent
 from .report_data import ReportData, collect_report_data
 from .report_figures import (
     MAX_ELEMENTS,
-    classes_across,
-    leading_plane,
+    find_rounds,
     plot_history,
     plot_latents,
     plot_prototypes,
     plot_votes,
-    rounds_of,
+    project_on_leading_plane,
+    puts_classes_across,
 )
 
 if TYPE_CHECKING:
@@ -52,13 +52,12 @@ INTERVAL = (
     "(Wilson's) in 95 of 100 cases. Two errors whose intervals overlap may well be equal."
 )
 MEMBERS = (
-    "Each member solves a problem of its own, one class against the others or against one other, which is "
-    "easier than telling all classes apart. The validation error is that of the class that they decide on "
-    "together."
+    "Each member separates one class from the others, or from one other class, which is easier than "
+    "separating all classes. The validation error is the error of the class that all members choose together."
 )
 ONE_VS_ALL = (
-    "In a one-versus-all model each class has a probability of its own; they are divided by their sum, which "
-    "makes them small where many classes get some. They rank classes."
+    "In a one-versus-all model each class has its own probability. They are divided by their sum, so they "
+    "are small if many classes have one. They only rank the classes."
 )
 ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
 
@@ -70,11 +69,11 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """The part of a capsule model's report; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a report for a capsule model, see `scalelatent.contract.kinds.Kind.report`."""
     if len(model.capsule_dims_) > 1:
-        run.history = [_of_members(record) for record in run.history]
-    left_out = "the figures of latent vectors, prototypes and errors are left out"
-    shown = run.collect(data, left_out, partial(collect_report_data, model, progress=progress))
+        run.history = [_rename_member_means(record) for record in run.history]
+    missing_figures = "the figures of latent vectors, prototypes and errors are omitted"
+    shown = run.collect(data, missing_figures, partial(collect_report_data, model, progress=progress))
     head, table = _numbers(run, model, shown, rows)
     pictures = _history_pictures(run, model)
     if shown is not None:
@@ -82,14 +81,14 @@ def section(
         if not shown.labelled:
             run.notes.append(
                 f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
-                "and there is no error to tell."
+                "and there is no error."
             )
     explained = _explained(run, model, shown)
     return Section(_subtitle(model), head, table, pictures, explained, usage_snippet(run, model))
 
 
 def compared(runs: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Test error by capsule dimension, where runs differ in it; see `Kind.compare`."""
+    """Return the figure of test errors by capsule dimension, if runs differ in it; see `Kind.compare`."""
     points = [_as_point(run) for run in runs]
     dims = {point["capsule_dim"] for point in points if point is not None}
     if len(dims) < 2 or None in points:
@@ -117,7 +116,7 @@ def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _explained(run: RunFiles, model: CapsuleRegression, shown: ReportData | None) -> list[tuple[str, str]]:
-    """What the numbers of a classifier mean."""
+    """Return (number, explanation) for the numbers of a classifier."""
     found = []
     if differ := explain_error_gap(run, model.n_iter_, len(model.capsule_dims_)):
         found.append(("Validation and test error", differ))
@@ -143,7 +142,7 @@ def _subtitle(model: CapsuleRegression) -> str:
 def _numbers(
     run: RunFiles, model: CapsuleRegression, shown: ReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(headline, table)."""
+    """Return the headline and the table, both as (name, value)."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if shown is not None:
@@ -152,10 +151,10 @@ def _numbers(
             head.append((f"{rows} error", percent(shown.confusion.error)))
             table.append((f"{rows} error", describe_confusion(shown.confusion)))
         if shown.reliability is not None:
-            table.append((f"{rows} log-loss", f"{shown.reliability.log_loss:.4f} nats a row"))
+            table.append((f"{rows} log-loss", f"{shown.reliability.log_loss:.4f} nats per row"))
             table.append((f"{rows} calibration error", percent(shown.reliability.calibration_error)))
     best, of_members = model.best_validation_error_, model.mean_member_validation_error_
-    # Members of an ensemble each solve a problem of their own: their mean error is not that of their vote.
+    # The members of an ensemble solve different problems, so their mean error is not the error of their vote.
     mean = "" if len(model.capsule_dims_) == 1 else ", mean of the members"
     if best is not None:
         head.append(("best validation error", percent(best)))
@@ -170,7 +169,7 @@ def _numbers(
 
 
 def _passes(run: RunFiles) -> int:
-    """Passes of the history, which may hold several records of one."""
+    """Return the number of passes of the history, which may have several records per pass."""
     return len({record["pass"] for record in run.history})
 
 
@@ -179,19 +178,21 @@ def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> l
         return []
     table, last = [], run.history[-1]
     if last.get("objective") is not None:
-        table.append((f"log-loss of the last pass{mean}", f"{last['objective']:.5f} nats a row"))
+        table.append((f"log-loss of the last pass{mean}", f"{last['objective']:.5f} nats per row"))
     if last.get("train_error") is not None:
         table.append(("training error of the last pass", percent(last["train_error"])))
     if last.get("mean_member_train_error") is not None:
-        told = ("mean member training error of the last pass", percent(last["mean_member_train_error"]))
-        table.append(told)
+        mean_error = percent(last["mean_member_train_error"])
+        table.append(("mean member training error of the last pass", mean_error))
     seconds = sum(record.get("seconds") or 0.0 for record in run.history)
     rows = sum(record.get("rows") or 0 for record in run.history)
     if seconds > 0:
-        head += [("time in passes", duration(seconds)), ("rows a second", f"{rows / seconds:,.0f}")]
+        head += [("time in passes", duration(seconds)), ("rows per second", f"{rows / seconds:,.0f}")]
         table.append(("rows of a pass, validation included", f"{last.get('rows') or 0:,}"))
-        table.append(("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / _passes(run):,.2f} ms a pass)"))
-        table.append(("rows a second", f"{rows / seconds:,.0f}"))
+        table.append(
+            ("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / _passes(run):,.2f} ms per pass)")
+        )
+        table.append(("rows per second", f"{rows / seconds:,.0f}"))
     read = sum(record.get("bytes_read") or 0 for record in run.history)
     table.append(("read from storage in passes", f"{read / 2**20:,.1f} MiB"))
     return table
@@ -210,8 +211,8 @@ def _model_numbers(run: RunFiles, model: CapsuleRegression) -> list[tuple[str, s
     return table
 
 
-def _of_members(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of an ensemble; earlier versions had the means over members under the names of the errors."""
+def _rename_member_means(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of an ensemble; earlier versions stored means over members as errors."""
     if "mean_member_train_error" in record:
         return record
     of_members = {f"mean_member_{key}": record.get(key) for key in ("train_error", "validation_error")}
@@ -234,20 +235,20 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     if ensemble:
         words.append(
             f"The log-loss and the members' errors are means over {len(model.capsule_dims_)} members, each "
-            "with two capsules and an easier problem of its own."
+            "with two capsules and an easier problem."
         )
         if held:
             words.append(
-                "The validation error is that of what they decide together; it is measured in the first "
-                "eight passes and in every eighth from then on. The saved model has each member as it was at "
-                "its best, which is in another pass for each."
+                "The validation error is the error of the class that all members choose together. It is "
+                "measured in the first eight passes and then in every eighth. The saved model has the best "
+                "weights of each member, which come from different passes."
             )
     if any(record.get("train_error") == 0 for record in run.history):
-        words.append("An error of zero is not drawn where the axis is logarithmic.")
-    rounds = rounds_of(run.history)
+        words.append("An error of zero is not drawn on a logarithmic axis.")
+    rounds = find_rounds(run.history)
     if len(rounds) > 1 or (rounds and rounds[0][3] > 0):
         if not held:
-            words.append("There were no validation rows: the training error decided when a round ended.")
+            words.append("There were no validation rows, so the training error decided when a round ended.")
         words.append(
             "Shading marks the rounds that the slowest member has reached."
             if ensemble
@@ -275,12 +276,12 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
 
 
 def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
-    """All figures of the rows, in the order of the page."""
+    """Return all figures of the rows, in the order of the page."""
     found = [_latents(shown, rows) if shown.sample is not None else _votes(shown, rows)]
     found.append(_prototypes(shown, rows))
     if shown.confusion is not None:
         found.append(draw_confusion(shown.confusion, shown.class_names, rows))
-    score = "share of votes" if shown.wiring.architecture == "all_vs_all" else "probability"
+    score = "share of votes" if shown.members.architecture == "all_vs_all" else "probability"
     mistakes = draw_mistakes(shown.mistakes, shown.class_names, shown.feature_shape, rows, score)
     if mistakes is not None:
         found.append(mistakes)
@@ -290,14 +291,14 @@ def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
 
 
 def _latents(shown: ReportData, rows: str) -> Picture:
-    sample, wiring = shown.sample, shown.wiring
+    sample, members = shown.sample, shown.members
     assert sample is not None
     shape = image_shape(shown.feature_shape)
     figure = plot_latents(
         sample.points, sample.codes, shown.class_names,
         images=shown.confident.x, has_image=shown.confident.rows >= 0, shape=shape,
     )  # fmt: skip
-    k, large = len(sample.rows), max(wiring.dims) > 2
+    k, large = len(sample.rows), max(members.class_dims) > 2
     which = "all" if k == shown.n_rows else f"{k:,} evenly spaced of {shown.n_rows:,}"
     own = "class of a row" if shown.labelled else "predicted class of a row"
     words = [
@@ -305,32 +306,34 @@ def _latents(shown: ReportData, rows: str) -> Picture:
         f"{which} {rows} rows, coloured by the {own}; the panels' names are the legend. The nearer a "
         "vector comes to the circle, the surer the model is of that class."
     ]
-    if wiring.architecture == "one_vs_all":
+    if members.architecture == "one_vs_all":
         words.append("Each panel is the first capsule of a model of its own (its class against all others).")
     if large:
         shares = [
-            leading_plane(p, sample.codes == c)[1] for c, p in enumerate(sample.points) if p.shape[1] > 2
+            project_on_leading_plane(p, sample.codes == c)[1]
+            for c, p in enumerate(sample.points)
+            if p.shape[1] > 2
         ]
         words.append(
             "Capsules have more than two dimensions: drawn are the two leading directions of each, those "
             f"in which the vectors of its own class are longest; they hold {100 * min(shares):.0f} to "
             f"{100 * max(shares):.0f} % of the squared length (in the corner)."
         )
-    if min(wiring.dims) == 1:
+    if min(members.class_dims) == 1:
         words.append(
-            "A capsule of dimension 1 is a strip from -1 to 1 with a lane for each class; its own lane "
-            "is shaded."
+            "A capsule of dimension 1 is a strip from -1 to 1 with a row of points for each class; "
+            "the row of its own class is shaded."
         )
     if shape is not None:
         words.append("In the corner: the most confidently recognised image of the class.")
     length = [np.linalg.norm(p[sample.codes == c], axis=1) for c, p in enumerate(sample.points)]
     typical = np.median(np.concatenate(length)) if sum(map(len, length)) else float("nan")
     alt = (
-        f"{count(wiring.n_classes, 'panel')}, one for each class: points inside the unit circle. Half of "
+        f"{count(members.n_classes, 'panel')}, one for each class: points inside the unit circle. Half of "
         f"the rows lie further than {typical:.2f} from the centre in the panel of their own class."
     )
     return Picture(
-        "latents", "Latent vectors of each class", " ".join(words), alt, figure, wide=wiring.n_classes > 3
+        "latents", "Latent vectors of each class", " ".join(words), alt, figure, wide=members.n_classes > 3
     )
 
 
@@ -341,9 +344,9 @@ def _votes(shown: ReportData, rows: str) -> Picture:
     m = len(names)
     caption = (
         f"The {m * (m - 1) // 2} members of an all-versus-all model each know two classes, so there is no "
-        f"one latent space to draw; these are their votes on the {rows} rows. Left: of the {m - 1} votes "
-        "a class can get, the share it gets from rows of each true class. Right: rows of the true class "
-        "that the member for the pair gives to the other class."
+        f"common latent space to draw. These are their votes on the {rows} rows. Left: share of the {m - 1} "
+        "possible votes that a class gets from rows of each true class. Right: rows of the true class that "
+        "the member for the pair assigns to the other class."
     )
     alt = "Two matrices of classes: shares of votes, and rows lost to each other class."
     if np.isfinite(wins).any():
@@ -365,10 +368,10 @@ def _prototypes(shown: ReportData, rows: str) -> Picture:
         f"For class i and element α: the {rows} row {own} whose probability gets its largest contribution "
         "from element α of the class's latent vector, where |h_iα| / |h| is largest (equation 3.2)."
     ]
-    if shown.wiring.architecture == "all_vs_all":
+    if shown.members.architecture == "all_vs_all":
         words.append(
-            f"The {shown.wiring.n_classes - 1} members that know a class are taken together: the mean "
-            "of (h_iα / |h|)² counts."
+            f"The {shown.members.n_classes - 1} members that know a class are combined by the "
+            "mean of (h_iα / |h|)²."
         )
     if shape is None:
         words.append("Rows are drawn as curves over their features.")
@@ -385,5 +388,5 @@ def _prototypes(shown: ReportData, rows: str) -> Picture:
     if best.size:
         alt += f" The elements' shares |h_iα| / |h| range from {best.min():.2f} to {best.max():.2f}."
     figure = plot_prototypes(kept.x, present, shown.class_names, shape)
-    wide = classes_across(*present.shape) or present.shape[1] > 6
+    wide = puts_classes_across(*present.shape) or present.shape[1] > 6
     return Picture("prototypes", "Prototypes of each class", " ".join(words), alt, figure, wide=wide)

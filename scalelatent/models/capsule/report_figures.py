@@ -1,4 +1,4 @@
-"""Figures of a capsule model: latent vectors, prototypes, the course of a fit, votes of an ensemble."""
+"""Figures of a capsule model: latent vectors, prototypes, the course of a fit, and votes of an ensemble."""
 
 # ruff: noqa: RUF001  the Greek letters of the paper
 
@@ -35,22 +35,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["leading_plane", "plot_history", "plot_latents", "plot_prototypes", "plot_votes"]
+__all__ = ["plot_history", "plot_latents", "plot_prototypes", "plot_votes", "project_on_leading_plane"]
 
+# Largest number of elements of a latent vector whose prototypes are drawn.
 MAX_ELEMENTS = 32
+# Up to twice this many classes may be columns of the figure of prototypes.
 _MAX_ACROSS = 10
-
+# Multiples of the golden ratio modulo 1 spread points evenly.
 _GOLDEN = 0.6180339887498949
 
 
-def leading_plane(points: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
-    """Project squashed vectors on the two directions in which those of the own class are longest."""
+def project_on_leading_plane(points: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
+    """Project squashed vectors on the two directions in which the vectors of their class are longest.
+
+    Return the points (n, 2) and the share of the squared length of the class that these directions hold.
+    """
     if points.shape[1] == 2:
         return points, 1.0
     used = points[own] if own.any() else points
     values, vectors = np.linalg.eigh(used.T.astype(np.float64) @ used)
     leading = vectors[:, :-3:-1]
-    # Eigenvectors have no sign of their own: the own class lies to the right and above.
+    # The sign of an eigenvector is arbitrary; choose it so that the class is to the right and above.
     leading = leading * np.where((used @ leading).sum(axis=0) < 0, -1, 1)
     total = values.sum()
     return points @ leading, float(values[-2:].sum() / total) if total > 0 else 1.0
@@ -65,7 +70,7 @@ def plot_latents(
     has_image: np.ndarray | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Figure:
-    """A panel for each capsule: squashed vectors in the unit circle, coloured by class."""
+    """Draw a panel for each capsule: squashed vectors in the unit circle, coloured by class."""
     m = len(points)
     columns = m if m <= 5 else 5
     rows = -(-m // columns)
@@ -80,11 +85,11 @@ def plot_latents(
         if c >= m:
             continue
         if points[c].shape[1] == 1:
-            _strip(axes, points[c][:, 0], codes, c, m)
+            _draw_strip(axes, points[c][:, 0], codes, c, m)
         else:
-            _disc(axes, points[c], codes, c)
+            _draw_disc(axes, points[c], codes, c)
         color, marker = class_style(c)
-        # A point behind the name is the legend: the panels name all classes.
+        # The marker beside the name is the legend, because the panels name all classes.
         axes.text(
             0.09, 1.01, short_name(names[c]), transform=axes.transAxes, va="center", fontsize=11, color=INK
         )
@@ -92,7 +97,7 @@ def plot_latents(
             0.04, 1.013, transform=axes.transAxes, marker=marker, color=color, markersize=7, clip_on=False
         )
         if shown is not None and shown[1][c]:
-            # Where the circle leaves a corner free.
+            # The circle leaves this corner free.
             corner = axes.inset_axes((0.82, 0.84, 0.2, 0.2))
             draw_image(corner, shown[0][c], *shown[2:])
             for side in corner.spines.values():
@@ -100,30 +105,30 @@ def plot_latents(
     return figure
 
 
-def _disc(axes: Axes, points: np.ndarray, codes: np.ndarray, c: int) -> None:
-    plane, share = leading_plane(points, codes == c)
+def _draw_disc(axes: Axes, points: np.ndarray, codes: np.ndarray, c: int) -> None:
+    plane, share = project_on_leading_plane(points, codes == c)
     axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor=MUTED, linewidth=0.9, zorder=3))
     axes.plot([-1, 1], [0, 0], color=LINE, linewidth=0.6, zorder=0)
     axes.plot([0, 0], [-1, 1], color=LINE, linewidth=0.6, zorder=0)
-    _scatter(axes, plane[:, 0], plane[:, 1], codes, c)
+    _draw_points(axes, plane[:, 0], plane[:, 1], codes, c)
     if points.shape[1] > 2:
         axes.text(1.0, -1.0, f"{100 * share:.0f} %", ha="right", va="bottom", fontsize=8.5, color=MUTED)
     axes.set(xlim=(-1.06, 1.06), ylim=(-1.06, 1.06), aspect="equal")
 
 
-def _strip(axes: Axes, values: np.ndarray, codes: np.ndarray, c: int, m: int) -> None:
-    """One number has no plane: a lane for each class, the same jitter in every drawing."""
+def _draw_strip(axes: Axes, values: np.ndarray, codes: np.ndarray, c: int, m: int) -> None:
+    """Draw a capsule of dimension 1: a row of points for each class, with a fixed vertical jitter."""
     jitter = (np.arange(len(values)) * _GOLDEN) % 1 - 0.5
     axes.axhspan(c - 0.5, c + 0.5, color=LINE, alpha=0.35, linewidth=0, zorder=0)
     for edge in (-1, 0, 1):
         axes.plot([edge, edge], [-0.5, m - 0.5], color=MUTED if edge else LINE, linewidth=0.8, zorder=0)
-    _scatter(axes, values, codes + 0.8 * jitter, codes, c)
-    # Room above the lanes for name and image.
+    _draw_points(axes, values, codes + 0.8 * jitter, codes, c)
+    # Leave space above the rows of points for the name and the image.
     axes.set(xlim=(-1.06, 1.06), ylim=(m - 0.4, -0.6 - 0.22 * m))
 
 
-def _scatter(axes: Axes, x: np.ndarray, y: np.ndarray, codes: np.ndarray, c: int) -> None:
-    """Other classes first and faint, in row order, so that none always lies on top; the own class last."""
+def _draw_points(axes: Axes, x: np.ndarray, y: np.ndarray, codes: np.ndarray, c: int) -> None:
+    """Draw the other classes first and faint, in row order, so that none covers the others; then class c."""
     many = len(codes) > 1500
     own = codes == c
     styles = [class_style(int(code)) for code in range(int(codes.max(initial=0)) + 1)]
@@ -148,8 +153,8 @@ def _scatter(axes: Axes, x: np.ndarray, y: np.ndarray, codes: np.ndarray, c: int
     )
 
 
-def rounds_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, float]]:
-    """Runs of passes of one round."""
+def find_rounds(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, float]]:
+    """Return the rounds of a fit as (first record, end, round, nu)."""
     number, nu = column(records, "round"), column(records, "nu")
     if not len(number) or np.isnan(number).any():
         return []
@@ -160,9 +165,9 @@ def rounds_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int,
 def plot_history(
     records: Sequence[Mapping[str, Any]], *, capsules: int = 2, ensemble: bool = False
 ) -> Figure:
-    """Log-loss and errors against passes, rounds of nu shaded (the paper's Figures 6 and 7)."""
+    """Draw log-loss and errors against passes, with shaded rounds of nu (Figures 6 and 7 of the paper)."""
     if not records:
-        raise DataError("there are no passes to draw: the history is empty")
+        raise DataError("there are no passes to draw, because the history is empty: fit the model first")
     passes = pass_positions(records)
     figure = new_figure(8, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.15])
@@ -174,7 +179,7 @@ def plot_history(
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (upper, lower):
         style_axes(axes)
-    _shade_rounds((upper, lower), passes, rounds_of(records), ensemble)
+    _shade_rounds((upper, lower), passes, find_rounds(records), ensemble)
     pad = max(0.5, 0.01 * (passes[-1] - passes[0]))
     lower.set_xlim(passes[0] - pad, passes[-1] + pad)
     return figure
@@ -184,7 +189,7 @@ def _shade_rounds(
     both: Iterable[Axes], passes: np.ndarray, rounds: list[tuple[int, int, int, float]], ensemble: bool
 ) -> None:
     if len(rounds) == 1 and rounds[0][3] == 0:
-        return  # plain EM has no rounds worth a word
+        return  # plain EM has a single round
     span = max(passes[-1] - passes[0], 1)
     between = (passes[1:] + passes[:-1]) / 2
     pads = (between[0] - passes[0], passes[-1] - between[-1]) if len(between) else (0.5, 0.5)
@@ -196,7 +201,7 @@ def _shade_rounds(
             axes.axvspan(left, end, color=ACCENT, alpha=0.10 if k % 2 == 0 else 0.0, linewidth=0, zorder=0)
             text = f"round {which}" if ensemble else f"ν = {nu:g}"
             centre = (left + end) / 2
-            # Late rounds are short: a label that would run into the last one is left to the shading.
+            # Late rounds are short. A label that would overlap the previous one is not drawn.
             if number == 0 and centre - right > 0.08 * span:
                 above = axes.get_xaxis_transform()
                 axes.text(centre, 1.02, text, transform=above, ha="center", fontsize=8.5, color=MUTED)
@@ -204,10 +209,10 @@ def _shade_rounds(
 
 
 def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) -> Figure:
-    """Votes of an all-versus-all model, in place of a scatter: its capsules live in m (m - 1) / 2 spaces."""
+    """Draw the votes of an all-versus-all model, whose capsules have no common latent space."""
     m = len(names)
     side = min(max(0.4 * m + 1.2, 3.2), 9)
-    # Long names under the columns need height, not width.
+    # Long names below the columns need height.
     figure = new_figure(2 * side + 1.2, side + (1.3 if need_rotation(names) else 0.5))
     axes = figure.subplots(1, 2)
     panels = (
@@ -229,8 +234,8 @@ def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) 
     return figure
 
 
-def classes_across(n_classes: int, n_dims: int) -> bool:
-    """Whether prototypes of a class stand in a column: few elements of many classes would make a tower."""
+def puts_classes_across(n_classes: int, n_dims: int) -> bool:
+    """Return True if classes are columns, because few elements of many classes would give a tall figure."""
     return 2 * n_dims < n_classes <= 2 * _MAX_ACROSS
 
 
@@ -239,14 +244,14 @@ def plot_prototypes(
 ) -> Figure:
     """Draw the row that each element of each capsule contributes most to (equation 3.2, Figure 4)."""
     x, present = x[:, :MAX_ELEMENTS], present[:, :MAX_ELEMENTS]
-    across = classes_across(*present.shape)
+    across = puts_classes_across(*present.shape)
     if across:
         x, present = x.swapaxes(0, 1), present.T
     rows, columns = present.shape
     cell = 0.66 if shape is not None else 0.95
     figure = new_figure(max(cell * columns, 1.5) + 0.9, cell * rows + 0.65)
     axes = figure.subplots()
-    (_line_mosaic if shape is None else partial(_image_mosaic, shape=shape))(axes, x, present)
+    (_draw_curves if shape is None else partial(_draw_images, shape=shape))(axes, x, present)
     elements = [str(a + 1) for a in range(columns if not across else rows)]
     below, beside = (names, elements) if across else (elements, names)
     class_ticks(axes, below, y=False)
@@ -261,8 +266,8 @@ def plot_prototypes(
     return figure
 
 
-def _image_mosaic(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[int, ...]) -> None:
-    """All pictures as one array: hundreds of axes would take minutes to lay out."""
+def _draw_images(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Draw all pictures as one array, because the layout of hundreds of axes takes minutes."""
     (m, d), (height, width) = present.shape, shape[:2]
     gap = max(1, height // 14)
     colors, low, high = choose_tone(x[present])
@@ -272,7 +277,7 @@ def _image_mosaic(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[i
         blank[top : top + height, left : left + width] = x[c, a].reshape(shape)
     if len(shape) == 3:
         blank = np.nan_to_num(np.clip((blank - low) / (high - low), 0, 1), nan=1.0)
-    # One unit a cell, so that classes and elements lie at whole numbers.
+    # Each cell has the size 1, so that classes and elements are at whole numbers.
     right, bottom = (d - gap / (width + gap)), (m - gap / (height + gap))
     off = (-0.5 + 0.5 * gap / (width + gap), -0.5 + 0.5 * gap / (height + gap))
     extent = (off[0], off[0] + right, off[1] + bottom, off[1])
@@ -280,8 +285,8 @@ def _image_mosaic(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[i
     axes.imshow(blank, cmap=colors, vmin=low, vmax=high, extent=extent, aspect=aspect)
 
 
-def _line_mosaic(axes: Axes, x: np.ndarray, present: np.ndarray) -> None:
-    """Every row as a small curve over its features, all on one scale."""
+def _draw_curves(axes: Axes, x: np.ndarray, present: np.ndarray) -> None:
+    """Draw every row as a small curve over its features, all on one scale."""
     m, d = present.shape
     shown = x[present].astype(np.float64)
     low, high = (shown.min(), shown.max()) if shown.size else (0.0, 1.0)

@@ -12,7 +12,7 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.grid import space_ranges
 from scalelatent.evaluation import OutputErrors, occlusion_errors
-from scalelatent.evaluation.output_scores import joined
+from scalelatent.evaluation.output_scores import concatenate
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.inference import CONVERGED
@@ -131,7 +131,7 @@ def _inputs(
 ) -> DenseOrCsr:
     """Return the rows x of the sampled rows."""
     if not corrupted:
-        return joined([data.read_x(a, b) for a, b in pieces])
+        return concatenate([data.read_x(a, b) for a, b in pieces])
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
     return corrupt(v, rows, **describe_corruption(model, data))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.data import Dataset
 from scalelatent.errors import JobError, nearest
 from scalelatent.evaluation.clustering import Progress
-from scalelatent.evaluation.scoring import RowsTold, Scorer, Told
+from scalelatent.evaluation.scoring import RowProgress, Scorer
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
@@ -39,7 +39,7 @@ class NetworkScorer(Scorer):
         for name in metrics:
             if name not in known:
                 raise JobError(f"unknown metric {name!r} of a network with {kind}; {nearest(name, known)}")
-        score = model.score(dataset, callbacks=() if progress is None else RowsTold(progress))
+        score = model.score(dataset, callbacks=() if progress is None else RowProgress(progress))
         found = {
             "score": score,
             "compression": 1.0 - score,
@@ -49,7 +49,7 @@ class NetworkScorer(Scorer):
         return {name: found[name] for name in metrics}
 
     def test_scores(
-        self, model: HierarchicalCompositionalNetwork, dataset: Dataset, progress: Told
+        self, model: HierarchicalCompositionalNetwork, dataset: Dataset, progress: Progress
     ) -> dict[str, Any]:
         if model.templates is not None and not dataset.has_y:
             return {}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
-from scalelatent.evaluation.clustering import Progress, clustering_accuracy, labels_of, nmi
-from scalelatent.evaluation.scoring import ClassScorer, Scorer, Told
+from scalelatent.evaluation.clustering import Progress, clustering_accuracy, nmi, read_labels
+from scalelatent.evaluation.scoring import ClassScorer, Scorer
 
 from .model.recognise import errors_at_rejects, probabilities
 
@@ -85,7 +85,7 @@ class DensityScorer(Scorer):
     ) -> dict[str, Any]:
         rows = model._given_rows(dataset)
         wants_classes = any(name in _OF_CLASSES for name in metrics)
-        labels = labels_of(rows) if wants_classes else None
+        labels = read_labels(rows) if wants_classes else None
         components, total, weighed = [], 0.0, 0.0
         for first in range(0, len(rows), batch_rows):
             stop = min(first + batch_rows, len(rows))
@@ -108,7 +108,7 @@ class DensityScorer(Scorer):
             }
         return {name: out[name] for name in metrics}
 
-    def test_scores(self, model: LinearMixture, dataset: Dataset, progress: Told) -> dict[str, Any]:
+    def test_scores(self, model: LinearMixture, dataset: Dataset, progress: Progress) -> dict[str, Any]:
         labelled = dataset.has_y and dataset.y_kind == "labels"
         metrics = self.metrics if labelled else ("log_likelihood",)
         return self.score(model, dataset, metrics, progress=progress)

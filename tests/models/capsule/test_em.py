@@ -1,4 +1,4 @@
-"""The residual form of EM: it is the paper's update, and it never lowers the likelihood."""
+"""The residual form of EM equals the update of the paper and never lowers the likelihood."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_ridge_is_the_penalised_update(name: str) -> None:
 
 
 def _objective(learner: CapsuleEM, state: CapsuleState, stats: Stats) -> np.ndarray:
-    """Log-likelihood of each member minus the ridge's penalty rho/2 |W|^2: what EM climbs."""
+    """Return the log-likelihood of each member minus the penalty rho/2 |W|^2, which EM never lowers."""
     members = learner.members
     parts = [state.w[members.offsets[r] : members.offsets[r + 1]] for r in range(members.n_members)]
     return stats["sums"][:, 0] - learner.ridge / 2 * np.array([(part**2).sum() for part in parts])
@@ -165,7 +165,7 @@ def test_em_never_lowers_the_likelihood(name: str, options: str, seed: int | Non
     assert (last > first).all()
 
 
-def test_the_float32_kernel_climbs_as_the_reference_does() -> None:
+def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
     members = MEMBERS["multiclass"]
     x, y, _ = _data(3, 400, 5)
     learner = _learner(members, x, y, None)
@@ -193,7 +193,7 @@ def test_momentum_adds_a_share_of_the_last_move() -> None:
     assert np.abs(two.w - still.w).max() > 1e-3
 
 
-def test_rows_below_the_threshold_take_no_part() -> None:
+def test_rows_below_the_threshold_do_not_change_the_weights() -> None:
     members = MEMBERS["multiclass"]
     x, y, weight = _data(3, 300, 7)
     learner = _learner(members, x, y, weight, nu_schedule=[(0.5, 100)])
@@ -224,7 +224,7 @@ def test_update_is_a_pure_function() -> None:
 
 
 def test_fewer_rows_than_features_stays_finite() -> None:
-    """S is singular: the relative jitter holds the Cholesky factor together."""
+    """S is singular, but the relative jitter keeps its inverse finite."""
     members = build_members("multiclass", 2, 1)
     x, y, _ = _data(2, 4, 9)
     learner = _learner(members, x, y, None)
@@ -234,8 +234,8 @@ def test_fewer_rows_than_features_stays_finite() -> None:
     assert np.isfinite(state.w).all()
 
 
-def test_fewer_rows_than_features_leaves_other_directions_alone() -> None:
-    """No training row has a part outside their span: nothing says how W should be there, so it stays."""
+def test_fewer_rows_than_features_keep_the_weights_of_other_directions() -> None:
+    """The weights of directions outside the span of the rows do not change."""
     members = build_members("multiclass", 2, 1)
     rng = np.random.Generator(np.random.Philox(4))
     x, y = rng.random((15, 30)).astype("f4"), (np.arange(15) % 2).astype(np.int32)
@@ -248,7 +248,7 @@ def test_fewer_rows_than_features_leaves_other_directions_alone() -> None:
     assert np.abs(moved @ outside.T).max() < 1e-3 * np.abs(moved).max()
 
 
-def test_weights_beyond_float32_are_an_error_that_names_the_way_out() -> None:
+def test_weights_beyond_float32_raise_an_error_with_advice() -> None:
     members = MEMBERS["multiclass"]
     x, y, _ = _data(3, 50, 9)
     learner = _learner(members, x, y, None)

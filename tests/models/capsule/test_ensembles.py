@@ -1,4 +1,4 @@
-"""Members that share a pass learn what they would learn alone."""
+"""Members that share a pass learn the same weights as separate fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scalelatent.reductions.moments import SecondMoments
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
-# Some wrong labels: members then improve for several passes, and not for equally many.
+# Some labels are wrong, so that members improve for several passes, and for different numbers of passes.
 NOISY = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 
@@ -66,7 +66,7 @@ def test_all_vs_all_equals_its_45_binary_fits() -> None:
         own = labels[NOISY] >= 0
         alone = _fit(binary, X[own], labels[NOISY[own]].astype(np.int32), SCHEDULE, "reference", 20)
         _compare(members, state, r, alone)
-    assert len(set(state.best_pass.tolist())) > 3  # they did go ways of their own
+    assert len(set(state.best_pass.tolist())) > 3  # the members have different best passes
 
 
 def test_one_vs_all_equals_its_binary_fits() -> None:
@@ -120,7 +120,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     ]
     if architecture == "multiclass":
         winner = each[0].argmax(axis=0)
-    elif architecture == "one_vs_all":  # the most certain member
+    elif architecture == "one_vs_all":  # the member with the largest probability wins
         winner = np.array([q[0] for q in each]).argmax(axis=0)
     else:  # a vote for the winner of each pair; equal votes go to the larger sum of probabilities
         votes, sums = np.zeros((10, len(X))), np.zeros((10, len(X)))
@@ -135,7 +135,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     assert weights == "random" or (winner == Y).mean() > 0.9
 
 
-def test_latents_are_w_x_class_by_class() -> None:
+def test_latents_are_w_x_sorted_by_class() -> None:
     members = build_members("multiclass", 10, 3)
     w = np.random.Generator(np.random.Philox(1)).normal(size=(30, 64))
     h = _scores(members, w, "latents")

@@ -1,4 +1,4 @@
-"""The whole E-step of a block, every body against the reference: fused and by two products."""
+"""The E-step of a block: the fused kernel and the two matrix products equal the reference."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_fused_body_equals_the_two_products(
     np.testing.assert_allclose(sums, other, rtol=1e-6)
 
 
-def test_members_may_have_thresholds_of_their_own() -> None:
+def test_members_may_have_different_thresholds() -> None:
     members = CASES["one_vs_all, D = 24"]
     w, x, y, weight = _inputs(members, 300, 24, 4)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
@@ -117,7 +117,7 @@ def test_members_may_have_thresholds_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("case", ["D = 20", "D = 70"])
-def test_no_active_row_moves_nothing(case: str) -> None:
+def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
     members = CASES[case]
     w, x, _, weight = _inputs(members, 130, 24, 5)
     # Every row's own class wins by far.
@@ -131,8 +131,8 @@ def test_no_active_row_moves_nothing(case: str) -> None:
 
 @pytest.mark.parametrize("nu", [0.0, 0.3])
 @pytest.mark.parametrize("case", ["D = 20", "D = 70"])
-def test_buffers_hold_nothing_of_the_block_before(case: str, nu: float) -> None:
-    """One backend, blocks of falling size: scratch is used again, and read only where it was written."""
+def test_buffers_do_not_leak_rows_of_the_previous_block(case: str, nu: float) -> None:
+    """With blocks of decreasing size, a backend reads only the part of its buffers that it has written."""
     members = CASES[case]
     backend, table = make_backend("cpu"), squash_table(int(members.dims.sum()))
     for n in (300, 129, 7, 1, 0, 128):

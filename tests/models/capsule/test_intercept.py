@@ -1,4 +1,4 @@
-"""The intercept of capsules: rows about their mean, beside a constant column."""
+"""The intercept of capsules: centred rows with a constant column."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = ("u1", "i1", "u2", "i4", "i8", "f2", "f4", "f8", ">f4", "?")
 
 
 def _two_sides(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Classes on two sides of the origin: no sum of squares of linear maps tells one from the other."""
+    """Return classes on opposite sides of the origin, which need a constant to be separated."""
     x = np.random.default_rng(seed).normal(size=(n, 3))
     return x, (x[:, 0] > 0).astype(int)
 
@@ -41,7 +41,7 @@ def _three_groups(n: int = 300, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("wanted", ["f4", "f8"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_are_those_about_the_mean_beside_a_constant(dtype: str, wanted: str, backend: str) -> None:
+def test_mapped_rows_are_centred_and_have_a_constant_column(dtype: str, wanted: str, backend: str) -> None:
     x = np.random.default_rng(0).integers(0, 2 if dtype == "?" else 100, (7, 3)).astype(dtype)
     intercept = Intercept(np.array([0.3, -2.0, 40.1], dtype="f4"), 3.5)
     exact = np.column_stack([x.astype("f8") - intercept.mean.astype("f8"), np.full(7, 3.5)])
@@ -62,7 +62,7 @@ def test_rows_of_another_width_are_refused() -> None:
         Intercept(np.zeros(3, "f4"), 1.0).map_rows(make_backend("cpu"), np.zeros((2, 4)), np.float32, "x")
 
 
-def test_moments_move_from_any_point_to_the_mean() -> None:
+def test_moments_about_any_point_give_the_moments_about_the_mean() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal([3.0, -1.0, 0.0, 100.0], size=(90, 4)), (np.arange(90) % 2).astype(np.int32)
     weight = rng.uniform(0.5, 2.0, 90)
@@ -83,8 +83,8 @@ def test_moments_move_from_any_point_to_the_mean() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_classes_on_two_sides_are_told_apart(algorithm: str) -> None:
-    """Row by row as well as in batches; without an intercept it is a toss-up."""
+def test_classes_on_opposite_sides_are_distinguished(algorithm: str) -> None:
+    """Row by row and in batches; without an intercept half of the rows are wrong."""
     (x, y), (other, right) = _two_sides(), _two_sides(400, 1)
     options: dict[str, Any] = {"algorithm": algorithm, "random_state": 0, "n_jobs": 1, "n_epochs": 30}
     assert sl.CapsuleRegression(**options).fit(x, y).score(other, right) > 0.93
@@ -108,7 +108,7 @@ def test_a_shift_of_the_rows_changes_nothing(algorithm: str, projection: int | N
 
 @pytest.mark.parametrize("projection", [None, 4])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_latents_are_of_the_public_attributes(architecture: str, projection: int | None) -> None:
+def test_latents_follow_from_the_public_attributes(architecture: str, projection: int | None) -> None:
     x, y = _three_groups()
     model = sl.CapsuleRegression(
         architecture=architecture, projection=projection, capsule_dim=2, max_iter=5, random_state=0, n_jobs=1
@@ -121,7 +121,7 @@ def test_latents_are_of_the_public_attributes(architecture: str, projection: int
     np.testing.assert_allclose(model.transform(x), expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_without_an_intercept_there_is_none() -> None:
+def test_without_an_intercept_the_constants_are_zero() -> None:
     x, y = _three_groups()
     model = sl.CapsuleRegression(fit_intercept=False, capsule_dim=2, max_iter=3, n_jobs=1).fit(x, y)
     assert model.mean_ is None
@@ -139,7 +139,9 @@ def test_directions_are_principal_components() -> None:
 
 
 @pytest.mark.parametrize("projection", [None, 4])
-def test_a_saved_model_has_its_intercept_and_learns_on(tmp_path: Path, projection: int | None) -> None:
+def test_a_saved_model_keeps_its_intercept_and_continues_to_learn(
+    tmp_path: Path, projection: int | None
+) -> None:
     x, y = _three_groups()
     model = sl.CapsuleRegression(
         projection=projection, capsule_dim=2, max_iter=5, random_state=0, n_jobs=1
@@ -155,7 +157,7 @@ def test_a_saved_model_has_its_intercept_and_learns_on(tmp_path: Path, projectio
 
 
 @pytest.mark.parametrize("rows", [1, 100])
-def test_a_stream_of_rows_learns_two_sides(rows: int) -> None:
+def test_partial_fit_distinguishes_classes_on_opposite_sides(rows: int) -> None:
     (x, y), (other, right) = _two_sides(1000), _two_sides(400, 1)
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0)
     for a in range(0, len(x), rows):
@@ -170,7 +172,7 @@ def test_rows_that_do_not_vary_are_refused() -> None:
 
 
 def test_a_class_of_zeros_is_learned() -> None:
-    """Words that none of the rows of a class has: the constant spans its capsule."""
+    """All features of a class are 0, and the constant spans its capsule."""
     x, y = _three_groups()
     x[y == 2] = 0.0
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1).fit(x, y)
@@ -180,7 +182,7 @@ def test_a_class_of_zeros_is_learned() -> None:
 # -- the ridge -----------------------------------------------------------------------------------------------
 
 
-def test_the_ridge_is_a_row_more() -> None:
+def test_the_default_ridge_counts_as_one_more_row() -> None:
     squares = np.array([4.0, 9.0, 1.0])
     np.testing.assert_allclose(choose_ridge(np.diag(squares * 50), 50.0, in_units=True), 4.0)
     np.testing.assert_allclose(choose_ridge(np.diag(squares * 50), 50.0, in_units=False), 14 / 3)
@@ -190,7 +192,7 @@ def test_the_ridge_is_a_row_more() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_features_in_other_units_are_learned_as_well(scale: float) -> None:
+def test_the_units_of_features_do_not_change_the_result(scale: float) -> None:
     (x, y), (other, right) = _three_groups(), _three_groups(300, 2)
     units = np.where(np.arange(5) % 2 == 0, scale, 1.0)
     plain, scaled = (
@@ -201,8 +203,8 @@ def test_features_in_other_units_are_learned_as_well(scale: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0.1, 7.0, -1e6])
-def test_a_feature_that_does_not_vary_is_no_direction(value: float) -> None:
-    """Its mean is rounded to float32, and sums about another point leave a rest: neither is learned from."""
+def test_a_constant_feature_gives_no_direction(value: float) -> None:
+    """Rounding of its mean to float32, and of sums about another point, does not become a direction."""
     x, y = _three_groups()
     rows = np.column_stack([x, np.full(len(x), value)]).astype("f8")
     weight = np.ones(len(x))
@@ -216,7 +218,7 @@ def test_a_feature_that_does_not_vary_is_no_direction(value: float) -> None:
 
 @pytest.mark.parametrize("projection", [None, 3])
 @pytest.mark.parametrize("factor", [1e4, 1e9])
-def test_a_row_that_outweighs_all_others_is_named(factor: float, projection: int | None) -> None:
+def test_a_row_that_outweighs_all_others_is_reported(factor: float, projection: int | None) -> None:
     x, y = _three_groups()
     x = x.astype("f8")
     options: dict[str, Any] = {"capsule_dim": 1, "max_iter": 2, "n_jobs": 1, "projection": projection}

@@ -1,4 +1,4 @@
-"""Every body of the kernels against the reference, over shapes, architectures, thresholds and odd values."""
+"""All kernels equal the reference for many shapes, architectures, thresholds and unusual values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[An
 
 
 def _dense(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
-    """Residuals of all rows, zeros where none was moved."""
+    """Return the residuals of all rows; inactive rows have zeros."""
     if active is None:
         return h
     out = np.zeros(h.shape)
@@ -99,8 +99,8 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
     np.testing.assert_allclose(fast[both], exact[both], rtol=5e-6, atol=5e-6)
 
 
-def test_members_may_have_thresholds_of_their_own() -> None:
-    """Members share a pass but not a round; a row moves where any member wants it."""
+def test_members_may_have_different_thresholds() -> None:
+    """Members in different rounds share a pass; a row is active if any member uses it."""
     h, y, weight, dims, labels, table = _inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
     exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, nu)
@@ -114,7 +114,7 @@ def test_members_may_have_thresholds_of_their_own() -> None:
 
 @pytest.mark.parametrize("body", ["reference", "numba"])
 @pytest.mark.parametrize("case", ["multiclass d=2", "one_vs_all"])
-def test_inactive_rows_move_nothing(body: str, case: str) -> None:
+def test_inactive_rows_change_nothing(body: str, case: str) -> None:
     members = CASES[case]
     h, y, weight, dims, labels, table = _inputs(members, 300, 4)
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
@@ -173,7 +173,7 @@ def test_rows_of_zeros(body: str, nu: float) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
 @pytest.mark.parametrize("nu", [0.0, 0.5])
 @pytest.mark.parametrize("body", ["reference", "numba"])
-def test_a_bad_row_shows_and_harms_no_other(body: str, nu: float, bad: float) -> None:
+def test_a_bad_row_is_visible_and_changes_no_other_row(body: str, nu: float, bad: float) -> None:
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
     h, y, weight, dims, labels, table = _inputs(CASES["multiclass d=2"], 600, 7)
@@ -208,7 +208,7 @@ def _log_right(width, work):
     cpu._log_right(width, work)
 
 
-def test_log_of_the_kernel_is_exact() -> None:
+def test_the_logarithm_of_the_kernel_is_exact_to_rounding() -> None:
     rng = np.random.Generator(np.random.Philox(1))
     x = np.concatenate([rng.uniform(0, 1, 200), 10 ** rng.uniform(-300, 0, 50), [1.0, 0.5, 1e-300, 2**-0.5]])
     work = np.empty(cpu._FIELDS * cpu.STRIP)

@@ -1,4 +1,4 @@
-"""The table of members: who sees which class, and where its weights lie."""
+"""The table of members: the classes that they see, and the rows of W that they own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARCHITECTURE = st.sampled_from(["multiclass", "one_vs_all", "all_vs_all"])
 
 
 @given(ARCHITECTURE, st.integers(2, 12), st.integers(1, 9))
-def test_laws(architecture: str, m: int, d: int) -> None:
+def test_shapes_labels_and_rows_of_members(architecture: str, m: int, d: int) -> None:
     members = build_members(architecture, m, d)
     n, k = {"multiclass": (1, m), "one_vs_all": (m, 2), "all_vs_all": (m * (m - 1) // 2, 2)}[architecture]
     assert members.dims.shape == (n, k)
@@ -60,7 +60,7 @@ def test_two_classes_are_one_binary_model_in_all_vs_all() -> None:
     assert a.groups[0][0] is None  # both classes: no sorting of rows
 
 
-def test_dimensions_of_their_own() -> None:
+def test_each_class_may_have_its_own_dimension() -> None:
     members = build_members("multiclass", 3, [1, 5, 2])
     np.testing.assert_array_equal(members.dims, [[1, 5, 2]])
     assert members.total_dim == 8

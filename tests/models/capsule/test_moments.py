@@ -72,7 +72,7 @@ def test_without_classes_it_is_one_matrix_and_labels_are_not_needed() -> None:
 
 
 def test_float32_rows_are_summed_in_float64() -> None:
-    """1 beside 1e-5 squared: a float32 sum would lose the small one."""
+    """A float32 sum of 1 and 1e-10 would lose the small term."""
     x = np.full((1000, 2), [1.0, 1e-5], dtype="f4")
     moment = _moments(SecondMoments(2), [Block(x, None, None, 0)])["moment"][0]
     assert moment[1, 1] == pytest.approx(1000 * float(np.float32(1e-5)) ** 2, rel=1e-12)
@@ -80,14 +80,14 @@ def test_float32_rows_are_summed_in_float64() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("classes", [0, 3])
-def test_nonfinite_rows_are_named(bad: float, classes: int) -> None:
+def test_nonfinite_rows_are_reported(bad: float, classes: int) -> None:
     x, y, _ = _rows(30, 5, 3, "f4", 2)
     x[17, 3] = bad
     with pytest.raises(NonFiniteError, match=f"row 1017, feature 3 is {bad}"):
         _moments(SecondMoments(5, classes), [Block(x, y, None, 1000)])
 
 
-def test_nonfinite_row_of_weight_zero_is_named_too() -> None:
+def test_a_nonfinite_row_of_weight_zero_is_reported() -> None:
     x, y, _ = _rows(30, 5, 3, "f4", 2)
     x[4, 0] = np.nan
     weight = np.ones(30)
@@ -153,7 +153,7 @@ def test_subspace_start_of_a_class_without_variance_is_finite() -> None:
     ).all()
 
 
-def test_random_start_has_the_wanted_scale_and_repeats() -> None:
+def test_random_start_has_the_requested_scale_and_repeats() -> None:
     x, y, _ = _rows(3000, 20, 2, "f4", 5)
     stats = _moments(SecondMoments(20, 2), [Block(x, y, None, 0)])
     members = build_members("multiclass", 2, 50)

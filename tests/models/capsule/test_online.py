@@ -1,4 +1,4 @@
-"""Online learners of capsule regression against their definitions, written out."""
+"""Online learners of capsule regression equal direct implementations of their definitions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_step(learner: Any, state: Any, blocks: list[Block], backend: str = "cpu"
 
 
 def batch_em(data: Any) -> np.ndarray:
-    """W after one pass of batch EM."""
+    """Return W after one pass of batch EM."""
     em, state = data.em, initial_state(data.w, data.m)
     train = em.reductions()["train"]
     stats = Stats.zeros(train.layout())
@@ -59,7 +59,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
 
 
 def test_steps_follow_the_formula() -> None:
-    """Delta, W, momentum and average of three batches, by hand."""
+    """Delta, W, momentum and average of three batches equal the formulas."""
     data = make(momentum=0.4)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.7, 2.0)
     state = online_state(data.w, data.m)
@@ -83,7 +83,7 @@ def test_steps_follow_the_formula() -> None:
     assert state.sums[0, 4] == 90
 
 
-def test_members_without_rows_in_a_batch_stay() -> None:
+def test_members_without_rows_in_a_batch_keep_their_weights() -> None:
     data = make("all_vs_all", momentum=0.9)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 100.0)
     state = run_step(learner, online_state(data.w, data.m), [block(data, data.y == 0)])
@@ -93,8 +93,8 @@ def test_members_without_rows_in_a_batch_stay() -> None:
         assert np.array_equal(state.w[rows], data.w[rows]) == (pairs.labels[r, 0] < 0)
 
 
-def test_rows_weigh_in_small_batches() -> None:
-    """Steps of one row each, weight for weight: a row of no weight to speak of moves nothing."""
+def test_row_weights_count_in_small_batches() -> None:
+    """A batch of one row moves W in proportion to its weight, up to a whole step."""
     data = make()
     x, y, rows = data.x[:2], data.y[:2], np.arange(2)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.0, 1.0)
@@ -104,7 +104,7 @@ def test_rows_weigh_in_small_batches() -> None:
         moved[weight] = run_step(learner, online_state(data.w, data.m), [one]).w - data.w
     assert np.abs(moved[1e-6]).max() < 1e-5 * np.abs(moved[1.0]).max()
     np.testing.assert_allclose(moved[0.5], moved[1.0] / 2, rtol=1e-6)
-    # One row moves W no further than a whole step of its own, however heavy it is.
+    # A row of any weight moves W at most by a whole step.
     mean = data.totals.sum() / 90
     np.testing.assert_allclose(moved[1e6], moved[1.0] * P * mean, rtol=1e-6)
 
@@ -163,7 +163,7 @@ def test_a_flat_objective_ends_the_round() -> None:
     assert learner.is_done(before) == bool(before.objective[0] <= state.objective[0])
 
 
-def test_bad_rows_and_weights_are_told_apart() -> None:
+def test_errors_distinguish_bad_rows_from_diverging_weights() -> None:
     data = make()
     data.x[7, 2] = np.nan
     rows = np.arange(5, 20)[::-1]
@@ -201,7 +201,7 @@ def test_kernel_against_reference(
     given_ = (w, x, labels, weight, sizes, inverse, nu, aggressiveness)
     moved, sums = update_by_rows(*given_, squash_table(int(sizes.sum())))
     expected, expected_sums = reference.update_by_rows(*given_)
-    # A row at its threshold may fall on either side of it; then the walks part.
+    # A row at the threshold may be active in one of the two only; then all later rows differ.
     if sums[2] == expected_sums[2]:
         np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max() + 1e-6)
         np.testing.assert_allclose(sums, expected_sums, rtol=1e-3)

@@ -78,7 +78,7 @@ def test_posterior_means_average_to_the_prior_mean(dims: np.ndarray, seed: int) 
 
 
 @pytest.mark.parametrize("dims", [[1, 1], [2, 2, 2], [1, 4]])
-def test_a_row_of_zeros_says_nothing(dims: list[int]) -> None:
+def test_a_row_of_zeros_gives_prior_probabilities(dims: list[int]) -> None:
     sizes = np.array(dims)
     with np.errstate(all="raise"):
         ratios, p = posterior_ratios(np.zeros((sizes.sum(), 1)), np.array([1]), sizes)
@@ -93,7 +93,7 @@ def test_equal_dimensions_predict_the_longest_capsule() -> None:
 
 
 def test_unequal_dimensions_weigh_short_rows_by_dimension() -> None:
-    """Near h = 0 the larger capsule wins, though the other is longer: predict needs P, not lengths."""
+    """Near h = 0 the larger capsule wins although the other is longer, so predict needs P, not lengths."""
     h = np.array([[0.2], [0.0], [0.0], [0.0], [0.1]])
     assert probabilities(h, np.array([1, 4]))[:, 0].argmax() == 1
     assert probabilities(100 * h, np.array([1, 4]))[:, 0].argmax() == 0

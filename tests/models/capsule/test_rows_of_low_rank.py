@@ -1,4 +1,4 @@
-"""Rows that span few directions, and features in other units: the first weights lead to a good fit."""
+"""Fits are good for rows that span few directions, and for features in different units."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_rows_of_low_rank_are_learned(case: Callable[[], Case], algorithm: str) 
         assert 1 - model.score(*other[:2]) <= 0.01
 
 
-def test_directions_that_a_class_lacks_have_no_weights() -> None:
+def test_directions_without_rows_of_a_class_have_zero_weights() -> None:
     x, y, _ = _own_features()
     moment = np.stack([x[y == c].T.astype(float) @ x[y == c] for c in range(4)])
     members = build_members("multiclass", 4, 8)
@@ -84,7 +84,7 @@ def test_directions_that_a_class_lacks_have_no_weights() -> None:
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-3, 1e6, 1e9])
-def test_a_useless_column_in_other_units_does_not_decide(factor: float) -> None:
+def test_a_useless_column_in_large_units_does_not_raise_the_error(factor: float) -> None:
     rng, y = np.random.default_rng(6), np.arange(600) % 3
     x = rng.normal(size=(600, 8)) + 2.0 * (y[:, None] == np.arange(8) % 3)
     errors = {}

@@ -1,4 +1,4 @@
-"""Streams of capsule regression against their formulas, written out."""
+"""Streams of capsule regression equal direct implementations of their formulas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: st
         np.testing.assert_allclose(running.w[at], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_stream_goes_in_batches_and_ends_where_batches_end() -> None:
+def test_a_stream_gives_the_same_result_in_one_call_and_in_batches() -> None:
     data, backend = make(), make_backend("cpu")
     one, two = begin(data, slice(30)), begin(data, slice(30))
     small = replace(OPTIONS, batch_rows=30)
@@ -83,7 +83,7 @@ def test_a_stream_learns(architecture: str, passive: bool) -> None:
     assert (found == y).mean() > 0.85
 
 
-def test_the_start_is_of_subspaces_where_rows_suffice() -> None:
+def test_a_stream_starts_from_subspaces_if_it_has_enough_rows() -> None:
     data = make()
     from scalelatent.models.capsule.model.start import subspace_start
 
@@ -121,7 +121,9 @@ def test_rows_of_zeros_change_nothing() -> None:
 @pytest.mark.parametrize("value", [1e38, np.inf, np.nan])
 @pytest.mark.parametrize("passive", [False, True])
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
-def test_learning_goes_on_after_rows_that_are_refused(architecture: str, passive: bool, value: float) -> None:
+def test_a_stream_continues_after_rows_that_were_refused(
+    architecture: str, passive: bool, value: float
+) -> None:
     data, backend = make(architecture), make_backend("cpu")
     running, options = begin(data, slice(30)), replace(OPTIONS, passive=passive)
     running.learn(data.x[:30], data.y[:30], data.weight[:30], options, backend)

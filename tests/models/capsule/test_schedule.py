@@ -1,4 +1,4 @@
-"""The schedule as a state machine: made-up error rates walk through its rounds."""
+"""The schedule as a state machine, driven by given error rates."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _stats(
     return out
 
 
-def _walk(
+def _run_passes(
     learner: CapsuleEM, errors: Sequence[Any], losses: Sequence[Any] | None = None
 ) -> list[CapsuleState]:
-    """States before and after each pass."""
+    """Return the states before and after each pass."""
     n = learner.members.n_members
     w = np.random.Generator(np.random.Philox(99)).normal(size=(learner.members.total_dim, 3))
     states = [initial_state(w, n)]
@@ -64,7 +64,7 @@ def _walk(
 def test_rounds_patience_and_restart_from_the_best() -> None:
     learner = _learner([(0.5, 2), (0.0, 1)])
     #          passes   1    2    3    4 | 5: measures the best again, 6: no better
-    states = _walk(learner, [0.5, 0.4, 0.4, 0.45, 0.4, 0.4])
+    states = _run_passes(learner, [0.5, 0.4, 0.4, 0.45, 0.4, 0.4])
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
     assert [int(s.stale[0]) for s in states] == [0, 0, 0, 1, -1, 0, -1]
     assert [int(s.best_pass[0]) for s in states] == [0, 1, 2, 2, 2, 2, 2]
@@ -81,19 +81,19 @@ def test_rounds_patience_and_restart_from_the_best() -> None:
 
 def test_patience_counts_passes_without_improvement() -> None:
     for patience in (1, 3, 5):
-        states = _walk(_learner([(0.5, patience), (0.0, 1)]), [0.5, *[0.5] * patience])
+        states = _run_passes(_learner([(0.5, patience), (0.0, 1)]), [0.5, *[0.5] * patience])
         assert [int(s.round[0]) for s in states[-2:]] == [0, 1]
 
 
 def test_improvement_resets_the_patience() -> None:
-    states = _walk(_learner([(0.5, 2), (0.0, 1)]), [0.5, 0.5, 0.4, 0.4, 0.3, 0.3])
+    states = _run_passes(_learner([(0.5, 2), (0.0, 1)]), [0.5, 0.5, 0.4, 0.4, 0.3, 0.3])
     assert [int(s.stale[0]) for s in states[1:]] == [0, 1, 0, 1, 0, 1]
     assert int(states[-1].round[0]) == 0
 
 
 def test_momentum_restarts_with_each_round() -> None:
     learner = _learner([(0.5, 1), (0.0, 5)])
-    states = _walk(learner, [0.5, 0.6, 0.5, 0.4])
+    states = _run_passes(learner, [0.5, 0.6, 0.5, 0.4])
     assert int(states[2].round[0]) == 1
     first = states[2]  # restarted
     np.testing.assert_array_equal(first.previous, first.w)
@@ -106,10 +106,10 @@ def test_momentum_restarts_with_each_round() -> None:
 
 
 def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
-    """A round starts at the best model: its first pass measures weights that were measured before."""
+    """A round starts at the best weights, so its first pass repeats a measurement."""
     learner = _learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
     losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]
-    states = _walk(learner, [0.5] * len(losses), losses)
+    states = _run_passes(learner, [0.5] * len(losses), losses)
     #  passes   1  2: flat | 3: as 1 or 2, 4: fell by more, 5: flat | 6: as before, 7: flat
     assert [int(s.round[0]) for s in states[1:]] == [0, 1, 1, 1, 2, 2, 3]
     for i, s in enumerate(states[1:]):
@@ -131,7 +131,7 @@ def test_the_papers_schedule() -> None:
     assert [rounds.count(r) for r in range(5)] == [129, 65, 33, 17, 9]
 
 
-def test_validation_error_is_watched_where_there_is_validation() -> None:
+def test_the_schedule_uses_the_validation_error_if_there_is_one() -> None:
     learner = _learner([(0.5, 1)], has_validation=1)
     state = initial_state(np.zeros((2, 3)), 1)
     state = learner.update(state, _stats(learner, 0.1, 1.0, 0, validation=0.4))
@@ -146,7 +146,7 @@ def test_validation_error_is_watched_where_there_is_validation() -> None:
 
 @pytest.mark.parametrize("max_iter", [1, 3])
 def test_max_iter_ends_in_any_round(max_iter: int) -> None:
-    states = _walk(_learner([(0.5, 10)], max_iter=max_iter), [0.5, 0.3, 0.4][:max_iter])
+    states = _run_passes(_learner([(0.5, 10)], max_iter=max_iter), [0.5, 0.3, 0.4][:max_iter])
     assert [bool(s.finished.all()) for s in states] == [False] * max_iter + [True]
     np.testing.assert_array_equal(states[-1].w, states[min(max_iter - 1, 1)].w)  # the best, not the latest
 
@@ -154,20 +154,20 @@ def test_max_iter_ends_in_any_round(max_iter: int) -> None:
 def test_tol_ends_a_round_and_zero_never_does() -> None:
     losses = [1.0, 0.5, 0.45, 0.449, 0.448, 0.447]  # pass 5 measures where the second round starts
     errors = [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
-    states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
+    states = _run_passes(_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
-    states = _walk(_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 6)
+    states = _run_passes(_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 6)
     assert int(states[-1].round[0]) == 0
 
 
 def test_a_rising_loss_is_not_flat() -> None:
-    states = _walk(_learner([(0.5, 9)], tol=0.01), [0.5, 0.4, 0.3], [1.0, 1.0 + 1e-3, 1.5])
+    states = _run_passes(_learner([(0.5, 9)], tol=0.01), [0.5, 0.4, 0.3], [1.0, 1.0 + 1e-3, 1.5])
     assert not states[-1].finished.any()
 
 
 def test_plain_em_keeps_the_latest_weights() -> None:
     learner = _learner(None, max_iter=4)
-    states = _walk(learner, [0.1, 0.2, 0.3, 0.4])
+    states = _run_passes(learner, [0.1, 0.2, 0.3, 0.4])
     assert learner.is_done(states[-1])
     assert int(states[-1].best_pass[0]) == 1
     step = learner.em_step(states[3].w, _stats(learner, 0, 0, 3)["train"]["delta"], 0)
@@ -178,20 +178,20 @@ def test_plain_em_keeps_the_latest_weights() -> None:
 
 def test_plain_em_stops_by_tol_at_the_weights_it_measured() -> None:
     learner = _learner(None, tol=0.01)
-    states = _walk(learner, [0.4, 0.3, 0.2], [1.0, 0.5, 0.495])
+    states = _run_passes(learner, [0.4, 0.3, 0.2], [1.0, 0.5, 0.495])
     assert [bool(s.finished.all()) for s in states] == [False, False, False, True]
     np.testing.assert_array_equal(learner.weights(states[-1]), states[2].w)
 
 
 def test_plain_em_never_runs_out_of_patience() -> None:
-    states = _walk(_learner(None), [0.5] * 300)
+    states = _run_passes(_learner(None), [0.5] * 300)
     assert int(states[-1].stale[0]) == 299
     assert not states[-1].finished.any()
 
 
-def test_members_stop_on_their_own() -> None:
+def test_each_member_stops_on_its_own_schedule() -> None:
     learner = _learner([(0.5, 1), (0.0, 1)], m=3, architecture="one_vs_all")
-    states = _walk(
+    states = _run_passes(
         learner,
         # member 0 never improves, 1 improves once more, 2 always
         [
@@ -257,7 +257,7 @@ def test_stopped_members_cost_nothing(architecture: str, device: str) -> None:
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=40), st.lists(st.integers(1, 3), min_size=1, max_size=3)
 )
-def test_any_walk_keeps_the_best(errors: list[int], patience: list[int]) -> None:
+def test_any_sequence_of_errors_keeps_the_best_weights(errors: list[int], patience: list[int]) -> None:
     learner = _learner([(0.5, k) for k in patience])
     w = np.random.Generator(np.random.Philox(99)).normal(size=(2, 3))
     state, best, at = initial_state(w, 1), np.inf, None
@@ -278,7 +278,7 @@ def test_any_walk_keeps_the_best(errors: list[int], patience: list[int]) -> None
 
 def test_summary_is_scalars() -> None:
     learner = _learner("paper", m=3, architecture="one_vs_all")
-    states = _walk(learner, [[0.5, 0.25, 0.0]], [[3.0, 2.0, 1.0]])
+    states = _run_passes(learner, [[0.5, 0.25, 0.0]], [[3.0, 2.0, 1.0]])
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1
     assert summary["objective"] == pytest.approx(2.0)
@@ -290,7 +290,7 @@ def test_summary_is_scalars() -> None:
     assert all(isinstance(v, (int, float, type(None))) for v in summary.values())
 
 
-def test_state_holds_arrays_of_the_shapes_it_says() -> None:
+def test_the_arrays_of_a_state_have_the_documented_shapes() -> None:
     state = initial_state(np.zeros((6, 3)), 3)
     for field in fields(state):
         value = getattr(state, field.name)

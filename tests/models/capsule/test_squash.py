@@ -1,4 +1,4 @@
-"""The interpolating functions against quadrature and Kummer's function, and the table against them."""
+"""The interpolating functions equal quadrature and Kummer's function, and the table equals them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rises_with_b_and_falls_with_s(twice_s: int) -> None:
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_the_two_recursions_meet(s: float) -> None:
-    """Forward above b = s, backward at and below: no step where they change over."""
+    """The forward and the backward recursion agree at b = s, where the function switches between them."""
     if s == 0:
         return
     b = np.array([s, np.nextafter(s, np.inf)])
@@ -94,7 +94,7 @@ def test_zero_gives_zero_without_a_warning(s: float) -> None:
 
 
 @pytest.mark.parametrize("s", [-0.5, -1, 0.25, 1.3])
-def test_exponents_that_are_no_halves_are_refused(s: float) -> None:
+def test_exponents_that_are_not_multiples_of_a_half_are_refused(s: float) -> None:
     with pytest.raises(ValueError, match="multiple of 1/2"):
         squash_integral(s, np.ones(1))
 
@@ -103,7 +103,7 @@ DIMENSIONS = [*range(2, 41), 63, 64, 65, 99, 160, 161, 319, 320, 321, 640, 1001,
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
-def test_table_is_exact_to_a_millionth_of_a_millionth(dimension: int) -> None:
+def test_the_table_has_errors_below_1e_12(dimension: int) -> None:
     rng = np.random.Generator(np.random.Philox(dimension))
     b = np.concatenate(
         [[0.0, 1e-300, 1e-12], rng.uniform(0, 2 * dimension, 400), 10 ** rng.uniform(-6, 12, 400)]

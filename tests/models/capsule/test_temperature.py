@@ -19,7 +19,7 @@ TRAIN, HELD, TEST = slice(900), slice(900, 1300), slice(1300, None)
 
 
 def _calibration_error(p: np.ndarray, y: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error over bins of as many rows each."""
+    """Return the expected calibration error over bins with equal numbers of rows."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == y
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
     return sum(abs(certainty[rows].sum() - right[rows].sum()) for rows in parts) / len(y)
@@ -45,7 +45,7 @@ def test_the_temperature_has_the_least_log_loss_of_validation_rows() -> None:
     assert losses[1] < min(losses[0], losses[2])
 
 
-def test_a_given_temperature_is_taken_and_changes_no_class() -> None:
+def test_a_given_temperature_is_used_and_changes_no_class() -> None:
     fits = [
         sl.CapsuleRegression(capsule_dim=2, temperature=t, random_state=0, n_jobs=1).fit(X[TRAIN], Y[TRAIN])
         for t in (1.0, 0.2)
@@ -64,8 +64,8 @@ def test_a_saved_model_keeps_its_temperature(tmp_path: Path) -> None:
     )
 
 
-def test_some_rows_of_many_choose_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every third row of the dataset, whatever the blocks."""
+def test_every_nth_row_of_a_large_dataset_chooses_the_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third row of the dataset is used for any block size."""
     monkeypatch.setattr("scalelatent.models.capsule.fit.CALIBRATION_ROWS", 300)
     found = {
         block: sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1, n_epochs=3)
@@ -93,7 +93,7 @@ def test_losses_are_log_losses() -> None:
     )
 
 
-def test_the_chosen_temperature_lies_between_those_tried() -> None:
+def test_the_chosen_temperature_is_between_the_tried_ones() -> None:
     best = 0.31
     assert choose_temperature(TEMPERATURES, np.log(TEMPERATURES / best) ** 2) == pytest.approx(best, rel=1e-6)
     assert choose_temperature(TEMPERATURES, TEMPERATURES) == TEMPERATURES[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from scalelatent.kernels.random_words import stage_word
+from scalelatent.kernels.streams import stage_word
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import placements, sweeps
 from scalelatent.models.hcn.kernels.pixel_order import shuffled

@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss, normalized_mutual_info_score
 from scalelatent import Dataset, LinearMixture, LinearMixtureClassifier, Search, load_model, open_dataset
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError
-from scalelatent.evaluation.scoring import score_dataset, scorer_of
+from scalelatent.evaluation.scoring import make_scorer, score_dataset
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runner import run_new_job
 from scalelatent.models.linear_mixture.model.held_out import FittedRows
@@ -75,8 +75,8 @@ def test_scores_of_a_density(digits, fitted):
     weight = np.arange(400.0)
     weighed = score_dataset(d, digits.test.with_weight(weight))["log_likelihood"]
     assert weighed == pytest.approx(np.average(d.score_samples(x), weights=weight))
-    assert list(scorer_of(d).test_scores(d, Dataset.from_arrays(x), lambda *_: None)) == ["log_likelihood"]
-    with pytest.raises(DataError, match="no labels, so nothing to hold clusters against"):
+    assert list(make_scorer(d).test_scores(d, Dataset.from_arrays(x), lambda *_: None)) == ["log_likelihood"]
+    with pytest.raises(DataError, match="no labels to compare clusters with"):
         score_dataset(d, Dataset.from_arrays(x), ["nmi"])
 
 

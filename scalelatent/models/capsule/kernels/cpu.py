@@ -1,8 +1,8 @@
-"""The E-step between the two matrix products, in numba: one serial kernel a block.
+"""The part of the E-step between the two matrix products, in numba: one serial kernel call per block.
 
-The latent means lie transposed, (dimensions, rows), so that every inner loop runs over rows in contiguous
-memory and vectorises; a strip of rows stays in the first-level cache through all three steps. Sums are
-written in row order: no lane order is left to the compiler.
+The latent means are transposed, (dimensions, rows), so that every inner loop runs over rows in contiguous
+memory and vectorises. A strip of rows stays in the first-level cache through all steps. Sums run in the order
+of the rows, so the compiler cannot choose an order of SIMD lanes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from scalelatent.kernels.vectors import copy
 from .estep import estep_by_products
 from .squash import SquashTable
 
+# Number of rows of a strip.
 STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
 _LN2, _SQRT2 = 0.6931471805599453, 1.4142135623730951
-# Fields of a strip's workspace. One flat array: between arrays LLVM would need a check for overlap for each
-# pair, and beyond a few it does not vectorise.
+# Fields of the workspace of a strip. The workspace is one flat array, because LLVM checks each pair of arrays
+# for overlap, and does not vectorise loops over more than a few arrays.
 _FIELDS = 14
 (
     _TOTAL,
@@ -47,13 +48,14 @@ def residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """Residuals of all members for one block, see :func:`..reference.residuals`; ``h`` is float32."""
+    """Replace float32 h by the residuals of all members for one block, see :func:`..reference.residuals`."""
     thresholded = bool((nu > 0).any())
     factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
     sums = np.zeros((len(dims), 3))
     active = _residuals(
         h,
-        *_contiguous(y, weight),
+        np.ascontiguousarray(y, dtype=np.int32),
+        np.ascontiguousarray(weight, dtype=np.float64),
         dims,
         labels,
         nu,
@@ -66,15 +68,11 @@ def residuals(
     return active if thresholded else None, sums
 
 
-def _contiguous(y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.ascontiguousarray(y, dtype=np.int32), np.ascontiguousarray(weight, dtype=np.float64)
-
-
 def estep(
     backend: Backend, w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """E-step of a block, see :func:`..estep.estep_by_products`; few dimensions take one fused kernel."""
+    """Return the E-step of a block, see :func:`..estep.estep_by_products`; one fused kernel if W is small."""
     if not tiles.fits(len(w), x):
         return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
     n, p = x.shape
@@ -106,7 +104,7 @@ def _residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Factors, then residuals in the place of h; returns the active rows (none where all are)."""
+    """Replace h by the residuals; return the active rows, or an empty array without a threshold."""
     moved = zeros(len(y), np.bool_)
     _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
     if not thresholded:
@@ -133,10 +131,10 @@ def _tiled_estep(
     nu: np.ndarray, coefficients: np.ndarray, scale: float, train: bool, dense: bool, rows: np.ndarray,
     g: np.ndarray, delta: np.ndarray, sums: np.ndarray,
 ) -> None:  # fmt: skip
-    """Strip by strip: latents, factors, residual moment. X comes from memory once.
+    """Compute latents, factors and the residual moment strip by strip, so that X is read from memory once.
 
-    Below the threshold the active rows of the block are put aside, with their residuals, and multiplied at
-    its end.
+    With a threshold, the active rows of the block and their residuals are copied to ``rows`` and ``g``, and
+    multiplied after the last strip.
     """
     n, width = len(x), tiles.STRIP
     packed = tiles.pack(w)
@@ -158,7 +156,7 @@ def _tiled_estep(
             continue
         active = _active(moved[:count])
         _scale_active(h, codes, dims, labels, factors, active)
-        _put_aside(strip, active, rows[taken:])
+        _copy_rows(strip, active, rows[taken:])
         for k in range(len(w)):
             copy(h[k], g[k, taken : taken + len(active)])
         taken += len(active)
@@ -169,7 +167,7 @@ def _tiled_estep(
 
 @part
 def _active(moved: np.ndarray) -> np.ndarray:
-    """Numbers of the rows that count."""
+    """Return the numbers of the active rows."""
     out, count = empty(len(moved), np.uint32), 0
     for j in range(len(moved)):
         if moved[j]:
@@ -179,7 +177,7 @@ def _active(moved: np.ndarray) -> np.ndarray:
 
 
 @part
-def _put_aside(strip: np.ndarray, active: np.ndarray, rows: np.ndarray) -> None:
+def _copy_rows(strip: np.ndarray, active: np.ndarray, rows: np.ndarray) -> None:
     for j in range(len(active)):
         copy(strip[active[j]], rows[j])
 
@@ -189,9 +187,10 @@ def _factors(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, factors: np.ndarray, moved: np.ndarray, sums: np.ndarray,
 ) -> None:  # fmt: skip
-    """weight (r - 1) of the right capsule (row 2r) and of the others (row 2r + 1) of every member r.
+    """Write the factors weight (r - 1) of each member and row, mark the active rows, and add the sums.
 
-    The first ``len(y)`` columns of h count.
+    Row 2m of ``factors`` belongs to the right capsule of member m, and row 2m + 1 to its other capsules. Only
+    the first ``len(y)`` columns of h are used.
     """
     n_members, k = dims.shape
     n = len(y)
@@ -199,7 +198,7 @@ def _factors(
     work = empty(_FIELDS * STRIP, np.float64)
     for first in range(0, n, STRIP):
         stop = min(first + STRIP, n)
-        row = np.int64(0)  # not the literal, for which another kernel would be compiled
+        row = np.int64(0)  # a literal would make numba compile another kernel
         for r in range(n_members):
             _targets(labels[r], y[first:stop], target)
             before = row
@@ -211,8 +210,8 @@ def _factors(
             _posterior(row - before, stop - first, work)
             _ranks(q, target, dims[r], stop - first, work)
             _log_right(stop - first, work)
-            _collect(weight[first:stop], nu[r], work, moved[first:stop], sums[r])
-            _weigh(
+            _add_sums(weight[first:stop], nu[r], work, moved[first:stop], sums[r])
+            _write_factors(
                 weight[first:stop], nu[r], work, factors[2 * r, first:stop], factors[2 * r + 1, first:stop]
             )
 
@@ -225,7 +224,7 @@ def _targets(label: np.ndarray, y: np.ndarray, target: np.ndarray) -> None:
 
 @part
 def _squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.ndarray) -> None:
-    # One-dimensional slices: with two indices numba's wrap-around checks keep LLVM from vectorising.
+    # One-dimensional slices, because numba's checks of two indices keep LLVM from vectorising.
     strip = h[row, first : first + width]
     for j in range(width):
         q[j] = strip[j] * strip[j]
@@ -237,7 +236,7 @@ def _squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.n
 
 @part
 def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """q, and q and dimension of the right capsule."""
+    """Write q, and q and the dimension of the right capsule."""
     for j in range(width):
         work[_TOTAL + j] = 0.0
         work[_RIGHT + j] = 0.0
@@ -260,8 +259,7 @@ def _look_up(coefficients: np.ndarray, scale: float, width: int, work: np.ndarra
         work[_PLACE + j] = beta / (beta + scale) * cells
     for j in range(width):
         t = work[_PLACE + j]
-        # A NaN or infinite row must not read outside the table; it still gives NaN below, and the pass stops
-        # on it.
+        # A NaN or infinite row must not read outside the table. It still gives NaN below, and the pass stops.
         cell = max(min(int(t), cells - 1), 0)
         u = t - cell
         c = coefficients[cell]
@@ -271,7 +269,7 @@ def _look_up(coefficients: np.ndarray, scale: float, width: int, work: np.ndarra
 
 @part
 def _posterior(total_dim: int, width: int, work: np.ndarray) -> None:
-    """r - 1 of the right capsule and of the others, and P_i = slope q_i + floor d_i."""
+    """Write r - 1 of the right and the other capsules, and the factors of P_i = slope q_i + floor d_i."""
     inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
     for j in range(width):
         lam0, lam1, size = work[_LAM0 + j], work[_LAM1 + j], work[_SIZE + j]
@@ -288,8 +286,9 @@ def _posterior(total_dim: int, width: int, work: np.ndarray) -> None:
 
 @part
 def _ranks(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """P of the right capsule, and the largest before and behind it: all by one expression, so that ties are
-    ties.
+    """Write P of the right capsule, and the largest P of the capsules before and behind it.
+
+    All P are computed by one expression, so that equal lengths give equal P.
     """
     for j in range(width):
         work[_RIGHT + j] = 0.0
@@ -306,8 +305,10 @@ def _ranks(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work
 
 @part
 def _log_right(width: int, work: np.ndarray) -> None:
-    """Natural logarithm of P: split by bits, then an odd series of (m-1)/(m+1); vectorises, error under
-    1e-15.
+    """Write the natural logarithm of P of the right capsule, with an error below 1e-15.
+
+    P is split into mantissa m and exponent by its bits, and log m is an odd series of (m - 1) / (m + 1).
+    Unlike a call of log, this vectorises.
     """
     bits = same_bytes(work, np.int64)
     for j in range(width):
@@ -330,18 +331,18 @@ def _log_right(width: int, work: np.ndarray) -> None:
         series = series * s + 1 / 7
         series = series * s + 1 / 5
         series = series * s + 1 / 3
-        # p - p is 0, or NaN where the row is not finite.
+        # p - p is 0, or NaN if the row is not finite.
         work[_LOG + j] = e * _LN2 + 2.0 * z * (1.0 + s * series) + (p - p)
 
 
 @part
-def _collect(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray, sums: np.ndarray) -> None:
+def _add_sums(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray, sums: np.ndarray) -> None:
     loglik, errors, active = 0.0, 0.0, 0
     for j in range(len(weight)):
         right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
         use = nu <= 0.0 or max(before, behind) > nu * right
         loglik += weight[j] * work[_LOG + j]
-        # A tie goes to the first class: one before the right one wins with the same probability.
+        # The first class wins a tie, so a class before the right one wins with the same probability.
         errors += weight[j] if before >= right or behind > right else 0.0
         moved[j] |= use
         active += use
@@ -351,7 +352,9 @@ def _collect(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray,
 
 
 @part
-def _weigh(weight: np.ndarray, nu: float, work: np.ndarray, own: np.ndarray, other: np.ndarray) -> None:
+def _write_factors(
+    weight: np.ndarray, nu: float, work: np.ndarray, own: np.ndarray, other: np.ndarray
+) -> None:
     for j in range(len(weight)):
         wrong = max(work[_BEFORE + j], work[_BEHIND + j])
         factor = weight[j] if nu <= 0.0 or wrong > nu * work[_RIGHT + j] else 0.0
@@ -363,7 +366,7 @@ def _weigh(weight: np.ndarray, nu: float, work: np.ndarray, own: np.ndarray, oth
 def _scale_all(
     h: np.ndarray, y: np.ndarray, dims: np.ndarray, labels: np.ndarray, factors: np.ndarray
 ) -> None:
-    """h times its factors over the first ``len(y)`` columns."""
+    """Multiply the first ``len(y)`` columns of h by their factors."""
     n = len(y)
     factor, target = empty(STRIP, np.float32), empty(STRIP, np.int32)
     for first in range(0, n, STRIP):
@@ -392,9 +395,10 @@ def _scale_active(
     factors: np.ndarray,
     active: np.ndarray,
 ) -> None:
-    """The same for the active rows, moved to the front: column j only ever reads columns at or behind it.
+    """Write the products of the active columns of h with their factors to the front of h.
 
-    Row numbers are unsigned: for signed ones numba checks each for counting from the end.
+    Column j is computed from column j or a later one, so nothing is overwritten too early. Row numbers are
+    unsigned, because numba checks each signed index for negative values.
     """
     n = len(active)
     factor = empty(n, np.float32)

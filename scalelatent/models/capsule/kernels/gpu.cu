@@ -1,26 +1,26 @@
-// The E-step between the two matrix products, on the device. gpu.py compiles this text and launches it;
-// reference.py is its oracle.
+// The part of the E-step between the two matrix products, on the device. gpu.py compiles and launches this
+// text; tests compare its results with reference.py.
 //
-// A thread is a row. The latent means lie as (dimensions, rows), so that neighbouring threads read
-// neighbouring numbers whatever the dimension; what a row needs besides (its class, its weight, one line of
-// the table of lambda) is small. Lengths are summed in the type of h, everything after them in float64.
-// Sums over rows are trees of fixed shape over blocks of THREADS rows: no atomic adds, the same bits in
-// every run.
+// Each thread computes one row. The latent means are stored as (dimensions, rows), so that neighbouring
+// threads read neighbouring numbers for any dimension. The other data of a row (its class, its weight, one
+// line of the table of lambda) are small. Lengths are summed in the type of h, and all later arithmetic is
+// float64. Sums over rows are trees of fixed shape over blocks of THREADS rows, without atomic adds, so all
+// runs give the same bits.
 //
-// tests/gpu/emulator.hpp gives the CUDA words below a meaning for a C++ compiler: the tests run this very
-// text on a processor.
+// tests/gpu/emulator.hpp defines the CUDA words below for a C++ compiler, so that tests run this text on a
+// CPU.
 
 constexpr int THREADS = 128;  // rows of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
-constexpr int AHEAD = 8;  // loads that a thread has in flight
+constexpr int AHEAD = 8;  // number of loads that a thread issues before it uses the first
 constexpr unsigned EVERY_LANE = 0xffffffffu;
 
-// Wiring of the members in one int32 array: dims (members, capsules), first rows of h (members, capsules),
+// The members as one int32 array: dims (members, capsules), first rows of h (members, capsules),
 // total dimensions (members), labels (members, classes).
 struct Members {
     const int *dims, *starts, *totals, *labels;
     int count, capsules, classes;
-    int equal_dim;  // the dimension of every capsule, or 0 where they differ
+    int equal_dim;  // the dimension of every capsule, or 0 if dimensions differ
 
     __device__ Members(const int* wiring, int count, int capsules, int classes, int equal_dim)
         : dims(wiring),
@@ -32,13 +32,13 @@ struct Members {
           classes(classes),
           equal_dim(equal_dim) {}
 
-    // Capsule that should win; -1 where the member never sees the class, or there is no such class.
+    // Capsule that should win; -1 if the member does not see the class, or there is no such class.
     __device__ int target(int member, int label) const {
         return label >= 0 && label < classes ? labels[member * classes + label] : -1;
     }
 };
 
-// lambda0 and lambda1 over t = beta / (beta + scale): 8 coefficients a cell.
+// lambda0 and lambda1 over t = beta / (beta + scale): 8 coefficients per cell.
 struct Table {
     const double* coefficients;
     int cells;
@@ -48,20 +48,20 @@ struct Table {
 struct Posterior {
     double right, wrong;  // P of the capsule that should win, largest P of the others
     double own, other;    // r - 1 of that capsule, and of the others
-    bool lost;            // another capsule wins; a tie goes to the first
+    bool lost;            // another capsule wins; the first capsule wins a tie
 };
 
 __device__ __forceinline__ float add_square(float v, float q) { return fmaf(v, v, q); }
 __device__ __forceinline__ double add_square(double v, double q) { return fma(v, v, q); }
 
-// One spelling for every capsule of a row: equal lengths give equal bits, so that ties are ties.
+// One expression for every capsule of a row, so that equal lengths give equal bits.
 __device__ __forceinline__ double score(double slope, double q, double floor, double size) {
     return fma(slope, q, floor * size);
 }
 
 __device__ __forceinline__ void look_up(const Table& table, double beta, double& lambda0, double& lambda1) {
     const double t = beta / (beta + table.scale) * table.cells;
-    // A comparison with NaN is false: such a row reads the last cell, not outside, and still gives NaN.
+    // A comparison with NaN is false, so such a row reads the last cell and still gives NaN.
     const int cell = t < table.cells - 1 ? static_cast<int>(t) : table.cells - 1;
     const double u = t - cell;
     const double2* c = reinterpret_cast<const double2*>(table.coefficients) + 4 * cell;
@@ -70,8 +70,8 @@ __device__ __forceinline__ void look_up(const Table& table, double beta, double&
     lambda1 = fma(fma(fma(e.y, u, e.x), u, d.y), u, d.x);
 }
 
-// close(i, |h_i|^2) for every capsule of a member; the loads of AHEAD rows of h are issued before the first
-// is used. Behind the end the last row is read again: loads without a branch between them.
+// Calls close(i, |h_i|^2) for every capsule of a member. The loads of AHEAD rows of h are issued before the
+// first is used. Behind the end, the last row is read again, so that no branch separates the loads.
 template <class T, class Close>
 __device__ __forceinline__ void for_each_capsule(const T* column, size_t stride, const int* dims, int total,
                                                  Close close) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void for_each_capsule(const T* column, size_t stride,
     }
 }
 
-// The same walk, multiplying in place: the target's rows by own, the others by other.
+// Multiplies h in place: the rows of the target capsule by own, the rows of the other capsules by other.
 template <class T>
 __device__ __forceinline__ void scale_in_place(T* column, size_t stride, const int* dims, int total,
                                                int target, T own, T other) {
@@ -132,12 +132,12 @@ __device__ __forceinline__ Posterior posterior(const T* column, size_t stride, c
     });
     double lambda0, lambda1;
     look_up(table, 0.5 * total, lambda0, lambda1);
-    // h = 0: both lambda are 0, so any fraction will do; 0 avoids 0/0.
+    // If h = 0, both lambdas are 0 and any fraction is right; 0 avoids 0 / 0.
     const double inverse = total > 0.0 ? 1.0 / total : 0.0;
     const double inv_d = 1.0 / total_dim, inv_d2 = 1.0 / (total_dim + 2.0);
     const double slope = lambda0 * inverse, floor = (1.0 - lambda0) * inv_d, size = __ldg(dims + target);
     if (equal_dim) {
-        // P grows with the length: the longest wrong capsule on either side of the target is the best there.
+        // P grows with the length, so the longest wrong capsule on either side of the target is the best there.
         below = below < 0.0 ? -1.0 : score(slope, below, floor, equal_dim);
         above = above < 0.0 ? -1.0 : score(slope, above, floor, equal_dim);
     } else {
@@ -154,7 +154,7 @@ __device__ __forceinline__ Posterior posterior(const T* column, size_t stride, c
     out.right = score(slope, right_q, floor, size);
     out.wrong = below > above ? below : above;
     out.lost = below >= out.right || above > out.right;
-    // Q/P - 1 over one denominator: nothing large cancels where Q is near P.
+    // Q / P - 1 with one denominator, so that no large terms cancel if Q is near P.
     const double common = (lambda1 - lambda0) * right_q * inverse + (1.0 - lambda1) * size * inv_d2 -
                           (1.0 - lambda0) * size * inv_d;
     out.other = common / out.right;
@@ -162,8 +162,8 @@ __device__ __forceinline__ Posterior posterior(const T* column, size_t stride, c
     return out;
 }
 
-// Sums of a thread block, in a tree of fixed shape; thread 0 writes them `stride` apart. Called by all
-// threads.
+// Sums the values of a thread block in a tree of fixed shape; thread 0 writes the sums `stride` apart. All
+// threads must call it.
 __device__ __forceinline__ void write_block_sums(double a, double b, bool use, double* out, size_t stride) {
     __shared__ double part[2][WARPS];
 #pragma unroll
@@ -186,10 +186,10 @@ __device__ __forceinline__ void write_block_sums(double a, double b, bool use, d
         out[stride] = sum_b;
         out[2 * stride] = active;
     }
-    __syncthreads();  // the next member writes part again
+    __syncthreads();  // because the next member overwrites part
 }
 
-// Sum of the threads before this one; `total` is the sum of all. Called by all threads.
+// Returns the sum over the threads before this one; `total` is the sum over all. All threads must call it.
 __device__ __forceinline__ int scan_before(int value, int& total) {
     __shared__ int sums[2][THREADS];
     const int t = threadIdx.x;
@@ -208,9 +208,9 @@ __device__ __forceinline__ int scan_before(int value, int& total) {
     return before;
 }
 
-// One block of rows under all members. Dense: h is scaled in place. Otherwise the factors of every row
-// (members, 2, n), whether any member moves the row, and how many rows of this thread block are moved. Sums
-// go to partial (members, 3, thread blocks).
+// Processes one block of rows for all members. Dense: scales h in place. Otherwise: writes the factors of
+// every row (members, 2, n), whether any member uses the row, and the number of used rows of this thread
+// block. Sums go to partial (members, 3, thread blocks).
 template <class T, bool DENSE>
 __device__ __forceinline__ void estep(T* h, int n, const int* y, const double* weight, const Members& members,
                                       const double* nu, const Table& table, double* partial, T* factors,
@@ -256,7 +256,7 @@ __device__ __forceinline__ void estep(T* h, int n, const int* y, const double* w
     }
 }
 
-// P(y | x) of one member, (capsules, n); `out` holds the lengths on the way.
+// Writes P(y | x) of one member, (capsules, n); `out` holds the lengths first.
 template <class T>
 __device__ __forceinline__ void probabilities(const T* h, int n, const int* dims, int capsules, int total_dim,
                                               const Table& table, double* out) {
@@ -276,7 +276,7 @@ __device__ __forceinline__ void probabilities(const T* h, int n, const int* dims
     }
 }
 
-// Residuals of the active rows, side by side: (dimensions, n_active). A grid row is a capsule.
+// Writes the residuals of the active rows without gaps, (dimensions, n_active). A grid row is a capsule.
 template <class T>
 __device__ __forceinline__ void gather(const T* h, int n, const int* y, const Members& members,
                                        const T* factors, const int* active, int n_active, T* out) {
@@ -322,8 +322,8 @@ __device__ __forceinline__ void gather(const T* h, int n, const int* y, const Me
 KERNELS(float, f32)
 KERNELS(double, f64)
 
-// Thread block s adds up line s of partial (sums, blocks). The one after the last, if launched, turns
-// counts into the number of active rows before each thread block, and writes their total behind the sums.
+// Thread block s sums line s of partial (sums, blocks). One further thread block, if launched, turns counts
+// into the number of active rows before each thread block, and writes their total behind the sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     capsule_finish_f64(const double* partial, int sums, int blocks, const int* counts, int* before,
                        double* result) {
@@ -353,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (t == 0) result[sums] = carry;
 }
 
-// Numbers of the moved rows, increasing.
+// Writes the numbers of the used rows in increasing order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     capsule_compact_i32(const unsigned char* moved, int n, const int* before, int* active) {
     const int row = blockIdx.x * THREADS + threadIdx.x;

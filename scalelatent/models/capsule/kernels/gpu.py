@@ -1,15 +1,15 @@
-"""The E-step between the two matrix products, in CuPy: launches of the kernels of ``gpu.cu``.
+"""The part of the E-step between the two matrix products, in CuPy: launches of the kernels of ``gpu.cu``.
 
-Memory is the bound. Without a threshold one kernel reads a row's latent means, forms its factors and scales
-them in place: h is read twice and written once, 12 bytes a number in float32 (8 where the second read still
-finds it in the second-level cache), so a card of B bytes/s can do B / (12 D) rows/s: 3 TB/s and D = 20 give
-12 G rows/s. With a threshold h is read once for the factors, 8 bytes a row and member are written, and the
-active rows alone are read, scaled, written side by side and moved to the front. The arithmetic behind the
-lengths is float64, some 150 operations a row and member. One copy of 3 numbers a member comes back to the
-host: the only wait.
+Memory bandwidth is the limit. Without a threshold, one kernel reads a row's latent means, computes its
+factors and scales the latent means in place. It reads h twice and writes it once: 12 bytes per number in
+float32, or 8 if the second read hits the second-level cache. A GPU with B bytes/s therefore processes up to B
+/ (12 D) rows/s, which is 12 G rows/s for 3 TB/s and D = 20. With a threshold, h is read once for the factors,
+and 8 bytes per row and member are written. Then only the active rows are read, scaled, compacted and moved to
+the front. The arithmetic on lengths is float64, about 150 operations per row and member. The only wait is one
+copy to the host of 3 numbers per member.
 
-Every sum has one order, fixed in ``gpu.cu``: the same bits in every run on one kind of card. Work goes to
-CuPy's current stream.
+``gpu.cu`` fixes the order of every sum, so that all runs on one kind of GPU give the same bits. The work runs
+on CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def residuals(
     h: cupy.ndarray, y: Array, weight: Array, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable,
 ) -> tuple[cupy.ndarray | None, np.ndarray]:  # fmt: skip
-    """Residuals of all members for one block, see :func:`..reference.residuals`."""
+    """Replace h by the residuals of all members for one block, see :func:`..reference.residuals`."""
     suffix, n, members = _check(h), h.shape[1], len(dims)
     thresholded = bool((nu > 0).any())
     if n == 0:
@@ -89,12 +89,12 @@ def _gather(
     factors: cupy.ndarray,
     active: cupy.ndarray,
 ) -> None:
-    """Residuals of the active rows to the front of h.
+    """Move the residuals of the active rows to the front of h.
 
-    Not in place: a thread would overwrite what another has yet to read.
+    They are first written to another array, because a thread would overwrite rows that others still read.
     """
     h, count = rows[0], len(active)
-    # As large as h whatever the count, so that the memory pool hands out the same piece for every block.
+    # As large as h for any count, so that the memory pool can reuse the same memory for every block.
     moved = cupy.empty(h.size, dtype=h.dtype)[: len(h) * count].reshape(len(h), count)
     grid = (_ceil(count, THREADS), wiring.capsules)
     _launch(
@@ -104,7 +104,7 @@ def _gather(
 
 
 def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None = None) -> cupy.ndarray:
-    """P(y | x) of one member, see :func:`..reference.probabilities`."""
+    """Return P(y | x) of one member, see :func:`..reference.probabilities`."""
     suffix, n, total = _check(h), h.shape[1], int(dims.sum())
     out = cupy.empty((len(dims), n), dtype=np.float64)
     if n:
@@ -117,8 +117,7 @@ def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None =
     return out
 
 
-# -- the small arrays that every launch needs
-# -------------------------------------------
+# -- small arrays for every launch -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -142,15 +141,14 @@ def _wiring(dims: np.ndarray, labels: np.ndarray, nu: np.ndarray) -> _Wiring:
         np.ascontiguousarray(labels, np.int32),
         np.ascontiguousarray(nu, np.float64),
     )
-    # The stream is part of the key: memory of the pool may only be used again in the stream that it was
-    # used in.
-    return _kept_wiring(
+    # The stream is part of the key, because memory of the pool must be reused in the stream that used it.
+    return _make_wiring(
         current_device(), cupy.cuda.get_current_stream().ptr, arrays[0].shape, *(a.tobytes() for a in arrays)
     )
 
 
 @lru_cache(maxsize=256)
-def _kept_wiring(
+def _make_wiring(
     device: int, stream: int, shape: tuple[int, int], dims_bytes: bytes, labels_bytes: bytes, nu_bytes: bytes
 ) -> _Wiring:
     dims, labels = np.frombuffer(dims_bytes, np.int32).reshape(shape), np.frombuffer(labels_bytes, np.int32)
@@ -163,30 +161,15 @@ def _kept_wiring(
     )
 
 
-TABLES = 64  # at most, on one device
-# Tables on devices, oldest first, by the id of the table on the host and the device.
-_tables: dict[tuple[int, int], tuple[SquashTable, SquashTable]] = {}
-
-
 def _on_device(table: SquashTable, total_dim: int) -> SquashTable:
+    """Return a table on the device; a backend copies its tables once and passes these copies."""
     if table.scale != total_dim / 2 + 1.0:
         raise ValueError(
-            f"the table is for another dimension than {total_dim}: pass squash_table({total_dim})"
+            f"the table belongs to another dimension than {total_dim}: pass squash_table({total_dim})"
         )
     if isinstance(table.coefficients, cupy.ndarray):
         return table
-    key = (id(table), current_device())
-    kept = _tables.get(key)
-    if kept is None:
-        here = [other for other in list(_tables) if other[1] == key[1]]
-        moved = replace(table, coefficients=cupy.asarray(table.coefficients))
-        # Wait for the copy, as other streams will read it, and for kernels that read the oldest table.
-        cupy.cuda.runtime.deviceSynchronize()
-        if len(here) >= TABLES:
-            _tables.pop(here[0], None)
-        # The host table is stored too, so that Python gives its id to no other table.
-        kept = _tables[key] = table, moved
-    return kept[1]
+    return replace(table, coefficients=cupy.asarray(table.coefficients))
 
 
 def _table_arguments(table: SquashTable) -> tuple[cupy.ndarray, np.int32, np.float64]:
@@ -202,7 +185,7 @@ def _check(h: cupy.ndarray) -> str:
     ):
         what = f"{h.dtype} {h.shape}" if hasattr(h, "dtype") else type(h).__name__
         raise ValueError(
-            f"h is {what}: the kernel takes a C-contiguous device array (dimensions, rows) of float32 or "
+            f"h is {what}, but the kernel needs a C-contiguous device array (dimensions, rows) of float32 or "
             "float64"
         )
     return _SUFFIX[h.dtype.name]

@@ -72,6 +72,33 @@ class Members:
             return ((None, np.arange(self.n_members)),)
         return tuple((c, np.flatnonzero(self.sees[:, c])) for c in range(self.n_classes))
 
+    @cached_property
+    def pairs(self) -> np.ndarray:
+        """Classes of the two capsules of each all-versus-all member, int64 (members, 2)."""
+        return np.array([[np.flatnonzero(row == i)[0] for i in (0, 1)] for row in self.labels])
+
+    @cached_property
+    def class_capsules(self) -> tuple[tuple[tuple[slice, slice], ...], ...]:
+        """Columns of ``transform`` for each class: pairs (columns of a member, columns of its capsule).
+
+        A class has one pair; for all-versus-all, it has one pair for each other class.
+        """
+        capsules: list[list[tuple[slice, slice]]] = [[] for _ in range(self.n_classes)]
+        for r in range(self.n_members):
+            whole = self.rows_of(r)
+            edges = whole.start + np.concatenate([[0], np.cumsum(self.dims[r])])
+            for c in range(self.n_classes):
+                i = self.labels[r, c]
+                # The second capsule of a one-versus-all member stands for all other classes together.
+                if i >= 0 and (self.architecture != "one_vs_all" or r == c):
+                    capsules[c].append((whole, slice(int(edges[i]), int(edges[i + 1]))))
+        return tuple(map(tuple, capsules))
+
+    @property
+    def class_dims(self) -> list[int]:
+        """Capsule dimension of each class."""
+        return [own[0][1].stop - own[0][1].start for own in self.class_capsules]
+
     def rows_of(self, member: int) -> slice:
         """Return the rows of W of a member."""
         return slice(int(self.offsets[member]), int(self.offsets[member + 1]))

@@ -42,7 +42,7 @@ def compute_class_scores(backend: Backend, members: Members, h: Array) -> np.nda
         if members.architecture == "one_vs_all":
             scores[r] = p[0]
             continue
-        a, b = (int(np.flatnonzero(members.labels[r] == i)[0]) for i in (0, 1))
+        a, b = members.pairs[r]
         # A vote counts 1. The probabilities of a class from all its members together count less than a vote.
         wins = p[0] >= p[1]
         scores[a] += wins + p[0] / members.n_classes

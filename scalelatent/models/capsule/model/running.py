@@ -64,18 +64,19 @@ class RowSums:
     weight: np.ndarray  # sum of the row weights of each class, float64 (classes,)
     count: np.ndarray  # number of rows of each class whose weight is above 0, float64 (classes,)
 
-    def add_rows(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> RowSums:
-        """Return these sums with those of more rows (rows, p)."""
-        x, n = x.astype(np.float64), len(self.weight)
+    def add_rows(self, block: Block) -> RowSums:
+        """Return these sums with those of more rows."""
+        assert block.y is not None
+        x, n, weight = block.x.astype(np.float64), len(self.weight), block.weight
         moment, whole = list(self.moment), len(self.moment) == 1
-        for c in [0] if whole else np.unique(codes):
-            rows = slice(None) if whole else codes == c
+        for c in [0] if whole else np.unique(block.y):
+            rows = slice(None) if whole else block.y == c
             part = x[rows]
             more = part.T @ (part if weight is None else part * weight[rows][:, None])
             more += moment[c]
             moment[c] = more
-        count = _count_rows(codes, weight, n)
-        own = count if weight is None else np.bincount(codes, weight, minlength=n)
+        count = _count_rows(block, n)
+        own = count if weight is None else np.bincount(block.y, weight, minlength=n)
         return RowSums(tuple(moment), self.weight + own, self.count + count)
 
     def second_moment(self, classes: np.ndarray) -> np.ndarray:
@@ -151,34 +152,28 @@ class RunningCapsule:
         for a in range(0, len(x), options.batch_rows):
             rows = slice(a, a + options.batch_rows)
             own = None if weight is None else weight[rows]
-            self._learn_batch(x[rows], codes[rows], own, options, backend)
+            self._learn_batch(Block(x[rows], codes[rows], own, 0), options, backend)
 
     def discard_inverses(self) -> None:
         """Compute the inverses again at the next step, from all rows so far."""
         self._inverses.clear()
 
-    def _learn_batch(
-        self,
-        x: np.ndarray,
-        codes: np.ndarray,
-        weight: np.ndarray | None,
-        options: StreamOptions,
-        backend: Backend,
-    ) -> None:
+    def _learn_batch(self, block: Block, options: StreamOptions, backend: Backend) -> None:
         assert self.w is not None
         assert self.average is not None
         assert self.sums is not None
         before = self.sums, dict(self._inverses)
         step = self._passive_step if options.passive else self._em_step
         try:
-            self.sums = self.sums.add_rows(x, codes, weight)
-            w = step(self.w, self.sums, x, codes, weight, options, backend)
+            self.sums = self.sums.add_rows(block)
+            w = step(self.w, self.sums, block, options, backend)
             _check_finite(w)
         except BaseException:
             self.sums, self._inverses = before
             raise
-        self.w, self.rows = w, self.rows + len(x)
-        rate = min(1.0, (1.0 + AVERAGE_POWER) * len(x) / (self.rows + AVERAGE_POWER * len(x)))
+        n = len(block.x)
+        self.w, self.rows = w, self.rows + n
+        rate = min(1.0, (1.0 + AVERAGE_POWER) * n / (self.rows + AVERAGE_POWER * n))
         self.average = self.average + rate * (w - self.average)
 
     def _ridge(self, options: StreamOptions) -> np.ndarray:
@@ -199,26 +194,19 @@ class RunningCapsule:
         return inverse
 
     def _em_step(
-        self,
-        w: np.ndarray,
-        sums: RowSums,
-        x: np.ndarray,
-        codes: np.ndarray,
-        weight: np.ndarray | None,
-        options: StreamOptions,
-        backend: Backend,
+        self, w: np.ndarray, sums: RowSums, block: Block, options: StreamOptions, backend: Backend
     ) -> np.ndarray:
         """Return the weights after a step of stepwise EM."""
-        members, p = self.members, x.shape[1]
+        members, x, p = self.members, block.x, block.x.shape[1]
         estep = CapsulePass(members, p, np.array([options.nu]), None, True)
         prepared = estep.prepare(initial_state(w, members.n_members), backend)
         stats = Stats.zeros(estep.layout())
-        estep.accumulate(prepared, Block(x, codes, weight, 0), stats)
+        estep.accumulate(prepared, block, stats)
         _check_finite(stats["sums"])
         ridge = self._ridge(options)
         new, one = w.copy(), x[0].astype(np.float64) if len(x) == 1 else None
         eta = (1.0 + self.rows / options.batch_rows / options.t0) ** -options.kappa
-        counts = _count_rows(codes, weight, len(sums.count))
+        counts = _count_rows(block, len(sums.count))
         for r in map(int, np.flatnonzero(stats["sums"][:, 3] > 0)):
             rows, class_set = members.rows_of(r), int(members.class_set_of[r])
             mask = members.class_sets[class_set]
@@ -241,27 +229,20 @@ class RunningCapsule:
         return new
 
     def _passive_step(
-        self,
-        w: np.ndarray,
-        sums: RowSums,
-        x: np.ndarray,
-        codes: np.ndarray,
-        weight: np.ndarray | None,
-        options: StreamOptions,
-        backend: Backend,
+        self, w: np.ndarray, sums: RowSums, block: Block, options: StreamOptions, backend: Backend
     ) -> np.ndarray:
         """Return the weights after passive-aggressive steps with each row."""
         members, new, update_by_rows = self.members, w.copy(), backend.kernel("capsule_passive")
-        ones = np.ones(len(x)) if weight is None else weight
+        x, weight = block.x, np.ones(len(block.x)) if block.weight is None else block.weight
         for r in range(members.n_members):
-            labels = members.labels[r][codes]
+            labels = members.labels[r][block.y]
             seen = labels >= 0
             if not seen.any():
                 continue
             inverse = self._inverse(sums, int(members.class_set_of[r]), self._ridge(options))
             table = squash_table(int(members.dims[r].sum()))
             moved, measured = update_by_rows(
-                new[members.rows_of(r)], x[seen], labels[seen], ones[seen], members.dims[r], inverse,
+                new[members.rows_of(r)], x[seen], labels[seen], weight[seen], members.dims[r], inverse,
                 options.nu, options.aggressiveness, table,
             )  # fmt: skip
             _check_finite(measured)
@@ -269,8 +250,11 @@ class RunningCapsule:
         return new
 
 
-def _count_rows(codes: np.ndarray, weight: np.ndarray | None, n_classes: int) -> np.ndarray:
-    return np.bincount(codes if weight is None else codes[weight > 0], minlength=n_classes)
+def _count_rows(block: Block, n_classes: int) -> np.ndarray:
+    """Return the number of rows of each class whose weight is above 0."""
+    assert block.y is not None
+    codes = block.y if block.weight is None else block.y[block.weight > 0]
+    return np.bincount(codes, minlength=n_classes)
 
 
 def _check_finite(values: np.ndarray) -> None:

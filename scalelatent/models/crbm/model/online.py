@@ -26,7 +26,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.errors import DivergenceError
-from scalelatent.kernels.arrays import Array, aligned, lined_up
+from scalelatent.kernels.arrays import Array, align, aligned
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import WeightError
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
@@ -146,7 +146,7 @@ class CrbmLearner:
 
     def prepare(self, state: CrbmState, backend: Backend) -> PreparedStep:
         # Local steps copy the parameters, so they need no aligned copy here.
-        theta = backend.asarray(state.theta if self.local_steps else lined_up(state.theta), np.float32)
+        theta = backend.asarray(state.theta if self.local_steps else align(state.theta), np.float32)
         coupling = None
         if LEARNERS[self.learner].couples and not self.local_steps:
             coupling = couple(self.shape.split(theta).W, backend)

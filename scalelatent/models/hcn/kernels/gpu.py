@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from scalelatent.kernels.cuda import Kernels
-from scalelatent.kernels.random_words import stage_word
+from scalelatent.kernels.streams import stage_word
 
 from .units import HARD
 from .windows import MESSAGE_ROOM, starts

@@ -7,7 +7,7 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given
 from scalelatent.kernels.philox import philox
-from scalelatent.kernels.random_words import stage_word
+from scalelatent.kernels.streams import stage_word
 
 _U0, _U1, _HALF = np.uint64(0), np.uint64(1), np.uint64(32)
 
