@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from common import parser, write
 from mbn_clustering import load
+from sklearn.cluster import KMeans
 
 import scalelatent as sl
 from scalelatent.engine.threads import single_threaded
@@ -55,7 +56,7 @@ def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, flo
 
     k, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
     model = sl.MultilayerBootstrapNetwork(n_classes=k)
-    schedules = {decay: choice._schedule(model, len(x), decay) for decay in choice.GRID}
+    schedules = {decay: choice._choose_schedule(model, len(x), decay) for decay in choice.GRID}
     outputs: dict[float, list[np.ndarray]] = {decay: [] for decay in choice.GRID}
     for first in choice._make_first_layers(model, train, len(x), schedules[choice.GRID[0]][0], seed):
         below = choice.code_rows(first, x, x, None, "cpu")
@@ -63,10 +64,12 @@ def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, flo
             codes = below
             for layer in choice._make_upper_layers(first, ks):
                 codes = choice.code_rows(layer, codes, codes, None, "cpu")
-            outputs[decay].append(choice.small_output(codes, k, "cpu"))
+            outputs[decay].append(choice.compute_output(codes, k, "cpu"))
     found = {}
     for decay, z in outputs.items():
-        labels = [choice._kmeans(rows, k, seed) for rows in z]
+        labels = [
+            KMeans(k, n_init=choice.RESTARTS, random_state=seed % 2**32).fit(rows).labels_ for rows in z
+        ]
         seeds = choice.measure_agreement(labels[0], labels[1])
         halves = float(
             np.mean([choice.measure_agreement(labels[a], labels[b]) for a in (0, 1) for b in (2, 3)])

@@ -50,8 +50,8 @@ make_digits(folder / "train.zarr", 50_000, base_rows=(600, 1797))
 make_digits(folder / "test.zarr", 300, base_rows=(0, 300))
 train, test = sl.open_dataset(folder / "train.zarr"), sl.open_dataset(folder / "test.zarr")
 
-client = Client(scheduler_file=str(folder / "scheduler.json"), timeout=60)
-client.wait_for_workers(2, timeout=60)
+client = Client(scheduler_file=str(folder / "scheduler.json"), timeout=180)
+client.wait_for_workers(2, timeout=180)
 model = sl.CapsuleRegression(capsule_dim=8, algorithm="em", max_iter=15, random_state=0)
 begin = time.perf_counter()
 model.fit(train, client=client, run_dir=folder / "run-1")
@@ -129,6 +129,6 @@ scalelatent("submit", "wrong.toml", "--scheduler-file", "scheduler.json")
 
 for process in (workers, scheduler):
     process.terminate()
-    process.wait(timeout=60)
+    process.wait(timeout=180)
 
 assert (submitted.W_ == alone.W_).all()

@@ -18,7 +18,7 @@ from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.errors import DataError
 
 from .files import PathOrUrl, choose_array
-from .npy import array_names, open_array, open_member, open_npy, open_npz, read_header, read_small
+from .npy import array_names, open_member, open_npy, open_npz, read_small
 from .stream import BinaryReader, CsrReader, import_rows
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class NpzCsrReader(CsrReader):
         self.name = f"npz file {os.fspath(path)}" + (f", CSR arrays {prefix!r}" if prefix else "")
         self._archive, self._path, self._prefix = archive, path, f"{prefix}_" if prefix else ""
         _check_format(archive, path, self._prefix)
-        self._vectors: list[_Vector] = []
+        self._vectors: list[BinaryReader] = []
         self.values = self._find_values(values, is_pattern)
         self._pointers = self._open_vector("indptr")
         self._columns = self._open_vector("indices")
@@ -91,13 +91,13 @@ class NpzCsrReader(CsrReader):
         self.dtype = np.dtype(np.uint8)
         if self._data is not None:
             self.dtype = check_dtype(self._data.dtype, self._data.name)
-            if self._data.length != self._columns.length:
+            if self._data.n_rows != self._columns.n_rows:
                 raise DataError(
-                    f"{self._data.name} has {self._data.length} values, but {self._columns.name} has "
-                    f"{self._columns.length} columns; one value an entry is needed: name others with --values"
+                    f"{self._data.name} has {self._data.n_rows} values, but {self._columns.name} has "
+                    f"{self._columns.n_rows} columns; one value an entry is needed: name others with --values"
                 )
-        self.nnz = self._columns.length
-        self.shape = self._find_shape(self._pointers.length - 1)
+        self.nnz = self._columns.n_rows
+        self.shape = self._find_shape(self._pointers.n_rows - 1)
 
     def plan(self, group_rows: int | None) -> int:
         """Check all row pointers, and return the number of rows of a row group."""
@@ -199,36 +199,14 @@ class NpzCsrReader(CsrReader):
             raise DataError(f"{self.name}: the shape says {width} columns; at least one is needed")
         return rows, width
 
-    def _open_vector(self, name: str) -> _Vector:
-        vector = _Vector(self._archive, self._path, self._prefix + name)
+    def _open_vector(self, name: str) -> BinaryReader:
+        vector = open_member(self._archive, self._path, self._prefix + name, allow_empty=True)
         self._vectors.append(vector)
+        if len(vector.shape) != 1:
+            raise DataError(
+                f"{vector.name} has shape {vector.shape}; CSR rows are made of arrays of one axis"
+            )
         return vector
-
-
-class _Vector:
-    """Values of a one-dimensional array of an archive, in order; the array can be empty."""
-
-    def __init__(self, archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> None:
-        self.name = f"npz file {os.fspath(path)}, array {key!r}"
-        with open_array(archive, path, key) as file:
-            shape, _, self.dtype = read_header(file, self.name, allow_scalar=True)
-        if len(shape) != 1:
-            raise DataError(f"{self.name} has shape {shape}; CSR rows are made of arrays of one axis")
-        self.length = shape[0]
-        self._reader: BinaryReader | None = open_member(archive, path, key) if self.length else None
-
-    def read(self, count: int) -> np.ndarray:
-        if self._reader is None or count == 0:
-            return np.zeros(0, self.dtype.newbyteorder("="))
-        return self._reader.read(count)
-
-    def finish(self) -> None:
-        if self._reader is not None:
-            self._reader.finish()
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
 
 
 def _find_prefixes(archive: zipfile.ZipFile) -> list[str]:

@@ -187,8 +187,10 @@ def open_npy(path: PathOrUrl, content: str) -> RowReader:
         raise
 
 
-def open_member(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> BinaryReader:
-    """Return a reader of one array of an npz archive."""
+def open_member(
+    archive: zipfile.ZipFile, path: PathOrUrl, key: str, *, allow_empty: bool = False
+) -> BinaryReader:
+    """Return a reader of one array of an npz archive; raise `DataError` if it is empty and must not be."""
     name = f"npz file {os.fspath(path)}, array {key!r}"
     file = open_array(archive, path, key)
     shape, is_fortran, dtype = read_header(file, name)
@@ -197,7 +199,7 @@ def open_member(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> BinaryRe
             f"{name} is stored column by column (Fortran order), which cannot be read in rows; save it again "
             f"with np.savez(..., {key}=np.ascontiguousarray(array)), or as an npy file"
         )
-    reader = BinaryReader(file, name, shape, dtype, file.tell())
+    reader = BinaryReader(file, name, shape, dtype, file.tell(), allow_empty=allow_empty)
     reader.check_size(archive.getinfo(_member(archive, key)).file_size)
     return reader
 

@@ -177,13 +177,20 @@ class BinaryReader(RowReader):
     """Rows of one dtype and shape in an open binary file; memory is bounded by one `read`."""
 
     def __init__(
-        self, file: IO[bytes], name: str, shape: tuple[int, ...], dtype: np.dtype, offset: int
+        self,
+        file: IO[bytes],
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        offset: int,
+        *,
+        allow_empty: bool = False,
     ) -> None:
         self.name, self.shape, self.dtype = name, shape, dtype
         self._file = file
         self._start = self._offset = offset
         self._row_bytes = n_features(shape[1:]) * dtype.itemsize
-        if shape[0] < 1 or self._row_bytes < 1:
+        if shape[0] < (0 if allow_empty else 1) or self._row_bytes < 1:
             raise DataError(f"{name}: its header declares shape {shape}, which is empty: nothing to import")
         if self._row_bytes > _MAX_ROW_BYTES:
             raise DataError(

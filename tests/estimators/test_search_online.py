@@ -47,7 +47,7 @@ def test_online_candidates_are_the_fits_that_they_would_be_alone(
         assert search.results_["n_passes"][number] == alone.n_iter_
     # One basis, one set of projected rows and one set of moments serve all.
     made = [name for name in log.stages if not name.startswith(("search_score", "search_temper"))]
-    assert len(made) == 4 + 4, log.stages
+    assert len(made) == 4 + len(ALGORITHMS), log.stages
 
 
 def test_online_candidates_leave_the_fold_out(digits: Arrays, models: dict[str, CapsuleRegression]) -> None:

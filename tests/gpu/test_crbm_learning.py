@@ -92,6 +92,6 @@ def test_a_plain_rbm(fake):
 def test_inference_of_every_kind(fake):
     x, v = rows()
     models = fits(x, v, learner="mle-bp")
-    for how in ("sum-product", "mixed-product", "max-product", "mean-field", "gibbs"):
+    for how in ("sum-product", "mixed-product", "max-product", "mean-field"):
         found = {device: model.infer(x, inference=how) for device, model in models.items()}
         assert_allclose(found["gpu"].visible, found["cpu"].visible, rtol=0, atol=1e-4, err_msg=how)

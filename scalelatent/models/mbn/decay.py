@@ -200,7 +200,7 @@ def _cluster_rows(
     counts = [min(count, len(below)) for count in given]
 
     def cluster(ks: tuple[int, ...]) -> list[np.ndarray]:
-        z = _compute_output(last[ks], max(counts), model.device)
+        z = compute_output(last[ks], max(counts), model.device)
         return [
             KMeans(count, n_init=RESTARTS, random_state=seed % 2**32).fit(z[:, :count]).labels_
             for count in counts
@@ -214,7 +214,7 @@ def _cluster_rows(
     return found
 
 
-def _compute_output(codes: np.ndarray, d: int, device: str) -> np.ndarray:
+def compute_output(codes: np.ndarray, d: int, device: str) -> np.ndarray:
     """Return the first d principal components of codes in memory, float64 (n, d)."""
     backend = make_backend("reference" if device == "reference" else "cpu")
     values, u = find_leading(codes, d, backend.kernel)

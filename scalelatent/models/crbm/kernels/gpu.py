@@ -11,7 +11,7 @@ NaN in its log odds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import cupy
 import numpy as np
@@ -51,42 +51,6 @@ def make_coupling(w: Array) -> DeviceCoupling:
     return DeviceCoupling(w, cupy.exp(w), factors, limit)
 
 
-def sum_product(
-    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None
-) -> Inference:
-    """See :func:`.reference.sum_product`; the results are on the device."""
-    return _run("sum_product", coupling, bv, bh, n_sweeps, tol)
-
-
-def sum_product_pairs(
-    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None, pairs: cupy.ndarray
-) -> Inference:
-    """See :func:`.reference.sum_product_pairs`; ``pairs`` is on the device, C-contiguous."""
-    check_pairs(pairs.shape, coupling.w.shape)
-    return _run("sum_product", coupling, bv, bh, n_sweeps, tol, pairs)
-
-
-def mixed_product(
-    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None
-) -> Inference:
-    """See :func:`.reference.mixed_product`; the results are on the device."""
-    return _run("mixed_product", coupling, bv, bh, n_sweeps, tol)
-
-
-def max_product(
-    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None
-) -> Inference:
-    """See :func:`.reference.max_product`; the results are on the device."""
-    return _run("max_product", coupling, bv, bh, n_sweeps, tol)
-
-
-def mean_field(
-    coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None
-) -> Inference:
-    """See :func:`.reference.mean_field`; the results are on the device."""
-    return _run("mean_field", coupling, bv, bh, n_sweeps, tol)
-
-
 @cache
 def _read_properties(device: int) -> tuple[bool, int]:
     """Return (whether the device has clusters, bytes of shared memory for a block's messages)."""
@@ -107,11 +71,17 @@ def _choose_kernel(method: str, v: int, h: int) -> tuple[str, int, int]:
 
 
 def _run(
-    method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None,
+    method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None,
     pairs: cupy.ndarray | None = None,
 ) -> Inference:  # fmt: skip
+    """Run an inference, see :mod:`.reference`; the results are on the device.
+
+    ``pairs`` is C-contiguous on the device; the pair beliefs are added to it.
+    """
     (v, h), rows = coupling.w.shape, len(bv)
     check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol)
+    if pairs is not None:
+        check_pairs(pairs.shape, (v, h))
     bv, bh = (cupy.ascontiguousarray(cupy.asarray(b, dtype=np.float32)) for b in (bv, bh))
     lv, lh = (cupy.empty((rows, n), dtype=np.float32) for n in (v, h))
     sweeps, change = cupy.empty(rows, dtype=np.int32), cupy.empty(rows, dtype=np.float32)
@@ -142,3 +112,9 @@ def _run(
             sizes = np.int32(graphs), np.int32(v), np.int32(h)
             _launch(adding, (-(-v * h // THREADS),), c, th, *sizes, pairs)
     return Inference(lv, lh, sweeps, change, None if pairs is None else log_z)
+
+
+sum_product = sum_product_pairs = partial(_run, "sum_product")
+mixed_product, max_product, mean_field = (
+    partial(_run, method) for method in ("mixed_product", "max_product", "mean_field")
+)
