@@ -100,7 +100,7 @@ def test_rows_of_a_store(kind: str, folder: Path) -> None:
 
 def test_rows_of_a_store_in_memory_are_in_memory(folder: Path) -> None:
     ds = open_dataset(STORES["memory"](folder))
-    with pytest.raises(DataError, match=r"store://MemoryStore\(.*lies in the memory of this process"):
+    with pytest.raises(DataError, match=r"store://MemoryStore\(.*is in the memory of this process"):
         ds.spec()
     code = (
         "import sys, cloudpickle, scalelatent; print(cloudpickle.load(sys.stdin.buffer).read_x(0, 650).sum())"
@@ -145,7 +145,7 @@ def test_what_is_no_place(folder: Path) -> None:
         open_dataset({})  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no storage_options"):
         open_dataset(folder / "a.zarr", storage_options={"anon": True})
-    with pytest.raises(DataError, match="a MemoryStore has its own"):
+    with pytest.raises(DataError, match="but a MemoryStore was given"):
         open_dataset(MemoryStore(), storage_options={})
     with pytest.raises(DataError, match=r"store://MemoryStore\(.*does not exist"):
         open_dataset(MemoryStore())
