@@ -20,6 +20,8 @@ trial   one setting, on --each digits of a class: the same on 400 held-out train
 layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
         templates as they were learned with the features; and of templates from digits, as those of the
         network, over fixed features: an edge each, or an edge anywhere in 3 x 3 pixels
+noise   templates from digits by the noise of the fit and by --read-noise, and the error on 2,000 held-out
+        training digits by both (`read_noise`)
 thin    templates from digits under noise by which they get fewer weights: edges drawn over those of a digit,
         and the least error on those 400, of some noise to read by
 rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: the nearest digit by grey
@@ -75,7 +77,7 @@ NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
 WIDE = 64
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
-PARTS = "hcn,layers,objects,thin,pictures,rivals"  # and trial, more
+PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"  # and trial, more
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
@@ -470,7 +472,7 @@ def main() -> None:
                 place = "standard" if predict.net.standard else "form"
                 draw(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
     for seed in range(args.seed, args.seed + args.seeds):
-        if not {"hcn", "objects", "more", "layers", "thin", "pictures", "trial"} & set(parts):
+        if not {"hcn", "objects", "more", "layers", "noise", "thin", "pictures", "trial"} & set(parts):
             break
         joint, seconds = kept_or_fitted(args, seed, x, y)
 
@@ -524,6 +526,17 @@ def main() -> None:
                     kinds[name] = over(joint, features, x, y, likely)
             shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
             say("layers", str(seed), shown)
+        if "noise" in parts:
+            fit, read = (args.p01, args.p10), tuple(args.read_noise)
+            (hx, hy), found = digits(HELD), {}
+            for learned_by in (fit, read):
+                noise = argparse.Namespace(**vars(args) | {"read_noise": learned_by})
+                model = over(joint, joint.weights_[0], x, y, noise)
+                for read_by in (fit, read):
+                    _, predict = reading(model, *read_by)
+                    key = "templates by {:g}, {:g}; images by {:g}, {:g}".format(*learned_by, *read_by)
+                    found[key] = round(float((predict()(hx) != hy).mean()), 4)
+            say("noise", str(seed), found)
         if "thin" in parts:
             found = {}
             for p01, p10 in THINNER:

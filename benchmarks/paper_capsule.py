@@ -141,7 +141,7 @@ def draw(experiment: str, results: list[dict[str, Any]], folder: Path) -> None:
 
     path = folder / f"paper_capsule_{experiment}.png"
     if experiment in ("dims", "architectures"):
-        from scalelatent.report import plot_error_by_dimension
+        from scalelatent.report.comparison import plot_error_by_dimension
 
         plot_error_by_dimension(results, path)
         return

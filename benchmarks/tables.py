@@ -621,6 +621,25 @@ def digits_side_by_side() -> Iterable[Iterable[Any]]:
 DENSITY = "edges_drawn_over_those"
 
 
+@shown("templates learned with p01, p10|images read with p01, p10|error of 2,000 held-out digits")
+def noise_after_learning() -> Iterable[Iterable[Any]]:
+    seeds = list(read("hcn_digits_more")["noise"].values())
+    for name in seeds[0]:
+        learned_by, read_by = (part.split(" by ")[1] for part in name.split("; "))
+        yield learned_by, read_by, over_seeds([one[name] for one in seeds])
+
+
+@shown(
+    "training set, online|epochs by default|compression after one epoch|after the default|"
+    "after twice the default"
+)
+def online_epochs() -> Iterable[Iterable[Any]]:
+    for name, r in read("hcn_epochs").items():
+        ends = 0, r["default_epochs"] - 1, 2 * r["default_epochs"] - 1
+        values = (", ".join(f"{one[end]:.3f}" for one in r["compression"]) for end in ends)
+        yield name, r["default_epochs"], *values
+
+
 @shown("templates from digits, by|weights of one|edges over those of a digit|error of 400 held-out digits")
 def thinner_templates() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["thin"].values())

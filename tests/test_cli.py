@@ -1,4 +1,4 @@
-"""The verbs as a stranger types them: output, JSON, exit codes, and errors without a traceback."""
+"""The verbs of the command line: output, JSON, exit codes, and errors without a traceback."""
 
 from __future__ import annotations
 
@@ -510,7 +510,7 @@ def test_outputs_of_a_layer(scalelatent, tmp_path):
 
 
 def test_outputs_of_a_layer_out_of_a_run_folder(scalelatent, tmp_path, monkeypatch):
-    """Of codes that ``keep_codes`` has left there."""
+    """The output is computed from the codes of ``keep_codes``."""
     monkeypatch.setattr("scalelatent.jobs.runner._report", lambda *_: None)
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")

@@ -2,8 +2,9 @@
 
     python jobqueue_cluster.py FOLDER --jobs 4 --cores 8 --memory 32GB --walltime 12:00:00
 
-FOLDER lies on storage that this machine and all nodes share; it gets the certificates and scheduler.json.
-This process is the scheduler: start it where it may stay (a login node, or a small job of its own).
+FOLDER must be on storage that this machine and all nodes share. The certificates and scheduler.json are
+written there. This process is the scheduler. Start it where it can keep running: on a login node, or as a
+small job.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from scalelatent.deploy.worker_processes import WORKER_ENVIRONMENT, dask_configu
 from scalelatent.errors import JobError
 from scalelatent.jobs.control import stop_jobs
 
-# SLURM's own forms: minutes, minutes:seconds, hours:minutes:seconds, and days before hours.
+# Time limits of SLURM: minutes, minutes:seconds, hours:minutes:seconds, or days-hours and more.
 WALLTIME = re.compile(
     r"(?:(?P<d>\d+)-(?P<dh>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?"
     r"|(?P<h>\d+):(?P<hm>\d+):(?P<hs>\d+)|(?P<m>\d+)(?::(?P<s>\d+))?)"
@@ -37,18 +38,18 @@ UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def seconds_of(walltime: str) -> int:
-    """Seconds of a time limit in any of SLURM's forms."""
+    """Return the seconds of a time limit in a format of SLURM."""
     found = WALLTIME.fullmatch(walltime)
     if found is None:
         raise argparse.ArgumentTypeError(
-            f"{walltime!r} is no time of SLURM's: write minutes, [hours:]minutes:seconds or "
+            f"{walltime!r} is not a time limit of SLURM; write minutes, [hours:]minutes:seconds or "
             "days-hours[:minutes[:seconds]]"
         )
     return sum(UNITS[name[-1]] * int(value) for name, value in found.groupdict().items() if value)
 
 
 def walltime_of(text: str) -> str:
-    """A time limit as it was given, once it is understood."""
+    """Return a valid time limit unchanged."""
     seconds_of(text)
     return text
 
@@ -57,23 +58,27 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="on shared storage")
-    parser.add_argument("--jobs", type=int, default=2, help="SLURM jobs to keep; one that ends is replaced")
-    parser.add_argument("--adapt", type=int, metavar="MOST", help="from --jobs to MOST jobs, as work demands")
-    parser.add_argument("--cores", type=int, default=8, help="of each job; one worker process each")
-    parser.add_argument("--memory", default="32GB", help="of each job")
-    parser.add_argument("--walltime", type=walltime_of, default="12:00:00", help="of each job, as for sbatch")
+    parser.add_argument("folder", type=Path, help="folder on shared storage")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="number of SLURM jobs; a job that ends is replaced"
+    )
+    parser.add_argument("--adapt", type=int, metavar="MOST", help="scale between --jobs and MOST jobs")
+    parser.add_argument("--cores", type=int, default=8, help="cores per job; one worker process per core")
+    parser.add_argument("--memory", default="32GB", help="memory per job")
+    parser.add_argument(
+        "--walltime", type=walltime_of, default="12:00:00", help="time limit per job, as for sbatch"
+    )
     parser.add_argument("--queue", help="SLURM partition")
     parser.add_argument("--account", help="SLURM account")
-    parser.add_argument("--host", help="this machine as the nodes see it; its network's by default")
+    parser.add_argument("--host", help="address of this machine for the nodes")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--idle", type=float, metavar="MINUTES", help="end once no job was left for so long")
-    parser.add_argument("--sbatch", action="append", default=[], help="a further line of options; repeatable")
+    parser.add_argument("--idle", type=float, metavar="MINUTES", help="end after this time without a job")
+    parser.add_argument("--sbatch", action="append", default=[], help="another option of sbatch; repeatable")
     return parser.parse_args(arguments)
 
 
 def environment(files: dict[str, str]) -> dict[str, Any]:
-    """What a worker is told before it starts: thread pools, and certificates for what connects from it."""
+    """Return the environment of a worker: sizes of thread pools, and certificates for its connections."""
     tls = {"DASK_DISTRIBUTED__COMM__TLS__CA_FILE": files["ca"]}
     for role in ("WORKER", "CLIENT"):  # the driver of a job is a client that runs on a worker
         for part in ("cert", "key"):
@@ -86,11 +91,9 @@ def make_cluster(options: argparse.Namespace) -> Any:
     try:
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
-        raise JobError(
-            "SLURM jobs are submitted through dask-jobqueue: pip install 'scalelatent[slurm]'"
-        ) from error
+        raise JobError("SLURM jobs need dask-jobqueue; run: pip install 'scalelatent[slurm]'") from error
 
-    for number, handler in handlers.items():  # which that import replaces by its own
+    for number, handler in handlers.items():  # the import has replaced the handlers
         signal.signal(number, handler)
     folder = options.folder.absolute()
     security, _ = prepare_certificates(folder / "tls", options.host or "0.0.0.0")
@@ -98,7 +101,7 @@ def make_cluster(options: argparse.Namespace) -> Any:
     files = {name: str(file) for name, file in (files | {"key": folder / "tls/cluster-key.pem"}).items()}
     walltime = seconds_of(options.walltime)
     host = {"host": options.host} if options.host else {}
-    # SLURM kills at the walltime; workers that leave a little before, and not all at once, lose nothing.
+    # SLURM kills jobs at the walltime. Workers that retire earlier, at different times, lose no results.
     lifetime = ["--lifetime", f"{int(0.9 * walltime)}s", "--lifetime-stagger", f"{int(0.05 * walltime)}s"]
     with dask_configuration():
         return SLURMCluster(
@@ -116,7 +119,7 @@ def make_cluster(options: argparse.Namespace) -> Any:
 
 
 def refuse_what_slurm_refuses(cluster: Any) -> None:
-    """JobError in SLURM's words, where it would not take the workers' jobs."""
+    """Raise a JobError with the message of SLURM if SLURM would refuse the jobs of the workers."""
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as script:
         script.write(cluster.job_script())
         script.flush()
@@ -127,11 +130,13 @@ def refuse_what_slurm_refuses(cluster: Any) -> None:
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise JobError(
-                f"sbatch cannot be asked ({error}): is this a machine that submits jobs?"
+                f"sbatch cannot run ({error}); start this script on a machine that can submit jobs"
             ) from None
     if asked.returncode:
-        told = " ".join(asked.stderr.split())
-        raise JobError(f"SLURM refuses the jobs of the workers ({told}); see --queue, --account, --sbatch")
+        message = " ".join(asked.stderr.split())
+        raise JobError(
+            f"SLURM refuses the jobs of the workers ({message}); check --queue, --account and --sbatch"
+        )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -143,7 +148,7 @@ def run(options: argparse.Namespace) -> None:
     file = options.folder / "scheduler.json"
     try:
         refuse_what_slurm_refuses(cluster)
-        # One that reaches its walltime is replaced, also where the number is fixed.
+        # adapt() replaces jobs that reach their walltime, also with a fixed number of jobs.
         cluster.adapt(
             minimum_jobs=max(1, options.jobs),
             maximum_jobs=max(1, options.adapt or options.jobs),
@@ -163,7 +168,7 @@ def run(options: argparse.Namespace) -> None:
             )
             try:
                 Served(client, {}).wait(options.idle)
-                print(f"no job for {options.idle:g} minutes", flush=True)
+                print(f"stopping: no job for {options.idle:g} minutes", flush=True)
             except KeyboardInterrupt:
                 stop_jobs(client, print_line=lambda line: print(line, flush=True))
         print("ending the jobs of the workers", flush=True)

@@ -22,7 +22,6 @@ from .show import (
     Overwrite,
     VerbGroup,
     announces_compilation,
-    arguments_of_process,
     print_json,
     print_line,
     print_result,
@@ -71,8 +70,8 @@ Target = Annotated[
 ]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(given: bool) -> None:
+    if given:
         from scalelatent import __version__
 
         typer.echo(f"scalelatent {__version__}")
@@ -169,9 +168,9 @@ def score(
 
     dataset = open_rows(data, rows, target=target)
     estimator, _ = load_run(run)
-    wanted = [name.strip() for text in metric or () for name in text.split(",")]
+    metrics = [name.strip() for text in metric or () for name in text.split(",")]
     with progress_bar("scoring") as progress:
-        scores = score_dataset(estimator, dataset, wanted or None, progress=progress)
+        scores = score_dataset(estimator, dataset, metrics or None, progress=progress)
     print_result({"rows": dataset.n_rows, **scores}, json, title=f"{run} on {data}")
 
 
@@ -212,13 +211,13 @@ def compare(
 
     compared = compare_runs(runs)
     if out is not None:
-        from scalelatent.report import write_comparison
+        from scalelatent.report.comparison import write_comparison
 
         compared["page"] = write_comparison(compared, out)
     if json:
         print_json(compared)
         return
-    from scalelatent.report import comparison_tables
+    from scalelatent.report.comparison import comparison_tables
 
     for caption, columns, rows in comparison_tables(compared):
         show_table(columns, rows, title=caption)
@@ -247,7 +246,7 @@ app.command("demo")(run.demo)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
-    given = strip_debug(arguments_of_process() if arguments is None else arguments)
+    given = strip_debug(sys.argv[1:] if arguments is None else arguments)
     sys.exit(_run(given))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -247,7 +248,7 @@ def doctor(
             findings = examine_cluster(client, folder)
     failed = any(finding.status == "fail" for finding in findings)
     if json:
-        print_json({"ok": not failed, "findings": [finding.to_dict() for finding in findings]})
+        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for finding in findings:

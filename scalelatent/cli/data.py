@@ -84,8 +84,8 @@ def convert(
     ds = open_source(source, x=x, y=y)
     run = None
     if rows is not None:
-        wanted = parse_row_range(rows, "--rows")
-        start, stop = wanted.start or 0, ds.n_rows if wanted.stop is None else wanted.stop
+        given = parse_row_range(rows, "--rows")
+        start, stop = given.start or 0, ds.n_rows if given.stop is None else given.stop
         run = (start + ds.n_rows * (start < 0), stop + ds.n_rows * (stop < 0))
     with progress_bar("converting") as progress:
         dataset = convert_dataset(

@@ -6,7 +6,6 @@ import functools
 import inspect
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -191,11 +190,11 @@ def announces_compilation() -> Iterator[None]:
 
     unsaid = [COMPILING]
 
-    def tell(kernel: str, seconds: float | None) -> None:
+    def announce(kernel: str, seconds: float | None) -> None:
         with suppress(IndexError):
             print_line(unsaid.pop())
 
-    with observe_compilation(tell):
+    with observe_compilation(announce):
         yield
 
 
@@ -338,7 +337,3 @@ def strip_debug(arguments: list[str]) -> list[str]:
     if "--debug" in arguments:
         os.environ[DEBUG_VARIABLE] = "1"
     return [argument for argument in arguments if argument != "--debug"]
-
-
-def arguments_of_process() -> list[str]:
-    return sys.argv[1:]

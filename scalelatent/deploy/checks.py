@@ -14,7 +14,7 @@ import shutil
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,9 +54,6 @@ class Finding:
     status: Literal["ok", "warn", "fail"]  # "warn": a fit is slower or at risk; "fail": a fit cannot work
     found: str
     fix: str = ""  # the next step; empty if the status is "ok"
-
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
 
     def refusal(self) -> JobError:
         """Return the error for a job that depends on this check."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from scalelatent.errors import JobError
 
-from .runfolder import RunFolder, is_run_folder
+from .runfolder import RunFolder
 
 ERRORS = (
     "best_validation_error",
@@ -27,22 +27,22 @@ def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     """Return a comparison of two or more runs, finished or not."""
     if len(runs) < 2:
         raise JobError("a comparison needs two or more run folders")
-    folders = [_folder(run) for run in runs]
+    folders = [RunFolder.open(run) for run in runs]
     urls = [folder.url for folder in folders]
     if twice := next((url for url in urls if urls.count(url) > 1), None):
         raise JobError(f"run folder {twice} is given twice; give each run once")
     jobs = [_flat(folder.read_job().to_dict()) for folder in folders]
     differing = {kind: _differing(jobs, kind) for kind in {job.get(KIND) for job in jobs}}
     groups: list[dict[str, Any]] = []
-    told = []
+    compared = []
     for folder, job in zip(folders, jobs, strict=True):
         names = differing[job.get(KIND)]
         group = {"kind": job.get(KIND), **_scored_on(job), "differing": names}
         if group not in groups:
             groups.append(group)
         parameters = {name: job.get(name) for name in names}
-        told.append({**_outcome(folder, job), "group": groups.index(group), "parameters": parameters})
-    return {"runs": told, "groups": groups, "notes": _notes(groups, told)}
+        compared.append({**_outcome(folder, job), "group": groups.index(group), "parameters": parameters})
+    return {"runs": compared, "groups": groups, "notes": _notes(groups, compared)}
 
 
 def _differing(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]:
@@ -50,15 +50,6 @@ def _differing(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]
     alike = [job for job in jobs if job.get(KIND) == kind]
     names = dict.fromkeys(name for job in alike for name in job)
     return [name for name in names if any(job.get(name) != alike[0].get(name) for job in alike)]
-
-
-def _folder(run: str | os.PathLike[str]) -> RunFolder:
-    if not is_run_folder(run):
-        raise JobError(
-            f"{run} is not a run folder (it has no job.json and state.json); give the folders that [job] out "
-            "of the jobs names"
-        )
-    return RunFolder.open(run)
 
 
 def _flat(job: Mapping[str, Any]) -> dict[str, Any]:

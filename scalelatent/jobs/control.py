@@ -126,17 +126,17 @@ def follow(
 ) -> dict[str, Any]:
     """Watch a run through its folder until the run ends; return the last state."""
     everyone = list(callbacks)
-    watch = _Watch(folder, everyone)
+    watch = _RunWatcher(folder, everyone)
     lost_since: float | None = None
-    told: str | None = None
+    printed: str | None = None
     asked = time.monotonic()
     while True:
         state = folder.read_state()
-        if state["state"] != told and not state.get("driver_lost"):
-            told = state["state"]
-            if told not in ENDED:
-                print_line(" on ".join(word for word in (told, state.get("driver")) if word))
-        watch.look()
+        if state["state"] != printed and not state.get("driver_lost"):
+            printed = state["state"]
+            if printed not in ENDED:
+                print_line(" on ".join(word for word in (printed, state.get("driver")) if word))
+        watch.poll()
         if not state.get("driver_lost"):
             lost_since = None
             if state["state"] in ENDED:
@@ -181,7 +181,7 @@ def _task_of(client: Client, state: dict[str, Any]) -> str | None:
     return ask_scheduler(client, task_state, driver_key(state["id"], state["starts"]))
 
 
-class _Watch:
+class _RunWatcher:
     """Watcher that reports new passes and progress in a run folder to callbacks."""
 
     def __init__(self, folder: RunFolder, callbacks: list[Callback]) -> None:
@@ -197,7 +197,7 @@ class _Watch:
         for callback in callbacks:
             callback.on_fit_start(info)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         records = self._folder.records("metrics.jsonl")
         # A restarted driver removes the passes after its checkpoint and repeats them.
         fresh = records[min(self._seen, len(records)) :]

@@ -32,7 +32,7 @@ class StopRequest(Callback):
     def __init__(self) -> None:
         self.by: str | None = None
 
-    def ask(self, by: str) -> None:
+    def stop(self, by: str) -> None:
         """Request the stop; the first requester is recorded."""
         self.by = self.by or by
 
@@ -90,7 +90,7 @@ def stop_on_signals(request: StopRequest, print_line: Callable[[str], None]) -> 
     def handle(number: int, frame: FrameType | None) -> None:
         if request.by is not None:
             raise KeyboardInterrupt(number)
-        request.ask(signal.Signals(number).name)
+        request.stop(signal.Signals(number).name)
         print_line("stopping at the next checkpoint; press Ctrl-C again to stop at once")
 
     earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -114,7 +114,7 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
             except (OSError, JobError):  # the folder is unreachable; the next check may succeed
                 continue
             if asked is not None:
-                request.ask(f"scalelatent cancel, {asked.get('who', '?')} on {asked.get('host', '?')}")
+                request.stop(f"scalelatent cancel, {asked.get('who', '?')} on {asked.get('host', '?')}")
                 return
 
     watcher = threading.Thread(target=watch, name="scalelatent-cancel-watch", daemon=True)

@@ -34,18 +34,18 @@ def connect(
     job: Job, client: Client | None = None, print_line: Callable[[str], None] = lambda line: None
 ) -> Iterator[Client | None]:
     """Yield `client`, or a client of the job's scheduler or of a new local cluster, or None."""
-    wanted = job.cluster
-    check_certificates(wanted)
+    section = job.cluster
+    check_certificates(section)
     if client is not None:
         yield client
-    elif wanted.scheduler is not None:
-        with open_client(wanted.scheduler, security_of(wanted)) as found:
+    elif section.scheduler is not None:
+        with open_client(section.scheduler, security_of(section)) as found:
             print_line(dashboard_line(found))
             yield found
-    elif wanted.workers is not None:
-        options = {"threads": wanted.threads, "memory_limit": wanted.memory_limit}
+    elif section.workers is not None:
+        options = {"threads": section.threads, "memory_limit": section.memory_limit}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-        with cluster("local", workers=wanted.workers, **given) as started:
+        with cluster("local", workers=section.workers, **given) as started:
             print_line(dashboard_line(started))
             yield started
     else:

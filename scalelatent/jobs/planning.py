@@ -122,8 +122,8 @@ def _devices(job: Job, client: Client) -> dict[str, Any]:
     counts = {"gpu": cards, "cpu": len(workers) - cards}
     if device != "auto":
         counts = {"gpu": cards} if device == "gpu" else {"cpu": len(workers)}
-    told = devices_event({kind: count for kind, count in counts.items() if count})
-    return {key: told[key] for key in ("devices", "message") if key in told}
+    event = devices_event({kind: count for kind, count in counts.items() if count})
+    return {key: event[key] for key in ("devices", "message") if key in event}
 
 
 def plan_lines(needs: Mapping[str, Any]) -> list[str]:

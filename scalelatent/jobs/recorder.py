@@ -45,10 +45,10 @@ def recorded(call: FitCall) -> Iterator[Callback]:
             yield record
             record.done()
         except BaseException as error:
-            told = record.record_error(error)
-            if told is error:
+            raised = record.record_error(error)
+            if raised is error:
                 raise
-            raise told from error
+            raise raised from error
 
 
 class _Record(Callbacks):
@@ -106,8 +106,7 @@ class _Record(Callbacks):
         if not Callbacks(self._call.callbacks).tells_cluster:
             self._record.client = self._call.client
             add_dashboard_page(self._call.client)
-        log, news = self._record.callbacks()
-        self.callbacks = [log, *news, SearchProgress(folder), request]
+        self.callbacks = [*self._record.callbacks(), SearchProgress(folder), request]
         return folder
 
     def done(self) -> None:
@@ -160,11 +159,11 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
     if earlier.job.seed is not None:
         params["random_state"] = earlier.params.get("random_state")
     changed = {key: value for key, value in params.items() if value != earlier.params.get(key)}
-    told = earlier.origins | {f"model.{key}": origins[f"model.{key}"] for key in changed}
+    merged = earlier.origins | {f"model.{key}": origins[f"model.{key}"] for key in changed}
     if search is not None:
-        told["model.kind"] = PYTHON
+        merged["model.kind"] = PYTHON
     rows, search = earlier.data.model_copy(update=data), search or earlier.search
-    return replace(earlier, params=params, data=rows, search=search, origins=told)
+    return replace(earlier, params=params, data=rows, search=search, origins=merged)
 
 
 def _search_section(call: FitCall) -> SearchSection | None:
@@ -182,12 +181,12 @@ def _search_section(call: FitCall) -> SearchSection | None:
         and (seed is None or own is None or seed is own or (isinstance(seed, int) and seed == own))
     ):
         return None
-    said = {name: getattr(search, name) for name in ("scoring", "halving", "min_passes")}
-    said |= {"grid": {name: to_json_value(list(values)) for name, values in grid.items()}}
-    said |= {"cv": None if held else search.cv}  # validation rows replace folds
+    values = {name: getattr(search, name) for name in ("scoring", "halving", "min_passes")}
+    values |= {"grid": {name: to_json_value(list(values)) for name, values in grid.items()}}
+    values |= {"cv": None if held else search.cv}  # validation rows replace folds
     with suppress(ValidationError):
-        section = SearchSection(**said)
-        if section.model_dump(include=set(said)) == said:
+        section = SearchSection(**values)
+        if section.model_dump(include=set(values)) == values:
             return section
     return None
 

@@ -77,7 +77,7 @@ def resolve(
 ) -> Job:
     """Resolve a job from nested values (as read from TOML), environment and command line."""
     raw: dict[str, dict[str, tuple[Any, str, str]]] = {name: {} for name in SECTIONS}
-    callbacks = _callbacks(stored.get("callbacks", ()), where)
+    callbacks = _resolve_callbacks(stored.get("callbacks", ()), where)
     for section, table in stored.items():
         if section == "callbacks":
             continue
@@ -85,20 +85,20 @@ def resolve(
         if not isinstance(table, Mapping):
             raise JobError(f"{where}: {section!r} must be a section, [{section}], not a single value")
         for key, value in table.items():
-            raw[section][key] = (_harmless(section, key, value, where), "job file", where)
+            raw[section][key] = (_refuse_credentials(section, key, value, where), "job file", where)
     for section, key, value, name in _from_environment(os.environ if environ is None else environ):
         place = f"environment variable {name}"
-        raw[section][key] = (_harmless(section, key, value, place), f"environment {name}", place)
+        raw[section][key] = (_refuse_credentials(section, key, value, place), f"environment {name}", place)
     for setting in settings:
         section, key, value = parse_setting(setting)
-        value = _harmless(section, key, value, "--set")
+        value = _refuse_credentials(section, key, value, "--set")
         raw[section][key] = (value, "command line", f"--set {setting}")
 
     origins: dict[str, str] = {}
-    kind, params = _model(raw.pop("model"), where, origins)
+    kind, params = _resolve_model(raw.pop("model"), where, origins)
     if not raw["search"]:
         del raw["search"]
-    sections = {name: _section(name, values, where, origins) for name, values in raw.items()}
+    sections = {name: _resolve_section(name, values, where, origins) for name, values in raw.items()}
     job = Job(kind=kind, params=params, origins=origins, callbacks=callbacks, **sections)
     _check_agreement(job)
     return job
@@ -132,7 +132,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         other = {"workers": "scheduler", "scheduler": "workers"}.get(key)
         if other and str(value).strip().lower() != "none":  # the new key replaces the other key
             values[section][other] = (None, "default", "")
-    made = {name: _section(name, given, "job", origins) for name, given in values.items()}
+    made = {name: _resolve_section(name, given, "job", origins) for name, given in values.items()}
     changed = replace(job, **made, params=params, origins=origins)
     _check_agreement(changed)
     return changed
@@ -166,7 +166,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str, An
             yield section.lower(), key.lower(), parse_value(environ[name]), name
 
 
-def _harmless(section: str, key: str, value: Any, where: str) -> Any:
+def _refuse_credentials(section: str, key: str, value: Any, where: str) -> Any:
     """Return the value; refuse credentials, because job files are copied into run folders and shared."""
     shape = SECTIONS.get(section)
     known = () if shape is None else shape.model_fields
@@ -179,7 +179,7 @@ def _harmless(section: str, key: str, value: Any, where: str) -> Any:
         )
     if key.startswith("storage_options") and isinstance(value, Mapping):
         for name, inner in value.items():
-            _harmless(section, f"{key}.{name}", inner, where)
+            _refuse_credentials(section, f"{key}.{name}", inner, where)
     for text in value if isinstance(value, list | tuple) else [value]:
         if isinstance(text, str) and "\0" in text:
             raise JobError(f"{where}: [{section}] {key} contains a NUL character; remove it")
@@ -191,11 +191,11 @@ def _harmless(section: str, key: str, value: Any, where: str) -> Any:
     return value
 
 
-def _callbacks(given: Any, where: str) -> tuple[dict[str, Any], ...]:
+def _resolve_callbacks(given: Any, where: str) -> tuple[dict[str, Any], ...]:
     tables = check_callbacks(given, where)
     for table in tables:
         for key, value in table.items():
-            _harmless("callbacks", key, value, where)
+            _refuse_credentials("callbacks", key, value, where)
     return tables
 
 
@@ -205,7 +205,7 @@ def _check_section(section: str, where: str) -> None:
         raise JobError(f"{where}: unknown section [{section}]; {nearest(section, known)}")
 
 
-def _model(
+def _resolve_model(
     values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]
 ) -> tuple[str, dict[str, Any]]:
     """Return kind and parameters of the model; refuse names that the table of the kind does not have."""
@@ -232,7 +232,9 @@ def _model(
     return kind, params
 
 
-def _section(name: str, values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]) -> Any:
+def _resolve_section(
+    name: str, values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]
+) -> Any:
     """Check the keys and then the values of one section; return the section."""
     shape = SECTIONS[name]
     assert shape is not None
@@ -244,14 +246,16 @@ def _section(name: str, values: dict[str, tuple[Any, str, str]], where: str, ori
     try:
         section = shape.model_validate(given)
     except ValidationError as error:
-        raise JobError(_tell(error, name, values, where)) from None
+        raise JobError(_validation_message(error, name, values, where)) from None
     for key in known:
         origins[f"{name}.{key}"] = values[key][1] if key in values else "default"
     paths = {key: _absolute(getattr(section, key)) for key in _PATH_KEYS.get(name, ())}
     return section.model_copy(update=paths)
 
 
-def _tell(error: ValidationError, name: str, values: dict[str, tuple[Any, str, str]], where: str) -> str:
+def _validation_message(
+    error: ValidationError, name: str, values: dict[str, tuple[Any, str, str]], where: str
+) -> str:
     """Return a validation error as one readable line."""
     first = error.errors()[0]
     key = str(first["loc"][0])

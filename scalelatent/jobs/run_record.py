@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
+# Shortest time between two writes of the progress, on a disk and in an object store.
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
-ANNOUNCE_SECONDS = 5.0
+PUBLISH_SECONDS = 5.0  # time limit to publish a state
 
 
 @contextmanager
@@ -71,33 +72,33 @@ class ProgressFile(Callback):
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._seconds = DISK_SECONDS if is_local(folder.url) else STORE_SECONDS
-        self._told = float("-inf")
+        self._written_at = float("-inf")
 
     def on_stage(self, info: dict[str, Any]) -> None:
         """Reset the progress at the start of a stage, because the file describes the previous stage."""
-        self._told = float("-inf")
+        self._written_at = float("-inf")
         self.on_progress({**info, "pass": 0, "rows_done": 0, "rows_total": info.get("rows") or 0})
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Write the progress if the last write was at least `_seconds` ago."""
         now = time.monotonic()
-        if now - self._told >= self._seconds:
-            self._told = now
+        if now - self._written_at >= self._seconds:
+            self._written_at = now
             keys = ("stage", "layer", "layers", "k", "pass", "rows_done", "rows_total", "rows_per_s")
             with suppress(OSError):  # a failed report must not end a fit
                 self._folder.write_progress({key: info.get(key) for key in keys})
 
 
 class DeviceRecorder(Callback):
-    """Callback that keeps the devices of the fit in ``told`` and reports messages about devices."""
+    """Callback that keeps the devices of the fit in ``found`` and prints messages about devices."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
         self._print_line = print_line
-        self.told: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}
 
     def on_event(self, info: dict[str, Any]) -> None:
         if info.get("event") == "devices":
-            self.told = {"devices": info["devices"]}
+            self.found = {"devices": info["devices"]}
         if info.get("event") in ("devices", "blocks_cut", "card_lost") and "message" in info:
             self._print_line(info["message"])
 
@@ -106,13 +107,13 @@ def publish_state(client: Client | None, folder: RunFolder, job: Job, state: Map
     """Send the state of a run to the cluster for its dashboard page; ignore errors."""
     if client is None or client.scheduler is None or client.status != "running":
         return
-    news = {"kind": "state", "run": folder.url, "job": state["id"], "model": job.kind}
-    news |= {"name": job.job.name or state["id"]}
-    news |= {key: state.get(key) for key in ("state", "error", "driver", "report")}
-    news |= {key: epoch_seconds(state.get(key)) for key in ("submitted", "began")}
+    message = {"kind": "state", "run": folder.url, "job": state["id"], "model": job.kind}
+    message |= {"name": job.job.name or state["id"]}
+    message |= {key: state.get(key) for key in ("state", "error", "driver", "report")}
+    message |= {key: epoch_seconds(state.get(key)) for key in ("submitted", "began")}
     # The run folder is the record; a watcher may miss a line, but must not stop a run.
     with suppress(Exception):
-        client.sync(client.scheduler.log_event, topic=TOPIC, msg=news, callback_timeout=ANNOUNCE_SECONDS)
+        client.sync(client.scheduler.log_event, topic=TOPIC, msg=message, callback_timeout=PUBLISH_SECONDS)
 
 
 def add_dashboard_page(client: Client | None) -> None:
@@ -135,61 +136,67 @@ class RunRecord:
         self._state = self.folder.update_state(state="running", error=None, driver=driver, began=time_text())
         self.folder.event("state", state="running", resume=resume, driver=driver, pid=os.getpid())
 
-    def callbacks(self) -> tuple[Callback, list[Callback]]:
-        """Return the log of passes and events, and the callbacks that report progress."""
+    def callbacks(self) -> list[Callback]:
+        """Return the callbacks that write to the run folder and, on a cluster, publish the progress."""
         job, state = self.job, self._state
         publish_state(self.client, self.folder, job, state)
-        self._log, news = RunLog(self.folder), list[Callback]([ProgressFile(self.folder)])
+        self._log = RunLog(self.folder)
+        callbacks: list[Callback] = [self._log, ProgressFile(self.folder)]
         if self.client is None:
-            return self._log, news
+            return callbacks
         from scalelatent.monitor.publish import ClusterLog
 
         known = {"job": state["id"], "model": job.kind, "name": job.job.name or state["id"]}
         known |= {"submitted": epoch_seconds(state.get("submitted")), "driver": state.get("driver")}
-        return self._log, [*news, ClusterLog(self.client, self.folder.url, **known)]
+        return [*callbacks, ClusterLog(self.client, self.folder.url, **known)]
 
     def done(
-        self, scores: Mapping[str, Any], ended: Mapping[str, Any], report: str | None = None, **told: object
+        self, scores: Mapping[str, Any], ended: Mapping[str, Any], report: str | None = None, **more: object
     ) -> None:
         """Record the run as done; call this after the model is saved."""
         state = self.folder.update_state(state="done", error=None, **scores, **ended)
-        self.folder.event("state", state="done", **told, **ended)
+        self.folder.event("state", state="done", **more, **ended)
         publish_state(self.client, self.folder, self.job, {**state, "report": report})
 
     def record_error(
-        self, error: BaseException, go_on: str, *, by: str = "", lost: str | None = None
+        self, error: BaseException, next_step: str, *, by: str = "", lost: str | None = None
     ) -> BaseException:
         """Record that the run failed, was stopped, or lost its scheduler; return the error to raise."""
-        told = explain_os_error(error, self.folder.place, go_on) if isinstance(error, OSError) else error
+        raised = (
+            explain_os_error(error, self.folder.place, next_step) if isinstance(error, OSError) else error
+        )
         if isinstance(error, KeyboardInterrupt):
-            state, text = "cancelled", f"stopped{by and f' by {by}'}; {go_on}"
+            state, text = "cancelled", f"stopped{by and f' by {by}'}; {next_step}"
         elif lost is not None:
             # A driver without a cluster cannot know whether another driver has started. The state stays
             # "running"; readers report the run as failed as soon as its lock is free.
-            state, text = "running", f"the connection to the scheduler {lost} was lost ({told}); {go_on}"
-        elif isinstance(told, ScalelatentError):
-            state, text = "failed", str(told)
+            state, text = (
+                "running",
+                f"the connection to the scheduler {lost} was lost ({raised}); {next_step}",
+            )
+        elif isinstance(raised, ScalelatentError):
+            state, text = "failed", str(raised)
         else:
-            state, text = "failed", f"{type(told).__name__}: {told}"
+            state, text = "failed", f"{type(raised).__name__}: {raised}"
         if self._log is not None:
             with suppress(OSError, RunError):
                 self._log.settle()
         with suppress(OSError, RunError):
-            ours = isinstance(told, ScalelatentError | KeyboardInterrupt)
-            more = {} if ours else {"traceback": "".join(traceback.format_exception(told))}
+            expected = isinstance(raised, ScalelatentError | KeyboardInterrupt)
+            more = {} if expected else {"traceback": "".join(traceback.format_exception(raised))}
             self.folder.event("state", state=state, error=text, **more)
             publish_state(
                 self.client, self.folder, self.job, self.folder.update_state(state=state, error=text)
             )
-        return told
+        return raised
 
 
-def explain_os_error(error: OSError, place: Location, go_on: str) -> Exception:
+def explain_os_error(error: OSError, place: Location, next_step: str) -> Exception:
     """Return a readable error for a full disk, with the next step; return other errors unchanged."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     free = place.free_bytes() or 0
     return RunError(
         f"no space left while writing {error.filename or place.url} ({free / 2**20:,.0f} MiB free); free "
-        f"some space, then {go_on}"
+        f"some space, then {next_step}"
     )

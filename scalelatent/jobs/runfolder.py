@@ -103,7 +103,7 @@ class RunFolder:
             raise JobError(f"output {folder.url} exists and is a file; choose another folder with --out")
         if not folder.place.is_empty():
             raise JobError(folder._occupied())
-        folder._found(job)
+        folder._create_files(job)
         return folder
 
     def write_or_create(self, job: Job) -> None:
@@ -111,9 +111,9 @@ class RunFolder:
         if is_run_folder(self.url):
             self.write_job(job)
         else:
-            self._found(job)
+            self._create_files(job)
 
-    def _found(self, job: Job) -> None:
+    def _create_files(self, job: Job) -> None:
         """Write job.json and state.json; raise a `JobError` if another process has written job.json."""
         place = self.place
         name = job.job.name or self.url.rstrip("/").rsplit("/", 1)[-1]
@@ -304,13 +304,13 @@ class RunFolder:
                     ) from error
                 if time.monotonic() < deadline:
                     if waiting is not None:
-                        waiting(f"waiting up to {patience:.0f} s for {_who(guard)} to end")
+                        waiting(f"waiting up to {patience:.0f} s for {_describe_holder(guard)} to end")
                         waiting = None
                     time.sleep(0.5)
                     continue
             raise RunError(
-                f"run folder {self.url} is driven by {_who(guard)}; wait for it to end, choose another "
-                f"folder, or stop it first: scalelatent cancel {self.url}"
+                f"run folder {self.url} is driven by {_describe_holder(guard)}; wait for it to end, choose "
+                f"another folder, or stop it first: scalelatent cancel {self.url}"
             ) from None
         self._held = guard
         try:
@@ -343,8 +343,10 @@ class RunFolder:
             if isinstance(state.get("id"), str) and state.get("state") in STATES:
                 return state
         events = self.records("events.jsonl")
-        told = [event for event in events if event.get("event") == "state" and event.get("state") in STATES]
-        last = told[-1] if told else {}
+        changes = [
+            event for event in events if event.get("event") == "state" and event.get("state") in STATES
+        ]
+        last = changes[-1] if changes else {}
         passes = self.records("metrics.jsonl")
         try:
             job = self.read_job()
@@ -356,7 +358,7 @@ class RunFolder:
         return {
             "id": f"{_slug(name or place)}-{mark}",
             "state": last.get("state", "failed"),
-            "starts": sum(event["state"] == "running" for event in told),
+            "starts": sum(event["state"] == "running" for event in changes),
             "pass": passes[-1].get("pass", 0) if passes else 0,
             "objective": passes[-1].get("objective") if passes else None,
             "error": last.get("error")
@@ -407,7 +409,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "job"
 
 
-def _who(lock: Lock) -> str:
+def _describe_holder(lock: Lock) -> str:
     """Return a text that names the process that holds a lock."""
     holder = lock.holder() or {}
     left = holder.get("seconds_left")

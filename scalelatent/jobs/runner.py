@@ -89,55 +89,55 @@ def run_locked_job(
     with ExitStack() as stack:
         record.begin(driver, resume)
         try:
-            told_too = report_warnings(folder, print_line)
-            with stop_on_signals(request, print_line), stop_on_cancel(request, folder), told_too:
+            warning_lines = report_warnings(folder, print_line)
+            with stop_on_signals(request, print_line), stop_on_cancel(request, folder), warning_lines:
                 own = make_callbacks(job.callbacks)
                 found = record.client = stack.enter_context(connect(job, client, print_line))
                 if client is None and found is not None and job.cluster.scheduler is not None:
                     check_versions(found, job.cluster.allow_mismatch, print_line)
                 if client is None:
                     add_dashboard_page(found)
-                log, news = record.callbacks()
-                seen = DeviceRecorder(print_line)
-                everyone = [log, seen, *callbacks, *news, own, request]
-                own.on_run_start(_begun(job, folder, resume))
+                log, *reporters = record.callbacks()
+                devices = DeviceRecorder(print_line)
+                everyone = [log, devices, *callbacks, *reporters, own, request]
+                own.on_run_start(_start_info(job, folder, resume))
                 result = _steps(job, folder, Callbacks(everyone), found, resume, request)
         except BaseException as error:
             lost = record.client is not None and record.client.status != "running"
-            told = record.record_error(
+            raised = record.record_error(
                 error,
                 f"resume with: scalelatent resume {folder.url}",
                 by=request.by or "SIGINT",
                 lost=(job.cluster.scheduler or "of this run") if lost else None,
             )
             with report_warnings(folder, print_line):
-                own.on_run_end(_ended(folder))
-            if told is error:
+                own.on_run_end(_end_info(folder))
+            if raised is error:
                 raise
-            raise told from error
+            raise raised from error
         result.seconds = time.monotonic() - began
         ended = {"seconds": round(result.seconds, 3), "peak_worker_bytes": result.peak_worker_bytes}
-        ended |= seen.told
+        ended |= devices.found
         record.done(result.scores, ended, result.report, warnings=result.warnings)
         with report_warnings(folder, print_line):
-            own.on_run_end(_ended(folder, result.scores))
+            own.on_run_end(_end_info(folder, result.scores))
     return result
 
 
-def _begun(job: Job, folder: RunFolder, resumed: bool) -> dict[str, Any]:
+def _start_info(job: Job, folder: RunFolder, resumed: bool) -> dict[str, Any]:
     """Return the values that the callbacks of a job receive at its start."""
-    told = {"run": folder.url, "id": folder.id, "name": job.job.name or folder.id, "kind": job.kind}
-    return told | {"values": job.values(), "resumed": resumed}
+    info = {"run": folder.url, "id": folder.id, "name": job.job.name or folder.id, "kind": job.kind}
+    return info | {"values": job.values(), "resumed": resumed}
 
 
-def _ended(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[str, Any]:
+def _end_info(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[str, Any]:
     """Return the values that the callbacks of a job receive at its end."""
     state = folder.read_state()
-    told = {"run": folder.url, "state": state["state"], "error": state.get("error"), "scores": scores or {}}
+    info = {"run": folder.url, "state": state["state"], "error": state.get("error"), "scores": scores or {}}
     done = state["state"] == "done"
-    told["model"] = folder.model_url if done else None
-    told["report"] = folder.place.name_of("report") if done and folder.has_report else None
-    return told
+    info["model"] = folder.model_url if done else None
+    info["report"] = folder.place.name_of("report") if done and folder.has_report else None
+    return info
 
 
 def run_new_job(
@@ -230,9 +230,9 @@ def _steps(
         if data.test is not None:
             from scalelatent.evaluation.scoring import make_scorer  # imports compiled kernels
 
-            told = _begin_stage(callbacks, "scoring", data.test)
+            progress = _begin_stage(callbacks, "scoring", data.test)
             scorer = make_scorer(estimator)
-            scores = scorer.test_scores(estimator, data.test, told)
+            scores = scorer.test_scores(estimator, data.test, progress)
             result.scores |= {f"test_{name}": scores[name] for name in scorer.headline if name in scores}
             found = {f"test_{name}": value for name, value in scores.items()}
             folder.event("scored", test_rows=len(data.test), **{**result.scores, **found})
@@ -269,13 +269,13 @@ def engine_options(job: Job, estimator: StreamedEstimator) -> dict[str, Any]:
     return {"engine": given}
 
 
-def _report(result: RunResult, data: JobData, told: Progress) -> None:
+def _report(result: RunResult, data: JobData, progress: Progress) -> None:
     """Write the report; turn an error into a warning, because the model has been saved before."""
     try:
-        from scalelatent.report import build_report
+        from scalelatent.report.build import build_report
 
         result.report = build_report(
-            result.folder.url, model=result.estimator, data=data.shown, progress=told
+            result.folder.url, model=result.estimator, data=data.shown, progress=progress
         )
     except Exception as error:  # noqa: BLE001  a figure library may raise anything
         result.warnings.append(

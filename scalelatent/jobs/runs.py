@@ -119,7 +119,7 @@ def write_report(
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Build the report of a finished run from `data`, or from the rows of its job."""
-    from scalelatent.report import build_report
+    from scalelatent.report.build import build_report
     from scalelatent.report.runfiles import check_width
 
     estimator, folder = load_run(run)
@@ -138,7 +138,7 @@ def report_model(
 ) -> str:
     """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`."""
     from scalelatent.data import Dataset
-    from scalelatent.report import build_report
+    from scalelatent.report.build import build_report
 
     place, role = locate(folder), None
     if data is not None:

@@ -57,19 +57,19 @@ class SearchProgress(Callback):
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._told: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Record the start of a search; ignore the starts of its candidates' fits."""
         if "splits" in info:
-            self._told = {"candidates": info["candidates"], "folds": info["splits"]}
-            self._folder.update_state(search=self._told)
+            self._state = {"candidates": info["candidates"], "folds": info["splits"]}
+            self._folder.update_state(search=self._state)
 
     def on_event(self, info: dict[str, Any]) -> None:
         if info.get("event") != "candidate_scored":
             return
-        self._told |= {"fits_done": info["fit"], "fits": info["fits"]}
-        self._folder.update_state(search=self._told)
+        self._state |= {"fits_done": info["fit"], "fits": info["fits"]}
+        self._folder.update_state(search=self._state)
 
 
 def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
@@ -89,13 +89,13 @@ def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
         }
         for i, params in enumerate(found["params"])
     ]
-    told = {
+    results = {
         "scoring": scoring,
         "folds": search.n_splits_,
         "best": search.best_index_,
         "candidates": table,
     }
-    folder.place.write(SEARCH_FILE, json.dumps(told, indent=1).encode())
+    folder.place.write(SEARCH_FILE, json.dumps(results, indent=1).encode())
     best = {
         "best_params": to_json_value(search.best_params_),
         "best_score": search.best_score_,

@@ -41,54 +41,54 @@ def parse_rows(text: str) -> slice:
     return slice(start, stop)
 
 
-def _none_word(value: object) -> object:
+def _parse_none(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == "none" else value
 
 
-def _rows_word(value: str | None) -> str | None:
+def _check_rows(value: str | None) -> str | None:
     if value is not None:
         parse_rows(value)
     return value
 
 
-def _filled(value: str) -> str:
+def _refuse_empty(value: str) -> str:
     if not value.strip():
         raise ValueError("must not be empty")
     return value
 
 
-def _number(value: Any) -> Any:
+def _refuse_bool(value: Any) -> Any:
     """Refuse a bool, which Python treats as 0 or 1; convert the word "none" to None."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
-    return _none_word(value)
+    return _parse_none(value)
 
 
-def _memory(value: str | int | float | None) -> str | int | float | None:
+def _check_memory(value: str | int | float | None) -> str | int | float | None:
     """Check a memory limit of Dask: '2GiB', a number of bytes, a share of the machine, or 'auto'."""
     from scalelatent.deploy.worker_processes import check_memory
 
     return None if value is None else check_memory(value)
 
 
-def _on_bad_shard(value: str | None) -> str | None:
+def _check_on_bad_shard(value: str | None) -> str | None:
     from scalelatent.engine.quarantine import check_choice
 
     return None if value is None else check_choice(value)
 
 
-def _cache(value: object) -> object:
+def _check_cache(value: object) -> object:
     from scalelatent.engine.cache import parse_cache
 
     parse_cache(value)
     return value
 
 
-Text = Annotated[str, AfterValidator(_filled)]
-OptText = Annotated[Text | None, BeforeValidator(_none_word)]
-Rows = Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_rows_word)]
-OptCount = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_number)]
-OptSeconds = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_number)]
+Text = Annotated[str, AfterValidator(_refuse_empty)]
+OptText = Annotated[Text | None, BeforeValidator(_parse_none)]
+Rows = Annotated[str | None, BeforeValidator(_parse_none), AfterValidator(_check_rows)]
+OptCount = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_refuse_bool)]
+OptSeconds = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_refuse_bool)]
 
 
 class _Section(BaseModel):
@@ -100,7 +100,7 @@ class JobSection(_Section):
 
     name: OptText = None
     """Name of the run; by default the last part of `out`."""
-    seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, BeforeValidator(_number)] = None
+    seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, BeforeValidator(_refuse_bool)] = None
     """Seed of all random numbers; by default drawn at random and recorded."""
     out: Text
     """Run folder: a path, or an address in an object store. It must not exist yet."""
@@ -131,7 +131,7 @@ class DataSection(_Section):
     """Dataset with the outputs of `validation`, if it is not the same dataset as `train`."""
     test_target: OptText = None
     """Dataset with the outputs of `test`, if it is not the same dataset as `train`."""
-    storage_options: Annotated[dict[str, Any] | None, BeforeValidator(_none_word)] = None
+    storage_options: Annotated[dict[str, Any] | None, BeforeValidator(_parse_none)] = None
     """Options of the fsspec file system for addresses, for example `{anon = true}`; no credentials."""
 
 
@@ -158,30 +158,32 @@ class EngineSection(_Section):
     """Number of such ranges of rows that are shuffled together."""
     keep_scratch: bool | None = None
     """Keep the temporary rows in `scratch` after the fit."""
-    on_bad_shard: Annotated[str | None, BeforeValidator(_none_word), AfterValidator(_on_bad_shard)] = None
+    on_bad_shard: Annotated[str | None, BeforeValidator(_parse_none), AfterValidator(_check_on_bad_shard)] = (
+        None
+    )
     """`"stop"`, or `"skip"`: exclude rows that cannot be read, and report them."""
-    cache: Annotated[Any, BeforeValidator(_none_word), AfterValidator(_cache)] = None
+    cache: Annotated[Any, BeforeValidator(_parse_none), AfterValidator(_check_cache)] = None
     """Memory of a worker to keep rows between passes: a share, a size such as `"2GiB"`, or `"auto"`."""
 
 
-def _grid(value: Any) -> Any:
+def _check_grid(value: Any) -> Any:
     """Check a mapping from parameters to lists of values; convert the word "none" to None."""
     if not isinstance(value, Mapping) or not value:
         raise ValueError("write parameters with lists of values, for example { capsule_dim = [2, 4, 8] }")
     for name, values in value.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{name} = {values!r} is not a list of values; write for example [2, 4, 8]")
-    return {name: [_none_word(item) for item in values] for name, values in value.items()}
+    return {name: [_parse_none(item) for item in values] for name, values in value.items()}
 
 
 class SearchSection(_Section):
     """``[search]``: a search for the best values of model parameters."""
 
-    grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)]
+    grid: Annotated[dict[str, list[Any]], BeforeValidator(_check_grid)]
     """Model parameters with lists of values, for example `{ capsule_dim = [4, 8] }`."""
     n_iter: OptCount = None
     """Number of candidates to draw from the grid; by default the whole grid."""
-    cv: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_number)] = None
+    cv: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_refuse_bool)] = None
     """Number of folds; by default candidates are compared on the validation rows."""
     scoring: OptText = None
     """Metric for the comparison; by default the score of the model."""
@@ -200,9 +202,9 @@ class ClusterSection(_Section):
     """Worker processes to start on this machine."""
     threads: OptCount = None
     """Threads per worker; without workers, threads of this process."""
-    memory_limit: Annotated[str | int | float | None, BeforeValidator(_number), AfterValidator(_memory)] = (
-        None
-    )
+    memory_limit: Annotated[
+        str | int | float | None, BeforeValidator(_refuse_bool), AfterValidator(_check_memory)
+    ] = None
     """Memory limit per worker: a size such as `"4GiB"`, bytes, a share of the machine, or `"auto"`."""
     device: OptText = None
     """`"cpu"`, `"gpu"`, or `"auto"`."""

@@ -67,7 +67,7 @@ def submit_job(
     print_line: Callable[[str], None] = lambda line: None,
 ) -> Submitted:
     """Submit a job to a running cluster, where the job runs without this process."""
-    job = _at_scheduler(job, scheduler, client).with_seed()
+    job = _with_scheduler(job, scheduler, client).with_seed()
     with ExitStack() as stack:
         found = _connect(stack, job, client, print_line)
         check_cluster(found, job, wait=wait, print_line=print_line)
@@ -75,7 +75,7 @@ def submit_job(
         folder = RunFolder.create(job.job.out, job)
         try:
             check_folder(found, folder, print_line)
-            return _hand_over(found, folder, job, print_line)
+            return _submit_driver(found, folder, job, print_line)
         except BaseException:
             folder.remove_if_unused(existed)
             raise
@@ -93,7 +93,7 @@ def resubmit(
     from .runner import check_changes  # this import loads models, which a first submit does not need
 
     check_changes(job, folder)
-    job = _at_scheduler(job, None, client)
+    job = _with_scheduler(job, None, client)
     with folder.lock():
         pass  # raises an error that names the driver, if one is active
     with ExitStack() as stack:
@@ -107,7 +107,7 @@ def resubmit(
             raise
         check_cluster(found, job, wait=wait, print_line=print_line)
         check_folder(found, folder, print_line)
-        return _hand_over(found, folder, job, print_line)
+        return _submit_driver(found, folder, job, print_line)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def _connect(stack: ExitStack, job: Job, client: Client | None, print_line: Call
     return found
 
 
-def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job:
+def _with_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job:
     address = scheduler or (address_of(client) if client is not None else job.cluster.scheduler)
     address = address or default_scheduler()
     if address is None:
@@ -142,7 +142,9 @@ def _at_scheduler(job: Job, scheduler: str | None, client: Client | None) -> Job
     return override(job, [f'cluster.scheduler="{address}"'])
 
 
-def _hand_over(client: Client, folder: RunFolder, job: Job, print_line: Callable[[str], None]) -> Submitted:
+def _submit_driver(
+    client: Client, folder: RunFolder, job: Job, print_line: Callable[[str], None]
+) -> Submitted:
     """Submit the driver task, and wait until the scheduler has accepted it."""
     address = str(job.cluster.scheduler)
     with folder.lock():
@@ -158,12 +160,12 @@ def _hand_over(client: Client, folder: RunFolder, job: Job, print_line: Callable
     key = driver_key(identity, start)
     future = client.submit(drive, folder.url, start, key=key, pure=False, priority=100)
     with _report_waiting(f"the scheduler {address} to accept the job", print_line):
-        _keep(client, key)
+        _wait_until_accepted(client, key)
     future.release()
     return Submitted(identity, folder.url, address, dashboard_url(client))
 
 
-def _keep(client: Client, key: str) -> None:
+def _wait_until_accepted(client: Client, key: str) -> None:
     """Make the scheduler keep the task without this client; return when the scheduler has the task."""
     from scalelatent.engine.dask.hooks import keep_task
 
@@ -192,13 +194,13 @@ def check_cluster(
     # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}
-    wanted = Requirements(
+    requirements = Requirements(
         device=job.estimator_params().get("device") or "auto",
         datasets={name: url for name, url in datasets.items() if url is not None},
         scratch={} if job.job.scratch is None else {"[job] scratch": job.job.scratch},
     )
     with _report_waiting("each worker to check the data and the device", print_line):
-        require_checks(client, ("workers", "device", "datasets", "scratch"), wanted)
+        require_checks(client, ("workers", "device", "datasets", "scratch"), requirements)
     if job.callbacks:
         with _report_waiting("each worker to create the callbacks", print_line):
             _check_callbacks(client, job)
@@ -236,7 +238,7 @@ def _check_plan(client: Client, job: Job, print_line: Callable[[str], None]) -> 
     from distributed import KilledWorker
 
     future = client.submit(
-        plan_on_worker, job.to_dict(), _capacity(client), key=f"scalelatent-plan-{uuid.uuid4().hex[:8]}",
+        plan_on_worker, job.to_dict(), _worker_facts(client), key=f"scalelatent-plan-{uuid.uuid4().hex[:8]}",
         pure=False, priority=100,
     )  # fmt: skip
     try:
@@ -260,7 +262,7 @@ def _check_plan(client: Client, job: Job, print_line: Callable[[str], None]) -> 
         print_line(line)
 
 
-def _capacity(client: Client) -> dict[str, Any]:
+def _worker_facts(client: Client) -> dict[str, Any]:
     return {
         address: {key: worker[key] for key in ("nthreads", "memory_limit", "resources")}
         for address, worker in worker_infos(client).items()

@@ -297,7 +297,7 @@ class JobView:
             return
         state = clip(message.get("state") or self.state, 20)
         if state != self.state or not self.events:
-            self._note(state, _some(message, ("error",)), now)
+            self._note(state, {"error": message.get("error")}, now)
         self.state, self.error = state, clip(message.get("error") or "", 2000)
         if state in ENDED:
             self.ended = self.ended or now
@@ -489,10 +489,6 @@ class JobView:
             for key, value in shown
         )
         self.events.append({"time": now, "name": name, "text": clip(text, 600)})
-
-
-def _some(message: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: message[key] for key in keys if message.get(key)}
 
 
 def _format(value: object) -> str:

@@ -61,15 +61,15 @@ class JsonHandler(_Handler):
     """Handler of ``/scalelatent.json``; ``?job=ID`` adds all data of one job."""
 
     def get(self) -> None:
-        wanted = self.get_query_argument("job", None)
+        job = self.get_query_argument("job", None)
         board = self.board
-        if wanted is not None and board.find(wanted) is None:
+        if job is not None and board.find(job) is None:
             self.set_status(404)
-            self.write({"error": f"no job {wanted!r} on this scheduler"})
+            self.write({"error": f"no job {job!r} on this scheduler"})
             return
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
-        self.write(_body(self.scheduler, board, wanted))
+        self.write(_body(self.scheduler, board, job))
 
 
 class ReportHandler(_Handler):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -61,13 +61,6 @@ def describe_record(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
-class Display(Protocol):
-    """Live display that changes during a fit."""
-
-    def stop(self) -> None:
-        """Stop the updates and leave the last state visible."""
-
-
 class ProgressDisplay(Callback):
     """Callback that displays the progress of a fit; as a context also of saving, scoring and the report.
 
@@ -82,7 +75,7 @@ class ProgressDisplay(Callback):
         self.console = console or Console(stderr=True)
         self.every_passes = every_passes
         self.every_seconds = every_seconds
-        self._live: Display | None = None
+        self._live: Live | _Cell | None = None
         self._info: dict[str, Any] = {}
         self._now: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
@@ -107,7 +100,7 @@ class ProgressDisplay(Callback):
         if self._live is None:
             self._live = self._open()
 
-    def _open(self) -> Display | None:
+    def _open(self) -> Live | _Cell | None:
         """Start and return the live display, or return None if the console is not a terminal."""
         if not self.console.is_terminal:
             return None
@@ -198,7 +191,7 @@ class ProgressDisplay(Callback):
         """Return the rows done and all rows of the current pass."""
         return self._now.get("rows_done") or 0, self._now.get("rows_total") or self._now.get("rows") or 0
 
-    def _words(self) -> list[str]:
+    def _texts(self) -> list[str]:
         """Return the texts after the progress bar: rows, rows per second, time."""
         (done, total), rate = self._rows(), self._now.get("rows_per_s")
         return [
@@ -215,7 +208,7 @@ class ProgressDisplay(Callback):
         bar.add_row(
             Text(self._where(), style="bold"),
             ProgressBar(total=total or None, completed=done, width=30),
-            *self._words(),
+            *self._texts(),
         )
         lines.append(bar)
         if self._compiling:
@@ -285,12 +278,12 @@ class NotebookProgress(ProgressDisplay):
             with suppress(OSError, RunError):  # the fit itself reports a lost scheduler
                 self._workers = len(worker_infos(self._client))
 
-    def _words(self) -> list[str]:
+    def _texts(self) -> list[str]:
         workers = self._workers
         count = "" if workers is None else f"{workers:,} worker{'' if workers == 1 else 's'}"
-        return [*super()._words(), count]
+        return [*super()._texts(), count]
 
-    def _open(self) -> Display:
+    def _open(self) -> _Cell:
         return _Cell(self)
 
     def _renew(self) -> None:
@@ -300,7 +293,7 @@ class NotebookProgress(ProgressDisplay):
     def mime_bundle(self) -> dict[str, str]:
         """Return the display as text and as HTML, by MIME type."""
         done, total = self._rows()
-        words = [word for word in self._words() if word]
+        words = [word for word in self._texts() if word]
         pairs = describe_record(self._record)
         bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
         html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"

@@ -78,7 +78,7 @@ class ClusterLog(Callback):
         known = {"job": job, "model": model, "name": name, "submitted": submitted, "driver": driver}
         self._known = {key: value for key, value in known.items() if value is not None}
         self._state: dict[str, Any] = {"state": "running"}
-        self._told: dict[str, float] = {}
+        self._sent_at: dict[str, float] = {}
         self._rows = self._bytes = 0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
         self._sending: Future[None] | None = None
@@ -106,7 +106,7 @@ class ClusterLog(Callback):
     def state(self, state: str, error: str | None = None, **more: object) -> None:
         """Publish the state of the job: queued, running, done, failed or cancelled."""
         self._state |= {"state": state, "error": error, **scalars(more)}
-        self._introduce()
+        self._publish_state()
 
     def flush(self, timeout: float = 2.0) -> bool:
         """Wait at most ``timeout`` seconds until all messages are sent; return whether they are."""
@@ -121,7 +121,7 @@ class ClusterLog(Callback):
     # -- hooks of the fit ------------------------------------------------------------------------------------
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        self._introduce()
+        self._publish_state()
         self._event("fit_started", info)
 
     def on_stage(self, info: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class ClusterLog(Callback):
     def on_wait(self) -> None:
         """Repeat the state message every 15 s, so that the driver does not seem lost during a long span."""
         if self._due("state", INTRODUCE_SECONDS):
-            self._introduce(again=True)
+            self._publish_state(again=True)
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Publish the progress of the pass, at most twice a second."""
@@ -167,8 +167,8 @@ class ClusterLog(Callback):
         self.on_wait()
         self._send({"kind": "pass", **scalars(record), "run_rows": self._rows, "run_bytes": self._bytes})
 
-    def _introduce(self, again: bool = False) -> None:
-        self._told["state"] = time.monotonic()
+    def _publish_state(self, again: bool = False) -> None:
+        self._sent_at["state"] = time.monotonic()
         # The end of the run may be reported another way, before this message, which must not undo it.
         more = {"again": True} if again else {}
         self._send({"kind": "state", **self._known, **self._state, **more})
@@ -178,9 +178,9 @@ class ClusterLog(Callback):
 
     def _due(self, what: str, seconds: float) -> bool:
         now = time.monotonic()
-        if now - self._told.get(what, -math.inf) < seconds:
+        if now - self._sent_at.get(what, -math.inf) < seconds:
             return False
-        self._told[what] = now
+        self._sent_at[what] = now
         return True
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Clusters that Dask Gateway starts: a stand-in of its client, and its own server on loopback."""
+"""Clusters of Dask Gateway: a stand-in for its client, and its real server on loopback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HUB = "http://hub:8000/services/dask-gateway"
 
 
 class FakeGateway:
-    """The interface of `dask_gateway.Gateway` that is used; its cluster ``mine`` is at `scheduler`."""
+    """The part of `dask_gateway.Gateway` that the package uses; its cluster ``mine`` is at `scheduler`."""
 
     scheduler = ""
     error: Exception | None = None
@@ -56,7 +56,7 @@ class FakeGateway:
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> type[FakeGateway]:
-    """A stand-in in the place of Dask Gateway."""
+    """Replace Dask Gateway by a stand-in."""
     package: Any = ModuleType("dask_gateway")
     package.Gateway = type("Gateway", (FakeGateway,), {})
     monkeypatch.setitem(sys.modules, "dask_gateway", package)
@@ -89,14 +89,14 @@ def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
 def test_a_gateway_is_named_by_its_address() -> None:
     with pytest.raises(JobError, match=r"gateway 'hub' is not an address; write for example https://"):
         SchedulerOptions(gateway=("hub", "mine")).settings()
-    with pytest.raises(JobError, match="leave --scheduler and --scheduler-file out"):
+    with pytest.raises(JobError, match="give only one of --gateway, --scheduler and --scheduler-file"):
         SchedulerOptions(gateway=(HUB, "mine"), scheduler="tcp://head:8786").settings()
     with pytest.raises(JobError, match="--gateway URL CLUSTER"):
         open_client("gateway://127.0.0.1:8000/mine")
 
 
 def test_a_driver_connects_with_the_certificate_of_its_worker() -> None:
-    """Workers behind a gateway have none for clients."""
+    """Workers of a gateway have no certificate of a client."""
     theirs = Security(tls_ca_file="ca", tls_worker_cert="cert", tls_worker_key="key")
     worker = SimpleNamespace(scheduler=SimpleNamespace(address="tls://127.0.0.1:1"), security=theirs)
     found: Any = scheduler_of(worker)[1]
@@ -121,7 +121,7 @@ c.ClusterConfig.worker_cmd = [{python!r}, "-m", "distributed.cli.dask_worker"]
 
 @pytest.fixture
 def real_cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Dask Gateway's own server on loopback, and a cluster of one worker: its address and name."""
+    """Start the real server of Dask Gateway on loopback with one worker; return address and name."""
     pytest.importorskip("dask_gateway_server")
     dask_gateway = pytest.importorskip("dask_gateway")
     port = free_port()

@@ -117,7 +117,9 @@ def test_same_bits(way: str, client: Any, starter: Any, images: Dataset, tmp_pat
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_worker_that_dies(way: str, mortal: Any, images: Dataset, tmp_path: Path) -> None:
+def test_a_dead_worker_does_not_change_the_result(
+    way: str, mortal: Any, images: Dataset, tmp_path: Path
+) -> None:
     kill = Kill(mortal)
     model = fit(way, images, client=mortal, run_dir=tmp_path / "run", callbacks=kill)
     assert kill.killed
@@ -125,7 +127,7 @@ def test_a_worker_that_dies(way: str, mortal: Any, images: Dataset, tmp_path: Pa
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fit_goes_on_elsewhere(way: str, client: Any, images: Dataset, tmp_path: Path) -> None:
+def test_a_fit_resumes_on_another_cluster(way: str, client: Any, images: Dataset, tmp_path: Path) -> None:
     """Begun here and ended on a cluster, and the other way round."""
     alone = fit(way, images)
     for first, then in ((None, client), (client, None)):

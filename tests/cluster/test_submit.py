@@ -1,4 +1,4 @@
-"""Jobs that live on a cluster: submitted, watched, cancelled, resumed; many at once; refused in time."""
+"""Jobs on a cluster: submitted, watched, cancelled, resumed; several at once."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def cluster(client: Any) -> Any:
 
 @pytest.fixture
 def leaves_nothing(cluster: Any) -> Callable[[], Any]:
-    """Waits until the scheduler has forgotten all tasks of this test."""
+    """Wait until the scheduler has no task of this test."""
     before = set(tasks_of(cluster))
     return lambda: until(lambda: set(tasks_of(cluster)) <= before, 10)
 
 
 @pytest.fixture
 def make(place: Path, tmp_path: Path) -> Callable[..., Any]:
-    """A job whose run folder is of this test."""
+    """Return a job whose run folder belongs to this test."""
 
     def job(name: str = "run", *settings: str) -> Any:
         return load_job(place / "job.toml", settings=[f"job.out={tmp_path / name}", *settings])
@@ -98,7 +98,7 @@ def test_submitted_job_gives_the_same_bits_as_a_local_job(
 
 
 def test_the_driver_holds_no_slot(cluster: Any, make: Any) -> None:
-    """Both threads of two workers of one thread are free for tasks beside a driver."""
+    """A driver leaves both threads of two workers free for tasks."""
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
     until(lambda: passes(folder) > 2)
     # Several jobs share the dashboard: each task tells whose it is.
@@ -159,7 +159,7 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
 
 
 def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> None:
-    """A task that Dask runs again after its job has ended, or was restarted, finds that out."""
+    """A driver that Dask repeats after its job has ended or restarted does nothing."""
     folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
     assert settled(folder)["state"] == "done"
     until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")  # its last line
@@ -185,7 +185,7 @@ def test_failed_job_reports_the_reason(cluster: Any, make: Any) -> None:
     last = folder.records("events.jsonl")[-1]
     assert "in broken" in last["traceback"]
     assert control.follow(folder)["state"] == "failed"
-    with pytest.raises(JobError, match="is failed: there is nothing to cancel"):
+    with pytest.raises(JobError, match="has already ended .state: failed"):
         control.cancel_job(folder)
 
 
@@ -217,7 +217,7 @@ def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make: Any) ->
 
 @pytest.mark.slow
 def test_jobs_take_turns(cluster: Any, make: Any) -> None:
-    """The oldest does not take the cluster: while two run, both make passes."""
+    """The oldest job does not occupy the cluster: two jobs both make passes."""
     folders = [RunFolder.open(submit_job(make(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
     until(lambda: min(map(passes, folders)) > 2)
     before = list(map(passes, folders))
@@ -296,7 +296,7 @@ def test_attach_shows_passes_and_goes_without_the_job(cluster: Any, make: Any, p
 def test_attach_gives_up_a_job_that_its_scheduler_has_forgotten(
     cluster: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a restart of the scheduler at the same address."""
+    """The scheduler was restarted at the same address."""
     monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
     job = make()
     folder = RunFolder.create(job.job.out, job)

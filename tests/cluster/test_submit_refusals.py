@@ -1,4 +1,4 @@
-"""What a cluster cannot run is refused before anything is sent: in time, and with the next step."""
+"""Jobs that a cluster cannot run are refused in time, before anything is sent, with the next step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(workers: int = 1, **more: Any) -> Any:
 
 @pytest.fixture
 def job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
-    """A job of this test; ``section__key=value`` changes it."""
+    """Return a job of this test; ``section__key=value`` changes it."""
 
     def make(**changes: Any) -> Any:
         stored: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def refused(client: Any, job: Any, tmp_path: Path) -> Callable[..., str]:
-    """Submit; returns the refusal. Nothing is left behind, neither a folder nor a task."""
+    """Submit a job; return the refusal, and check that no folder and no task is left."""
 
     before = control.known_jobs(client)
 
@@ -113,7 +113,7 @@ def test_callbacks_that_a_worker_cannot_make(client: Any, job: Any, tmp_path: Pa
     client.run(exec, "import sys; sys.modules['mlflow'] = None")
     try:
         with pytest.raises(
-            JobError, match=r"scalelatent\[mlflow\]' \(where worker tcp://.* may drive the job"
+            JobError, match=r"scalelatent\[mlflow\]' \(on worker tcp://.*, which may drive the job"
         ):
             submit_job(replace(job(), callbacks=({"kind": "mlflow"},)), client=client)
     finally:
@@ -136,9 +136,9 @@ def test_worker_refuses_an_invalid_job(refused: Any) -> None:
 def test_a_job_that_does_not_fit(client: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.jobs import submit
 
-    true = submit._capacity
+    true = submit._worker_facts
     small = {"memory_limit": 2**20}
-    monkeypatch.setattr(submit, "_capacity", lambda c: {a: w | small for a, w in true(c).items()})
+    monkeypatch.setattr(submit, "_worker_facts", lambda c: {a: w | small for a, w in true(c).items()})
     with pytest.raises(PlanError, match="memory"):
         submit_job(job(), client=client)
 
@@ -192,7 +192,7 @@ def test_an_unknown_job(client: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def schedulers() -> Iterator[Any]:
-    """One scheduler without TLS and one with, both without workers, in this process."""
+    """Start one scheduler without TLS and one with TLS in this process, both without workers."""
     from distributed import LocalCluster, Security
 
     ours = Security.temporary()

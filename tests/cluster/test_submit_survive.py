@@ -1,4 +1,4 @@
-"""Drivers, schedulers and workers die under a submitted job: it ends with the bits of an undisturbed one."""
+"""Drivers, schedulers and workers die during a submitted job, which gives the same bits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
 def test_workers_that_run_the_driver_are_killed(
     place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    """More of them than deaths that the scheduler allows a task."""
+    """Kill more workers than the deaths that the scheduler allows a task."""
     import dask
     from distributed import Client, LocalCluster
 

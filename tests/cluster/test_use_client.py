@@ -1,4 +1,4 @@
-"""`client=` takes a cluster of Dask's in place of a client."""
+"""`client=` accepts a cluster of Dask in place of a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor always finishes, and names what it finds."""
+"""The doctor runs all checks, and names each problem."""
 
 from __future__ import annotations
 

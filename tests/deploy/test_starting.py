@@ -1,4 +1,4 @@
-"""Small parts of starting and reaching clusters."""
+"""Small functions that start clusters and connect to them."""
 
 from __future__ import annotations
 

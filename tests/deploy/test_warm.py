@@ -1,4 +1,4 @@
-"""Kernels compiled ahead."""
+"""Kernels that are compiled before the first fit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch) -> None:
 def test_ctrl_c_ends_the_children_without_a_traceback(
     starting: float, tmp_path: Path, monkeypatch, capfd
 ) -> None:
-    """A child that compiles on and on is ended, and hears nothing of the terminal's Ctrl-C itself."""
+    """A child that keeps compiling is ended, and does not receive Ctrl-C of the terminal."""
     (tmp_path / "slow.py").write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
     monkeypatch.setattr(
         warming, "_find_uncompiled", lambda kinds: (1, [("evaluation", 0, "no._such_kernel")])
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
 
 
 class _Client:
-    """Two hosts with two workers each, one of which has a card."""
+    """Two hosts with two workers each; one worker has a GPU."""
 
     def __init__(self, answer: Any) -> None:
         self.asked: list[str] = []

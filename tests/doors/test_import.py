@@ -1,4 +1,4 @@
-"""Files that cannot be imported: each is refused in one line that names it, and nothing is left behind."""
+"""Files that cannot be imported: one line names the file, and no output is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job files that cannot be meant: each is refused in one line that names the key, before work."""
+"""Invalid job files: one line names the key before work starts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ TOGETHER: list[tuple[str, dict[str, str], str]] = [
 
 
 def written(folder: Path, values: dict[str, str]) -> Path:
-    """A job file with these values in place of good ones."""
+    """Return a job file with these values in place of valid ones."""
     sections: dict[str, str] = {}
     for name, text in (GOOD | values).items():
         section, _, key = name.partition(".")

@@ -1,4 +1,4 @@
-"""Saved models that somebody changed: each is refused in one line that names it, before it predicts."""
+"""Changed saved models: one line names the model before it predicts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(saved: Path, tmp_path: Path) -> Path:
 
 
 def change(path: Path, *keys: Any, to: Any) -> None:
-    """Change one value of a JSON file; `to` ``...`` takes it away."""
+    """Change one value of a JSON file; ``...`` removes it."""
     meta = json.loads(path.read_text())
     place = meta
     for key in keys[:-1]:

@@ -1,4 +1,4 @@
-"""Rows and labels from Python that cannot be learned from: one short line for each, of each model."""
+"""Rows and labels from Python that a model cannot learn from: one short line for each model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a run folder that were torn or changed: made again where possible, else refused in one line."""
+"""Damaged files of a run folder: they are rebuilt if possible, or refused in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = Job(
 
 
 def sealed(head: Any, **arrays: np.ndarray) -> bytes:
-    """A record with a checksum that fits, whatever is in it."""
+    """Return a record with a valid checksum and any content."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, head=np.frombuffer(text, np.uint8), **arrays)
@@ -86,7 +86,7 @@ DAMAGED = ["", "null", "[]", "{", "3", '"text"', "{}", '{"id": 3}', "\x00" * 100
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """A run that broke off after two passes."""
+    """Return a run that was interrupted after two passes."""
     made = RunFolder.create(tmp_path / "run", JOB)
     made.begin("running")
     made.event("state", state="running")

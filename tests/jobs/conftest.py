@@ -1,4 +1,4 @@
-"""A small stand-in for an estimator: the runner is tested without waiting for a fit."""
+"""Stand-in for an estimator, so that tests of the runner need no fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARAMETERS = {
 
 
 class FakeEstimator:
-    """Counts passes; goes on from ``engine/passes`` when it is resumed."""
+    """Count passes; resume from ``engine/passes``."""
 
     _kind = "capsule"
     fail: BaseException | None = None  # raised after pass 2
@@ -95,7 +95,7 @@ class FakeEstimator:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
-    """Put `FakeEstimator` in the place of a model, and a report that is one file."""
+    """Replace a model by `FakeEstimator`, and its report by one file."""
     from scalelatent.contract.kinds import Kind
     from scalelatent.contract.parameters import Anything, Parameter, Parameters
     from scalelatent.jobs import runner

@@ -1,4 +1,4 @@
-"""Runs side by side: differences, errors, groups; in Python, on the command line and as a page."""
+"""Comparison of runs: differences, errors and groups, in Python, on the command line and as a page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from scalelatent.errors import JobError
 from scalelatent.jobs.comparing import compare_runs
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.spec import DataSection, Job, JobSection
-from scalelatent.report import comparison_tables, write_comparison
+from scalelatent.report.comparison import comparison_tables, write_comparison
 
 
 def make(
     place: Path, name: str, *, kind: str = "capsule", data: Any = None, state: Any = None, **params: Any
 ) -> str:
-    """A run folder as a runner leaves it."""
+    """Return a run folder like that of a runner."""
     rows = {"train": "x.zarr", "test": "t.zarr"} | (data or {})
     job = Job(JobSection(name=name, out=str(place / name), seed=3), DataSection(**rows), kind, params)
     folder = RunFolder.create(place / name, job)

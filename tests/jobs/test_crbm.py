@@ -145,7 +145,7 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
 
 
 def test_a_plain_rbm_is_a_job(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows without outputs, which the job says are all there is: no target, and no x to predict from."""
+    """A job on rows without outputs is refused."""
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     text = JOB.format(folder=place).replace("x.zarr", "v.zarr")
     lines = [line for line in text.splitlines() if "target" not in line]

@@ -1,4 +1,4 @@
-"""Real fits through the command line: everything in its place, and the same bits after any interruption."""
+"""Real fits through the command line: all files exist, and interruptions do not change the bits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ nu_schedule = "none"
 
 
 def scalelatent(*arguments, cwd, code=0):
-    """Run the command line in this process: a process of its own would spend its time on imports."""
+    """Run the command line in this process, which saves the time for imports."""
     out, err = io.StringIO(), io.StringIO()
     said = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with contextlib.chdir(cwd), said[0], said[1], pytest.raises(SystemExit) as ended:
@@ -59,7 +59,7 @@ def digits(tmp_path_factory):
 
 @contextlib.contextmanager
 def without_report():
-    """Leave the figures out: they are no part of these tests and take most of their time."""
+    """Skip the figures, which take most of the time and are not tested here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
         yield
@@ -67,7 +67,7 @@ def without_report():
 
 @pytest.fixture(scope="module")
 def undisturbed(digits):
-    """The model of the long job, never interrupted."""
+    """Return the model of the long job without interruptions."""
     with without_report():
         scalelatent("fit", "long.toml", "--out", "undisturbed", cwd=digits)
     return files_of(digits / "undisturbed" / "model.zarr")
@@ -81,7 +81,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def started(*arguments, cwd):
-    """A command line of its own, in its own process group; nothing of it outlives the test."""
+    """Start a command line in its own process group, and end the group after the test."""
     command = [sys.executable, "-m", "scalelatent.cli", *map(str, arguments)]
     process = subprocess.Popen(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -96,7 +96,7 @@ def started(*arguments, cwd):
 
 
 def wait_for_passes(run: Path, process, passes: int) -> None:
-    """Wait until a run has told of some passes; fail at once if its process ends before."""
+    """Wait until a run has reported some passes; fail if its process ends earlier."""
     metrics, deadline = run / "metrics.jsonl", time.monotonic() + 120
     while time.monotonic() < deadline:
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= passes:
@@ -107,7 +107,7 @@ def wait_for_passes(run: Path, process, passes: int) -> None:
 
 
 def stop(process, number: int) -> str:
-    """Send a signal to the whole group, as a terminal does, and return what was said."""
+    """Send a signal to the whole group, like a terminal, and return the output."""
     os.killpg(process.pid, number)
     return process.communicate(timeout=60)[0]
 

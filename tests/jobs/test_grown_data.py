@@ -1,4 +1,4 @@
-"""A job whose datasets were appended to between its interruption and its resume."""
+"""Resume of a job after rows were appended to its datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import InterruptAt
 def test_a_resume_reads_the_rows_that_the_job_began_with(
     workplace: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training, validation and test rows, although the last ones are open-ended, and there is a new class."""
+    """Training, validation and test rows stay the same, also for an open-ended range and a new class."""
     folders = {}
     for name in ("whole", "broken"):
         job = load_job(workplace.job, settings=[f"job.out={name}"])

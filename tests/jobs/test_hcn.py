@@ -1,4 +1,4 @@
-"""Jobs of networks of parts, as a new user writes them: from data to report, interrupted, mistaken."""
+"""Jobs of compositional networks: from data to report, with interruptions and mistakes."""
 
 from __future__ import annotations
 
@@ -129,8 +129,10 @@ def test_a_job_that_was_interrupted_gives_the_same_model(folder: Path) -> None:
         whole, resumed = (load_model(folder / run) for run in (f"{name}-whole", name))
         np.testing.assert_array_equal(whole.beliefs_[0], resumed.beliefs_[0])
         keys = ("pass", "steps", "weights_on", "compression")
-        told = [[[r[key] for key in keys] for r in records(folder / run)] for run in (f"{name}-whole", name)]
-        assert told[0] == told[1]
+        histories = [
+            [[r[key] for key in keys] for r in records(folder / run)] for run in (f"{name}-whole", name)
+        ]
+        assert histories[0] == histories[1]
 
 
 CLASSES = """

@@ -1,4 +1,4 @@
-"""[data] labels = false: labelled rows that are learned from without their labels."""
+"""[data] labels = false: a fit that ignores the labels of its rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_python() -> Any:
 
 
 def test_a_job_finds_clusters_of_labelled_rows(folder: Path) -> None:
-    """Templates are clusters, and the labels of the test rows tell their error."""
+    """Templates are clusters, and the labels of the test rows measure their error."""
     plan = scalelatent("plan", "job.toml", "--json", cwd=folder).json()
     assert "templates" in plan["plan"]["stages"]
     scalelatent("fit", "job.toml", cwd=folder)
@@ -99,7 +99,7 @@ def test_what_is_no_truth_value(folder: Path) -> None:
 
 
 def test_fits_in_python_without_labels_are_such_jobs(folder: Path, tmp_path: Path) -> None:
-    """What a run folder says opens the same rows, so that the command line can go on."""
+    """The run folder names rows that the command line can open to resume."""
     stored = sl.open_dataset(folder / "traits.zarr")
     m = sl.HierarchicalCompositionalNetwork([(4, 5)], templates=3, n_epochs=2, random_state=1)
     m.fit(stored[:40].without_labels(), validation=stored[40:], run_dir=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Outputs named in a job file: which rows they go with, and what is refused before work begins."""
+"""Outputs in a job file: their rows, and refusals before work starts."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ n_classes = 10
 
 
 def scalelatent(*arguments: str, cwd: Path, code: int = 0) -> str:
-    """What the command line prints."""
+    """Return the output of the command line."""
     out, err = io.StringIO(), io.StringIO()
     said = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with contextlib.chdir(cwd), said[0], said[1], pytest.raises(SystemExit) as ended:

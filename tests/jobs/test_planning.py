@@ -1,4 +1,4 @@
-"""`plan` counts the workers a job will start, with the memory Dask will give them."""
+"""`plan` uses the workers that a job will start, with their memory in Dask."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_refusals_pass_and_bare_errors_become_job_errors():
     [("auto", "cpu 1 worker, gpu 2 workers"), ("gpu", "gpu 2 workers"), ("cpu", "cpu 3 workers")],
 )
 def test_plan_shows_which_devices_compute(workplace, fake, monkeypatch, device, words):
-    """And that a mixed pool's result depends on who computed what."""
+    """The plan also says that the result of a mixed pool depends on the devices of the rows."""
     from contextlib import nullcontext
     from types import SimpleNamespace
 
@@ -138,7 +138,7 @@ def test_fit_refuses_what_plan_refuses_and_leaves_no_folder(small_job):
     ("reading", "cache", "said"), [(0.5, None, True), (0.5, 0.2, False), (0.01, None, False)]
 )
 def test_plan_shows_what_a_row_cache_would_save(tmp_path, monkeypatch, reading, cache, said):
-    """Where reading takes a share of computing, all rows fit, and nothing was asked for."""
+    """All rows fit into memory, reading takes a share of the time, and the job has no cache."""
     for module in (engine_rates, engine_plan):
         monkeypatch.setattr(module, "SMALL_BYTES", 2**10)
         monkeypatch.setattr(module, "read_seconds", lambda dataset: reading)

@@ -1,4 +1,4 @@
-"""What a fit shows while it runs."""
+"""Display of the progress of a fit."""
 
 from __future__ import annotations
 

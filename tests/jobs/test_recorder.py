@@ -300,7 +300,7 @@ def test_a_finished_search_holds_its_best_model(tmp_path, rows):
 
 
 class _Client:
-    """Stands for a client whose scheduler has no page of ours: it takes events, as every scheduler does."""
+    """Stand-in for a client whose scheduler accepts events, but has no page Scalelatent."""
 
     status, loop = "running", None
 

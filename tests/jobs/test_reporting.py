@@ -1,4 +1,4 @@
-"""`scalelatent report RUN DATA`: the report of a run on rows that are given."""
+"""`scalelatent report RUN DATA`: the report of a run on given rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: never half a file, never two drivers, never somebody else's data overwritten."""
+"""The run folder: complete files, one driver, and no overwritten data of other programs."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_heartbeat_outlives_a_file_system_that_is_away_for_a_moment(folder, monk
 
 @pytest.mark.parametrize("how", ["written over", "made again"])
 def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
-    """Locks that do not reach other hosts, and a folder that was removed and made again."""
+    """The lock does not reach other hosts, and the folder was removed and created again."""
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
     file = folder.path / "lock"
     theirs = json.dumps({"pid": 1, "host": "elsewhere", "token": "theirs"})

@@ -1,4 +1,4 @@
-"""The driver's states, logs and answers to trouble, with a stand-in for the estimator."""
+"""States, logs and errors of the driver, with a stand-in for the estimator."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_sigterm_counts_as_a_stop(prepared, fake):
 
 
 def test_a_failing_report_is_a_warning(prepared, monkeypatch):
-    from scalelatent import report
+    from scalelatent.report import build
 
     _, folder = prepared()
     monkeypatch.undo()  # the real _report, over a report that breaks
@@ -214,7 +214,7 @@ def test_a_failing_report_is_a_warning(prepared, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr(report, "build_report", broken, raising=False)
+    monkeypatch.setattr(build, "build_report", broken, raising=False)
     result = runner.RunResult(folder, None)
     runner._report(result, runner.JobData(train=None), None)
     assert "no fonts" in result.warnings[0]
@@ -275,7 +275,7 @@ def test_a_refused_job_leaves_no_folder(workplace, fake):
 
 
 def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fake):
-    """As when `resume` comes between the making of a folder and its first driver."""
+    """A resume starts between the creation of a folder and its first driver."""
     job, other = load_job(workplace.job), ExitStack()
 
     def take(line):
@@ -309,7 +309,7 @@ def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
 
 
 def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
-    """Not a place in somebody's library, and found again by `scalelatent logs`."""
+    """Warnings do not name a position in the code, and `scalelatent logs` prints them."""
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     x = np.random.default_rng(0).integers(0, 256, (60, 12), dtype=np.uint8)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")

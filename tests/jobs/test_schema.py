@@ -1,4 +1,4 @@
-"""The JSON schema of job files, and the page that is made of it."""
+"""The JSON schema of job files, and the page JOB.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = {
 
 
 def wrong(job: Any) -> list[str]:
-    """Paths of what the schema refuses."""
+    """Return the paths of the values that the schema refuses."""
     found = jsonschema.Draft202012Validator(job_schema()).iter_errors(job)
     return [".".join(map(str, error.absolute_path)) for error in found]
 

@@ -1,4 +1,4 @@
-"""Jobs with a [search]: fitted, planned, interrupted and resumed, reported; their best model is the run's."""
+"""Jobs with a [search]: plan, fit, interruption, resume and report."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
 
 
 def test_the_plan_looks_at_the_largest_candidates():
-    """Of many only some are planned, and the largest one sets the peak."""
+    """A plan of many candidates plans a sample, and the largest candidate sets the peak."""
     chosen = searching._planned([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
     assert 1 in chosen
     assert len(chosen) <= searching.PLANNED + 1

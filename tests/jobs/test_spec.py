@@ -1,4 +1,4 @@
-"""Job file, environment and command line: what wins, and what is refused in which words."""
+"""Precedence of job file, environment and command line, and messages for invalid values."""
 
 from __future__ import annotations
 

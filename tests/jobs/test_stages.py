@@ -1,4 +1,4 @@
-"""What follows on a fit is told as stages of the run, with their progress."""
+"""Steps after the fit are reported as stages of the run, with their progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOBS = {
 
 
 class Watch(sl.Callback):
-    """What is told, and what the run folder says then."""
+    """Return the printed lines and the contents of the run folder."""
 
     def __init__(self, run: Any) -> None:
         self.run, self.stages, self.progress = run, [], {}

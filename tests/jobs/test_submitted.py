@@ -1,4 +1,4 @@
-"""What submitted jobs need of run folders, requests to stop, and finding: without a cluster."""
+"""Run folders, requests to stop, and search for jobs, without a cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ STEPS = {
     "require_checks": "each worker to check the data and the device",
     "_check_plan": "a worker to open the data and to plan the fit",
     "check_folder": "each worker to write to the run folder",
-    "_keep": "the scheduler tcp://10.0.0.1:8786 to accept the job",
+    "_wait_until_accepted": "the scheduler tcp://10.0.0.1:8786 to accept the job",
 }
 
 
@@ -107,7 +107,7 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
         "_check_plan",
         "add_dashboard_page",
         "publish_state",
-        "_keep",
+        "_wait_until_accepted",
     ):
         monkeypatch.setattr(submit, name, step(name))
     with pytest.raises(JobError, match="the step ended"):
@@ -169,7 +169,7 @@ def test_progress_is_written_at_most_once_per_second(folder):
     told = folder.read_progress()
     assert (told["rows_done"], told["rows_total"]) == (1, 3)
     assert time.time() - epoch_seconds(told["time"]) < 60
-    callback._told = float("-inf")
+    callback._written_at = float("-inf")
     callback.on_progress({"stage": "em", "pass": 1, "rows_done": 3, "rows_total": 3})
     assert folder.read_progress()["rows_done"] == 3
     folder.place.write("progress.json", b'{"pass": 1')

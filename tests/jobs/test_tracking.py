@@ -1,4 +1,4 @@
-"""`[[callbacks]]` of jobs, and what MLflow is told: a stand-in of it, and its own server on loopback."""
+"""`[[callbacks]]` of jobs, and data sent to MLflow: a stand-in, and its real server on loopback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.helpers import answers, free_port, until
 
 
 class FakeServer:
-    """What a tracking server holds: runs by id; `broken` raises instead of taking anything."""
+    """Contents of a tracking server: runs by id; with `broken` every call raises."""
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
@@ -44,7 +44,7 @@ class FakeServer:
 
 
 class FakeClient:
-    """The interface of `mlflow.MlflowClient` that is used."""
+    """The part of `mlflow.MlflowClient` that the package uses."""
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server
@@ -90,7 +90,7 @@ class FakeClient:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
-    """A stand-in in the place of MLflow."""
+    """Replace MLflow by a stand-in."""
     found = FakeServer()
     package: Any = ModuleType("mlflow")
     package.entities = entities = ModuleType("mlflow.entities")
@@ -105,7 +105,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 @pytest.fixture
 def job(workplace: Any, fake: Any) -> Callable[..., Job]:
-    """The job of the folder, with callbacks."""
+    """Return the job of the folder, with callbacks."""
 
     def make(text: str = 'kind = "mlflow"') -> Job:
         with workplace.job.open("a") as file:
@@ -116,7 +116,7 @@ def job(workplace: Any, fake: Any) -> Callable[..., Job]:
 
 
 def run(job: Job, **how: Any) -> tuple[RunFolder, list[str]]:
-    """Run a job; lines that it told."""
+    """Run a job; return its printed lines."""
     folder = RunFolder.open(job.job.out) if how else RunFolder.create(job.job.out, job)
     lines: list[str] = []
     with warnings.catch_warnings():
@@ -257,7 +257,7 @@ def test_a_callback_of_another_package_cannot_end_a_fit(
 
 
 class Broken(Callback):
-    """One that fails at every pass."""
+    """Callback that fails at every pass."""
 
     told: list[str]
 
@@ -297,7 +297,7 @@ def test_without_mlflow_the_run_does_not_begin(job: Any, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def real_server(tmp_path: Path) -> Iterator[str]:
-    """MLflow's own server on loopback."""
+    """Start the real server of MLflow on loopback."""
     pytest.importorskip("mlflow")
     port = free_port()
     store = f"sqlite:///{tmp_path}/server.db"

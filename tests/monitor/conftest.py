@@ -1,4 +1,4 @@
-"""A scheduler and a worker inside this process, with the page on it."""
+"""A scheduler with the page Scalelatent, and a worker, in this process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def get() -> Callable[[str], tuple[int, str]]:
 
 @pytest.fixture(scope="session")
 def jobs() -> Callable[..., dict[str, Any]]:
-    """`/scalelatent.json`, once a condition on it holds."""
+    """Return `/scalelatent.json` when a condition on it is true."""
 
     def ask(
         base: str, job: str | None = None, until: Callable[[Any], Any] = lambda _: True

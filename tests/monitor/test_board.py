@@ -1,4 +1,4 @@
-"""What the board makes of messages, well-formed or not, and how much memory it takes."""
+"""State of the board after valid and invalid messages, and its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalelatent.monitor.handlers import snapshot, to_json
 
 
 def feed_fit(board: Board, run: str, passes: int, begin: float = 1000.0, **more: Any) -> float:
-    """A running job of so many passes, 2 s each; returns the time of the last message."""
+    """Send the messages of a running job with passes of 2 s; return the time of the last message."""
     now = begin
     who = {"job": run[-6:], "name": "fit", "model": "capsule", "driver": "tcp://a:1"}
     board.update({"kind": "state", "run": run, "state": "running", **who}, now)
@@ -276,7 +276,7 @@ def test_texts_are_clipped() -> None:
 
 
 def test_jobs_of_thousands_of_passes_stay_small() -> None:
-    """Ten of the 300 jobs that a board keeps: some 20 kB each whatever their length."""
+    """Ten of the 300 jobs of a full board take about 20 kB each, for any length."""
 
     def load(passes: int) -> float:
         tracemalloc.start()

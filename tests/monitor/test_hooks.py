@@ -1,4 +1,4 @@
-"""Every hook works with the installed Dask; where one is missing, it is said once and nothing breaks."""
+"""Every hook works with the installed Dask; a missing hook gives one warning and no error."""
 
 from __future__ import annotations
 

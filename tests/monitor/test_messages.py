@@ -1,4 +1,4 @@
-"""Fields of messages, which anyone may have sent, and the words made of them."""
+"""Fields of messages, which any client may send, and their texts."""
 
 from __future__ import annotations
 

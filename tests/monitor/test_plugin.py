@@ -1,4 +1,4 @@
-"""Page, JSON and metrics on a live scheduler; lost workers, and drivers that outlive them."""
+"""Page, JSON and metrics on a live scheduler; lost workers, and drivers that survive them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def linger(path: str) -> str:
 
 
 def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
-    """With not one failure allowed, a driver's worker is lost three times; another task dies of the first."""
+    """A driver survives three lost workers although no failure is allowed; another task fails at once."""
     from distributed import Client, KilledWorker
 
     end = tmp_path / "end"
@@ -272,7 +272,7 @@ def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:
         log.flush(0.2)
     finally:
         client.close(timeout=5)
-    assert "does not take the page" in monitor.install(client)
+    assert "does not accept the page" in monitor.install(client)
 
 
 PRELOADED = """
@@ -315,7 +315,7 @@ def test_the_report_of_a_run_is_served(watched: SimpleNamespace, jobs: Any, get:
     assert get(at + "served-1")[0] == 404  # no run folder: whatever someone calls a run is not read
     (run / "job.json").write_text("{}")
     assert get(at + "served-1") == (200, "<p>a report")
-    assert get(at + "other") == (404, "no such job")
+    assert get(at + "other") == (404, "unknown job")
     (run / "report" / "index.html").unlink()
     status, text = get(at + "served-1")
     assert status == 404

@@ -1,4 +1,4 @@
-"""Curves and rates: bounded, and true to the numbers they were given."""
+"""Curves and rates: limited memory, and correct numbers."""
 
 from __future__ import annotations
 

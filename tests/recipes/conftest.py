@@ -1,4 +1,4 @@
-"""A cluster as `scalelatent cluster up` starts it: a process of its own, with TLS."""
+"""A cluster of `scalelatent cluster up` in a separate process, with TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def cluster_up(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The process, and what it printed (JSON)."""
+    """Return the process and its printed JSON."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     process = subprocess.Popen(
         [sys.executable, "-m", "scalelatent.cli", "cluster", "up", "--json", *options],
@@ -52,7 +52,7 @@ def up() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def tls_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """One CPU worker and one that offers a GPU (it need not be there to be declared), with TLS."""
+    """Start one CPU worker and one worker with the resource GPU (without a real GPU), with TLS."""
     pytest.importorskip("cryptography")
     folder = tmp_path_factory.mktemp("tls")
     options = ("--workers", "1", "--gpus", "1", "--memory-limit", "1GB", "--tls", "--tls-folder", str(folder))

@@ -52,7 +52,7 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def missing() -> str:
-    """What of SLURM is not installed here; empty where all is."""
+    """Return the programs of SLURM that are not installed; empty if all are."""
     return ", ".join(name for name in (*DAEMONS, *TOOLS) if _which(name) is None)
 
 
@@ -72,7 +72,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Slurm:
-    """A controller and two virtual nodes, of this user; each wait is bounded."""
+    """A controller and two virtual nodes of this user, with time limits for all waits."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -110,11 +110,11 @@ class Slurm:
         until(lambda: all(self.state_of(node).startswith("idle") for node in NODES), 60)
 
     def start_node(self, node: str) -> None:
-        """Start a node's daemon."""
+        """Start the daemon of a node."""
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def kill_node(self, node: str) -> None:
-        """A node fails: its daemon, and all that it runs."""
+        """Kill the daemon of a node and all its processes."""
         import psutil
 
         daemon = self._daemons.pop(node)
@@ -129,11 +129,11 @@ class Slurm:
         daemon.wait(20)
 
     def state_of(self, node: str) -> str:
-        """Such as ``idle``, ``alloc``, ``down``."""
+        """Return the state of a node: ``idle``, ``alloc``, ``down``, …"""
         return self.say("sinfo", "--noheader", "--nodes", node, "--format", "%t", check=False).strip()
 
     def say(self, *words: str, check: bool = True, **environ: str) -> str:
-        """What a tool of SLURM prints."""
+        """Return the output of a tool of SLURM."""
         ended = subprocess.run(
             words, env=self.environ | environ, capture_output=True, text=True, timeout=60, check=False
         )
@@ -141,11 +141,11 @@ class Slurm:
         return ended.stdout
 
     def submit(self, *words: str, **environ: str) -> str:
-        """`sbatch`; the number of the job."""
+        """Run `sbatch`; return the number of the job."""
         return self.say("sbatch", "--parsable", *words, **environ).strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """What the controller knows of a job."""
+        """Return the facts of the controller about a job."""
         words = self.say("scontrol", "show", "job", number, "--oneliner").split()
         return dict(word.partition("=")[::2] for word in words)
 

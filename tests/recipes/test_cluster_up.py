@@ -1,4 +1,4 @@
-"""`scalelatent cluster up`: what it starts, where it listens, whom it refuses, and that it ends."""
+"""`scalelatent cluster up`: its processes, addresses, refusals and end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_scheduler_gives_up_on_a_resource_that_no_worker_offers(tls_client):
 
 
 def _answer(address: str, context: ssl.SSLContext | None) -> bytes:
-    """The first byte a server of the cluster says; raises or is empty where it hangs up."""
+    """Return the first byte that a server sends; raise, or return nothing, if it closes the connection."""
     host, port = address.split("://")[1].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
         if context is None:

@@ -1,4 +1,4 @@
-"""The doctor of a cluster: what a live one answers, and what is made of each answer."""
+"""The doctor of a cluster: answers of a live one, and findings from each answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters that end under their jobs: these stop at a checkpoint, and go on on the next cluster, or here."""
+"""Clusters that end during jobs: jobs stop at a checkpoint, and resume on another cluster or here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """What a verb prints."""
+    """Return the output of a verb."""
 
     def run(*words: str | Path, code: int = 0) -> tuple[str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -56,7 +56,7 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, t
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert "stopping 1 job(s) at their next checkpoint" in errors
+    assert "stopping 1 job(s) at the next checkpoint" in errors
     assert f"{folder.id}  cancelled; resume with: scalelatent resume" in errors
     assert "Traceback" not in errors.partition("stopped: ")[0]
     state = folder.read_state()
@@ -106,7 +106,7 @@ def test_dashboards_on_loopback_of_another_host(tls_client: Any, monkeypatch: py
 
 
 def test_one_wish_to_stop_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a batch system, and from the script that it signals too."""
+    """Signals come from a batch system and from its script."""
     monkeypatch.setattr(serving, "_end_children", lambda seconds=5: None)  # the clusters of other tests
     came = 0
     with serving.interrupt_on_signals():

@@ -1,4 +1,4 @@
-"""`scalelatent cluster join`: workers of another machine (here: another process) come, compute and leave."""
+"""`scalelatent cluster join`: workers of another process join, compute and leave."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
 
 
 def _refused(*arguments: str) -> str:
-    """What `cluster join` says, in one line and long before --wait is over."""
+    """Return the message of `cluster join`: one line, long before the end of --wait."""
     began = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-m", "scalelatent.cli", "cluster", "join", *arguments],

@@ -1,4 +1,4 @@
-"""The files of cluster/: valid where a schema says what is, in step with the code, closed to strangers."""
+"""Files of cluster/: they match their schemas and the code, and refuse strangers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def documents(*files: Path) -> list[dict[str, Any]]:
 
 
 def pods(kind: str) -> list[dict[str, Any]]:
-    """Pods of the schedulers or of the workers among the manifests."""
+    """Return the pods of the schedulers or of the workers in the manifests."""
     specs = [d["spec"] for d in documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")]
     return [spec[kind]["spec"] for spec in specs if kind in spec]
 
 
 def containers(kind: str) -> list[dict[str, Any]]:
-    """Their containers."""
+    """Return the containers of these pods."""
     return [container for pod in pods(kind) for container in pod["containers"]]
 
 
@@ -78,7 +78,7 @@ def dask_commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", dask_commands(), ids=" ".join)
 def test_commands_are_dasks(words):
-    """Every option is one of the installed Dask's."""
+    """Every option exists in the installed Dask."""
     verb = importlib.import_module(f"distributed.cli.dask_{words[1]}").main
     assert words[0] == "dask"
     # click refuses what it does not know; nothing is started by making a context
@@ -89,7 +89,7 @@ def test_commands_are_dasks(words):
 
 @pytest.fixture(scope="module")
 def operators_schemas() -> dict[str, Any]:
-    """A validator for each kind that the operator knows."""
+    """Return a validator for each kind of the operator."""
     jsonschema = pytest.importorskip("jsonschema")
     found = importlib.util.find_spec("dask_kubernetes")
     if found is None or not found.submodule_search_locations:
@@ -117,7 +117,7 @@ def test_manifests_follow_the_operators_schemas(file, operators_schemas):
 
 
 def closed(schema: Any) -> Any:
-    """The schema, but with unknown names refused, where the operator drops them."""
+    """Return the schema with unknown names refused; the operator ignores them."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -182,7 +182,7 @@ def test_containers_are_pulled_once_and_probed_where_they_listen(kind):
 
 
 def test_workers_end_by_themselves_before_a_probe_ends_them():
-    """Where there is no scheduler: before that is found, a nanny starts no worker that could answer."""
+    """Without a scheduler, a nanny starts no worker that could answer."""
     for worker in containers("worker"):
         probe = worker["livenessProbe"]
         (limit,) = (word for word in worker["args"] if word.startswith("--death-timeout="))
@@ -303,7 +303,7 @@ def test_walltimes_in_slurms_forms(jobqueue, tmp_path, walltime, seconds):
 def test_walltimes_that_are_none(jobqueue, tmp_path, capsys, walltime):
     with pytest.raises(SystemExit):
         jobqueue.parse([str(tmp_path), f"--walltime={walltime}"])
-    assert "is no time of SLURM's: write minutes" in capsys.readouterr().err
+    assert "is not a time limit of SLURM; write minutes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--host", "localhost"), ("--host", "127.0.0.1"), ()])
@@ -318,7 +318,7 @@ def test_jobs_on_nodes_take_no_loopback(jobqueue, tmp_path, monkeypatch, words):
 
 @pytest.fixture
 def told_of(tmp_path, monkeypatch):
-    """What a script says, and its exit status, where `scalelatent` only tells how it is called."""
+    """Return output and exit status of a script, with stand-ins for `scalelatent` and other programs."""
     stands = {
         "scalelatent": 'echo "scalelatent $*"; touch told',
         "squeue": "true",

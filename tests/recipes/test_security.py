@@ -1,4 +1,4 @@
-"""Certificates: what is made, and what is refused before anything connects."""
+"""Certificates: creation, and refusals before a connection."""
 
 from __future__ import annotations
 

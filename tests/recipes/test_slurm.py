@@ -82,7 +82,7 @@ def passes(run: Path) -> int:
 
 
 def state_of(slurm: Slurm, job: str, *wanted: str, seconds: float = 120) -> dict[str, str]:
-    """What the controller knows of a job, once it is in such a state."""
+    """Return the facts of the controller about a job when the job has this state."""
     return until(lambda: (told := slurm.job(job))["JobState"] in wanted and told, seconds)
 
 
@@ -142,7 +142,7 @@ def test_refused_before_it_fits(
 
 @pytest.fixture(scope="module")
 def address() -> str:
-    """This machine as its virtual nodes see it: a cluster of several nodes takes no loopback."""
+    """Return the address of this machine for its virtual nodes, which is not loopback."""
     from distributed.utils import get_ip
 
     found = get_ip()
@@ -202,7 +202,7 @@ def test_rejections_of_slurm_give_one_line(slurm: Slurm, tmp_path: Path, address
 
 @NEEDS_JOBQUEUE
 def test_workers_that_are_jobs(slurm: Slurm, tmp_path: Path, address: str) -> None:
-    """They come, are counted, and end with the process that asked for them."""
+    """Workers join, are counted, and end with the process that requested them."""
     words: list[Any] = [
         "--host",
         address,

@@ -1,4 +1,4 @@
-"""Small fitted models of each architecture, and run folders as the runner leaves them."""
+"""Small fitted models of each architecture, and run folders like those of the runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, Dataset
-from scalelatent.report import build_report, style
+from scalelatent.report import style
+from scalelatent.report.build import build_report
 
 TRAIN = 1300
 
@@ -28,7 +29,7 @@ def fitted(**params):
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_pictures():
-    """Figures of a third of the size: what they hold is tested, not how they look."""
+    """Draw figures at a third of their size, because tests check the content."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "DPI", 48)
         yield

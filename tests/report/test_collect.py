@@ -1,4 +1,4 @@
-"""What is collected from the rows, against the same computed at once with numpy."""
+"""Data collected from rows, compared with numpy on all rows at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL_BLOCKS = 40_000  # bytes: a few dozen rows, so that blocks and their edges
 
 
 def capsule_norms(h, dim):
-    """(rows, capsules) squared lengths of equal capsules."""
+    """Return the squared lengths of capsules of equal dimension, (rows, capsules)."""
     return (h.astype(float) ** 2).reshape(len(h), -1, dim).sum(axis=2)
 
 

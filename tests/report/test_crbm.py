@@ -1,4 +1,4 @@
-"""Report of a conditional RBM: its page, and that the figures hold what they are given."""
+"""Report of a conditional RBM: its page and the data of its figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalelatent.generators.bases import base_digits
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.report import collect_rbm, rbm_numbers
 from scalelatent.models.crbm.report_figures import plot_convergence, plot_occlusion, plot_restored
-from scalelatent.report import build_report
+from scalelatent.report.build import build_report
 from scalelatent.report.figures import plot_learning
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.storage.disk import locate

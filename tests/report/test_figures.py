@@ -1,4 +1,4 @@
-"""Figures hold the numbers they were given."""
+"""Figures contain the given numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalelatent.models.capsule.report_figures import (
     project_on_leading_plane,
     puts_classes_across,
 )
-from scalelatent.report import error_by_dimension, plot_error_by_dimension
+from scalelatent.report.comparison import error_by_dimension, plot_error_by_dimension
 from scalelatent.report.figures import plot_confusion, plot_reliability
 from scalelatent.report.pictures import choose_tone, image_shape, plot_mistakes
 from scalelatent.report.style import class_style, png_bytes

@@ -1,4 +1,4 @@
-"""Report of a hierarchical compositional network: its page, and that the figures hold what they are given."""
+"""Report of a compositional network: its page and the data of its figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_page_names_the_sample_size_and_prefers_the_exact_score(tmp_path: Path) 
     assert "bits sent of 50 images" in dict(parts_numbers(run, model, evidence, "training")[0])
 
 
-def test_images_are_taken_apart_as_the_model_does() -> None:
+def test_images_are_decoded_as_the_model_does() -> None:
     model = fitted()
     evidence = collect_parts(model, Dataset.from_arrays(X[:200]))
     rows = np.linspace(0, 199, 8).astype(int)
@@ -97,7 +97,7 @@ def test_pages_of_colours_unknown_pixels_and_one_image(page_of: PageOf, tmp_path
     assert "2 channels, learned with kept messages" in page
 
 
-def test_figures_hold_what_they_are_given() -> None:
+def test_figures_show_the_given_data() -> None:
     corner = np.array([[[1, 1], [1, 0]]], bool)
     weights = np.stack([corner, ~corner])
     image = np.zeros((1, 1, 3, 4), bool)

@@ -1,4 +1,4 @@
-"""Report of a network of several layers: its page, and that the figures hold what they are given."""
+"""Report of a network with several layers: its page and the data of its figures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_page(page_of: PageOf, labelled: bool, tmp_path: Path) -> None:
     assert "lower half was hidden" in page
 
 
-def test_hidden_halves_are_filled_in_as_the_model_does() -> None:
+def test_hidden_halves_are_completed_by_the_model() -> None:
     model = fitted()
     filled = fill_halves(model, Dataset.from_arrays(X[60:].reshape(100, -1)))
     known = np.ones(X[60:].shape, bool)
@@ -105,7 +105,7 @@ def test_edges_are_those_that_the_filters_find() -> None:
     assert (key == 1).all()  # templates make nothing of the disc
 
 
-def test_figures_hold_what_they_are_given() -> None:
+def test_figures_show_the_given_data() -> None:
     weights = np.zeros((2, 3, 2, 2), bool)
     weights[1, 2, 0, 1] = True
     figure, drawn = plot_templates(weights, ["class a", "class b"])

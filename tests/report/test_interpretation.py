@@ -1,4 +1,4 @@
-"""What a report says beside its numbers: intervals, baselines, what differs and why, how to use the model."""
+"""Interpretation of the numbers of a report: intervals, baselines, differences, use of the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalelatent.contract.kinds import find_kind, import_object
 from scalelatent.models.capsule.report import ONE_VS_ALL
 from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
-from scalelatent.report import build_report
+from scalelatent.report.build import build_report
 from scalelatent.report.classes import Confusion, Reliability, describe_confusion, explain_calibration
 from scalelatent.report.interpretation import (
     count_validation_rows,
@@ -29,7 +29,7 @@ from scalelatent.report.runfiles import RunFiles, read_run
 
 
 def run_of(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:
-    """Files of a run with these datasets."""
+    """Return the files of a run with these datasets."""
     (folder / "job.json").write_text(json.dumps({"job": {"name": "it"}, "data": data}))
     if event:
         (folder / "events.jsonl").write_text(json.dumps({"event": "fit_started", **event}) + "\n")

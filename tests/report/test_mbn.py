@@ -1,4 +1,4 @@
-"""Report of a bootstrap network: its page, and that the figures hold what they are given."""
+"""Report of a bootstrap network: its page and the data of its figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scalelatent.evaluation.scoring import score_dataset
 from scalelatent.models.mbn import report as mbn
 from scalelatent.models.mbn.report import collect_network, network_numbers, network_pictures
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output, plot_retrieval
-from scalelatent.report import build_report
+from scalelatent.report.build import build_report
 from scalelatent.report.runfiles import read_run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

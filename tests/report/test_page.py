@@ -1,4 +1,4 @@
-"""The report as a reader gets it: one page, complete in itself, that says what it lacks."""
+"""The report page: one complete file that names missing parts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.errors import DataError
-from scalelatent.report import build, build_report
+from scalelatent.report import build
+from scalelatent.report.build import build_report
 from scalelatent.report.page import count, duration, join_words
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
 class Reader(HTMLParser):
-    """Collects what tests ask for, and checks that tags close in order."""
+    """Parser that collects elements and checks the nesting of tags."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +62,7 @@ def names(page):
 
 @pytest.fixture(scope="module")
 def built(digits, run_folder):
-    """A function that gives the report of an architecture, built once."""
+    """Return the report of an architecture, built once."""
 
     @cache
     def build(architecture):

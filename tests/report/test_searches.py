@@ -1,4 +1,4 @@
-"""What a report says of a search."""
+"""Report of a search."""
 
 from __future__ import annotations
 

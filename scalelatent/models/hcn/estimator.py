@@ -436,8 +436,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         held = rows["validation"].dataset if "validation" in rows else None
         return fit_steps(self, self._make_network(rows["train"].dataset, held), rows)
 
-    def _plan(self, told: Forecast) -> dict[str, Any]:
-        return plan(self, self._make_network(told.train, told.held), told)
+    def _plan(self, forecast: Forecast) -> dict[str, Any]:
+        return plan(self, self._make_network(forecast.train, forecast.held), forecast)
 
     def _keep(
         self,

@@ -186,7 +186,7 @@ def check_images(ds: Dataset, what: str) -> None:
         raise DataError(f"{where}: rows are weighted, but each image counts once: remove the weights")
     if ds.has_targets:
         raise DataError(
-            f"{where}: the dataset has outputs beside the rows, but networks learn from images alone: remove "
+            f"{where}: the dataset has outputs for the rows, but networks learn from images alone: remove "
             "the outputs"
         )
 

@@ -297,8 +297,8 @@ class MultiLayer:
         online = is_online(model)
         # With few labels, find templates as clusters first, then give each the class of most of its rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
-        begun = replace(self, net=replace(self.net, classes=None)) if few else self
-        network, result, history = yield from begun._attempts(model, rows)
+        network = replace(self, net=replace(self.net, classes=None)) if few else self
+        network, result, history = yield from network._attempts(model, rows)
         if few:
             assert self.labels is not None
             found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
@@ -349,15 +349,15 @@ class MultiLayer:
             stats = yield Collect("first-images", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
         # The templates start from their first beliefs, so that no image has a template yet.
-        begun = np.concatenate(
+        learned = np.concatenate(
             [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
         )
         images = choose_first_images(self.net, numbers, codes)
         for number in range(passes):
-            evidence = TemplateEvidence(self.net, begun, *(images if number == 0 else (None, None)))
+            evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
             stats = yield Collect(f"templates-from-images-{number}", evidence, rows, self.labels)
-            begun = evidence.learned(first, stats)
-        return begun
+            learned = evidence.learned(first, stats)
+        return learned
 
     def _attempts(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows]

@@ -61,7 +61,7 @@ def section(
     collect = partial(collect_parts, model, progress=progress)
     evidence = run.collect(data, "those that features are placed in are left out", collect, "images")
     head, table = parts_numbers(run, model, evidence, rows)
-    snippet = usage_snippet(run, model, verb="transform", gives="where each feature lies, uint8")
+    snippet = usage_snippet(run, model, verb="transform", gives="places of the features, uint8")
     return Section(
         parts_subtitle(model), head, table, parts_pictures(run, model, evidence, rows), parts_words(), snippet
     )

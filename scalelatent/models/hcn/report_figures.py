@@ -81,10 +81,10 @@ def plot_parts(
     for line, name in zip(axes, names, strict=True):
         line[0].set_ylabel(name, fontsize=9, color=INK)
     for k in range(n):
-        lying = np.argwhere(places[k])
+        places_of = np.argwhere(places[k])
         _draw(axes[0, k], _tones(images[k], unknown[k]))
-        _draw(axes[1, k], _painted(lying, weights, images.shape[1:]))
-        _draw_places(axes[2, k], lying, weights.shape, images.shape[1:])
+        _draw(axes[1, k], _painted(places_of, weights, images.shape[1:]))
+        _draw_places(axes[2, k], places_of, weights.shape, images.shape[1:])
         _draw(axes[3, k], _compared(images[k], made[k], unknown[k]))
     return figure
 
@@ -126,11 +126,11 @@ def _tones(
     return out
 
 
-def _painted(lying: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+def _painted(places_of: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Return an image of the features in their colours; overlapping features mix."""
     total, hits = np.zeros((*shape[1:], 3)), np.zeros(tuple(shape[1:]))
     _, _, h, w = weights.shape
-    for r, c, f in lying:
+    for r, c, f in places_of:
         on = weights[f].any(axis=0)
         total[r : r + h, c : c + w][on] += to_rgb(color_of(int(f)))
         hits[r : r + h, c : c + w] += on
@@ -139,12 +139,12 @@ def _painted(lying: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np
     return out
 
 
-def _draw_places(axes: Axes, lying: np.ndarray, features: tuple[int, ...], shape: Sequence[int]) -> None:
+def _draw_places(axes: Axes, places_of: np.ndarray, features: tuple[int, ...], shape: Sequence[int]) -> None:
     h, w = features[2:]
     axes.set(xlim=(-0.5, shape[2] - 0.5), ylim=(shape[1] - 0.5, -0.5), aspect="equal")
-    for r, c, f in lying:
+    for r, c, f in places_of:
         x, y = c + (w - 1) / 2, r + (h - 1) / 2
-        if len(lying) <= NUMBERED:
+        if len(places_of) <= NUMBERED:
             words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
             axes.text(x, y, str(f), color=color_of(int(f)), **words)
         else:
@@ -315,8 +315,8 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
     figure = new_figure(wide * len(columns) + 1, (high + 0.08) * len(lines) + 0.3)
     axes = figure.subplots(len(lines), len(columns), squeeze=False)
     for r, template in enumerate(lines):
-        beside: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center"}
-        axes[r, 0].set_ylabel(f"{template}: {names[template]}", fontsize=8, color=INK, **beside)
+        label_style: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center"}
+        axes[r, 0].set_ylabel(f"{template}: {names[template]}", fontsize=8, color=INK, **label_style)
         for c, feature in enumerate(columns):
             color = color_of(int(feature))
             _draw(axes[r, c], _tones(weights[template, feature][None], None, np.array(to_rgb(color))))

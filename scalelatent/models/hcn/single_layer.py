@@ -157,8 +157,8 @@ class SingleLayer:
         n, seed = len(rows["train"].dataset), model.seed_ + restart
         end, layer = f"-{restart}" if restart else "", self.layer
         learner = self.learner(model, n, seed)
-        begun = replace(learner, seed=model.seed_).start(restart)
-        state = yield from first_state(model, self, begun, restart)
+        start = replace(learner, seed=model.seed_).start(restart)
+        state = yield from first_state(model, self, start, restart)
         result = yield from learn(model, self, learner, state, rows, seed, f"learn{end}")
         measured = rows.get("validation", rows["train"])
         every = 1 if "validation" in rows else max(1, n // MEASURED_ROWS)

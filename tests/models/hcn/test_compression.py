@@ -55,7 +55,7 @@ def test_by_hand() -> None:
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
 
 
-def test_a_feature_that_costs_more_than_it_saves_goes() -> None:
+def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     once = np.zeros((4, 6), int)
     once[1:3, 2:4] = [[1, 0], [1, 1]]
     weights, stats = counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)

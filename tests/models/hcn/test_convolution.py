@@ -32,7 +32,7 @@ def network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarr
 
 @pytest.mark.parametrize("side", [1, 3, 5])
 @pytest.mark.parametrize("noise", [(1e-3, 1e-2), (0.2, 1e-4)])
-def test_torch_comes_to_the_same_scores(side: int, noise: tuple[float, float]) -> None:
+def test_torch_gives_the_same_scores(side: int, noise: tuple[float, float]) -> None:
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     first = replace(BELOW, p01=noise[0], p10=noise[1])

@@ -78,7 +78,7 @@ def test_beliefs_and_rest(decoder) -> None:
     assert ((found[:, :-1] > 0) == placed).mean() > 0.999
 
 
-def test_rows_are_decoded_apart(decoder) -> None:
+def test_rows_are_decoded_independently(decoder) -> None:
     x = LETTERS.rows(0, N)[0].reshape(N, -1)
     together = PlaceMap(decoder).apply(BACKEND, Block(x, None, None, 0))
     apart = [PlaceMap(decoder).apply(BACKEND, Block(x[n : n + 1], None, None, n))[0] for n in range(N)]

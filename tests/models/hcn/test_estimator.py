@@ -139,7 +139,7 @@ def test_save_and_load(online: bool, tmp_path: Any) -> None:
     [{"warmup_rows": 20, "n_chains": 2}, {"online": False, "n_chains": 3, "damping": 0.5}],
     ids=["online", "messages"],
 )
-def test_an_interrupted_fit_goes_on(params: dict[str, Any], tmp_path: Any) -> None:
+def test_an_interrupted_fit_resumes(params: dict[str, Any], tmp_path: Any) -> None:
     how: dict[str, Any] = {"engine": {} if "damping" not in params else {"leaf_rows": 20}}
     whole = network(**params | {"n_epochs": 4}).fit(X, **how)
     m = network(**params | {"n_epochs": 4})
@@ -150,7 +150,7 @@ def test_an_interrupted_fit_goes_on(params: dict[str, Any], tmp_path: Any) -> No
     same(whole, m.fit(X, run_dir=tmp_path / "run", resume=True, **how))
 
 
-def test_a_fit_goes_on_in_the_midst_of_an_epoch(tmp_path: Any) -> None:
+def test_a_fit_resumes_in_the_middle_of_an_epoch(tmp_path: Any) -> None:
     class Stop(sl.Callback):
         def on_report(self, record: dict[str, Any]) -> None:
             if record["steps"] == 17:
@@ -169,7 +169,7 @@ def test_a_fit_goes_on_in_the_midst_of_an_epoch(tmp_path: Any) -> None:
     assert [event["step"] for event in events if event["event"] == "resumed"] == [5]
 
 
-def test_one_leaf_meets_the_disk_as_often_as_time_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_leaf_is_written_at_intervals_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"online": False, "n_epochs": 8, "damping": 0.5}
     once = network(**how).fit(X)
     assert once.n_iter_ == 1
@@ -179,7 +179,7 @@ def test_one_leaf_meets_the_disk_as_often_as_time_says(monkeypatch: pytest.Monke
     same(once, each)
 
 
-def test_a_fit_goes_on_in_the_midst_of_a_visit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     how: dict[str, Any] = {"engine": {"leaf_rows": 20}, "run_dir": tmp_path / "run"}
     params = {"online": False, "n_epochs": 4, "damping": 0.5, "n_jobs": 1}
     visit, visits = KeptMessages.visit, []
@@ -198,7 +198,7 @@ def test_a_fit_goes_on_in_the_midst_of_a_visit(monkeypatch: pytest.MonkeyPatch, 
     same(network(**params).fit(X, engine={"leaf_rows": 20}), resumed)
 
 
-def test_features_that_do_not_pay_together_go() -> None:
+def test_features_that_do_not_pay_together_are_removed() -> None:
     """Each alone costs more than the others leave to save."""
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
@@ -229,7 +229,7 @@ def test_unknown_pixels_and_thresholds() -> None:
     same(m, network(missing=7, image_shape=(7, 6)).fit(holes.reshape(60, -1)))
 
 
-def test_a_warm_start_goes_on() -> None:
+def test_a_warm_start_continues_from_the_last_beliefs() -> None:
     m = network(warm_start=True).fit(X)
     before = m.beliefs_[0]
     assert (m.fit(X).beliefs_[0] != before).any()
@@ -237,7 +237,7 @@ def test_a_warm_start_goes_on() -> None:
         m.set_params(layers=[(4, (3, 2))]).fit(X)
 
 
-def test_a_plan_tells_what_an_image_takes() -> None:
+def test_a_plan_estimates_bytes_per_image() -> None:
     online, kept = network().plan(X), network(online=False).plan(X)
     assert online["bytes_per_image"] == 4 * 5 * 5 * 3
     assert kept["bytes_per_image"] > online["bytes_per_image"]
@@ -320,13 +320,13 @@ def test_images_that_cannot_be_used() -> None:
         ({"p_weight": 1 - 1e-9}, "on after epoch 1: lower"),
     ],
 )
-def test_priors_that_leave_nothing_to_learn_are_told_once(params: dict[str, Any], says: str) -> None:
-    with pytest.warns(UserWarning, match=says) as told:
+def test_uniform_weights_are_warned_of_once(params: dict[str, Any], says: str) -> None:
+    with pytest.warns(UserWarning, match=says) as caught:
         network(p_sparsity=1e-9, **params).fit(X)
-    assert sum("all weights" in str(one.message) for one in told) == 1
+    assert sum("all weights" in str(one.message) for one in caught) == 1
 
 
-def test_nothing_at_rest_is_told() -> None:
+def test_unsettled_messages_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="messages of 97% of the pixels still moved in the last sweep"):
         m = network(online=False, n_epochs=1).fit(X)
     found = single_layer.SingleLayerFit(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
@@ -334,18 +334,18 @@ def test_nothing_at_rest_is_told() -> None:
         single_layer.warn_unsettled(found, m._layer, 60)
 
 
-def test_labels_are_told_wherever_they_come_from() -> None:
+def test_ignored_labels_are_warned_of() -> None:
     labels = np.arange(60) % 2
     for given in ((X, labels), (sl.Dataset.from_arrays(X, labels),)):
         with pytest.warns(UserWarning, match="because there is no class layer"):
             m = network().fit(*given)
     with pytest.warns(UserWarning, match="labels y are not learned from"):
         m.partial_fit(X, labels)
-    with pytest.raises(DataError, match="has outputs beside the rows"):
+    with pytest.raises(DataError, match="has outputs for the rows"):
         network().fit(sl.Dataset.from_arrays(X, X.reshape(60, -1)))
 
 
-def test_what_was_learned_is_read_alone() -> None:
+def test_learned_attributes_are_read_only() -> None:
     m = network(layers=[(4, (3, 2))]).fit(X)
     assert "array 4 x 1 x 3 x 2, bool" in m._repr_html_()
     with pytest.raises(AttributeError, match="cannot be set: fit again"):
@@ -370,9 +370,9 @@ ALL_ON = {"check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features
 @pytest.mark.filterwarnings("ignore")
 def test_checks_of_scikit_learn() -> None:
     m = network(layers=[(2, (1, 1))], threshold=0.5, batch_size=1, n_epochs=1)
-    told = check_estimator(m, on_fail=None, on_skip=None)
-    assert {check["check_name"] for check in told if check["status"] == "failed"} <= ALL_ON
-    assert len(told) > 40
+    checks = check_estimator(m, on_fail=None, on_skip=None)
+    assert {check["check_name"] for check in checks if check["status"] == "failed"} <= ALL_ON
+    assert len(checks) > 40
 
 
 def test_search_chooses_by_compression() -> None:

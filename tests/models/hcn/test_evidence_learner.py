@@ -94,7 +94,7 @@ def summed(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int)
     return replace(state, beliefs=beliefs + stats["evidence"])
 
 
-def test_chains_weigh_what_minibatches_in_a_row_weigh() -> None:
+def test_parallel_chains_have_the_weight_of_serial_minibatches() -> None:
     check_weight(EvidenceLearner.step)
     with pytest.raises(AssertionError):
         check_weight(summed)
@@ -108,7 +108,7 @@ def test_without_forgetting_evidence_adds_up() -> None:
     assert_allclose(together.beliefs, sum(s.beliefs for s in apart) - 2 * state.beliefs, rtol=1e-12)
 
 
-def test_chains_side_by_side_are_chains_one_by_one() -> None:
+def test_parallel_chains_equal_serial_chains() -> None:
     learner, x = small()
     state = one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
     prepared = learner.prepare(state, BACKEND)
@@ -136,7 +136,7 @@ def test_beliefs_beyond_exact_sums_are_refused() -> None:
         one_step(learner, state, x, np.arange(4), 0, BACKEND)
 
 
-def test_a_chain_takes_the_memory_that_it_tells() -> None:
+def test_a_chain_stays_within_its_requested_memory() -> None:
     layer = FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
     learner = EvidenceLearner(layer, 0.95, 5, 0)
     x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
@@ -227,7 +227,7 @@ def test_features_are_moved_every_20_minibatches(minibatches, steps) -> None:
     assert state.beliefs[0, 2, 1, 0] == 5
 
 
-def test_unknown_pixels_are_left_out() -> None:
+def test_unknown_pixels_are_skipped() -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6, missing=7)
     x = letters.rows(0, 3000)[0].reshape(3000, -1)

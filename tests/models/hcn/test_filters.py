@@ -16,7 +16,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 
 @pytest.mark.parametrize(("n", "size"), [(16, 3), (16, 7), (8, 5), (2, 1 + 2)])
 @pytest.mark.parametrize("shape", [(5, 9, 12), (1, 1, 1), (2, 2, 40), (3, 28, 28)])
-def test_edges_as_the_reference(n: int, size: int, shape: tuple[int, int, int]) -> None:
+def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, shape).astype(np.uint8)
     images[0] = 255 * (images[0] > 100)  # ties
@@ -92,7 +92,7 @@ def test_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
         (1, "rows from 7 on hold only 0 and 1, but filters find the edges of grey images: remove filters"),
     ],
 )
-def test_what_is_no_grey_image_is_refused(value: float, message: str) -> None:
+def test_images_that_are_not_grey_are_refused(value: float, message: str) -> None:
     x = np.zeros((3, 30), np.float32)
     x[1, 2] = value
     with pytest.raises(DataError, match=message):

@@ -37,7 +37,7 @@ def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1
     return beliefs
 
 
-def test_a_template_is_what_its_image_says() -> None:
+def test_a_template_is_the_evidence_of_its_image() -> None:
     """It has the weights whose pixels speak for it, so that no other scores higher in that image."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     numbers = list(range(7, 40))
@@ -53,7 +53,7 @@ def test_a_template_is_what_its_image_says() -> None:
         assert scores[0, template, 0, 0] == made[0][speaks].sum()
 
 
-def test_weights_that_lie_the_wrong_way_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_with_unflipped_windows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: windows of W are not turned."""
 
     def mutant(said: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
@@ -63,10 +63,10 @@ def test_weights_that_lie_the_wrong_way_are_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(TemplateEvidence, "learned", mutant)
     with pytest.raises(AssertionError):
-        test_a_template_is_what_its_image_says()
+        test_a_template_is_the_evidence_of_its_image()
 
 
-def test_templates_of_few_images_tell_classes() -> None:
+def test_templates_of_few_images_classify() -> None:
     net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_classes=4)
     state = learner.start()
@@ -74,7 +74,7 @@ def test_templates_of_few_images_tell_classes() -> None:
     assert error(learner, found, images) < 0.05
 
 
-def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
+def test_rows_come_to_used_templates_of_their_class() -> None:
     net, images = two_layers(classes=(0, 0, 1, 1))
     beliefs = true_weights(net, images)
     net.split(beliefs)[-1][..., 0] = -1.0  # a view: the first template is empty
@@ -95,7 +95,7 @@ def test_rows_come_to_templates_of_their_class_that_have_weights() -> None:
         assert not wanted[0].any()
 
 
-def test_labels_that_are_not_heeded_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_that_ignores_labels_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: rows come to the best template of any class."""
     whole = TemplateEvidence.accumulate
 
@@ -104,7 +104,7 @@ def test_labels_that_are_not_heeded_are_noticed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(TemplateEvidence, "accumulate", mutant)
     with pytest.raises(AssertionError):
-        test_rows_come_to_templates_of_their_class_that_have_weights()
+        test_rows_come_to_used_templates_of_their_class()
 
 
 def test_first_images() -> None:

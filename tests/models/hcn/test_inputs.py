@@ -100,7 +100,7 @@ def test_lazy_images_are_learned_and_stay_lazy() -> None:
 
 
 @pytest.mark.parametrize("threshold", [None, 100.0], ids=["binary", "threshold"])
-def test_nan_is_a_pixel_that_is_not_known(threshold: float | None, tmp_path: Any) -> None:
+def test_nan_marks_unknown_pixels(threshold: float | None, tmp_path: Any) -> None:
     unknown = np.random.default_rng(1).random(X.shape) < 0.1
     levels = X * (1.0 if threshold is None else 200.0)
     holes, marked = np.where(unknown, np.nan, levels), np.where(unknown, -7.0, levels)
@@ -129,7 +129,7 @@ def test_nan_is_a_pixel_that_is_not_known(threshold: float | None, tmp_path: Any
     [((8, 6), (8, 6)), ((30, 30), (8, 6)), ((8, 4), (8, 4)), ((5, 5), (5, 5)), ((4, 28), (4, 12)),
      ((3, 4, 5), (4, 5)), ((1, 60), (1, 48))],
 )  # fmt: skip
-def test_default_features_are_cut_to_the_images_and_logged_once(
+def test_default_features_are_reduced_and_logged_once(
     image: tuple[int, ...], features: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_reduced.cache_clear()
@@ -140,14 +140,14 @@ def test_default_features_are_cut_to_the_images_and_logged_once(
     asked = HierarchicalCompositionalNetwork([(32, features)], n_epochs=1, batch_size=5, random_state=0)
     same(m, asked.fit(x))
     assert m._what_decides()["layers"] == ((32, (8, 6)),)  # folders of either size of image are of one fit
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (features != (8, 6))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (features != (8, 6))
     assert all(
-        f"layers=None is [(32, {features})] here, not [(32, (8, 6))]: images of X" in one for one in told
+        f"layers=None is [(32, {features})] here, not [(32, (8, 6))]: images of X" in one for one in messages
     )
 
 
-def test_layers_that_are_given_are_not_cut() -> None:
+def test_given_layers_are_not_reduced() -> None:
     with pytest.raises(DataError, match="features of 8 x 6 are larger than images of 7 x 6"):
         HierarchicalCompositionalNetwork([(32, (8, 6))]).fit(X)
 
@@ -207,12 +207,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("use", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_what_is_no_image_of_this_kind(use: Any, says: str) -> None:
+def test_images_of_the_wrong_kind_are_refused(use: Any, says: str) -> None:
     with pytest.raises((DataError, ValueError), match=says):
         use(fitted())
 
 
-def test_a_stream_begins_with_one_image() -> None:
+def test_a_stream_may_start_with_one_image() -> None:
     m = network().partial_fit(X[:1]).partial_fit(X[1:5])
     assert m.transform(X).shape == (60, 5, 5, 3)
 

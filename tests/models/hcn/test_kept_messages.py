@@ -39,7 +39,7 @@ def learn_leaf(
     return from_units(beliefs + change), leaf
 
 
-def test_many_sweeps_a_visit_are_visits_of_few() -> None:
+def test_one_long_visit_equals_several_short_visits() -> None:
     layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
     x = (np.random.default_rng(0).random((4, 42)) < 0.3).astype(np.uint8)
     evidence, start = layer.evidence(x), to_units(layer.first_beliefs(0))
@@ -57,7 +57,7 @@ def test_many_sweeps_a_visit_are_visits_of_few() -> None:
 
 # The sizes of the paper's letters, and small ones.
 @pytest.mark.parametrize(("side", "n_features", "window"), [(24, 32, (8, 6)), (14, 5, (6, 6))])
-def test_messages_take_four_bytes_a_pair(side, n_features, window) -> None:
+def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
     layer = FeatureLayer((1, side, side), n_features, window, 1e-3, 1e-3, 0.3, 1e-4)
     assert leaf_bytes(layer, 7) <= 4.4 * 7 * layer.pairs
 
@@ -66,7 +66,7 @@ def learner_of(n_rows: int, layer: FeatureLayer) -> KeptMessages:
     return KeptMessages(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, single_leaf_sweeps=2)
 
 
-def test_a_visit_takes_the_memory_that_it_tells() -> None:
+def test_a_visit_stays_within_its_requested_memory() -> None:
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
     learner = learner_of(40, layer)
     x = (np.random.default_rng(0).random((40, layer.n_pixels)) < 0.2).astype(np.uint8)
@@ -150,9 +150,9 @@ def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarr
         for c in range(wide):
             over = np.einsum("af,bijf->abij", s[:, r, c], w[:, 0, ::-1, ::-1]) > 0
             made[:, :, r : r + h, c : c + width] |= over
-    told = (made * evidence[0, 0]).sum(axis=(2, 3)) / 256
+    pixel_evidence = (made * evidence[0, 0]).sum(axis=(2, 3)) / 256
     prior_s, prior_w = log_odds(layer.p_sparsity), log_odds(layer.p_weight)
-    return told + prior_s * s.sum(axis=(1, 2, 3))[:, None] + prior_w * w.sum(axis=(1, 2, 3, 4))
+    return pixel_evidence + prior_s * s.sum(axis=(1, 2, 3))[:, None] + prior_w * w.sum(axis=(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 
 
-def test_messages_to_weights_are_taken_back() -> None:
+def test_old_messages_to_weights_are_subtracted() -> None:
     with pytest.raises(AssertionError):
         check_messages(forgetting_messages, SHAPES[1], 1.0, -900)
 
@@ -112,7 +112,7 @@ def test_beliefs_are_priors_and_messages_after_many_updates() -> None:
     assert (messages[0] != 0).any()
 
 
-def test_pixels_without_evidence_say_nothing() -> None:
+def test_pixels_without_evidence_send_zero() -> None:
     evidence, order, s, w = draw_sweep(6, 1, 1, (1, 6, 6), (3, 3), 4)
     before = s.copy(), w.copy()
     sweeps.sweep(0 * evidence, order, s, w)

@@ -73,7 +73,7 @@ def test_the_likeliest_of_all_weights_are_found() -> None:
     check_likeliest()
 
 
-def test_templates_that_speak_against_themselves_find_them_less_often(
+def test_mutant_of_class_messages_finds_parts_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mutant of the test above: an unlabelled template's own score in the maximum."""
@@ -97,19 +97,19 @@ def check_above() -> None:
     weights = net.split(to_units(state.beliefs) + to_dense(new["change"]))
     top, below = kept[1], kept[0].from_below
     made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
-    told = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
+    expected = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
     before = kept[0].above
     net.pass_down(kept, weights, net.layers[0].evidence_in(block), None, backend)
     assert (before != kept[0].above).any()
-    assert_array_equal(kept[0].above, channels_last(told))
+    assert_array_equal(kept[0].above, channels_last(expected))
     assert_array_equal(kept[0].s - kept[0].above, channels_last(below))
 
 
-def test_what_comes_from_above_is_not_damped() -> None:
+def test_messages_from_above_are_not_damped() -> None:
     check_above()
 
 
-def test_messages_that_are_damped_from_above_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_that_damps_messages_from_above_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above."""
     lower = LayerMessages.with_above
 
@@ -121,7 +121,7 @@ def test_messages_that_are_damped_from_above_are_noticed(monkeypatch: pytest.Mon
         check_above()
 
 
-def test_shifts_are_drawn_as_often_as_their_pool_says() -> None:
+def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
     """Of 20,000 draws each share lies within five standard errors; the next pixel's pool would not do."""
     net = Hierarchy((BELOW, TOP), side=3, seed=4)
     prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000

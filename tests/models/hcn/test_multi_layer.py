@@ -48,7 +48,7 @@ def fitted() -> HierarchicalCompositionalNetwork:
     return network(n_epochs=30).fit(X, Y)
 
 
-def test_what_it_learns_and_gives(fitted: Any, tmp_path: Any) -> None:
+def test_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) -> None:
     m = fitted
     high, wide = X.shape[1] - 4, X.shape[2] - 4
     assert [w.shape for w in m.weights_] == [(4, 1, 5, 5), (4, 4, high, wide)]
@@ -82,7 +82,7 @@ def test_save_and_load(fitted: Any, tmp_path: Any) -> None:
         assert_array_equal(again.sample(3, random_state=1), m.sample(3, random_state=1))
 
 
-def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
+def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
     """Features are learned without it; a saved network has it."""
     how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
     m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
@@ -101,7 +101,7 @@ def test_images_are_read_by_a_noise_of_their_own(tmp_path: Any) -> None:
         m.set_params(read_noise=0.2).predict(X)
 
 
-def test_templates_from_images_are_what_validation_tells_of() -> None:
+def test_validation_error_is_that_of_templates_from_images() -> None:
     how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1}
     m = network(**how).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
     assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X[32:], Y[32:]))
@@ -109,7 +109,7 @@ def test_templates_from_images_are_what_validation_tells_of() -> None:
         network(**how | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
 
 
-def test_a_noise_of_reading_is_not_that_of_learning() -> None:
+def test_read_noise_does_not_affect_learning() -> None:
     how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1, "template_passes": 0}
     m = network(**how | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
     other = network(**how | {"read_noise": None}).fit(X, Y)
@@ -142,11 +142,11 @@ def test_same_bits_and_resume(way: str, tmp_path: Any) -> None:
     resumed = network(**how).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
     same(whole, resumed)
     keys = ("pass", "weights_on", "validation_error")
-    told = [[[record[key] for key in keys] for record in m.history_] for m in (whole, resumed)]
-    assert told[0] == told[1]
+    histories = [[[record[key] for key in keys] for record in m.history_] for m in (whole, resumed)]
+    assert histories[0] == histories[1]
 
 
-def test_a_fit_goes_on_in_the_midst_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     visit, visits = LayeredMessages.visit, []
 
     def stopping(*args: Any) -> Any:
@@ -185,18 +185,18 @@ def check_messages_of_all_templates(labels: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("labels", LABELS)
-def test_what_is_kept_comes_to_the_bits_of_all_messages(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_messages_of_all_templates(labels, monkeypatch)
 
 
-def test_another_order_of_trees_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_with_another_order_of_trees_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: trees come in the order of images that were put in order of class."""
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)
 
 
-def test_messages_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_that_drops_small_messages_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other mutant: small ones are 0 from visit to visit."""
     monkeypatch.setattr(
         multi_layer_learning, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
@@ -206,7 +206,7 @@ def test_messages_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("labels", LABELS)
-def test_runs_of_earlier_versions_go_on(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Stopped in the midst of a pass, with messages of all templates, each of them."""
     visit, visits = LayeredMessages.visit, 0
 
@@ -241,13 +241,13 @@ def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
 
     engine: dict[str, Any] = {"leaf_rows": 10}
     m = network(n_epochs=9, n_chains=1)
-    told = m.plan(X, LABELS[labels], engine=engine)
+    forecast = m.plan(X, LABELS[labels], engine=engine)
     m.fit(X, LABELS[labels], run_dir=run, engine=engine, callbacks=Look())
     assert max(map(len, sizes)) == 5 * 4
-    assert max(map(sum, sizes)) < told["disk_bytes"]
-    assert 5 * 40 * told["bytes_per_image"] < told["disk_bytes"]
-    assert max(map(max, sizes)) < 10 * told["bytes_per_image"]
-    assert " MiB a worker, at most 1" in told["summary"]
+    assert max(map(sum, sizes)) < forecast["disk_bytes"]
+    assert 5 * 40 * forecast["bytes_per_image"] < forecast["disk_bytes"]
+    assert max(map(max, sizes)) < 10 * forecast["bytes_per_image"]
+    assert " MiB a worker, at most 1" in forecast["summary"]
 
 
 def test_rows_without_labels() -> None:
@@ -279,7 +279,7 @@ def test_all_labels_among_rows_that_may_have_none() -> None:
     assert m.classes_.tolist() == [0, 1]
 
 
-def test_a_class_of_the_rows_without_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_with_a_class_for_unlabelled_rows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: -1 is a class like others."""
     monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
     with pytest.raises(DataError, match="class -1 has no rows"):
@@ -306,8 +306,8 @@ def test_classes_of_templates() -> None:
 def test_classes_do_not_depend_on_the_noise(fitted: Any) -> None:
     from dataclasses import replace
 
-    told = fitted._row_map("probabilities").network
-    layers = tuple(replace(layer, p01=0.2, p10=0.2) for layer in told.net.layers)
+    fixed = fitted._row_map("probabilities").network
+    layers = tuple(replace(layer, p01=0.2, p10=0.2) for layer in fixed.net.layers)
     m = HierarchicalCompositionalNetwork(**fitted.get_params())
     network = replace(fitted._network, net=replace(fitted._network.net, layers=layers))
     m._network, m._stream, m.n_features_in_ = network, fitted._stream, fitted.n_features_in_
@@ -337,7 +337,7 @@ def test_hidden_pixels_and_drawn_images(fitted: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_that_are_all_off_are_told(way: str) -> None:
+def test_weights_that_are_all_off_are_warned_of(way: str) -> None:
     how = {**WAYS[way], "n_epochs": 1, "p_weight": [1e-9, 1e-20], "n_chains": 1}
     with pytest.warns(
         UserWarning, match=r"all weights are off .*raise p_weight \(now 1e-09, of the first layer\)$"
@@ -387,7 +387,7 @@ def test_labels_that_cannot_be_learned() -> None:
         ((X, np.full(40, -1)), "all labels are -1"),
         ((whole[:30],), "class 5 has no rows here"),
         ((X, Y + 0.5), "unknown label type: continuous"),
-        ((sl.Dataset.from_arrays(X, X.reshape(40, -1)),), "outputs beside the rows"),
+        ((sl.Dataset.from_arrays(X, X.reshape(40, -1)),), "outputs for the rows"),
     ):
         with pytest.raises(DataError, match=says):
             network().fit(*given)
@@ -407,9 +407,9 @@ def test_runs_are_scored_by_classes(fitted: Any) -> None:
 
 
 def test_plan_and_search() -> None:
-    told = network().plan(X, Y)
-    assert set(told["stages"]) == {"learn", "templates"}
-    assert told["disk_bytes"] > 40 * told["bytes_per_image"]
+    forecast = network().plan(X, Y)
+    assert set(forecast["stages"]) == {"learn", "templates"}
+    assert forecast["disk_bytes"] > 40 * forecast["bytes_per_image"]
     search = sl.Search(network(n_epochs=2), {"templates": [1, 2]}).fit(X, Y, validation=(X, Y))
     assert search.best_score_ == search.best_estimator_.score(X, Y)
 
@@ -478,6 +478,6 @@ def test_the_threshold_of_filters_is_that_of_their_steps(grey: Any) -> None:
         ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 need larger grey images"),
     ],
 )
-def test_filters_of_what_is_no_grey_image(how: Any, message: str) -> None:
+def test_filters_refuse_images_that_are_not_grey(how: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         network(**how).fit(X, Y)

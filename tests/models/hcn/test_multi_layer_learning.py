@@ -76,7 +76,7 @@ def error(learner: LayeredEvidence, state: Any, images: Any) -> float:
     return learner.validated(state, stats).error
 
 
-def test_the_weights_that_made_the_images_tell_their_classes() -> None:
+def test_true_weights_classify_their_images() -> None:
     net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_classes=4)
     state = learner.start()
@@ -100,7 +100,7 @@ def test_parts_and_templates_are_found(labelled: bool) -> None:
     assert error(learner, state, images) <= 0.006
 
 
-def test_hidden_parts_are_drawn_where_they_were() -> None:
+def test_hidden_parts_are_completed_in_place() -> None:
     """Half of each part is hidden: 95 % of the pixels that are filled in lie within one of a true one."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
@@ -126,7 +126,7 @@ def test_hidden_parts_are_drawn_where_they_were() -> None:
 
 
 def test_draws_are_images_of_the_set() -> None:
-    """Templates and shifts are drawn as often as they should be; features are told by a forward pass."""
+    """Templates and shifts are drawn as often as they should be; a forward pass classifies features."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
@@ -170,7 +170,7 @@ def test_leaves_are_copies_and_passes_add_up() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_bytes_that_are_kept(known: bool) -> None:
+def test_stored_bytes_are_bounded(known: bool) -> None:
     """Of messages as they are worked with; of what is kept of them, usually, and where none is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, single_leaf_passes=6)
@@ -187,7 +187,7 @@ def test_bytes_that_are_kept(known: bool) -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_visit_takes_the_memory_that_it_tells(full: bool) -> None:
+def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
     """With its leaf on the way from and to the disk, even if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
@@ -225,7 +225,7 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("values", ARRAYS, ids=[str(values.shape) for values in ARRAYS])
-def test_what_is_not_zero_is_the_whole(values: np.ndarray) -> None:
+def test_sparse_arrays_restore_the_dense_ones(values: np.ndarray) -> None:
     for found in (to_dense(to_sparse(values)), to_dense(loads(dumps(to_sparse(values)))), to_dense(values)):
         np.testing.assert_array_equal(found, values)
         assert found.dtype == values.dtype
@@ -242,7 +242,7 @@ MUTANTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_messages_that_are_not_kept_whole_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutants_of_sparse_arrays_fail(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutants of the test above."""
     whole = to_sparse
     monkeypatch.setattr(
@@ -251,7 +251,7 @@ def test_messages_that_are_not_kept_whole_are_noticed(mutant: str, monkeypatch: 
     )
     with pytest.raises((AssertionError, ValueError)):
         for values in ARRAYS:
-            test_what_is_not_zero_is_the_whole(values)
+            test_sparse_arrays_restore_the_dense_ones(values)
 
 
 def test_beliefs_are_priors_and_messages() -> None:
@@ -268,7 +268,7 @@ def test_beliefs_are_priors_and_messages() -> None:
         assert of_trees == kept.to_s.sum(dtype=np.int64), layer
 
 
-def test_weights_that_move_on_the_way_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_that_changes_weights_on_the_way_down_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: a layer's W moves in the backward pass too."""
     pass_down = Hierarchy.pass_down
 
@@ -284,13 +284,13 @@ def test_weights_that_move_on_the_way_down_are_noticed(monkeypatch: pytest.Monke
 def test_all_labels_are_semi_supervised_with_all_labels() -> None:
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, single_leaf_passes=3)
-    told = learn_batch(learner, block_of(images, 0, 12), 1)
-    untold = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
+    labelled = learn_batch(learner, block_of(images, 0, 12), 1)
+    unlabelled = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
     clusters = learn_batch(
         LayeredMessages(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3), block_of(images, 0, 12), 1
     )
-    np.testing.assert_array_equal(untold.beliefs, clusters.beliefs)
-    assert (told.beliefs != untold.beliefs).any()
+    np.testing.assert_array_equal(unlabelled.beliefs, clusters.beliefs)
+    assert (labelled.beliefs != unlabelled.beliefs).any()
 
 
 def test_class_messages() -> None:
@@ -301,7 +301,7 @@ def test_class_messages() -> None:
     np.testing.assert_array_equal(found, [[-3, -5, -CLASS_FLOOR, -CLASS_FLOOR], [-4, -4, -4, -3]])
 
 
-def test_a_template_that_speaks_against_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_of_class_messages_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: an unlabelled template's own score in the maximum."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
@@ -322,7 +322,7 @@ def test_priors_of_shifts() -> None:
         assert (chance.argmax(axis=0) == side * side // 2).all()
 
 
-def test_online_minibatches_leave_no_messages() -> None:
+def test_online_minibatches_keep_no_messages() -> None:
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner, backend = LayeredEvidence(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
     state, stats = learner.start(), Stats.zeros(LayeredEvidence(net).layout())
@@ -337,7 +337,7 @@ def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> n
     return np.arange(n, dtype=np.int32)[None]
 
 
-def test_templates_of_other_classes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_of_other_classes_stay_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of an image's own class alone, where its label is known, come to the same bits."""
     net, images = two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
@@ -372,15 +372,15 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
     assert unpack_messages(few)[-1].s.shape[-1] == 4
 
 
-def test_templates_of_another_class_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_with_templates_of_another_class_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: the first templates, whatever the class."""
     monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
-        test_templates_of_other_classes_say_nothing(monkeypatch)
+        test_templates_of_other_classes_stay_silent(monkeypatch)
 
 
-def test_class_messages_that_are_too_small_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_with_small_class_messages_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other mutant: those of pools, which are less than what pixels say of a template."""
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):
-        test_templates_of_other_classes_say_nothing(monkeypatch)
+        test_templates_of_other_classes_stay_silent(monkeypatch)

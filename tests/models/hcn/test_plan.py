@@ -34,8 +34,8 @@ class Look(sl.Callback):
     on_pass_end = on_report
 
 model.fit(ds, run_dir=run, engine=engine, callbacks=Look())
-told = {"plan": plan["peak_bytes_per_worker"], "disk": max(disk), "disk_plan": plan["disk_bytes"]}
-print(json.dumps({"peak": peak_bytes(), **told}))
+found_plan = {"plan": plan["peak_bytes_per_worker"], "disk": max(disk), "disk_plan": plan["disk_bytes"]}
+print(json.dumps({"peak": peak_bytes(), **found_plan}))
 """
 
 
@@ -58,7 +58,7 @@ def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds follow from the chain, or the visit with kept messages, that was measured."""
     probed: list[str] = []
 
@@ -71,12 +71,12 @@ def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyP
     model = sl.HierarchicalCompositionalNetwork(
         [(3, (3, 2))], online=online, n_epochs=7, n_chains=1, n_jobs=1
     )
-    told = model.plan(np.zeros((50, 7, 6), np.uint8))
+    found_plan = model.plan(np.zeros((50, 7, 6), np.uint8))
     assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
     # Five images in half a second; those of kept messages were swept four times.
     row = 0.5 / 5 / (1 if online else planning.PROBE_SWEEPS)
-    assert told["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
-    assert told["pairs_per_second"] == pytest.approx(
+    assert found_plan["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
+    assert found_plan["pairs_per_second"] == pytest.approx(
         fitting.make_feature_layers(model, (1, 7, 6))[0].pairs / row
     )
 
@@ -85,29 +85,29 @@ def test_what_is_probed_is_what_is_run(online: bool, monkeypatch: pytest.MonkeyP
 def test_images_that_filters_read_are_planned(online: bool) -> None:
     """Their pixels are grey, and fewer than what filters make of them."""
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
-    told = sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, filters=4, online=online).plan(ds)
-    assert told["seconds"]["learn"] > 0
+    found_plan = sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, filters=4, online=online).plan(ds)
+    assert found_plan["seconds"]["learn"] > 0
 
 
 def test_templates_from_images_are_planned() -> None:
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
-    told = {
+    found_plan = {
         n: sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, template_passes=n).plan(ds)
         for n in (0, 2, 4)
     }
-    assert "templates-from-images" in told[4]["stages"]
-    assert "templates-from-images" not in told[0]["stages"]
-    seconds = [told[n]["seconds"]["templates-from-images"] for n in (2, 4)]
+    assert "templates-from-images" in found_plan[4]["stages"]
+    assert "templates-from-images" not in found_plan[0]["stages"]
+    seconds = [found_plan[n]["seconds"]["templates-from-images"] for n in (2, 4)]
     assert seconds[1] == pytest.approx(2 * seconds[0])
 
 
-def test_threads_of_templates_from_images_take_blocks_alone() -> None:
+def test_threads_of_templates_from_images_need_blocks_only() -> None:
     ds = sl.Dataset.from_arrays(np.zeros((200, 28, 28), np.uint8), np.arange(200) % 2)
     peaks = [
         sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, template_passes=1, n_jobs=n).plan(ds)
         for n in (1, 16)
     ]
-    one, many = (told["stages"]["templates-from-images"]["peak_bytes"] for told in peaks)
+    one, many = (found_plan["stages"]["templates-from-images"]["peak_bytes"] for found_plan in peaks)
     assert one < many < one + 16 * 2**25
 
 

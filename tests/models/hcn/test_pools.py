@@ -33,7 +33,7 @@ def draw(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_pools_as_the_reference(shape) -> None:
+def test_pools_equal_the_reference(shape) -> None:
     below, prior, above, down, evidence = draw(shape)
     for damping in (1.0, 0.2):
         want, found = evidence.copy(), evidence.copy()
@@ -41,8 +41,8 @@ def test_pools_as_the_reference(shape) -> None:
         pools.raise_pools(below, prior, down, found, damping)
         assert_array_equal(found, want)
         want, found = down.copy(), down.copy()
-        told = reference.lower_pools(below, prior, above, want, 2)
-        assert_array_equal(pools.lower_pools(below, prior, above, found, 2), told)
+        expected = reference.lower_pools(below, prior, above, want, 2)
+        assert_array_equal(pools.lower_pools(below, prior, above, found, 2), expected)
         assert_array_equal(found, want)
         down = found
 
@@ -50,7 +50,7 @@ def test_pools_as_the_reference(shape) -> None:
 @pytest.mark.parametrize(
     "shape", [(1, (1, 5, 5), (2, 3), 1), (2, (3, 6, 7), (6, 7), 19), (1, (16, 4, 5), (2, 2), 17)]
 )
-def test_trees_as_the_reference(shape) -> None:
+def test_trees_equal_the_reference(shape) -> None:
     n, (channels, height, width), (h, wide), n_features = shape
     rng = np.random.default_rng(1)
     room = starts((height, width), (h, wide), n_features)[-1] + MESSAGE_ROOM
@@ -83,7 +83,7 @@ def best(score, n: int, at: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("side", [1, 3])
-def test_a_pool_is_its_max_marginals(side) -> None:
+def test_pool_messages_are_max_marginals(side) -> None:
     """One active pixel of R amid an image that only it can reach: messages are differences of maxima."""
     rng, n = np.random.default_rng(side), side**2
     shape = (2 * (side // 2) + 1,) * 2
@@ -91,19 +91,19 @@ def test_a_pool_is_its_max_marginals(side) -> None:
     prior = shift_priors(shape, side, 0.9, 0)
     chance = prior[:, at[0], at[1]] / GRID
     for _ in range(20):
-        told, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
+        sent, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
 
-        def pool(bits, told=told, top=top) -> float:
+        def pool(bits, sent=sent, top=top) -> float:
             """Bits of the shifts, then that of R."""
             on, r = np.array(bits[:-1]), bits[-1]
             if on.sum() != r:
                 return -np.inf
-            return float((on * (told + chance)).sum() + r * top)
+            return float((on * (sent + chance)).sum() + r * top)
 
         below = np.full((1, 1, *shape), -10_000 * GRID, np.int32)
         down = np.full((1, 1, n, *shape), -10_000 * GRID, np.int32)
         for d, (dy, dx) in enumerate(reference.shifts(n)):
-            below[0, 0, at[0] + dy, at[1] + dx] = round(told[d] * GRID)
+            below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * GRID)
         evidence = np.zeros((1, 1, *shape), np.int32)
         reference.raise_pools(below, prior, down, evidence, 1.0)
         off, on = best(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
@@ -112,11 +112,11 @@ def test_a_pool_is_its_max_marginals(side) -> None:
         above[0, 0][at] = round(top * GRID)
         reference.lower_pools(below, prior, above, down, 0)
         for d in range(n):
-            off, on = best(lambda bits, d=d, told=told: pool(bits) - bits[d] * told[d], n + 1, d)
+            off, on = best(lambda bits, d=d, sent=sent: pool(bits) - bits[d] * sent[d], n + 1, d)
             assert down[0, 0, d][at] / GRID == pytest.approx(on - off, abs=0.02)
 
 
-def test_pools_without_their_prior_are_noticed(monkeypatch) -> None:
+def test_mutant_of_pools_without_prior_fails(monkeypatch) -> None:
     """The mutant of the test above: all shifts as probable."""
     whole = reference.raise_pools
 
@@ -125,4 +125,4 @@ def test_pools_without_their_prior_are_noticed(monkeypatch) -> None:
 
     monkeypatch.setattr(reference, "raise_pools", without)
     with pytest.raises(AssertionError):
-        test_a_pool_is_its_max_marginals(3)
+        test_pool_messages_are_max_marginals(3)

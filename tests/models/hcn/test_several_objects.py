@@ -57,7 +57,7 @@ def fitted_by_hand(names: Any) -> Any:
 
 
 @pytest.mark.parametrize("names", [[0, 1], ["same", "other"]])
-def test_traits_side_by_side_are_told_with_their_places(names: list[Any]) -> None:
+def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> None:
     """Two traits at random offsets, and a third image of one, and a fourth of none."""
     n, room, rng = 40, (HEIGHT + 6, 2 * WIDTH + 12), np.random.default_rng(0)
     images, labels = TRAITS.rows(0, 2 * n)
@@ -73,7 +73,7 @@ def test_traits_side_by_side_are_told_with_their_places(names: list[Any]) -> Non
     expected = np.array(names)[labels.astype(int)].reshape(n, 2)
     assert (found.labels[:n] == expected).mean() >= 0.99
     assert_array_equal(found.labels[n:], [[names[labels[0]], none], [none, none]])
-    # Templates are told within the two pixels that traits and pools move by.
+    # Templates are found within the two pixels that traits and pools move by.
     assert (np.abs(found.positions - truth) <= 2).all(axis=2).mean() >= 0.99
     assert_array_equal(found.positions[n:][found.labels[n:] == none], -1)
     assert_array_equal(found.scores > 0, found.labels != none)
@@ -84,7 +84,7 @@ def test_traits_side_by_side_are_told_with_their_places(names: list[Any]) -> Non
     assert found.scores[0, 0] == scores[0, row, column, names.index(name)] == scores[0, row, column].max()
 
 
-def test_images_of_the_fit_are_told_as_before() -> None:
+def test_images_of_the_fit_are_classified_as_before() -> None:
     m, (x, _) = fitted_by_hand([0, 1]), TRAITS.rows(0, 50)
     one = m.with_classes((HEIGHT, WIDTH), n_objects=3)
     assert_array_equal(one.decision_function(x)[:, 0, 0], m.decision_function(x))
@@ -96,7 +96,7 @@ def test_images_of_the_fit_are_told_as_before() -> None:
 @pytest.mark.parametrize(
     ("shape", "frame", "most"), [((1, 12), (1, 3), 3), ((4, 4), (2, 2), 4), ((3, 5), (2, 3), 2)]
 )
-def test_places_are_those_of_the_best_of_all_sets(shape: Any, frame: Any, most: int) -> None:
+def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -> None:
     rng, places = np.random.default_rng(3), list(np.ndindex(*shape))
     choices = list(sets_apart(places, frame, most))
     greedy = 0
@@ -111,7 +111,7 @@ def test_places_are_those_of_the_best_of_all_sets(shape: Any, frame: Any, most: 
     assert greedy  # the largest gain alone would have led astray
 
 
-def test_a_search_without_end_gives_the_best_it_has_seen() -> None:
+def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
     """Sums that are all but the same: as good as the greedy choice, and said to be no more."""
     gains = 100 + np.random.default_rng(0).random((30, 30))
     chosen, exact = choose_places(gains, (8, 8), 9)
@@ -150,7 +150,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
                 place_features(at, weights[1]), weights[0]
             )[0]
     log_on, log_off = np.log([0.05, 0.9]), np.log([0.95, 0.1])  # by what is made
-    noise, told = np.random.default_rng(1), []
+    noise, matches = np.random.default_rng(1), []
     x = (made[noise.integers(len(choices), size=40)] ^ (noise.random((40, 4, 7)) < 0.05)).astype(np.uint8)
     found = several.predict(x)
     cost = np.log(len(places)) * np.array([len(some) for some in choices])
@@ -162,13 +162,13 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
         # Ties are as good: another set may make the same pixels, or as likely ones.
         chosen = [i for i, s in enumerate(choices) if {(min(t, 1), r, c) for t, r, c in s} == mine]
         assert likely[chosen].max() >= likely.max() - 0.05
-        told.append(mine == best)
-    assert np.mean(told) > 0.5
+        matches.append(mine == best)
+    assert np.mean(matches) > 0.5
     assert (found.labels >= 0).any()
     assert (found.labels < 0).any()
 
 
-def test_weights_stay_and_pools_go_on() -> None:
+def test_weights_stay_and_pools_cover_the_larger_image() -> None:
     m = fitted_by_hand([0, 1])
     net, wide = m._network.net, enlarge(m._network.net, HEIGHT + 3, 2 * WIDTH)
     assert [layer.weights_shape for layer in wide.layers] == [layer.weights_shape for layer in net.layers]
@@ -179,7 +179,7 @@ def test_weights_stay_and_pools_go_on() -> None:
     assert wide.forward(weights, pixels, make_backend("cpu"))[-1][1].shape == (1, 4, 4, WIDTH + 1)
 
 
-def test_what_is_refused() -> None:
+def test_wrong_images_are_refused() -> None:
     m = fitted_by_hand([0, 1])
     for shape in [(HEIGHT - 1, WIDTH), (HEIGHT, WIDTH, 1), (HEIGHT,)]:
         with pytest.raises(DataError, match=f"at least {HEIGHT} x {WIDTH}"):

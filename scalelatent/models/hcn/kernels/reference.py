@@ -10,58 +10,38 @@ from __future__ import annotations
 
 import numpy as np
 
-from .units import ABSENT, POOL_FLOOR
+from .units import ABSENT, HARD, POOL_FLOOR
 from .windows import shifts, starts, window
 
-FLOOR = 1e3
-"""Largest message, in nats."""
 
-
-def and_up(other: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the message to an input of AND: max(0, other + below) - max(0, other), also at infinity."""
-    other, below = np.broadcast_arrays(np.asarray(other, float), np.asarray(below, float))
-    with np.errstate(invalid="ignore"):
-        rising = np.minimum(np.maximum(other + below, 0), below)
-        falling = np.maximum(other + below, 0) - np.maximum(other, 0)
-        falling = np.where(np.isposinf(other), below, falling)
-    return np.where(np.isneginf(other), 0.0, np.where(below > 0, rising, falling))
+def and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
+    """Return the message to an input of AND, from the other input and the output."""
+    return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
 def and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the message to the output of AND."""
-    with np.errstate(invalid="ignore"):
-        both = np.minimum(a, b)
-        return np.where(np.isneginf(both), both, np.minimum(np.add(a, b), both))
+    return np.minimum(a + b, np.minimum(a, b))
 
 
 def or_up(t: np.ndarray, below: float) -> np.ndarray:
     """Return the messages to the inputs of OR, from their messages ``t`` (M,) and that of the output."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
-    total, largest = positive.sum(), t[top]
-    second = np.delete(t, top).max(initial=-np.inf)
-    with np.errstate(invalid="ignore"):
-        others = total - positive
-        # Infinite messages are summed separately: inf - inf would be NaN.
-        finite = np.where(np.isinf(positive), 0.0, positive)
-        infinite = np.isinf(positive).sum() - np.isinf(positive)
-        others = np.where(np.isinf(total), np.where(infinite > 0, np.inf, finite.sum() - finite), others)
-        sums = np.where(np.isposinf(others), np.inf, below + others)
-    best = np.full(len(t), largest)
-    best[top] = second
-    return np.minimum(sums, np.maximum(0, -best))
+    best = np.full(len(t), t[top])
+    best[top] = np.delete(t, top).max(initial=-np.inf)
+    return np.minimum(below + positive.sum() - positive, np.maximum(0, -best))
 
 
 def or_down(t: np.ndarray) -> float:
     """Return the message to the output of OR."""
-    t = np.asarray(t, float)
     top = int(t.argmax())
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
 
-def tree(s: np.ndarray, w: np.ndarray, below: float, floor: float = FLOOR) -> tuple[np.ndarray, np.ndarray]:
+def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the messages of an AND-OR tree to the places and weights of its pairs, each (M,)."""
-    g = np.clip(or_up(and_down(s, w), below), -floor, floor)
+    g = or_up(and_down(s, w), below)
     return and_up(w, g), and_up(s, g)
 
 
@@ -93,7 +73,7 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
         for index in order[k]:
             below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
             if below:
-                to_s, to_w = tree(of_s.ravel(), of_w.ravel(), below, np.inf)
+                to_s, to_w = tree(of_s.ravel(), of_w.ravel(), below)
                 of_s[...] = of_s + to_s.reshape(of_s.shape)
                 of_w[...] = of_w + to_w.reshape(of_w.shape)
 
@@ -134,9 +114,7 @@ def sweep_messages(
             olds = [m[k, n, a, run] for m in (to_s, to_w)]
             beliefs = [of_s, of_w]
             without = [b - old.reshape(b.shape) for b, old in zip(beliefs, olds, strict=True)]
-            news = (
-                tree(without[0].ravel(), without[1].ravel(), below, np.inf) if below else (0 * olds[0],) * 2
-            )
+            news = tree(without[0].ravel(), without[1].ravel(), below) if below else (0 * olds[0],) * 2
             changed = False
             for belief, rest, old, new in zip(beliefs, without, olds, news, strict=True):
                 new = damped(old, new, damping)
@@ -178,7 +156,7 @@ def decode(
         Number of trees with a changed message in the last sweep.
     """
     moved = np.zeros(len(evidence), np.int64)
-    hard = np.where(w, np.inf, -np.inf)
+    hard = np.where(w, HARD, -HARD)
     for n in range(len(evidence)):
         kept: dict[int, np.ndarray] = {}
         for _ in range(n_sweeps):
@@ -187,7 +165,7 @@ def decode(
                 below, of_s, of_w = windows(index, evidence[None, n], s[n : n + 1], hard)
                 if below:
                     old = kept.get(int(index), np.zeros(of_s.shape))
-                    new = tree((of_s - old).ravel(), of_w.ravel(), below, np.inf)[0].reshape(of_s.shape)
+                    new = tree((of_s - old).ravel(), of_w.ravel(), below)[0].reshape(of_s.shape)
                     of_s[...] = of_s + (new - old)
                     kept[int(index)] = new
                     moved[n] += bool((new != old).any())

@@ -92,53 +92,50 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class PlaceMap:
-    """S of rows (a :class:`~scalelatent.contract.learners.RowMap`)."""
+class DecoderMap:
+    """Base of the row maps of a decoder."""
 
     decoder: Decoder
-    what: str = "places"
 
     @property
     def wants(self) -> Wants:
         return self.decoder.wants
 
-    def output(self) -> tuple[tuple[int, ...], str]:
-        return self.decoder.layer.places, "uint8"
-
     def prepare(self, backend: Backend) -> Backend:
         return backend
+
+
+@dataclass(frozen=True)
+class PlaceMap(DecoderMap):
+    """S of rows (a :class:`~scalelatent.contract.learners.RowMap`)."""
+
+    what: str = "places"
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return self.decoder.layer.places, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         return self.decoder.places(self.decoder.layer.evidence_in(block), rows_of(block), prepared)
 
 
 @dataclass(frozen=True)
-class ReconstructionMap:
+class ReconstructionMap(DecoderMap):
     """Images without their noise (a :class:`~scalelatent.contract.learners.RowMap`).
 
     Attributes
     ----------
-    decoder : Decoder
     fills : bool
         Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
     known : ndarray of uint8, shape (rows, bytes), or None
         A bit for each pixel that is known; None: the pixels that are not missing.
     """
 
-    decoder: Decoder
     fills: bool = False
     known: np.ndarray | None = None
     what: str = "reconstruction"
 
-    @property
-    def wants(self) -> Wants:
-        return self.decoder.wants
-
     def output(self) -> tuple[tuple[int, ...], str]:
         return self.decoder.layer.image, "uint8"
-
-    def prepare(self, backend: Backend) -> Backend:
-        return backend
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         rows = rows_of(block)
@@ -147,21 +144,13 @@ class ReconstructionMap:
 
 
 @dataclass(frozen=True)
-class BeliefMap:
+class BeliefMap(DecoderMap):
     """Beliefs in S in nats, then the share of trees that converged, as one float32 vector per row."""
 
-    decoder: Decoder
     what: str = "beliefs"
-
-    @property
-    def wants(self) -> Wants:
-        return self.decoder.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (int(np.prod(self.decoder.layer.places)) + 1,), "float32"
-
-    def prepare(self, backend: Backend) -> Backend:
-        return backend
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         layer = self.decoder.layer

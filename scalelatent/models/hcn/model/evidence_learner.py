@@ -212,8 +212,8 @@ class EvidenceLearner:
 
     def end_epoch(self, state: EvidenceState) -> EvidenceState:
         """Return the state with the counts of the epoch set back to 0."""
-        begun = replace(state, changed=0, last_changed=state.changed, rows=0)
-        return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
+        fresh = replace(state, changed=0, last_changed=state.changed, rows=0)
+        return replace(fresh, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def validation(self) -> DescriptionLength:
         """Return the reduction that measures the description length of the validation rows."""

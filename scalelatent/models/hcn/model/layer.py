@@ -12,7 +12,6 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.reference import FLOOR
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_units
 from scalelatent.models.hcn.kernels.windows import count_pairs
 
@@ -103,9 +102,8 @@ class FeatureLayer:
     @cached_property
     def evidence_of(self) -> tuple[np.int32, np.int32]:
         """Messages of a pixel that is 0 and of a pixel that is 1, in units."""
-        most = min(MESSAGE_LIMIT, FLOOR * GRID)
         off, on = (
-            to_units(np.clip(nats, -most / GRID, most / GRID))
+            to_units(np.clip(nats, -MESSAGE_LIMIT / GRID, MESSAGE_LIMIT / GRID))
             for nats in (np.log(self.p01) - np.log1p(-self.p10), np.log1p(-self.p01) - np.log(self.p10))
         )
         return np.int32(off), np.int32(on)

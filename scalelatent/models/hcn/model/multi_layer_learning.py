@@ -185,11 +185,11 @@ class LayeredEvidence:
 
     def end_epoch(self, state: LayeredState) -> LayeredState:
         """Return the state with the counts of the epoch set back to 0."""
-        begun = replace(state, changed=0, moved=0, rows=0, last_changed=state.changed, last_moved=state.moved)
+        fresh = replace(state, changed=0, moved=0, rows=0, last_changed=state.changed, last_moved=state.moved)
         still = not state.changed and bool((state.beliefs > 0).any())
         quiet = state.quiet + state.passes if still else 0
-        begun = replace(begun, passed=state.passed + state.passes, quiet=quiet)
-        return replace(begun, iteration=state.iteration + 1, stale=state.stale + 1)
+        fresh = replace(fresh, passed=state.passed + state.passes, quiet=quiet)
+        return replace(fresh, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def validation(self) -> TemplateCounts:
         """Return the reduction that counts the templates of the validation rows."""
@@ -282,24 +282,24 @@ class LayeredMessages(LayeredEvidence):
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
         if kept is None:
             messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
-            begun, before = 0, np.full(n, -1)
+            done, before = 0, np.full(n, -1)
         else:
-            messages, begun, before = unpack_messages(kept), int(kept["passes"]), kept["templates"]
+            messages, done, before = unpack_messages(kept), int(kept["passes"]), kept["templates"]
         first, beliefs, ranks = int(rows_of(block)[0]), to_units(state.beliefs), None
         if self.net.is_own_class_only(messages[-1]):
             assert labels is not None
             by_class = np.argsort(labels, kind="stable")
             pixels, labels, ranks = pixels[by_class], labels[by_class], np.argsort(by_class)
         units, passes = beliefs, self.single_leaf_passes if n == self.n_rows else 1
-        passes = min(passes, self.max_passes - begun)
-        for number in range(begun, begun + passes):
+        passes = min(passes, self.max_passes - done)
+        for number in range(done, done + passes):
             units = units + visit_images(
                 self.net, messages, units, pixels, labels, first, number, backend, ranks=ranks
             )
         templates = (messages[-1].s - messages[-1].above).reshape(n, -1).argmax(axis=1)
         return {
             "layers": {str(level): pack_messages(m) for level, m in enumerate(messages)},
-            "passes": np.int64(begun + passes),
+            "passes": np.int64(done + passes),
             "visited": np.int64(passes),
             "templates": templates,
             "change": to_sparse(units - beliefs),

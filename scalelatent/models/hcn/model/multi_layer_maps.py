@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -52,47 +52,48 @@ class FixedNetwork:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreMap:
-    """Scores of the templates by a forward pass (a :class:`~scalelatent.contract.learners.RowMap`)."""
+class NetworkMap:
+    """Base of the row maps of a network of several layers."""
 
     network: FixedNetwork
-    what: str = "scores"
 
     @property
     def wants(self) -> Wants:
         return self.network.wants
 
-    def output(self) -> tuple[tuple[int, ...], str]:
-        return (self.network.net.n_templates,), "float64"
-
     def prepare(self, backend: Backend) -> Backend:
         return backend
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMap(NetworkMap):
+    """Scores of the templates by a forward pass (a :class:`~scalelatent.contract.learners.RowMap`)."""
+
+    what: str = "scores"
+
+    def output(self) -> tuple[tuple[int, ...], str]:
+        return (self.network.net.n_templates,), "float64"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         return self.network.scores(prepared, block)
 
 
 @dataclass(frozen=True, eq=False)
-class ClassMap:
+class ClassMap(NetworkMap):
     """Scores of the classes, each that of its best template (a LabelMap).
 
     With ``labelled`` the map also labels each row with its best class.
     """
 
-    network: FixedNetwork
     labelled: bool = False
     what: str = "classes"
 
     @property
     def wants(self) -> Wants:
-        wants = self.network.wants
-        return Wants(block_rows=wants.block_rows, scratch=wants.scratch, labels=self.labelled)
+        return replace(self.network.wants, labels=self.labelled)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (int(self.network.template_codes.max()) + 1,), "float64"
-
-    def prepare(self, backend: Backend) -> Backend:
-        return backend
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         scores = self.network.scores(prepared, block)
@@ -107,12 +108,11 @@ class ClassMap:
 
 
 @dataclass(frozen=True, eq=False)
-class CompletionMap:
+class CompletionMap(NetworkMap):
     """Images after a pass up and a pass down (a :class:`~scalelatent.contract.learners.RowMap`).
 
     Attributes
     ----------
-    network : FixedNetwork
     fills : bool
         Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
     known : ndarray of uint8, shape (rows, bytes), or None
@@ -121,21 +121,13 @@ class CompletionMap:
         Class of each row; below 0 if unknown.
     """
 
-    network: FixedNetwork
     fills: bool = False
     known: np.ndarray | None = None
     codes: np.ndarray | None = None
     what: str = "reconstruction"
 
-    @property
-    def wants(self) -> Wants:
-        return self.network.wants
-
     def output(self) -> tuple[tuple[int, ...], str]:
         return self.network.net.layers[0].image, "uint8"
-
-    def prepare(self, backend: Backend) -> Backend:
-        return backend
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         layer, rows = self.network.net.layers[0], rows_of(block)

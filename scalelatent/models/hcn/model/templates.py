@@ -39,13 +39,6 @@ FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
 """Weights of each layer, bool (channels, h, w, F), and the backend of the kernels."""
 
 
-def forward_wants(net: Hierarchy) -> Wants:
-    """Return the requests of reductions that run forward passes."""
-    row = net.forward_bytes
-    rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
-    return Wants(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
-
-
 def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
     """Return the class of each template; the templates of a class are contiguous."""
     return tuple(code for code in range(n_classes) for _ in range(per_class))
@@ -91,26 +84,34 @@ class LabelledPixels:
 
 
 @dataclass(frozen=True)
-class TemplateCounts:
+class ForwardReduction:
+    """Base of the reductions that run forward passes."""
+
+    net: Hierarchy
+
+    @property
+    def wants(self) -> Wants:
+        row = self.net.forward_bytes
+        rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
+        return Wants(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
+
+    def flops_per_row(self) -> float:
+        return 2.0 * sum(layer.pairs for layer in self.net.layers)
+
+
+@dataclass(frozen=True)
+class TemplateCounts(ForwardReduction):
     """Counts of rows by class and best template (a :class:`~scalelatent.contract.learners.Reduction`).
 
     Rows without a class are not counted. The weights are those of the learner's state; if the state is None,
     those of ``beliefs``.
     """
 
-    net: Hierarchy
     n_classes: int
     beliefs: np.ndarray | None = None
 
-    @property
-    def wants(self) -> Wants:
-        return forward_wants(self.net)
-
     def layout(self) -> Layout:
         return Layout((("templates", (self.n_classes, self.net.n_templates)),))
-
-    def flops_per_row(self) -> float:
-        return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
     def prepare(self, state: LayeredState | None, backend: Backend) -> FixedWeights:
         beliefs = self.beliefs if state is None else state.beliefs
@@ -157,14 +158,13 @@ class RowCodes:
 
 
 @dataclass(frozen=True, eq=False)
-class TemplateEvidence:
+class TemplateEvidence(ForwardReduction):
     """Evidence for the templates from the images that come to them (a Reduction).
 
     The sums are whole units, so they are identical in any order of the rows.
 
     Attributes
     ----------
-    net : Hierarchy
     beliefs : ndarray of float64, shape (weights,)
         Beliefs in the weights of all layers.
     numbers, templates : ndarray of int, shape (images,), or None
@@ -172,20 +172,12 @@ class TemplateEvidence:
         each row comes to the best template that has a weight, of its class if that is known.
     """
 
-    net: Hierarchy
     beliefs: np.ndarray
     numbers: np.ndarray | None = None
     templates: np.ndarray | None = None
 
-    @property
-    def wants(self) -> Wants:
-        return forward_wants(self.net)
-
     def layout(self) -> Layout:
         return Layout((("evidence", (self.net.n_templates, *self.net.layers[-1].image)),))
-
-    def flops_per_row(self) -> float:
-        return 2.0 * sum(layer.pairs for layer in self.net.layers)
 
     def prepare(self, state: object, backend: Backend) -> FixedWeights:
         return [part > 0 for part in self.net.split(self.beliefs)], backend
