@@ -36,7 +36,7 @@ MAX_SHARD_ROWS = 65_536
 # Bytes of one CSR row group; a pass reads whole row groups and has a few of them in memory at one time.
 GROUP_BYTES = 8 << 20
 
-_MOST_PACKED = 250  # compression ratio of LZ4 for rows of zeros
+_MAX_RATIO = 250  # compression ratio of LZ4 for rows of zeros
 
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
 """Setting for every array that is opened for writing, because zarr does not store the setting."""
@@ -58,7 +58,7 @@ class ChunkLayout:
     def min_bytes(self, numbers: int, dtype: np.dtype) -> int:
         """Return the minimum of bytes on disk for `numbers` values at the best compression ratio."""
         plain = self.compressor is None or (self.compressor == "auto" and dtype.kind == "f")
-        return numbers * dtype.itemsize // (1 if plain else _MOST_PACKED)
+        return numbers * dtype.itemsize // (1 if plain else _MAX_RATIO)
 
     def n_shards(self, n_rows: int) -> int:
         return -(-n_rows // self.shard_rows)
@@ -83,14 +83,9 @@ def choose_layout(
     if tile_columns is not None:
         # A tile is one chunk and one file.
         chunk_rows = shard_rows = shard_rows or chunk_rows
+    _check_choices(compressor, chunk_rows=chunk_rows, shard_rows=shard_rows, tile_columns=tile_columns)
     if compressor == "auto":
         compressor = None if dtype.kind == "f" else "lz4"
-    if compressor not in COMPRESSORS:
-        raise DataError(f"compressor is {compressor!r}, but it must be 'auto', 'zstd', 'lz4' or None")
-    sizes = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "tile_columns": tile_columns}
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise DataError(f"{name} is {size}, but it must be at least 1")
     if chunk_rows and shard_rows and shard_rows % chunk_rows:
         raise DataError(
             f"shard_rows is {shard_rows}, but it must be a multiple of chunk_rows ({chunk_rows}), because "
@@ -121,20 +116,26 @@ def choose_csr_layout(
     target_bytes: int = 0,
 ) -> ChunkLayout:
     """Return the layout of CSR rows; the mean bytes of a row determine the rows per row group."""
-    if compressor not in ("auto", *COMPRESSORS):
-        raise DataError(f"compressor is {compressor!r}, but it must be 'auto', 'zstd', 'lz4' or None")
+    _check_choices(compressor, shard_rows=shard_rows)
     if chunk_rows is not None:
         raise DataError(
             f"chunk_rows is {chunk_rows}, but CSR rows have row groups instead of chunks; give "
             "shard_rows, the number of rows of a row group"
         )
-    if shard_rows is not None and shard_rows < 1:
-        raise DataError(f"shard_rows is {shard_rows}, but it must be at least 1")
     if shard_rows is None:
         row_bytes = nnz / n_rows * (dtype.itemsize + 4) + 8 + target_bytes
         shard_rows = min(_power_of_two(int(GROUP_BYTES / row_bytes)), MAX_SHARD_ROWS)
     shard_rows = min(shard_rows, n_rows)
     return ChunkLayout(shard_rows, shard_rows, compressor)
+
+
+def _check_choices(compressor: str | None, **sizes: int | None) -> None:
+    """Raise a `DataError` for an unknown codec or a size below 1."""
+    if compressor not in ("auto", *COMPRESSORS):
+        raise DataError(f"compressor is {compressor!r}, but it must be 'auto', 'zstd', 'lz4' or None")
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise DataError(f"{name} is {size}, but it must be at least 1")
 
 
 def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:

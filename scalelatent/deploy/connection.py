@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from scalelatent.engine.dask.asking import address_of, ask_scheduler
 from scalelatent.engine.dask.hooks import page_place
+from scalelatent.engine.dask.requests import address_of, ask_scheduler
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError
 

@@ -33,7 +33,7 @@ from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
 
 from ._sklearn import wrap_output
-from .companions import FitCall, accompanied, restored_on_failure
+from .fit_services import FitCall, fit_callbacks, restored_on_failure
 from .inputs import (
     CHECKS,
     check_finite,
@@ -46,7 +46,7 @@ from .inputs import (
 )
 from .learned import learned_table
 from .onnx_graph import RowGraph
-from .session import CallbackList, FitSession, Place, rows_as_begun
+from .session import CallbackList, FitSession, Place, restore_row_ranges
 from .steps import Rows, Steps, first_step
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 ):
     """Base class of the estimators.
 
-    A model sets ``_kind``, ``_parameters`` and ``_sign_of_fit`` and implements :meth:`_fit_steps`,
+    A model sets ``_kind``, ``_parameters`` and ``_fitted_attribute`` and implements :meth:`_fit_steps`,
     :meth:`_plan`, :meth:`_row_map`, :meth:`_state` and :meth:`_restore`. A model whose input needs its own
     checks or conversions overrides :meth:`_training_rows`, :meth:`_held_rows` and :meth:`_check_rows`.
     """
@@ -76,7 +76,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _kind: ClassVar[str] = ""
     _parameters: ClassVar[Parameters]
     # Name of an attribute that every completed fit sets, and an interrupted fit does not set.
-    _sign_of_fit: ClassVar[str] = ""
+    _fitted_attribute: ClassVar[str] = ""
     # Output that ``transform`` requests from ``_row_map``.
     _transformed: What = "output"
     # True: the candidates of a search share each pass. False: a search fits them one after the other.
@@ -108,7 +108,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return "cosine"
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, self._sign_of_fit)
+        return hasattr(self, self._fitted_attribute)
 
     # -- hooks of a model ------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Raise ValueError for parameters out of range."""
         self._parameters.check(self)
 
-    def _what_decides(self) -> dict[str, Any]:
+    def _deciding_parameters(self) -> dict[str, Any]:
         """Return the parameters that determine the result; a resumed fit must have the same values."""
         return self._parameters.select_deciding(self.get_params(deep=False))
 
@@ -339,8 +339,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             resources = find_resources(call.client, self.n_jobs, None)
             self._check_plan(train, held, resources, call.engine)
             given = {"train": train} if held is None else {"train": train, "validation": held}
-            call.rows.update(rows_as_begun(given, call.run_dir if call.resume else None))
-            with self._place(train, resources, call) as place, accompanied(call) as callbacks:
+            call.rows.update(restore_row_ranges(given, call.run_dir if call.resume else None))
+            with self._place(train, resources, call) as place, fit_callbacks(call) as callbacks:
                 self._serve_steps(call, place, callbacks)
                 self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
@@ -371,7 +371,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             session.check_skipping(begin.all_rows)
             if begin.keeps_records:
                 session.keep_records()
-            seed = session.begin(self.random_state, self._what_decides(), call.rows)
+            seed = session.begin(self.random_state, self._deciding_parameters(), call.rows)
             held = call.rows.get("validation")
             more = {} if held is None else {"validation_rows": len(held)}
             session.announce(call.rows["train"], **begin.info, **more, seed=seed)

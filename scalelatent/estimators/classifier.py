@@ -20,7 +20,7 @@ from scalelatent.errors import DataError
 
 from ._sklearn import check_weights
 from .base import StreamedEstimator
-from .companions import FitCall
+from .fit_services import FitCall
 from .inputs import CHECKS, check_classes, check_finite, check_labels, is_plain, one_column, validated
 from .session import CallbackList
 
@@ -68,7 +68,9 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         if is_plain(rows):
             if labels is None:
                 name = type(self).__name__
-                raise ValueError(f"{name} requires y to be passed, but the target y is None{self._or_else()}")
+                raise ValueError(
+                    f"{name} requires y to be passed, but the target y is None{self._unlabelled_hint()}"
+                )
             check_label_values(labels, "y")
             rows, labels = validated(self, rows, labels, reset=reset, **CHECKS)
             check_finite(rows, "X")
@@ -87,12 +89,12 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             raise DataError(
                 f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
                 "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
-                f"pass y{self._or_else()}"
+                f"pass y{self._unlabelled_hint()}"
             )
         check_classes(ds, type(self).__name__)
         return ds
 
-    def _or_else(self) -> str:
+    def _unlabelled_hint(self) -> str:
         return f"; {self._without_labels}" if self._without_labels else ""
 
     def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:

@@ -31,7 +31,7 @@ class Learned:
             return vars(model)[self.name] if self.of is None else self.of(model)
         except (KeyError, AttributeError):
             # Both errors are subclasses of AttributeError, as `hasattr` requires.
-            fitted = self.name != model._sign_of_fit and model.__sklearn_is_fitted__()
+            fitted = self.name != model._fitted_attribute and model.__sklearn_is_fitted__()
             raise (AttributeError if fitted else NotFittedError)(
                 f"{type(model).__name__!r} object has no attribute {self.name!r}"
                 + ("" if fitted else ": fit it first")

@@ -83,7 +83,7 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger(__name__)
 
 
-def rows_as_begun(datasets: Mapping[str, Dataset], run_dir: Place | None) -> dict[str, Dataset]:
+def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -> dict[str, Dataset]:
     """Return the rows that the fit of a run folder began with, without rows that were appended since."""
     out = dict(datasets)
     if run_dir is None:
@@ -258,7 +258,7 @@ class FitSession:
         if self._cluster is None:
             return dataset
         if dataset.is_stored:
-            self._cluster.lend_access(dataset)
+            self._cluster.send_access(dataset)
             return dataset
         place = self.scratch().at(f"{name}.zarr")
         self._leftovers.append(place)

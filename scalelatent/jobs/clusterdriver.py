@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.dask.asking import ask_scheduler
+from scalelatent.engine.dask.requests import ask_scheduler
 from scalelatent.errors import ScalelatentError
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def drive(run: str, start: int) -> str:
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of
-    from scalelatent.engine.dask.pass_tasks import settle_process
+    from scalelatent.engine.dask.pass_tasks import configure_worker_process
 
     worker = get_worker()
     secede()
     # The fit limits the thread pools of its process and later restores the sizes that this call sets.
-    settle_process()
+    configure_worker_process()
     outcome: list[str | BaseException] = []
     # Tasks that a task submits inherit its priority, so that the oldest job would occupy the cluster. The
     # driver submits from a separate thread instead, so that jobs take turns.
@@ -88,7 +88,7 @@ def _run(
 def _drive(scheduler: str, security: Security | None, worker: str, run: str, start: int) -> str:
     from distributed import Client
 
-    from scalelatent.engine.dask.hooks import forgive
+    from scalelatent.engine.dask.hooks import reset_suspicion
 
     from .runfolder import RunFolder
     from .runner import run_locked_job
@@ -98,7 +98,7 @@ def _drive(scheduler: str, security: Security | None, worker: str, run: str, sta
         scheduler, timeout=CLIENT_SECONDS, security=security, set_as_default=False, name="scalelatent-driver"
     ) as client:
         # Reset the scheduler's count of worker deaths during this task, so that it is not given up.
-        ask_scheduler(client, forgive, driver_key(folder.id, start))
+        ask_scheduler(client, reset_suspicion, driver_key(folder.id, start))
         with folder.lock(patience=LOCK_SECONDS, waiting=lambda line: logger.info("%s: %s", run, line)):
             state = folder.read_state()
             if state.get("starts") != start or state["state"] not in ("queued", "running"):

@@ -60,10 +60,10 @@ def open_job_data(job: Job) -> JobData:
 def data_at_start(data: JobData, run_dir: str) -> JobData:
     """Return the rows with which a run started, without the rows that were appended later."""
     from scalelatent.data.read.earlier import rows_at_same_time
-    from scalelatent.estimators.session import rows_as_begun
+    from scalelatent.estimators.session import restore_row_ranges
 
     given = {"train": data.train, "validation": data.validation}
-    found = rows_as_begun({name: ds for name, ds in given.items() if ds is not None}, run_dir)
+    found = restore_row_ranges({name: ds for name, ds in given.items() if ds is not None}, run_dir)
     test = data.test
     if test is not None and test.url == data.train.url:
         test = rows_at_same_time(test, found["train"])

@@ -29,7 +29,7 @@ from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection, Search
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
-    from scalelatent.estimators.companions import FitCall
+    from scalelatent.estimators.fit_services import FitCall
 
 PYTHON, NOT_JSON, SEARCH = "Python", "Python, not JSON", "Python, a search"
 _ROWS = {"train": "train", "validation": "validation", "rows": "train", "validation rows": "validation"}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.deploy.checks import check_versions, no_workers, require_checks
 from scalelatent.deploy.connection import dashboard_url, default_scheduler
 from scalelatent.deploy.probes import Requirements
-from scalelatent.engine.dask.asking import address_of, ask_scheduler, ask_workers, worker_infos
+from scalelatent.engine.dask.requests import address_of, ask_scheduler, ask_workers, worker_infos
 from scalelatent.errors import JobError, PlanError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
@@ -167,10 +167,10 @@ def _submit_driver(
 
 def _wait_until_accepted(client: Client, key: str) -> None:
     """Make the scheduler keep the task without this client; return when the scheduler has the task."""
-    from scalelatent.engine.dask.hooks import keep_task
+    from scalelatent.engine.dask.hooks import hold_task
 
     deadline = time.monotonic() + ACCEPT_SECONDS
-    while not ask_scheduler(client, keep_task, key):
+    while not ask_scheduler(client, hold_task, key):
         if time.monotonic() > deadline:
             raise RunError(
                 f"the scheduler {address_of(client)} did not accept the job within {ACCEPT_SECONDS:.0f} s; "

@@ -81,7 +81,7 @@ class ScalelatentPlugin(SchedulerPlugin):
 
     def _forgive(self, scheduler: Scheduler, keys: Iterable[Key]) -> None:
         for key in [key for key in keys if isinstance(key, str) and key.startswith(DRIVER_PREFIX)]:
-            hooks.forgive(scheduler, key)
+            hooks.reset_suspicion(scheduler, key)
 
     async def close(self) -> None:
         """Remove the metrics when the scheduler closes."""

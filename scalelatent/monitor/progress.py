@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalelatent.engine.callbacks import COMPILING, Callback, in_notebook
-from scalelatent.engine.dask.asking import worker_infos
+from scalelatent.engine.dask.requests import worker_infos
 from scalelatent.errors import RunError
 
 from .messages import AFTER_FIT, ERRORS, MEASURED, part_of

@@ -83,12 +83,12 @@ def fit_apart(
 
 def _plain(model: StreamedEstimator, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
     """Return the parameters in which a candidate differs from others; values that are not plain as text."""
-    told = {}
+    described = {}
     for name, value in model.get_params(deep=False).items():
         others = (one.model.get_params(deep=False)[name] for one in candidates if one.number != number)
         if any(repr(value) != repr(other) for other in others) and name != "random_state":
-            told[name] = value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
-    return told
+            described[name] = value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+    return described
 
 
 def _fit(

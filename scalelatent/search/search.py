@@ -23,8 +23,8 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.engine.plan import find_resources
 from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.estimators.base import StreamedEstimator
-from scalelatent.estimators.companions import FitCall, accompanied, restored_on_failure
-from scalelatent.estimators.session import FitSession, rows_as_begun
+from scalelatent.estimators.fit_services import FitCall, fit_callbacks, restored_on_failure
+from scalelatent.estimators.session import FitSession, restore_row_ranges
 from scalelatent.estimators.steps import Rows
 from scalelatent.kernels.streams import resolve_seed
 from scalelatent.reductions.confusion import SCORERS
@@ -251,7 +251,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         with use_client(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
-            with restored_on_failure(self), accompanied(call) as everyone:
+            with restored_on_failure(self), fit_callbacks(call) as everyone:
                 return self._fit(X, y, validation, sample_weight, groups, call, everyone)
 
     def _fit(
@@ -275,7 +275,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         if held is None and self.cv is None and len(train) == 1:
             held = train
         watched = {"train": train} if held is None else {"train": train, "validation": held}
-        watched = rows_as_begun(watched, call.run_dir if call.resume else None)
+        watched = restore_row_ranges(watched, call.run_dir if call.resume else None)
         train, held = watched["train"], watched.get("validation")
         scoring.check(train if held is None else held)
         splits, folds = None, None
@@ -338,7 +338,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 session.check_skipping(begin.all_rows)
             if any(begin.keeps_records for begin in begins):
                 session.keep_records()
-            self.seed_ = session.begin(self._random_state(base), self._what_decides(base, params), watched)
+            self.seed_ = session.begin(
+                self._random_state(base), self._deciding_parameters(base, params), watched
+            )
             session.announce(
                 watched["train"],
                 candidates=len(params),
@@ -378,7 +380,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 "set halving=False"
             )
         begun = make_apart(base, params, watched["train"], watched.get("validation"), splits)
-        decides = self._what_decides(base, params)
+        decides = self._deciding_parameters(base, params)
         if splits is not None:
             digest = hashlib.sha256(b"".join(rows.tobytes() for split in splits for rows in split))
             decides["folds"] = digest.hexdigest()
@@ -432,11 +434,13 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             raise ValueError(f"min_passes={self.min_passes!r}: give a whole number of passes, at least 1")
         return [int(self.min_passes) * 2**i for i in range(max(0, math.ceil(math.log2(n))))]
 
-    def _what_decides(self, base: StreamedEstimator, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _deciding_parameters(
+        self, base: StreamedEstimator, params: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
         """Return the settings that a resumed search must share with the search that began."""
         own = {name: getattr(self, name) for name in ("halving", "min_passes", "error_score")}
         scoring = getattr(self.scoring_, "__qualname__", self.scoring_)
-        of_base = base._what_decides()
+        of_base = base._deciding_parameters()
         return {
             **own,
             "scoring": scoring,

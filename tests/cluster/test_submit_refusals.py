@@ -279,9 +279,9 @@ def test_something_that_is_silent_or_talks_otherwise(
 def test_a_worker_that_hangs(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
-    from scalelatent.engine.dask import asking
+    from scalelatent.engine.dask import requests
 
-    monkeypatch.setattr(asking, "ASK_SECONDS", 6.0)
+    monkeypatch.setattr(requests, "ASK_SECONDS", 6.0)
     with start(2) as cluster, open_client(cluster.scheduler_address) as client:
         client.wait_for_workers(2, timeout=60)
         address, pid = next(iter(client.run(os.getpid).items()))

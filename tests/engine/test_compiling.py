@@ -71,7 +71,7 @@ def test_a_worker_tells_every_driver(monkeypatch) -> None:
     )
     monkeypatch.setattr(worker_side, "_worker", lambda: worker)
     monkeypatch.setattr(compile_observers, "_observers", [])
-    worker_side.tell_of_kernels()
+    worker_side.report_kernels()
     fresh_kernel()(1)
     assert [topic for topic, _ in told] == [KERNELS] * 2
     assert told[0][1]["worker"] == "tcp://w:1"

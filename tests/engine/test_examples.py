@@ -18,7 +18,7 @@ from scalelatent.engine.chains import RowCheck, apply_step, run_chains
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask.cluster_pass import key_of
 from scalelatent.engine.dask.graph import Graph
-from scalelatent.engine.dask.trial import end_with_word, ends_without_word
+from scalelatent.engine.dask.trial import clear_attempts, count_attempts
 from scalelatent.engine.executor import Place
 from scalelatent.engine.order import RowOrder, permutation
 from scalelatent.engine.plan import make_summary
@@ -97,9 +97,9 @@ def test_a_graph_keeps_workers_and_priorities() -> None:
 
 def test_drivers_that_end_without_a_word_are_counted() -> None:
     store = EngineStore("memory://tests-ends-without-word")
-    assert [ends_without_word(store, "capsule_estep", number) for number in (1, 7, 7)] == [0, 1, 2]
-    end_with_word(store)
-    assert ends_without_word(store, "capsule_estep", 7) == 0
+    assert [count_attempts(store, "capsule_estep", number) for number in (1, 7, 7)] == [0, 1, 2]
+    clear_attempts(store)
+    assert count_attempts(store, "capsule_estep", 7) == 0
 
 
 def test_a_permutation_has_every_row_once() -> None:

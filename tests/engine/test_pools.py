@@ -21,7 +21,7 @@ from scalelatent.engine.dask.pools import (
     devices_event,
 )
 from scalelatent.engine.dask.window import Window
-from scalelatent.engine.dask.worker_side import PaceNews
+from scalelatent.engine.dask.worker_side import PaceReports
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Span
 from scalelatent.errors import RunError
@@ -165,7 +165,7 @@ def test_who_gets_nothing_for_long_is_tried_again() -> None:
 
 
 def test_a_moment_of_standing_still_is_no_speed() -> None:
-    news, key = PaceNews(), ("fit", "estep", "train")
+    news, key = PaceReports(), ("fit", "estep", "train")
     told = [news.averaged(key, pace) for pace in (50.0, 1.0, 1.0, 100.0, 1.0, 1.0, 1.0, 1.0)]
     assert told[:3] == [None, 1.0, None]  # the first compiles
     assert max(pace for pace in told if pace) < 2.0
@@ -173,7 +173,7 @@ def test_a_moment_of_standing_still_is_no_speed() -> None:
 
 
 def test_steady_workers_tell_their_pace_once() -> None:
-    news = PaceNews()
+    news = PaceReports()
     rng = np.random.default_rng(0)
     told = [news.averaged(("fit", "e", "train"), pace) for pace in 1 + 0.1 * rng.random(1000)]
     assert sum(pace is not None for pace in told) == 1

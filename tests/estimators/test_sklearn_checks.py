@@ -151,11 +151,13 @@ def test_a_default_is_what_it_stands_for_where_rows_allow_it(digits: Any, tmp_pa
     x, y = digits
     ours, theirs = (CapsuleRegression(max_iter=2, random_state=0, **how) for how in ({}, {"capsule_dim": 8}))
     np.testing.assert_array_equal(ours.fit(x, y).W_, theirs.fit(x, y).W_)
-    assert ours._what_decides() == theirs._what_decides()  # folders of either go on with the other
+    assert (
+        ours._deciding_parameters() == theirs._deciding_parameters()
+    )  # folders of either go on with the other
     v = (x > 8).astype("u1")
     a, b = (ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **how) for how in ({}, {"batch_size": 20}))
     np.testing.assert_array_equal(a.fit(x, v).W_, b.fit(x, v).W_)
-    assert a._what_decides() == b._what_decides()
+    assert a._deciding_parameters() == b._deciding_parameters()
     for model, name, value in (ours, "capsule_dim_", 8), (a, "batch_size_", 20):
         model.save(tmp_path / name)
         assert getattr(load_model(tmp_path / name), name) == value

@@ -21,7 +21,7 @@ from scalelatent.deploy import clusters
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.estimators import base
-from scalelatent.estimators.companions import FitCall
+from scalelatent.estimators.fit_services import FitCall
 from scalelatent.jobs.recorder import job_of, recorded, why_python_only
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import build_estimator
@@ -365,7 +365,7 @@ def test_fit_uses_the_given_client_or_the_enclosing_cluster(monkeypatch, rows, s
     workers = {"tcp://a:1": {"nthreads": 1, "memory_limit": 2**32, "resources": {}, "host": "a"}}
     client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": workers})
     for module in (base, searching):
-        monkeypatch.setattr(module, "accompanied", stop)
+        monkeypatch.setattr(module, "fit_callbacks", stop)
     if not given:
         monkeypatch.setattr(clusters, "current_client", lambda: client)
     one: Any = sl.Search(model(), {"capsule_dim": [1, 2]}, cv=2) if search else model()

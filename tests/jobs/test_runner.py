@@ -290,10 +290,10 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
 def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
-    from scalelatent.engine.dask import asking
+    from scalelatent.engine.dask import requests
     from scalelatent.jobs.job_cluster import read_peak_bytes
 
-    monkeypatch.setattr(asking, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(requests, "ASK_SECONDS", 0.05)
     never = threading.Event()
 
     class Client:

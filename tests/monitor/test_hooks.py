@@ -98,13 +98,13 @@ def test_workers(watched: SimpleNamespace, said: Any) -> None:
 
 
 def test_suspicion_is_forgiven(watched: SimpleNamespace) -> None:
-    future = watched.client.submit(int, 3, key="scalelatent-job-forgive", pure=False)
+    future = watched.client.submit(int, 3, key="scalelatent-job-reset_suspicion", pure=False)
     future.result(timeout=30)
-    task = watched.scheduler.tasks["scalelatent-job-forgive"]
+    task = watched.scheduler.tasks["scalelatent-job-reset_suspicion"]
     task.suspicious = 3
-    assert hooks.forgive(watched.scheduler, "scalelatent-job-forgive") is True
+    assert hooks.reset_suspicion(watched.scheduler, "scalelatent-job-reset_suspicion") is True
     assert task.suspicious < 0
-    assert hooks.forgive(watched.scheduler, "no such task") is False
+    assert hooks.reset_suspicion(watched.scheduler, "no such task") is False
 
 
 def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
@@ -115,10 +115,10 @@ def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
         span = watched.client.submit(time.sleep, 1.0, key="span", pure=False)
     other = watched.client.submit(time.sleep, 1.0, key="other", pure=False)
     until(lambda: hooks.task_state(watched.scheduler, "other") == "processing")
-    assert hooks.spans_at(watched.scheduler) == [("span", worker, ("fit/train", 0, 40))]
-    assert hooks.spans_at(watched.scheduler, ["span", "other", "no such task"])[0].key == "span"
+    assert hooks.running_spans(watched.scheduler) == [("span", worker, ("fit/train", 0, 40))]
+    assert hooks.running_spans(watched.scheduler, ["span", "other", "no such task"])[0].key == "span"
     assert hooks.loads(watched.scheduler)[worker] > 0
-    hooks.last_chance(watched.scheduler, ["span"])
+    hooks.isolate_suspects(watched.scheduler, ["span"])
     assert watched.scheduler.tasks["span"].suspicious == watched.scheduler.allowed_failures
     assert hooks.bind(watched.scheduler, ["span", "other"], "tcp://b:1") == ["span"]
     assert watched.scheduler.tasks["span"].worker_restrictions == {"tcp://b:1"}
@@ -150,8 +150,8 @@ def test_a_kept_task_outlives_its_client(watched: SimpleNamespace) -> None:
     with Client(watched.scheduler.address, timeout=30, set_as_default=False) as other:
         future = other.submit(int, 7, key=key, pure=False)
         future.result(timeout=30)
-        assert on_scheduler(watched, lambda s: hooks.keep_task(s, key)) is True
-        assert on_scheduler(watched, lambda s: hooks.keep_task(s, "no such task")) is False
+        assert on_scheduler(watched, lambda s: hooks.hold_task(s, key)) is True
+        assert on_scheduler(watched, lambda s: hooks.hold_task(s, "no such task")) is False
     assert key in watched.scheduler.tasks
     on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
 
@@ -165,7 +165,7 @@ def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
 
     try:
         assert on_scheduler(watched, ratio) == (0, 0)
-        assert on_scheduler(watched, lambda s: hooks.keep_still(s, "toy_estep_pool")) is True
+        assert on_scheduler(watched, lambda s: hooks.disable_stealing(s, "toy_estep_pool")) is True
         assert on_scheduler(watched, ratio) == (None, None)
     finally:
         stealing.fast_tasks.discard("toy_estep_pool")
@@ -194,16 +194,16 @@ CHANGED = {
     "lost_worker": (lambda: hooks.lost_worker("all", {"action": "remove-worker", "worker": "w"}), None),
     "post_event": (lambda: hooks.post_event(NOTHING, "a", [{}]), False),
     "worker_facts": (lambda: hooks.worker_facts(NOTHING), {}),
-    "keep_task": (lambda: hooks.keep_task(NOTHING, "k"), False),
-    "forgive": (lambda: hooks.forgive(NOTHING, "k"), False),
-    "spans_at": (lambda: hooks.spans_at(NOTHING), []),
+    "hold_task": (lambda: hooks.hold_task(NOTHING, "k"), False),
+    "reset_suspicion": (lambda: hooks.reset_suspicion(NOTHING, "k"), False),
+    "running_spans": (lambda: hooks.running_spans(NOTHING), []),
     "loads": (lambda: hooks.loads(NOTHING), {}),
-    "last_chance": (lambda: hooks.last_chance(NOTHING, ["k"]), None),
+    "isolate_suspects": (lambda: hooks.isolate_suspects(NOTHING, ["k"]), None),
     "bind": (lambda: hooks.bind(NOTHING, ["k"], "a"), []),
     "running_tasks": (lambda: hooks.running_tasks(NOTHING), []),
-    "task_wanted": (lambda: hooks.task_wanted(NOTHING, "k"), True),
+    "is_task_needed": (lambda: hooks.is_task_needed(NOTHING, "k"), True),
     "topic_handler": (lambda: hooks.topic_handler(NOTHING, "a"), None),
-    "keep_still": (lambda: hooks.keep_still(NOTHING, "k"), False),
+    "disable_stealing": (lambda: hooks.disable_stealing(NOTHING, "k"), False),
     "offers_gpu": (lambda: hooks.offers_gpu(NOTHING), False),
     "call_later": (lambda: hooks.call_later(NOTHING, 0.0, print), None),
     "idle_seconds": (lambda: hooks.idle_seconds(NOTHING), 0.0),
@@ -231,10 +231,10 @@ def test_missing_attributes_of_dask_classes_are_found_before_first_use(
     tasks = SimpleNamespace(tasks={"k": SimpleNamespace(suspicious=3)})
     with monkeypatch.context() as patch:
         patch.delattr(TaskState, "suspicious")
-        assert hooks.forgive(tasks, "k") is False
+        assert hooks.reset_suspicion(tasks, "k") is False
     assert tasks.tasks["k"].suspicious == 3
     (line,) = said()
-    assert "lacks what forgive needs (AttributeError" in line
+    assert "lacks what reset_suspicion needs (AttributeError" in line
 
 
 def test_own_errors_are_raised_and_not_mistaken_for_a_changed_dask(said: Any) -> None:
@@ -249,7 +249,7 @@ def test_own_errors_are_raised_and_not_mistaken_for_a_changed_dask(said: Any) ->
 def test_released_tasks_are_skipped(said: Any) -> None:
     scheduler = SimpleNamespace(tasks={}, allowed_failures=3)
     assert hooks.bind(scheduler, ["gone"], "tcp://b:1") == []
-    hooks.last_chance(scheduler, ["gone"])
+    hooks.isolate_suspects(scheduler, ["gone"])
     assert said() == []
 
 

@@ -24,7 +24,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Obj
 import scalelatent as sl
 from scalelatent import Dataset, open_dataset
 from scalelatent.data import append_rows, make_digits
-from scalelatent.engine.dask.lending import lend_access
+from scalelatent.engine.dask.worker_access import send_access
 from scalelatent.errors import DataError, JobError, RunError, StoreError
 from scalelatent.jobs.resolve import load_job, resolve
 from scalelatent.jobs.runfolder import RunFolder
@@ -100,7 +100,7 @@ def test_rows_of_a_store(kind: str, folder: Path) -> None:
 
 def test_rows_of_a_store_in_memory_are_in_memory(folder: Path) -> None:
     ds = open_dataset(STORES["memory"](folder))
-    with pytest.raises(DataError, match=r"store://MemoryStore\(.*lies in the memory of this process"):
+    with pytest.raises(DataError, match=r"store://MemoryStore\(.*is in the memory of this process"):
         ds.spec()
     code = (
         "import sys, cloudpickle, scalelatent; print(cloudpickle.load(sys.stdin.buffer).read_x(0, 650).sum())"
@@ -145,7 +145,7 @@ def test_what_is_no_place(folder: Path) -> None:
         open_dataset({})  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no storage_options"):
         open_dataset(folder / "a.zarr", storage_options={"anon": True})
-    with pytest.raises(DataError, match="a MemoryStore has its own"):
+    with pytest.raises(DataError, match="but a MemoryStore was given"):
         open_dataset(MemoryStore(), storage_options={})
     with pytest.raises(DataError, match=r"store://MemoryStore\(.*does not exist"):
         open_dataset(MemoryStore())
@@ -455,7 +455,7 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
         assert set(client.nthreads()) == workers  # which unpickle it while they listen
         paired = open_dataset(folder / "a.zarr").without_labels().with_target(cached)
         with pytest.raises(RunError, match=r"worker\(s\) tcp://.* cannot open store://.*only-here"):
-            lend_access(client, paired)
+            send_access(client, paired)
         with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
             model.predict(ds, out="memory://only-here/out.zarr", client=client)
         refused = open_dataset(NotToBeSent(folder / "a.zarr"))

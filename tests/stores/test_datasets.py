@@ -172,7 +172,7 @@ def test_a_writer_that_broke_off_goes_on(s3: S3) -> None:
         writer.write_shard(
             2, X[200:300], Y[200:300]
         )  # its rows are there, its marker is not: it does not count
-    with pytest.raises(DataError, match="is incomplete: its writer finished 2 shards"):
+    with pytest.raises(DataError, match="is incomplete: its writer finished only 2 shards"):
         open_dataset(url)
     writer = create_dataset(url, 600, (8,), "u1", **layout, resume=True)
     assert [writer.is_done(i) for i in range(6)] == [True, True] + [False] * 4
@@ -200,7 +200,7 @@ def test_digits_and_imports(s3: S3, tmp_path: Any) -> None:
 
 
 def test_what_is_no_dataset(s3: S3) -> None:
-    with pytest.raises(DataError, match=r"s3://.*/nothing does not exist; make a dataset"):
+    with pytest.raises(DataError, match=r"s3://.*/nothing does not exist; create a dataset"):
         open_dataset(s3.at("nothing"))
     with pytest.raises(DataError, match="there is no bucket 'no-such-bucket'"):
         open_dataset("s3://no-such-bucket/a.zarr")

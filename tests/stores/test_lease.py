@@ -53,7 +53,7 @@ def test_one_driver(url: str, place: str, request: pytest.FixtureRequest) -> Non
         url = request.getfixturevalue("s3").at("run")
     folder = RunFolder.create(url, JOB)
     with folder.lock():
-        message = rf"driven by process {os.getpid()} on host .* its lease ends in"
+        message = rf"driven by process {os.getpid()} on host .* its lock expires in"
         with pytest.raises(RunError, match=message), RunFolder.open(url).lock():
             pass
         folder.update_state(state="running")

@@ -107,7 +107,7 @@ class FrameColumns:
         for batch in _batches(table, [self.label]):
             column = batch.column(0)
             self._refuse_nulls(column, self.label, first_row + sum(map(len, parts)))
-            if _is_dictionary(column.type):
+            if arrow(self.what).types.is_dictionary(column.type):
                 values = column.dictionary.to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
             else:
                 values = column.to_numpy(zero_copy_only=False)
@@ -127,7 +127,7 @@ class FrameColumns:
         for name, width in zip(self.names, self._widths, strict=True):
             values = _storage(batch.column(name))
             self._refuse_nulls(values, name, first_row)
-            while _is_list(values.type):
+            while pa.types.is_fixed_size_list(values.type):
                 values = _storage(values.flatten())
                 self._refuse_nulls(values, name, first_row, width)
             columns.append(values)
@@ -169,7 +169,7 @@ class FrameColumns:
 
     def _label_type(self, kind: pyarrow.DataType) -> np.dtype:
         types = arrow(self.what).types
-        value = kind.value_type if _is_dictionary(kind) else kind
+        value = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value):
             return np.dtype(value.to_pandas_dtype())
         if types.is_string(value) or types.is_large_string(value) or str(value) == "string_view":
@@ -201,11 +201,3 @@ def _storage_type(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 def _storage(column: pyarrow.Array) -> pyarrow.Array:
     return getattr(column, "storage", column)
-
-
-def _is_list(kind: pyarrow.DataType) -> bool:
-    return bool(arrow("a list column").types.is_fixed_size_list(kind))
-
-
-def _is_dictionary(kind: pyarrow.DataType) -> bool:
-    return bool(arrow("a dictionary column").types.is_dictionary(kind))

@@ -231,10 +231,10 @@ class DaskPass(Work[Span]):
     def result(self) -> PassInfo | None:
         """Report of the M-step, from its event or, if the event was lost, from a task; None before."""
         if self._info is None and self.mstep is not None:
-            told = self.executor.told(self)
+            report = self.executor.pass_report(self)
             status = self.mstep.status
-            if told is not None:
-                self._info = json.loads(told)
+            if report is not None:
+                self._info = json.loads(report)
             elif status in ("error", "cancelled"):
                 raise TaskEnded(None, self.mstep)
             elif status == "finished":

@@ -26,18 +26,18 @@ from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.folder_probe import folder_trouble
 from scalelatent.storage.write_checks import contains
 
-from .asking import AWAY, ask_workers
 from .cluster_pass import DaskPass
-from .failures import WAIT_SECONDS, LeftOut, guard_spans, look_after
-from .lending import lend_access
+from .failures import WAIT_SECONDS, LeftOut, guard_spans, supervise
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
 from .online_steps import DaskSteps
 from .pools import Pools
+from .requests import AWAY, ask_workers
 from .scheduler_listener import KERNELS, listener
-from .trial import end_with_word, look_back, try_alone
+from .trial import clear_attempts, find_suspect_items, run_isolated
 from .watch import NoProgress, Retry, Watch, WorkerDied
 from .window import Item, TaskEnded, Work
+from .worker_access import send_access
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -163,9 +163,9 @@ class DaskExecutor:
                 f"({option}), and let them have the credentials for it"
             )
 
-    def lend_access(self, dataset: Dataset) -> None:
+    def send_access(self, dataset: Dataset) -> None:
         """Give the workers the access (storage options, store) with which this process opened a dataset."""
-        lend_access(self.client, dataset)
+        send_access(self.client, dataset)
 
     # -- names and events ------------------------------------------------------------------------------------
 
@@ -198,9 +198,9 @@ class DaskExecutor:
         """Maximum seconds to wait for a cluster without workers."""
         return STALL_SECONDS
 
-    def told(self, current: DaskPass) -> str | None:
+    def pass_report(self, current: DaskPass) -> str | None:
         """Return the JSON text that the M-step of a pass sent as an event; None if none has arrived."""
-        return self.watch.told.get((current.token, current.stage.name, current.iteration + 1))
+        return self.watch.pass_reports.get((current.token, current.stage.name, current.iteration + 1))
 
     def wait(self, seconds: float) -> None:
         """Wait at most ``seconds`` for an event; callbacks may raise to interrupt the fit."""
@@ -251,7 +251,7 @@ class DaskExecutor:
         assert out is not None
         self.pools.passed(current.window, self.threads)
         current.release()
-        self.watch.told.clear()
+        self.watch.pass_reports.clear()
         if out["done"]:
             self._call_off()
         self.store.drop_nodes(upto=iteration)
@@ -297,7 +297,7 @@ class DaskExecutor:
 
     def close(self) -> None:
         """Record that the driver ended without a crash, and unsubscribe from kernel events."""
-        end_with_word(self.store)
+        clear_attempts(self.store)
         listener(self.client).remove(KERNELS, self.hear)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
@@ -370,7 +370,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
         try:
             if _tried_first(executor, current):
                 continue
-            look_after(executor, current, on_rows)
+            supervise(executor, current, on_rows)
             return current
         except LeftOut:
             current.cancel()
@@ -405,5 +405,5 @@ def _tried_first(executor: DaskExecutor, current: Work[Item]) -> bool:
         return False
     if not executor.looked_back:
         executor.looked_back = True
-        look_back(executor, current)
-    return try_alone(executor, current)
+        find_suspect_items(executor, current)
+    return run_isolated(executor, current)

@@ -12,7 +12,7 @@ from scalelatent.engine.executor import OnRows
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
-from .asking import ASK_SECONDS
+from .requests import ASK_SECONDS
 from .watch import Retry, WorkerDied
 from .window import Item, TaskEnded, Work
 
@@ -38,29 +38,29 @@ def guard_spans(client: Client) -> None:
         call_with_timeout(ASK_SECONDS, lambda: client.register_plugin(SpanGuard(), name=NAME))
 
 
-def look_after(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
+def supervise(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
     """Supervise work until it is done; call ``on_rows`` with the rows done and all rows."""
-    told = -1
+    reported_rows = -1
     current.open()
     executor.watch.start(current)
     while True:
         try:
             moved, done = current.look(), current.done
         except TaskEnded as ended:
-            settle(executor, current, ended)
-        if current.rows_done > told:
-            told = current.rows_done
-            on_rows(told, current.rows)
+            resolve_failure(executor, current, ended)
+        if current.rows_done > reported_rows:
+            reported_rows = current.rows_done
+            on_rows(reported_rows, current.rows)
         if done:
             break
         executor.watch.check(current, moved)
         pending = len(current.window.pending)
         executor.wait(max(POLL_SECONDS, LOOK_SHARE * pending) if pending else WAIT_SECONDS)
-    if told < current.rows:
+    if reported_rows < current.rows:
         on_rows(current.rows, current.rows)
 
 
-def settle(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoReturn:
+def resolve_failure(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoReturn:
     """Raise `Retry` for a failed or cancelled task if a retry can help, else the error of the task."""
     from distributed import KilledWorker
 
@@ -80,7 +80,7 @@ def settle(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoR
         and executor.quarantine.exclude_unreadable(error, executor.callbacks, **where)
     ):
         raise LeftOut(str(error))
-    raise _told(executor, future, error, current) from None
+    raise _explained_error(executor, future, error, current) from None
 
 
 def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
@@ -95,7 +95,7 @@ def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
     return error
 
 
-def _told(
+def _explained_error(
     executor: DaskExecutor, future: Future, error: BaseException, current: Work[Item] | None
 ) -> Exception:
     from distributed import KilledWorker

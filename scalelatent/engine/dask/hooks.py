@@ -29,26 +29,26 @@ __all__ = [
     "add_routes",
     "bind",
     "call_later",
-    "forgive",
+    "disable_stealing",
+    "hold_task",
     "idle_seconds",
-    "keep_still",
-    "keep_task",
-    "last_chance",
+    "is_task_needed",
+    "isolate_suspects",
     "loads",
+    "log_once",
     "lost_worker",
     "offers_gpu",
     "page_frame",
     "page_place",
     "past_events",
     "post_event",
+    "reset_suspicion",
     "route_prefix",
+    "running_spans",
     "running_tasks",
-    "say_once",
     "scheduler_of",
     "scheduler_settings",
-    "spans_at",
     "task_state",
-    "task_wanted",
     "topic_handler",
     "worker_facts",
     "worker_settings",
@@ -74,7 +74,7 @@ def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callab
                     for need in needs:
                         _find(need, owner)
                 except (AttributeError, ImportError) as error:
-                    say_once(function.__name__, without, error)
+                    log_once(function.__name__, without, error)
                     return default()
                 _tested.add(function.__name__)
             return function(*args, **kwargs)
@@ -92,7 +92,7 @@ def _find(need: str, owner: object) -> None:
         found = getattr(found, name)
 
 
-def say_once(name: str, without: str, error: Exception) -> None:
+def log_once(name: str, without: str, error: Exception) -> None:
     """Log, once per process, the feature that this version of Dask does not allow."""
     if name in _said:
         return
@@ -118,7 +118,7 @@ def route_prefix(scheduler: Scheduler) -> str:
         pattern = getattr(getattr(rule.matcher, "regex", None), "pattern", "").lstrip("^").rstrip("$")
         if pattern.endswith("/health"):
             return str(pattern[: -len("health")])
-    say_once("route_prefix", "a prefix of the dashboard's addresses", LookupError("no route /health"))
+    log_once("route_prefix", "a prefix of the dashboard's addresses", LookupError("no route /health"))
     return "/"
 
 
@@ -153,7 +153,7 @@ def _page_variables(scheduler: Any) -> dict[str, Any]:
     try:
         from distributed.dashboard.scheduler import template_variables
     except ImportError as error:
-        say_once("template_variables", "an entry in the dashboard's navigation bar", error)
+        log_once("template_variables", "an entry in the dashboard's navigation bar", error)
         return {}
     return dict(template_variables(scheduler))
 
@@ -176,7 +176,7 @@ def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
     text = (folder / "base.html").read_text(encoding="utf-8") if (folder / "base.html").exists() else ""
     if "{% block content %}" not in text:
         error = LookupError("no base.html with a block of its content")
-        say_once("page_frame", "the dashboard's frame around the page", error)
+        log_once("page_frame", "the dashboard's frame around the page", error)
         return None, {}
     return folder, _page_variables(scheduler)
 
@@ -205,7 +205,7 @@ def lost_worker(topic: str, message: object) -> LostWorker | None:
         return None
     if not {"worker", "processing-tasks"} <= message.keys():
         error = LookupError(f"the event has {', '.join(map(str, message))}")
-        say_once("lost_worker", "knowing which tasks a lost worker had", error)
+        log_once("lost_worker", "knowing which tasks a lost worker had", error)
         return None
     keys = sorted(map(str, message["processing-tasks"]))
     return LostWorker(str(message["worker"]), keys, bool(message.get("expected", False)))
@@ -254,7 +254,7 @@ def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
 
 
 @_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
-def forgive(scheduler: Scheduler, key: Any) -> bool:
+def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
     """Reset the count of worker deaths of a task, so that the scheduler restarts the task once more."""
     # The scheduler fails a task (KilledWorker) after distributed.scheduler.allowed-failures deaths. A driver
     # runs as long as its job and needs little memory, so it is not the cause of these deaths.
@@ -266,7 +266,7 @@ def forgive(scheduler: Scheduler, key: Any) -> bool:
     return True
 
 
-class SpanAt(NamedTuple):
+class RunningSpan(NamedTuple):
     """A span that a worker computes, or was computing when it died."""
 
     key: str
@@ -281,7 +281,7 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     _DEADLY, list, "workers", "tasks", f"{_TASK}.annotations", f"{_TASK}.processing_on", f"{_TASK}.state",
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
-def spans_at(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[SpanAt]:
+def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[RunningSpan]:
     """Return the spans on all workers or, given the ``keys`` of a lost worker, the spans to compute again."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
@@ -290,14 +290,14 @@ def spans_at(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[Sp
         tasks = [task for task in known if task is not None and task.state == "processing"]
     notes = [(task, task.processing_on, (task.annotations or {}).get("scalelatent")) for task in tasks]
     return [
-        SpanAt(str(task.key), str(worker.address), (str(note[0]), int(note[1]), int(note[2])))
+        RunningSpan(str(task.key), str(worker.address), (str(note[0]), int(note[1]), int(note[2])))
         for task, worker, note in notes
         if worker is not None and note is not None
     ]
 
 
 @_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
-def last_chance(scheduler: Scheduler, keys: Iterable[str]) -> None:
+def isolate_suspects(scheduler: Scheduler, keys: Iterable[str]) -> None:
     """Make the scheduler fail these spans at the next death of their worker, whatever Dask's setting."""
     for task in _known(scheduler, keys):
         task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
@@ -337,7 +337,7 @@ def running_tasks(worker: Worker) -> list[str]:
     "extensions",
     "distributed.stealing:fast_tasks",
 )
-def keep_still(scheduler: Scheduler, name: str) -> bool:
+def disable_stealing(scheduler: Scheduler, name: str) -> bool:
     """Exclude tasks with this name prefix (`distributed.utils.key_split`) from Dask's work stealing."""
     # Work stealing assumes one duration for all tasks with one prefix. It would move tasks to an idle slow
     # worker that a fast worker finishes much sooner.
@@ -349,7 +349,7 @@ def keep_still(scheduler: Scheduler, name: str) -> bool:
 
 
 @_guarded("jobs that outlive the client that submits them", lambda: False, "tasks", "client_desires_keys")
-def keep_task(scheduler: Scheduler, key: Any) -> bool:
+def hold_task(scheduler: Scheduler, key: Any) -> bool:
     """Keep a task running when its client disconnects, as `distributed.fire_and_forget` does."""
     # The client's own message client_desires_keys can arrive before its task. A client that submits a task
     # and disconnects would then lose the task.
@@ -374,7 +374,7 @@ def idle_seconds(scheduler: Scheduler) -> float:
 
 
 @_guarded("tasks that stop in their midst once they are not wanted", lambda: True, "state.tasks")
-def task_wanted(worker: Worker, key: Any) -> bool:
+def is_task_needed(worker: Worker, key: Any) -> bool:
     """Return whether the scheduler still wants a task that runs on this worker."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled"

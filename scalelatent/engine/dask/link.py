@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 
-from .asking import ask_every_worker
+from .requests import ask_every_worker
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -21,7 +21,7 @@ from scalelatent.engine.rates import choose_cache
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError
 
-from .failures import look_after
+from .failures import supervise
 from .online_tasks import StateLost, end_site, task_chains, task_close, task_end_epoch, task_steps
 from .watch import Retry, WorkerDied
 from .window import Window, Work
@@ -68,7 +68,7 @@ class Segment(Work[Place]):
         super().__init__(steps.stage.name, place.epoch + 1, token, 0)
         self._steps, self._place = steps, place
         self.futures: list[Future] = []
-        self._told: SegmentEnd | None = None
+        self._end: SegmentEnd | None = None
 
     def submit(
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
@@ -94,19 +94,19 @@ class Segment(Work[Place]):
         futures[0].add_done_callback(lambda _: executor.pulse.set())
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
         try:
-            look_after(executor, self, lambda done, rows: None)
-            assert self._told is not None
-            return self._told
+            supervise(executor, self, lambda done, rows: None)
+            assert self._end is not None
+            return self._end
         finally:
             self.cancel()
 
     @property
     def done(self) -> bool:
         """True if the driver has the result of the last task."""
-        if self._told is None and super().done:
+        if self._end is None and super().done:
             found = self._steps.executor.fetched(self.futures[0], self._place)
-            self._told = found[0] if found else None
-        return self._told is not None
+            self._end = found[0] if found else None
+        return self._end is not None
 
     def look(self) -> bool:
         """Do as :meth:`Work.look`; callbacks may raise to interrupt the fit."""
@@ -196,7 +196,8 @@ class DaskSteps:
         assert self._known[0] == handle
         return self._known[1], self._known[2]
 
-    def _told(self, place: Place, out: SegmentEnd) -> Place:
+    def _remember_end(self, place: Place, out: SegmentEnd) -> Place:
+        """Store the summary of a segment and choose the seconds of the next one; return its place."""
         self._known = (place, out["summary"], out["done"])
         wanted = max(SEGMENT_SECONDS, out["save_seconds"] / SAVE_SHARE)
         self._seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
@@ -208,7 +209,7 @@ class DaskSteps:
         """Run the steps up to ``stop``; yield the progress after each segment."""
         while place.step < stop:
             out = self._segment(place, stop)
-            place = self._told(Place(place.epoch, out["step"]), out)
+            place = self._remember_end(Place(place.epoch, out["step"]), out)
             yield Advance(place.step, place, out["bytes_read"])
 
     def end_epoch(self, place: Place, handle: Place) -> Place:
@@ -218,7 +219,7 @@ class DaskSteps:
             future = segment.submit(task_end_epoch, "epoch", workers[0], handle, place)
             return segment.result([future], workers[0])
 
-        return self._told(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
+        return self._remember_end(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
 
     def _segment(self, place: Place, stop: int) -> SegmentEnd:
         """Run one segment from a place; return the result of its last task."""

@@ -27,8 +27,8 @@ from scalelatent.engine.passes import Stage
 from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
-from .pass_tasks import Ref, _recent, settle_process, worker_device
-from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, leaving_lost_card, work_news
+from .pass_tasks import Ref, _recent, configure_worker_process, worker_device
+from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, restart_on_lost_gpu, work_news
 
 
 def task_check(fit: Fit, beat: Beat) -> RowCheck:
@@ -43,7 +43,7 @@ def task_check(fit: Fit, beat: Beat) -> RowCheck:
     return RowCheck(look)
 
 
-class StepNews:
+class StepReports:
     """Progress events of the steps, or the chains of a step, that one worker computes."""
 
     def __init__(self, folder: str, name: str, runner: ChainRunner, place: Place) -> None:
@@ -70,14 +70,14 @@ def task_steps(
     ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
 ) -> SegmentEnd:
     """Compute all chains of the steps up to ``stop``, or until ``seconds`` have passed, on this worker."""
-    settle_process()
+    configure_worker_process()
     with (
-        leaving_lost_card(fit),
+        restart_on_lost_gpu(fit),
         sites.use(ref, name, token) as site,
         site.runner(0, site.order.n_chains, threads, check := task_check(fit, site.beat)) as runner,
     ):
         state, first, before = site.state(place), place, runner.meter.bytes_read
-        begin, news = time.perf_counter(), StepNews(ref[0], name, runner, place)
+        begin, news = time.perf_counter(), StepReports(ref[0], name, runner, place)
         while place.step < stop:
             state = runner.step(place.epoch, place.step, state, check)
             place = Place(place.epoch, place.step + 1)
@@ -103,13 +103,13 @@ def task_chains(
     results: list[Found],
 ) -> Found:
     """Compute some chains of one step; ``results`` of the previous step give the state."""
-    settle_process()
+    configure_worker_process()
     begin = time.perf_counter()
     with sites.use(ref, name, token) as site:
         check = task_check(fit, site.beat)
         state = site.follow(replace(place, step=place.step - 1), results) if results else site.state(place)
-        with leaving_lost_card(fit), site.runner(*chains, 1, check) as runner:
-            before, news = runner.meter.bytes_read, StepNews(ref[0], name, runner, place)
+        with restart_on_lost_gpu(fit), site.runner(*chains, 1, check) as runner:
+            before, news = runner.meter.bytes_read, StepReports(ref[0], name, runner, place)
             sums = runner.run(place.epoch, place.step, state, check)
             news.tell(Place(place.epoch, place.step + 1))
             nbytes, seconds = runner.meter.bytes_read - before, time.perf_counter() - begin
@@ -121,7 +121,7 @@ def task_chains(
 
 def task_close(ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]) -> SegmentEnd:
     """End a segment: apply the results of its last step, and save the state in the run folder."""
-    settle_process()
+    configure_worker_process()
     work = [found.seconds for found in results]
     with sites.use(ref, name, token) as site:
         return {
@@ -134,7 +134,7 @@ def task_close(ref: Ref, name: str, token: str, fit: Fit, before: Place, results
 
 def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
     """Apply the learner's schedule at the end of an epoch, and save the state."""
-    settle_process()
+    configure_worker_process()
     with sites.use(ref, name, token) as site:
         return site.save(place, site.stage.online.end_epoch(site.state(before)))
 

@@ -38,11 +38,11 @@ from .worker_side import (
     Fit,
     TaskStop,
     keep_pages,
-    leaving_lost_card,
     pace_news,
+    report_kernels,
     report_smaller_block,
+    restart_on_lost_gpu,
     tell,
-    tell_of_kernels,
     work_news,
     worker_threads,
 )
@@ -99,7 +99,7 @@ _limited: Any = None
 _clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
 
 
-def settle_process() -> None:
+def configure_worker_process() -> None:
     """Set thread limits, allocator and kernel events of this process at its first task."""
     global _limited
     with _pools:
@@ -108,7 +108,7 @@ def settle_process() -> None:
             _limited = single_threaded()
             _limited.__enter__()
             keep_pages()
-            tell_of_kernels()
+            report_kernels()
 
 
 def open_store(ref: Ref) -> EngineStore:
@@ -221,7 +221,7 @@ def stopping(fit: Fit) -> Iterator[None]:
     from distributed import Reschedule
 
     try:
-        with leaving_lost_card(fit):
+        with restart_on_lost_gpu(fit):
             yield
     except Stopped:
         raise Reschedule from None
@@ -231,7 +231,7 @@ def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> Pass
     """Return this thread's context of a pass, and drop the context of the previous pass."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
-    settle_process()
+    configure_worker_process()
     kept = getattr(_local, "context", None)
     if kept is None or kept[0] != key:
         cache = shared_cache(stage.cache)
@@ -276,7 +276,7 @@ def task_mstep(
             return _past(EngineStore(ref[0]), stage_name, iteration + 1)
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
-    settle_process()
+    configure_worker_process()
     with allow_threads(worker_threads()):  # All other threads wait for the M-step.
         following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
@@ -338,7 +338,7 @@ def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]
 def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:
     """Return a map, which each process reads once, and the backend that computes it."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
-    settle_process()
+    configure_worker_process()
     return task, _backend(task.device)
 
 

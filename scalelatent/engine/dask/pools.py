@@ -16,7 +16,7 @@ from scalelatent.engine.passes import Span, Stage, cluster_task_seconds, seconds
 from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
-from .asking import ask_scheduler
+from .requests import ask_scheduler
 from .window import WINDOW, Costs, Window
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Pools:
         self._link, self.device, self.bound, self.pace = link, "auto", False, Pace()
         self._cards: dict[str, bool] = {}
         self._kept_still: set[str] = set()
-        self._told: dict[str, int] = {}
+        self._reported_counts: dict[str, int] = {}
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -189,16 +189,16 @@ class Pools:
         """Return the measured or guessed speeds of these workers on a stage."""
         return self.pace.speeds(stage, threads, self.gpus, row_seconds)
 
-    def keep_still(self, client: Client, name: str) -> None:
+    def disable_stealing(self, client: Client, name: str) -> None:
         """Exclude tasks whose names start with ``name`` from Dask's work stealing."""
         if name not in self._kept_still:
             self._kept_still.add(name)
             try:
-                ask_scheduler(client, hooks.keep_still, name)
+                ask_scheduler(client, hooks.disable_stealing, name)
             except ScalelatentError:
                 raise
             except Exception as error:  # noqa: BLE001  a scheduler without scalelatent; slower, no worse
-                hooks.say_once("keep_still", "slow workers that take no spans from fast ones", error)
+                hooks.log_once("disable_stealing", "slow workers that take no spans from fast ones", error)
 
     def offers(self, threads: Mapping[str, int]) -> dict[str, int]:
         """Return the number of workers per device, without devices that have no worker."""
@@ -213,8 +213,8 @@ class Pools:
 
     def tell(self, counts: Mapping[str, int], callbacks: Callback) -> None:
         """Report which devices compute, if they have changed since the last report."""
-        if counts and dict(counts) != self._told:
-            self._told = dict(counts)
+        if counts and dict(counts) != self._reported_counts:
+            self._reported_counts = dict(counts)
             callbacks.on_event(devices_event(counts))
 
     def computed(self) -> dict[str, int]:
@@ -245,7 +245,7 @@ def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[
     found = pools.speeds(stage, threads)
     if len(threads) < 2 or found.alike or found.pass_seconds(stage, threads) < WORTH_SECONDS:
         return Costs(lambda span: seconds or 1.0, seconds is not None, most)
-    pools.keep_still(executor.client, f"{stage.name}_{POOLED}")
+    pools.disable_stealing(executor.client, f"{stage.name}_{POOLED}")
     row_seconds, grids = found.row_seconds, stage.grids
 
     def work(span: Span) -> float:

@@ -56,14 +56,14 @@ class SpanGuard(SchedulerPlugin):
         self._bound = {key: worker for key, worker in there.items() if key not in free}
 
     def _contain(self, keys: list[str]) -> None:
-        lost = hooks.spans_at(self.scheduler, keys)
-        others = hooks.spans_at(self.scheduler) if lost else []
+        lost = hooks.running_spans(self.scheduler, keys)
+        others = hooks.running_spans(self.scheduler) if lost else []
         for spans in together(lost):
             what, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
             sharing = [
                 at for at in others if at.reads[0] == what and at.reads[1] < stop and first < at.reads[2]
             ]
-            hooks.last_chance(self.scheduler, [span.key for span in (*spans, *sharing)])
+            hooks.isolate_suspects(self.scheduler, [span.key for span in (*spans, *sharing)])
             if sharing or len(spans) > 1:
                 loads = hooks.loads(self.scheduler)
                 there = {other.worker for other in sharing}.intersection(loads) or set(loads)
@@ -73,9 +73,9 @@ class SpanGuard(SchedulerPlugin):
                     self._bound |= dict.fromkeys(hooks.bind(self.scheduler, own, worker), worker)
 
 
-def together(spans: Iterable[hooks.SpanAt]) -> list[list[hooks.SpanAt]]:
+def together(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
     """Return spans in groups such that no two groups read the same shard."""
-    groups: list[list[hooks.SpanAt]] = []
+    groups: list[list[hooks.RunningSpan]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):
         what, start, stop = span.reads

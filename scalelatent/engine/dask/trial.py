@@ -20,7 +20,7 @@ from scalelatent.engine.quarantine import BadShard
 from scalelatent.engine.reading import Meter
 from scalelatent.errors import RunError, ScalelatentError
 
-from .failures import LeftOut, look_after
+from .failures import LeftOut, supervise
 from .graph import Graph
 from .pass_tasks import Ref, context_of, load_map, open_store, stopping
 from .watch import DEATHS, DRIVERS, Retry
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 # Share of a worker's memory limit. A lost worker that used more was most likely killed by its nanny, which
 # kills at 95 % (test_machines.py).
 FULL = 0.8
-BEGUN = "begun.json"
+ATTEMPTS_FILE = "begun.json"
 # Maximum seconds until cancelled tasks end, maximum seconds for the answer of a worker, maximum trials.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
-class Died(Exception):
+class WorkersDied(Exception):
     """Signal that a worker died while it ran one item and nothing else."""
 
     def __init__(self, item: object, worker: str) -> None:
@@ -57,7 +57,7 @@ class Trial(Work[Item]):
     def __init__(self, executor: DaskExecutor, tried: Work[Item], suspect: Item, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
         self._client, self._tried = executor.client, tried
-        self.note = note_of(tried, suspect)
+        self.note = note_name(tried, suspect)
         self.window = Window({worker: 1}, [suspect], self._send)
 
     def _send(self, batch: Batch[Item], last: bool) -> dict[Item, Future]:
@@ -81,42 +81,42 @@ class Trial(Work[Item]):
         return self._tried.dataset_of(item)
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """Raise `Died`, or `Retry` if the lost worker had other tasks too: the cause is then unknown."""
+        """Raise `WorkersDied`, or `Retry` if the lost worker had other tasks and the cause is unknown."""
         if expected or not items:
             return
         if not alone:
             raise Retry(f"{worker} died with a suspect and tasks of others")
-        raise Died(items[0], worker)
+        raise WorkersDied(items[0], worker)
 
 
-def note_of(work: Work[Item], item: Item) -> str:
+def note_name(work: Work[Item], item: Item) -> str:
     """Return the name of the file in which the trial of an item logs its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
 
-def ends_without_word(store: EngineStore, name: str, number: int) -> int:
+def count_attempts(store: EngineStore, name: str, number: int) -> int:
     """Record that a driver starts a work; return the number of earlier drivers that crashed in this work."""
-    kept = store.place.read(BEGUN)
+    kept = store.place.read(ATTEMPTS_FILE)
     before = {} if kept is None else json.loads(kept)
     same = (before.get("name"), before.get("number")) == (name, number)
     ends = 0 if kept is None else 1 + (int(before["ends"]) if same else 0)
-    store.write_bytes(BEGUN, json.dumps({"name": name, "number": number, "ends": ends}).encode())
+    store.write_bytes(ATTEMPTS_FILE, json.dumps({"name": name, "number": number, "ends": ends}).encode())
     return ends
 
 
-def end_with_word(store: EngineStore) -> None:
+def clear_attempts(store: EngineStore) -> None:
     """Remove the record of a running driver, because the driver ends without a crash."""
     with suppress(OSError):
-        store.remove(BEGUN)
+        store.remove(ATTEMPTS_FILE)
 
 
-def look_back(executor: DaskExecutor, work: Work[Item]) -> None:
+def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
     """Find items that may have killed earlier drivers; run it before the first work of a driver."""
     # A driver that runs on the dying worker cannot count deaths. After the second crash in one work all its
     # items are suspect; the third crash leaves the log of the trial.
-    ends = ends_without_word(executor.store, work.name, work.number)
+    ends = count_attempts(executor.store, work.name, work.number)
     notes = set(executor.store.place.keys("")) if ends else set()
-    left = [item for item in work.todo if note_of(work, item) in notes]
+    left = [item for item in work.todo if note_name(work, item) in notes]
     if ends >= DEATHS:
         who = [f"the worker of the driver before ({number})" for number in range(ends, 0, -1)]
         for item in left or work.todo:
@@ -126,14 +126,14 @@ def look_back(executor: DaskExecutor, work: Work[Item]) -> None:
             if ends > DEATHS:
                 _judge(executor, work, item)
         finally:
-            executor.store.remove(note_of(work, item))
+            executor.store.remove(note_name(work, item))
 
 
-def try_alone(executor: DaskExecutor, work: Work[Item]) -> bool:
+def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
     """Run the suspects of a new work alone; return whether there were any: the work is then remade."""
     suspects = executor.watch.suspects(work)
     if suspects:
-        await_quiet(executor)
+        wait_until_idle(executor)
     for item in suspects:
         _try(executor, work, item)
         executor.watch.forget_deaths(work, [item])
@@ -144,8 +144,8 @@ def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _loneliest(executor))
         try:
-            return look_after(executor, trial, lambda done, rows: None)
-        except Died:
+            return supervise(executor, trial, lambda done, rows: None)
+        except WorkersDied:
             _judge(executor, work, item)
         except LeftOut:
             raise
@@ -156,8 +156,8 @@ def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
             with suppress(OSError):
                 executor.store.remove(trial.note)
     raise RunError(
-        f"{executor.watch.died_with(work, item)}; it was tried {TRIALS} times alone, and did not come to an "
-        f"end: {why}. Look at the logs of the workers, then resume the run: nothing is lost"
+        f"{executor.watch.describe_deaths(work, item)}; it was tried {TRIALS} times alone, and did not come "
+        f"to an end: {why}. Look at the logs of the workers, then resume the run: nothing is lost"
     )
 
 
@@ -172,7 +172,7 @@ def _loneliest(executor: DaskExecutor) -> str:
     return min(threads, key=company)
 
 
-def await_quiet(executor: DaskExecutor) -> None:
+def wait_until_idle(executor: DaskExecutor) -> None:
     """Wait until no worker runs a task of this driver; a cancelled task may still kill its worker."""
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
@@ -191,22 +191,22 @@ def await_quiet(executor: DaskExecutor) -> None:
 
 def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
     """Exclude the shards of a bad item, or raise an error that names them."""
-    text = executor.store.place.read(note_of(work, item))
+    text = executor.store.place.read(note_name(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
     executor.watch.peak(workers[-1], int(said.get("peak", 0)))
     dataset = work.dataset_of(item)
     if "rows" not in said or dataset is None:
         raise RunError(
-            f"{executor.watch.died_with(work, item)}; the last one alone with it, before it had read a row. "
-            f"{_advice(executor, workers)}"
+            f"{executor.watch.describe_deaths(work, item)}; the last one alone with it, before it had read a "
+            f"row. {_advice(executor, workers)}"
         )
     a, b = said["rows"]
     first = dataset.extent[0]
     shards = dataset.shards(a, b) or [("", first + a, first + b)]
     named = ", ".join(f"{file} (rows {start}:{stop})" for file, start, stop in shards)
     workers = executor.watch.deaths_with(work, item, shards)
-    words = executor.watch.died_with(work, item, workers)
+    words = executor.watch.describe_deaths(work, item, workers)
     words += f"; the last one alone with it, while {said['doing']} rows {first + a}:{first + b}"
     if executor.quarantine.skips and dataset.url is not None:
         bad = [BadShard(dataset.url, file, u, v, len(workers), words) for file, u, v in shards]
@@ -240,7 +240,7 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
 SAMPLE_SECONDS = 0.25
 
 
-class NotedStop(TaskStop):
+class LoggedStop(TaskStop):
     """Stop flag of a suspect task; it logs each step, so that the rows are known if the worker dies."""
 
     notes = True
@@ -273,8 +273,8 @@ def _memory() -> int:
 
 
 @contextmanager
-def _noted(store: EngineStore, name: str, fit: Fit) -> Iterator[NotedStop]:
-    stop, ended = NotedStop(fit, store, name), threading.Event()
+def _noted(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
+    stop, ended = LoggedStop(fit, store, name), threading.Event()
 
     def sample() -> None:
         with suppress(ScalelatentError, OSError):

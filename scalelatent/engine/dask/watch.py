@@ -75,7 +75,7 @@ class Watch:
 
     def __init__(self, executor: DaskExecutor) -> None:
         self._executor, self.topic = executor, pass_topic(executor.token)
-        self.told: dict[tuple[str, str, int], str] = {}
+        self.pass_reports: dict[tuple[str, str, int], str] = {}
         self.avoided: dict[str, float] = {}
         # The last known state of each worker, and for each item the workers that died while they had it.
         self.members: dict[str, ClusterMember] = {}
@@ -111,7 +111,7 @@ class Watch:
             for topic, handler in self._topics:
                 listener(self._executor.client).remove(topic, handler)
             self._news.clear()
-            self.told.clear()
+            self.pass_reports.clear()
 
     def _hear_workers(self, message: dict[str, Any]) -> None:
         """Queue an event of a worker that joined or left; this method runs in the client's thread."""
@@ -130,7 +130,7 @@ class Watch:
         if message["fit"] != self._executor.pass_token:
             return
         if "info" in message:
-            self.told[message["fit"], message["stage"], message["pass"]] = message["info"]
+            self.pass_reports[message["fit"], message["stage"], message["pass"]] = message["info"]
             self._executor.pulse.set()
         else:
             self._beat = time.monotonic()
@@ -200,11 +200,11 @@ class Watch:
             self._count_death(key, worker)
         self._tell("worker_lost", worker=worker, expected=expected, **{f"{current.unit}s": len(named)})
         for work, item in lost:
-            self.tell_retry(work, item, "its worker was lost", worker)
+            self.report_retry(work, item, "its worker was lost", worker)
         for key in message.get("lost-computed-tasks", ()):
             for work in current.everyone():
                 if key in work.items:
-                    self.tell_retry(work, work.items[key], "its worker was lost with the result", worker)
+                    self.report_retry(work, work.items[key], "its worker was lost with the result", worker)
         own = [item for work, item in lost if work is current]
         current.worker_lost(own, worker, len(keys) == 1, expected)
 
@@ -275,7 +275,7 @@ class Watch:
         if member is not None and memory > member.memory:
             self.members[address] = replace(member, memory=memory)
 
-    def died_with(self, work: Work[Item], item: Item, workers: Sequence[str] = ()) -> str:
+    def describe_deaths(self, work: Work[Item], item: Item, workers: Sequence[str] = ()) -> str:
         """Describe an item and the workers that died with it or, if ``workers`` is given, with its shard."""
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
@@ -287,7 +287,7 @@ class Watch:
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
             return f"task {key} was with {_when_died(1)}: {self._worker_words(last)}"
-        return self.died_with(current, item)
+        return self.describe_deaths(current, item)
 
     def _worker_words(self, address: str) -> str:
         member = self.members.get(address)
@@ -296,7 +296,7 @@ class Watch:
         limit = f" of {member.memory_limit / 2**30:.1f} GiB" if member.memory_limit else ""
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
-    def tell_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
+    def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
         """Report that a span is computed again."""
         event = current.redone(item, why, worker)
         if event is not None:
@@ -342,7 +342,7 @@ class Watch:
         for address, there in spans.items() if spans else ():
             self.avoided[address] = time.monotonic()
             for item in there:
-                self.tell_retry(current, item, f"it sent no message for {quiet:.0f} s", address)
+                self.report_retry(current, item, f"it sent no message for {quiet:.0f} s", address)
         raise NoProgress(f"no message arrived for {quiet:.0f} s from {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from scalelatent.engine.reading import StopEvent
 from scalelatent.errors import DeviceLostError
 from scalelatent.kernels.compile_observers import add_observer
 
-from .hooks import call_later, task_wanted, worker_settings
+from .hooks import call_later, is_task_needed, worker_settings
 from .scheduler_listener import KERNELS, TOPIC
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class TaskStop(StopEvent):
         if self._worker is None or now < self._next:
             return False
         self._next = now + CHECK_SECONDS
-        return not task_wanted(self._worker, self._key)
+        return not is_task_needed(self._worker, self._key)
 
     def moved(self) -> None:
         """Report to the driver, if a report is due, that the task has finished another block."""
@@ -117,7 +117,7 @@ def report_smaller_block(fit: Fit, what: str, rows: int, device: str) -> None:
 
 
 @contextmanager
-def leaving_lost_card(fit: Fit) -> Iterator[None]:
+def restart_on_lost_gpu(fit: Fit) -> Iterator[None]:
     """End this worker's process if its card refuses all work; the nanny restarts the process.
 
     Dask reassigns the tasks to other workers. Without a nanny the driver receives the error.
@@ -136,7 +136,7 @@ def leaving_lost_card(fit: Fit) -> Iterator[None]:
         raise
 
 
-def tell_of_kernels() -> None:
+def report_kernels() -> None:
     """Report to all drivers each kernel that this worker compiles, because each of them may wait for it."""
     first = _worker()
 
@@ -154,7 +154,7 @@ def run_of(folder: str) -> str:
     return folder.removesuffix("/engine")
 
 
-class WorkNews:
+class WorkReports:
     """Reports of finished spans, steps and shards; one message per stage and second."""
 
     def __init__(self) -> None:
@@ -210,10 +210,10 @@ class WorkNews:
             worker.log_event(TOPIC, {**message, **about})
 
 
-work_news = WorkNews()
+work_news = WorkReports()
 
 
-class PaceNews:
+class PaceReports:
     """Average seconds per row of this process's spans, reported to a driver after a change."""
 
     # The first span of a part is excluded, because it includes the compilation of kernels.
@@ -249,7 +249,7 @@ class PaceNews:
             return pace
 
 
-pace_news = PaceNews()
+pace_news = PaceReports()
 
 # Dask's default value of MALLOC_TRIM_THRESHOLD_; a user has set any other value.
 OF_DASK = "65536"

@@ -11,7 +11,7 @@ from sklearn.utils import Tags
 from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
-from scalelatent.estimators.companions import restored_on_failure
+from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.inputs import check_some_weight, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -176,7 +176,7 @@ class CapsuleRegression(StreamedClassifier):
 
     _kind = "capsule"
     _parameters = PARAMETERS
-    _sign_of_fit = "W_"
+    _fitted_attribute = "W_"
     _shares_passes = True
     classes_ = Learned(FIT_AGAIN)
     W_ = Learned(IN_PLACE)
@@ -255,12 +255,12 @@ class CapsuleRegression(StreamedClassifier):
     _fit_steps = fit_steps
     _plan = plan
 
-    def _what_decides(self) -> dict[str, Any]:
+    def _deciding_parameters(self) -> dict[str, Any]:
         algorithm = get_algorithm(self)
         unused = ONLINE_PARAMETERS if algorithm == "em" else ("max_iter",)
         if not self.fit_intercept:  # runs of versions without this parameter can be resumed
             unused = (*unused, "fit_intercept")
-        given = {name: value for name, value in super()._what_decides().items() if name not in unused}
+        given = {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
         given |= {"algorithm": algorithm}
         if algorithm == "em":
             given |= {"max_iter": get_max_passes(self)}

@@ -24,7 +24,7 @@ from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
-from scalelatent.estimators.companions import restored_on_failure
+from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.inputs import check_finite, is_plain, validated
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
@@ -202,7 +202,7 @@ class ConditionalRBM(StreamedEstimator):
     _kind = "crbm"
     _rounds_rows = True
     _parameters = PARAMETERS
-    _sign_of_fit = "_theta"
+    _fitted_attribute = "_theta"
     W_ = _make_attribute("W")
     Wvx_ = _make_attribute("Wvx")
     Whx_ = _make_attribute("Whx")
@@ -395,8 +395,8 @@ class ConditionalRBM(StreamedEstimator):
     _fit_steps = fit_steps
     _plan = plan
 
-    def _what_decides(self) -> dict[str, Any]:
-        return super()._what_decides() | {"batch_size": choose_batch_size(self)}
+    def _deciding_parameters(self) -> dict[str, Any]:
+        return super()._deciding_parameters() | {"batch_size": choose_batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
         theta, epoch = learner.weights(state)

@@ -25,7 +25,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.classifier import predict_by
-from scalelatent.estimators.companions import FitCall, restored_on_failure
+from scalelatent.estimators.fit_services import FitCall, restored_on_failure
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -229,7 +229,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     _kind = "hcn"
     _parameters = PARAMETERS
-    _sign_of_fit = "_stream"
+    _fitted_attribute = "_stream"
     _takes_images = True
     layers_ = Learned(
         FIT_AGAIN, lambda model: [(layer.n_features, layer.window) for layer in model._network.layers]
@@ -411,7 +411,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     # -- fit -------------------------------------------------------------------------------------------------
 
-    def _what_decides(self) -> dict[str, Any]:
+    def _deciding_parameters(self) -> dict[str, Any]:
         """Return the deciding parameters with the values that None stands for."""
         found: dict[str, Any] = {"online": is_online(self), "damping": damping(self)}
         found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
@@ -419,7 +419,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if self.p_weight is None:
             priors = weight_priors(self)
             found["p_weight"] = list(priors) if has_templates(self) else priors[0]
-        return super()._what_decides() | found
+        return super()._deciding_parameters() | found
 
     def _fit(
         self,

@@ -17,7 +17,7 @@ from scalelatent.engine.plan import Forecast
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
-from scalelatent.estimators.companions import restored_on_failure
+from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.inputs import check_finite, check_some_weight, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -46,7 +46,7 @@ LEARNED_ROWS = 4096
 class _LinearMixtures(StreamedEstimator):
     """What both have in common."""
 
-    _sign_of_fit = "_fitted"
+    _fitted_attribute = "_fitted"
     _shares_passes = True
     _rounds_rows = True
     means_ = Learned(FIT_AGAIN, lambda model: model._fitted.pancakes.means)
@@ -67,9 +67,9 @@ class _LinearMixtures(StreamedEstimator):
         shape_of(self, train)
         check_n_dims(self, train.n_features)
 
-    def _what_decides(self) -> dict[str, Any]:
+    def _deciding_parameters(self) -> dict[str, Any]:
         unused = ONLINE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
-        return {name: value for name, value in super()._what_decides().items() if name not in unused}
+        return {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
 
     def _keep(
         self, fitted: Fitted, n_iter: int, history: list[dict[str, Any]], classes: np.ndarray | None

@@ -28,10 +28,10 @@ from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators.base import Saved, StreamedEstimator
-from scalelatent.estimators.companions import FitCall, accompanied, restored_on_failure
+from scalelatent.estimators.fit_services import FitCall, fit_callbacks, restored_on_failure
 from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
 from scalelatent.estimators.onnx_graph import RowGraph
-from scalelatent.estimators.session import CallbackList, FitSession, rows_as_begun
+from scalelatent.estimators.session import CallbackList, FitSession, restore_row_ranges
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.compressive import NetworkRows, draw_weights, remove_scales
@@ -111,7 +111,7 @@ class CompressiveMBN(StreamedEstimator):
 
     _kind = "compressive"
     _parameters = COMPRESSIVE
-    _sign_of_fit = "coefs_"
+    _fitted_attribute = "coefs_"
     coefs_: list[np.ndarray]
     intercepts_: list[np.ndarray]
 
@@ -199,9 +199,9 @@ class CompressiveMBN(StreamedEstimator):
             if validation is not None:
                 held = self._held_pair(*rows_and_labels(validation), outputs.n_features)
                 watched |= {"validation rows": held[0], "validation output": held[1]}
-            watched = rows_as_begun(watched, run_dir if resume else None)
+            watched = restore_row_ranges(watched, run_dir if resume else None)
             call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
-            with accompanied(call) as everyone:
+            with fit_callbacks(call) as everyone:
                 self._learn(torch, hidden, call, everyone)
         return self
 
@@ -220,7 +220,7 @@ class CompressiveMBN(StreamedEstimator):
             n_jobs=self.n_jobs,
             engine=call.engine,
         ) as session:
-            decides = self._what_decides() | {"hidden": list(hidden)}
+            decides = self._deciding_parameters() | {"hidden": list(hidden)}
             seed = session.begin(self.random_state, decides, call.rows)
             session.announce(rows, seed=seed, max_iter=self.n_epochs)
             with torch_threads(torch, resolve_jobs(self.n_jobs)):

@@ -22,7 +22,7 @@ from scalelatent.engine.rowsets import StoredSets
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
-from scalelatent.estimators.companions import FitCall
+from scalelatent.estimators.fit_services import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.session import CallbackList, Place
@@ -128,7 +128,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     _kind = "mbn"
     _parameters = PARAMETERS
-    _sign_of_fit = "_layers"
+    _fitted_attribute = "_layers"
     _validates = False
     _rounds_rows = True
     ks_ = Learned(FIT_AGAIN)

@@ -139,7 +139,9 @@ def test_default_features_are_reduced_and_logged_once(
         assert (m.layers, m.layers_, m.batch_size_) == (None, [(32, features)], 5)
     asked = HierarchicalCompositionalNetwork([(32, features)], n_epochs=1, batch_size=5, random_state=0)
     same(m, asked.fit(x))
-    assert m._what_decides()["layers"] == ((32, (8, 6)),)  # folders of either size of image are of one fit
+    assert m._deciding_parameters()["layers"] == (
+        (32, (8, 6)),
+    )  # folders of either size of image are of one fit
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (features != (8, 6))
     assert all(

@@ -11,7 +11,7 @@ from .model import KMeansEM, Nearness, State
 
 
 class StreamedKMeans(StreamedEstimator):
-    _kind, _parameters, _sign_of_fit, _validates = "kmeans", PARAMETERS, "centroids_", False
+    _kind, _parameters, _fitted_attribute, _validates = "kmeans", PARAMETERS, "centroids_", False
 
     def __init__(self, *, n_clusters=8, max_iter=20, tol=0.0, random_state=None, device="auto", n_jobs=None):
         self.n_clusters, self.max_iter, self.tol = n_clusters, max_iter, tol

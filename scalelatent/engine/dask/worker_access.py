@@ -12,7 +12,7 @@ from distributed import WorkerPlugin
 from scalelatent.errors import RunError
 from scalelatent.storage.stores import recorded_location
 
-from .asking import AWAY, ask_workers
+from .requests import AWAY, ask_workers
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.storage.access import Access
 
-__all__ = ["lend_access"]
+__all__ = ["send_access"]
 
 
-class LentAccess(WorkerPlugin):
+class SentAccess(WorkerPlugin):
     """Worker plugin with storage options; unpickling it registers them while the plugin exists."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
 
 
-def lend_access(client: Client, ds: Dataset) -> None:
+def send_access(client: Client, ds: Dataset) -> None:
     """Let all workers, including later ones, open a dataset with the storage options of this process."""
     for access in ds.accesses:
         try:
-            client.register_plugin(LentAccess(access), name=f"scalelatent-access-{access.mark}")
+            client.register_plugin(SentAccess(access), name=f"scalelatent-access-{access.mark}")
         except Exception as error:
             raise RunError(
                 f"{ds.url} was opened with storage options or a store that cannot be sent to the workers "

@@ -96,7 +96,7 @@ def _is_fitted(model: BaseEstimator) -> bool:
 
 
 @contextmanager
-def accompanied(call: FitCall) -> Iterator[Callbacks]:
+def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
     """Yield the callbacks of a fit: the given callbacks, a progress display, the run folder recorder."""
     given = Callbacks(call.callbacks)
     if _WITHIN.get():
