@@ -55,7 +55,7 @@ def test_labels_of_both_kinds_travel_through_a_map(digits: Any, tmp_path: Path) 
 def test_wide_rows_are_refused_before_any_work() -> None:
     x = sp.random_array((60, 2_000_000), density=1e-5, rng=np.random.default_rng(0), format="csr")
     y = np.arange(60) % 2
-    message = r"2000000 features make a matrix of second moments of .* GiB.*up to \d+ features fit\. Keep"
+    message = r"2000000 features need \d+ matrices of second moments of .* GiB.* only \d+ features fit\. Keep"
     for projection in ("auto", 50, None):
         model = CapsuleRegression(capsule_dim=2, projection=projection)
         with pytest.raises(PlanError, match=message):

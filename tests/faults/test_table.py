@@ -203,7 +203,7 @@ FAULTS: list[Row] = [
     ("FIFO", "shard", lambda place: fifo(place.shard), "x/c/"),
     ("folder", "shard", lambda place: folder(place.shard), "x/c/"),
     ("looping link", "shard", lambda place: looping(place.shard), "x/c/"),
-    ("another dataset's", "shard", lambda place: copied(place, "x/c"), "not the one that was written"),
+    ("another dataset's", "shard", lambda place: copied(place, "x/c"), "came from another dataset"),
     ("another dataset's", "table of digests", lambda place: copied(place, "digest"), "table of digests"),
     ("another dataset's", "table of checksums", lambda place: copied(place, "crc"), "table of checksums"),
     ("more rows", "dataset", lambda place: appended(place), "same bits"),
