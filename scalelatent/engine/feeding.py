@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .cache import Piece
 
-AHEAD = 2  # number of slabs that are gathered in advance
+AHEAD = 2  # number of slabs (groups of consecutive steps) whose rows are gathered in advance
 BUFFERS = 2  # buffers of a chain in memory: the current one and the next one
 SLAB_BYTES, SLAB_STEPS = 2**21, 256  # upper bounds on a slab: bytes per chain, and steps
 IDLE_SECONDS = 10.0  # an unused feed releases its rows after this time

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # :func:`measure_sortedness` reads the labels of this many ranges with this many rows each.
 SAMPLED_PLACES, SAMPLED_ROWS = 64, 256
-SORTED = 0.5  # sortedness from which a fit warns
+SORTED = 0.5  # a fit warns of rows whose sortedness by label is at least this
 
 _Rows = TypeVar("_Rows", int, np.ndarray)
 Permute = Callable[[int, int, int, int], np.ndarray]
@@ -44,7 +44,7 @@ class RowOrder:
     run_rows: int = 1024
     buffer_runs: int = 16
     shuffle: bool = True
-    # (rows, period): the last ``rows`` rows of every ``period`` rows are held out, and not in ``n_rows``.
+    # (rows, period): of every ``period`` rows, the last ``rows`` rows are held out; ``n_rows`` excludes them.
     held: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:

@@ -668,10 +668,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """
         check_is_fitted(self)
         graph = RowGraph(self.n_features_in_)
-        self._draw_prediction(graph)
+        self._add_prediction_nodes(graph)
         graph.save(path, repr(self))
 
-    def _draw_prediction(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: RowGraph) -> None:
         """Add the nodes of the prediction to the graph of `to_onnx`."""
         raise DataError(
             f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "

@@ -137,7 +137,7 @@ def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None
     return ds if sample_weight is None else ds.with_weight(sample_weight)
 
 
-def check_some_weight(weight: Any) -> None:
+def check_any_weight(weight: Any) -> None:
     """Raise DataError if the weights of all rows are 0, because no row would be left to train on."""
     if weight is not None and not np.any(weight):
         raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")

@@ -59,7 +59,7 @@ def learned_of(model: object) -> dict[str, object]:
 
 
 def brief(value: Any) -> object:
-    """Return a scalar or a list of at most 20 entries as it is, and a larger value as a text of its size."""
+    """Return a scalar unchanged, at most 20 entries as a list, and more entries as a text with the size."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if value.size <= 20:
             return value.tolist()

@@ -143,7 +143,7 @@ class FitSession:
         self._exit = ExitStack()
         self._leftovers: list[Location] = []
         self._mapped: dict[tuple[int | str, ...], Dataset] = {}
-        self._card_blocks = False  # whether blocks have the large size that suits GPUs
+        self._has_gpu_blocks = False  # whether blocks have the large size that suits GPUs
 
     def __enter__(self) -> FitSession:
         self.client = self._exit.enter_context(self._connection)
@@ -195,7 +195,7 @@ class FitSession:
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
-            self._card_blocks = self._all_cards()
+            self._has_gpu_blocks = self._uses_only_gpus()
             self.executor: Executor = InProcessExecutor(
                 self.n_jobs, cache=self._cache, callbacks=self.callbacks, quarantine=quarantine
             )
@@ -207,8 +207,8 @@ class FitSession:
         # Include only options that are given, so that run folders of batch fits keep their identity.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
         # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
-        self._card_blocks = bool(kept.get("card_blocks")) if kept else self._all_cards()
-        grid |= {"card_blocks": True} if self._card_blocks else {}
+        self._has_gpu_blocks = bool(kept.get("card_blocks")) if kept else self._uses_only_gpus()
+        grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
         identity["params"] = same_form(params, kept.get("params"))
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
@@ -229,7 +229,7 @@ class FitSession:
             self.executor = self._cluster
         return seed
 
-    def _all_cards(self) -> bool:
+    def _uses_only_gpus(self) -> bool:
         """Return whether the fit computes on GPUs only, judged by the workers that are known now."""
         if self.client is None:
             return computes_on_gpu(self.device)
@@ -267,7 +267,7 @@ class FitSession:
 
             try:
                 return open_dataset(place.url)
-            except DataError:  # an incomplete copy
+            except DataError:  # the copy is incomplete
                 place.clear()
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
         if dataset.lazy(0, 1) is not None:
@@ -292,7 +292,7 @@ class FitSession:
     # -- steps ----------------------------------------------------------------------------------------------
 
     def answer(self, steps: Generator[Step, Any, Answer], answer: object = None) -> Answer:
-        """Answer all steps of a generator; return the value that the generator returns."""
+        """Run each step that a generator yields and send it the result; return what the generator returns."""
         try:
             while True:
                 answer = self._serve(steps.send(answer))
@@ -341,7 +341,7 @@ class FitSession:
     def mapped(self, name: str, step: Map) -> Rows:
         """Return the rows with one more map, which is applied when a pass first needs the rows."""
         if self.store is not None:
-            # An interrupted run may have written these rows. Remove them even if no pass needs them now.
+            # An interrupted run may have written these rows. Remove them even if this run does not need them.
             self.leaves(self.scratch().at(f"{name}.zarr"))
         return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
@@ -383,7 +383,7 @@ class FitSession:
     @property
     def grid(self) -> dict[str, Any]:
         """Arguments of ``make_stage`` that set the sizes of blocks and leaves."""
-        return {**select_grid_options(self.options), "card_blocks": self._card_blocks}
+        return {**select_grid_options(self.options), "card_blocks": self._has_gpu_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None

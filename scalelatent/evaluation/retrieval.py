@@ -53,13 +53,13 @@ def make_scores(output: Any, metric: str) -> DocumentScores:
             "output of finite numbers"
         )
     if metric == "overlap":
-        return _Overlap(values)
+        return _OverlapScores(values)
     if metric == "euclidean":
-        return _Euclidean(values)
-    return _SparseCosine(values) if sparse else _Cosine(values)
+        return _EuclideanScores(values)
+    return _SparseCosineScores(values) if sparse else _CosineScores(values)
 
 
-class _Cosine:
+class _CosineScores:
     def __init__(self, rows: np.ndarray) -> None:
         rows = rows.astype(np.float64)
         lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
@@ -70,7 +70,7 @@ class _Cosine:
         return self._unit[queries] @ self._unit.T
 
 
-class _SparseCosine:
+class _SparseCosineScores:
     def __init__(self, rows: csr_array) -> None:
         import scipy.sparse
 
@@ -84,7 +84,7 @@ class _SparseCosine:
         return (self._unit[queries] @ self._columns).toarray()
 
 
-class _Euclidean:
+class _EuclideanScores:
     def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray):
             raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
@@ -98,7 +98,7 @@ class _Euclidean:
         return self._rows[queries] @ self._rows.T - self._half
 
 
-class _Overlap:
+class _OverlapScores:
     def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "ui" or rows.min() < 0:
             raise DataError(
@@ -323,7 +323,7 @@ def _count(scores, queries, words, same, thresholds, levels, out):  # type: igno
                 elif words[q, w] & words[j, w]:
                     hit = True
             score = scores[i, j]
-            # Thresholds fall from level to level: the document is above those from `first` on.
+            # Thresholds decrease from level to level; `first` is the first level with one below the score.
             first = m
             while first > 0 and thresholds[i, first - 1] < score:
                 first -= 1
@@ -338,6 +338,6 @@ def _count(scores, queries, words, same, thresholds, levels, out):  # type: igno
             if level:
                 above[level] += above[level - 1]
                 above_hits[level] += above_hits[level - 1]
-            # The document at the threshold is tied with itself: never a division by 0.
+            # The document at the threshold has the score of the threshold, so ``tied`` is at least 1.
             shared = (levels[level] - above[level]) * (tied_hits[level] / tied[level])
             out[i, level] = (above_hits[level] + shared) / levels[level]

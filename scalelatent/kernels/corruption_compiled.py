@@ -86,7 +86,8 @@ def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
                 length, across = across, length
             begin, end = below(draws[i, 3 * k + 1], across), below(draws[i, 3 * k + 2], across)
             steps, before = max(1, length - 1), begin
-            for at in range(length):  # all pixels between the heights of the line here and one step before
+            # In each column, set the pixels between the height of the line here and in the previous column.
+            for at in range(length):
                 to = (2 * (begin * (steps - at) + end * at) + steps) // (2 * steps)
                 step = np.int64(1) if to >= before else np.int64(-1)
                 reached = to if before == to else before + step

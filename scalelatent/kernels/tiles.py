@@ -38,7 +38,7 @@ PANEL = 3 * LANES
 MAX_DIMS = 512
 # Largest number of columns. A panel of W with more columns is far larger than the first-level cache.
 MAX_FEATURES = 1024
-# Number of rows by which prefetches of X are ahead.
+# A kernel prefetches the row of X that it needs this many rows later.
 _AHEAD = 8
 
 Sums = list[list[Value]]
@@ -276,7 +276,7 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
 
 @part
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
-    """Add the products of the columns of X from ``first``, fewer than a panel; they are copied and padded."""
+    """Add G X for the columns of X from ``first``, in a copy that zeros extend to whole vectors."""
     dims, width = out.shape[0], padded(x.shape[1] - first)
     rest = zeros((n, width), np.float32)
     for i in range(n):

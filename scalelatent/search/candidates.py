@@ -175,7 +175,7 @@ def make_candidates(
     return out
 
 
-def make_apart(
+def make_separate_candidates(
     base: StreamedEstimator,
     params: Sequence[Mapping[str, Any]],
     train: Dataset,

@@ -80,7 +80,7 @@ class Pace:
         self._hope: dict[str, float] = {}
         self.devices: dict[str, str] = {}
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Store the report of a worker; this method runs in the client's thread."""
         part, worker = (message["stage"], message["part"]), str(message["worker"])
         self._heard[part] = {**self._heard.get(part, {}), worker: float(message["pace"])}
@@ -211,13 +211,13 @@ class Pools:
         if window.unequal:
             self.pace.took_part(window.took_part, threads)
 
-    def tell(self, counts: Mapping[str, int], callbacks: Callback) -> None:
+    def report_devices(self, counts: Mapping[str, int], callbacks: Callback) -> None:
         """Report which devices compute, if they have changed since the last report."""
         if counts and dict(counts) != self._reported_counts:
             self._reported_counts = dict(counts)
             callbacks.on_event(devices_event(counts))
 
-    def computed(self) -> dict[str, int]:
+    def count_computing_workers(self) -> dict[str, int]:
         """Return the number of workers per device that have reported spans."""
         kinds = list(self.pace.devices.values())
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
