@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data import Dataset
 
-# True during a fit. A fit inside a fit (the refit of a search) gets no display or recorder of its own.
+# True during a fit. A fit that another fit calls (the refit of a search) gets no display and no recorder.
 _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
 
 

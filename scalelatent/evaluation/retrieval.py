@@ -216,7 +216,7 @@ def retrieval_accuracy(
         total = np.zeros(len(levels_to_score))
         for found in pool.map(
             work, blocks
-        ):  # in order, so that the sum is the same for any number of threads
+        ):  # the sum is taken in order, so that it is the same for any number of threads
             total += found
     return RetrievalCurve(levels_to_score, total / len(query_rows), scores.n, len(query_rows))
 
@@ -293,7 +293,7 @@ def _block_accuracy(
     places = scores.n - levels
     thresholds = np.ascontiguousarray(np.partition(found, places, axis=1)[:, places])
     out = np.zeros((len(queries), len(levels)))
-    _count(found, queries.astype(np.int64), words, same, thresholds, levels, out)
+    _count_relevant(found, queries.astype(np.int64), words, same, thresholds, levels, out)
     return out.sum(axis=0)
 
 
@@ -306,7 +306,7 @@ def _block_accuracy(
     given("i8", 1),
     filled("f8", 2),
 )
-def _count(scores, queries, words, same, thresholds, levels, out):  # type: ignore[no-untyped-def]
+def _count_relevant(scores, queries, words, same, thresholds, levels, out):  # type: ignore[no-untyped-def]
     m = len(levels)
     above, above_hits = np.empty(m + 1, np.int64), np.empty(m + 1, np.int64)
     tied, tied_hits = np.empty(m, np.int64), np.empty(m, np.int64)

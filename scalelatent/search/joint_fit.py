@@ -38,24 +38,24 @@ class Memo:
         self._kept: dict[Hashable, tuple[object, object]] = {}
 
     def __call__(self, step: Derive) -> object:
-        key = step.function.__module__, step.function.__qualname__, *map(identity, step.arguments)
+        key = step.function.__module__, step.function.__qualname__, *map(make_key, step.arguments)
         if key not in self._kept:
             # Keep the arguments alive with the value, because the key contains their addresses.
             self._kept[key] = step.value(), step.arguments
         return self._kept[key][0]
 
 
-def identity(value: object) -> Hashable:
+def make_key(value: object) -> Hashable:
     """Return a key that is equal for equal plain values and for the same arrays while the arrays exist."""
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
     if value is None or isinstance(value, (bool, int, float, str)):
         return type(value).__name__, value
     if is_dataclass(value) and not isinstance(value, type):
-        own = (identity(getattr(value, f.name)) for f in fields(value))
+        own = (make_key(getattr(value, f.name)) for f in fields(value))
         return type(value).__module__, type(value).__qualname__, *own
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, *map(identity, value)
+        return type(value).__name__, *map(make_key, value)
     return "object", id(value)
 
 
@@ -114,7 +114,7 @@ class SharedFit:
         answers: dict[Hashable, StoredSets | SomeOfSet] = {}
         for one in together:
             numbers = one.step.sets.numbers
-            own = identity(numbers)
+            own = make_key(numbers)
             if own not in answers:
                 every = len(numbers) == len(wanted)
                 answers[own] = whole if every else SomeOfSet(whole, np.searchsorted(wanted, numbers))
@@ -129,7 +129,9 @@ class SharedFit:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (Remember, Derive, Map)):
                 if isinstance(one.step, Remember):
-                    answer = one.step.value()  # candidates have no earlier fit
+                    answer = (
+                        one.step.value()
+                    )  # a candidate continues no earlier fit, so these are the arrays of a new run
                 else:
                     answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
                 one.step = one.steps.send(answer)
@@ -141,11 +143,11 @@ class SharedFit:
         work = step.reduction if isinstance(step, Collect) else step.row_map
         rows = self._rows_key(step.rows)
         # A map is applied to all rows, so its key does not contain the mask of the candidate.
-        key = *rows, step.rows.mask if isinstance(step, Collect) else None, identity(work)
+        key = *rows, step.rows.mask if isinstance(step, Collect) else None, make_key(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
 
     def _mapped(self, step: Map) -> Rows:
-        return self.session.mapped(self._name(step), step)
+        return self.session.add_map(self._name(step), step)
 
     def _part(self, rows: Rows) -> Part:
         return Part(self.session.rows(rows), rows.mask)
@@ -187,7 +189,7 @@ class SharedFit:
         groups: list[list[str]] = []
         for name in names:
             tried = [*groups[-1], name] if groups else [name]
-            alike = identity(wanted[tried[0]].classes) == identity(wanted[name].classes)
+            alike = make_key(wanted[tried[0]].classes) == make_key(wanted[name].classes)
             if groups and alike and sum(peak(tried).values()) <= ALLOWED_SHARE * self.resources.memory:
                 groups[-1].append(name)
             else:
@@ -275,7 +277,7 @@ class SharedFit:
                 if kept is None
                 else kept["groups"]
             )
-            if store and kept is None:  # a resume on another machine keeps the groups
+            if store and kept is None:  # stored, so that a resume on another machine uses the same groups
                 store.save_result(f"{name}-groups", {"groups": groups})
             for part_of, keys in _name_groups(name, groups):
                 found = fit_joint(

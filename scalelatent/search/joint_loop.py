@@ -94,7 +94,7 @@ def fit_joint(
             _keep(store, name, key, outcomes[key])
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
-    if store is not None:  # also stages of an interrupted run
+    if store is not None:  # remove also the stages of an interrupted run
         for n in range(1, len(members) + 1):
             store.drop_stage(f"{name}-{n}_estep")
     return {key: outcomes[key] for key in members}

@@ -264,7 +264,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
-        for name in _LEARNED:  # so that no model of an earlier search stays
+        for name in _LEARNED:  # remove the results of an earlier search
             self.__dict__.pop(name, None)
         if isinstance(self.error_score, str) and self.error_score != "raise":
             raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")
@@ -348,7 +348,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 seed=self.seed_,
                 **begins[0].info,
             )
-            visible = {name: session.visible(name, ds) for name, ds in watched.items()}
+            visible = {name: session.make_visible(name, ds) for name, ds in watched.items()}
             shared = SharedFit(
                 session,
                 find_resources(session.client, self.n_jobs, self.memory_limit),

@@ -158,9 +158,9 @@ def test_who_gets_nothing_for_long_is_tried_again() -> None:
 
     assert speed() == pytest.approx(0.1)
     for _ in range(100):
-        pace.took_part({"b"}, {"a": 1, "b": 1})
+        pace.record_pass({"b"}, {"a": 1, "b": 1})
     assert 0.2 < speed() < 0.5
-    pace.took_part({"a", "b"}, {"a": 1, "b": 1})
+    pace.record_pass({"a", "b"}, {"a": 1, "b": 1})
     assert speed() == pytest.approx(0.1)
 
 
@@ -262,7 +262,7 @@ def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None
         future.status = "finished"
     assert len(window.look()) == len(batch)
     assert not window.pending
-    assert window.took_part == {"a", "b", "c"}
+    assert window.participants == {"a", "b", "c"}
 
 
 def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:

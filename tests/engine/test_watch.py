@@ -130,7 +130,7 @@ def test_what_workers_tell_reaches_the_driver_that_it_is_for(case: Any) -> None:
     looker, _, _ = case
     heard, paces = list[Any](), list[Any]()
     looker._executor.receive = heard.append
-    looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(hear=paces.append))
+    looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(receive=paces.append))
     cut, pace = {"driver": "t", "cut": {"event": "blocks_cut", "rows": 128}}, {"driver": "t", "pace": 1.0}
     for message in (cut, pace, {**cut, "driver": "another"}, {**pace, "driver": "another"}):
         looker._receive_pass_event(message)

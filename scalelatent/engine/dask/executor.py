@@ -132,11 +132,11 @@ class DaskExecutor:
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
-                self.no_workers("the next step")
+                self.raise_no_workers("the next step")
             self.wait(WAIT_SECONDS)
         return found
 
-    def no_workers(self, what: str) -> NoReturn:
+    def raise_no_workers(self, what: str) -> NoReturn:
         """Raise the `RunError` for a cluster that stayed without workers."""
         kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
         raise RunError(
@@ -249,7 +249,7 @@ class DaskExecutor:
         out = current.result
         self._begun, current.following = current.following, None
         assert out is not None
-        self.pools.passed(current.window, self.threads)
+        self.pools.record_pass(current.window, self.threads)
         current.release()
         self.watch.pass_reports.clear()
         if out["done"]:
@@ -398,7 +398,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
 
 
 def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Run suspect items alone before the work starts; return whether there were any: remake the work then."""
+    """Run suspect items alone before work starts. Return True if there were any, and recreate the work then."""
     if current.began is not None:  # It started behind the previous pass.
         if executor.watch.suspects(current):
             raise WorkerDied("two workers have died of it")

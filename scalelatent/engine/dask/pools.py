@@ -86,7 +86,7 @@ class Pace:
         self._heard[part] = {**self._heard.get(part, {}), worker: float(message["pace"])}
         self.devices = {**self.devices, worker: _CARDS.get(message["device"], "cpu")}
 
-    def took_part(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
+    def record_pass(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
         """Record that a pass ended in which ``workers`` had spans; assume that the others are faster."""
         self._hope = {
             name: min(MOST_HOPE, self._hope.get(name, 1.0) * HOPE)
@@ -206,10 +206,10 @@ class Pools:
         counts = {"cpu": len(threads) - cards, "gpu": cards}
         return {kind: count for kind, count in counts.items() if count}
 
-    def passed(self, window: Window[Span], threads: Mapping[str, int]) -> None:
+    def record_pass(self, window: Window[Span], threads: Mapping[str, int]) -> None:
         """Record the workers that took part in a pass that has ended."""
         if window.unequal:
-            self.pace.took_part(window.took_part, threads)
+            self.pace.record_pass(window.participants, threads)
 
     def report_devices(self, counts: Mapping[str, int], callbacks: Callback) -> None:
         """Report which devices compute, if they have changed since the last report."""

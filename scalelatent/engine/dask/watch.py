@@ -162,7 +162,7 @@ class Watch:
             self._reset()
         elif time.monotonic() - self._moved > self._look:
             self._look = min(2 * self._look, LAST_LOOK)
-            self._look_closely(current)
+            self._check_progress(current)
 
     def _remember_members(self) -> None:
         now = time.monotonic()
@@ -301,14 +301,14 @@ class Watch:
 
     def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
         """Report that a span is computed again."""
-        event = current.redone(item, why, worker)
+        event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
 
     def _report_event(self, event: str, **more: object) -> None:
         self._executor.callbacks.on_event({"event": event, **more})
 
-    def _look_closely(self, current: Work[Item]) -> None:
+    def _check_progress(self, current: Work[Item]) -> None:
         link, now = self._executor.link, time.monotonic()
         if not link.connected:
             raise link.lost("a pass was waited for", str(getattr(self._executor.client, "status", "closed")))
@@ -318,11 +318,11 @@ class Watch:
         busy = {address: keys for address, keys in busy.items() if keys}
         if busy:
             self._missed, self._alone_since = 0, None
-            self._look_for_hangs(current, busy)
+            self._check_hangs(current, busy)
         elif not self._executor.look_at_workers():
             self._alone_since = self._alone_since or now
             if now - self._alone_since > self._executor.stall_seconds:
-                self._executor.no_workers(current.counted(len(current.window.pending)))
+                self._executor.raise_no_workers(current.counted(len(current.window.pending)))
         elif any(member.running for member in link.members().values()):
             # No worker has a task of the pass. One or two such checks may be chance, because a busy scheduler
             # may not have processed the graph yet.
@@ -330,7 +330,7 @@ class Watch:
             if self._missed >= MISSES:
                 raise Retry("no worker takes its tasks: those that had them are gone")
 
-    def _look_for_hangs(self, current: Work[Item], busy: dict[str, list[str]]) -> None:
+    def _check_hangs(self, current: Work[Item], busy: dict[str, list[str]]) -> None:
         quiet = time.monotonic() - max(self._moved, self._beat)
         spans = {
             address: [current.items[key] for key in keys if key in current.items]

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Batch = list[tuple[Item, str]]
 
-# Minimum items per thread: one is computed and one waits. streamed_pass.py was measured with this number.
+# Minimum items per thread on a worker: one that is computed and one that waits. The results of
+# streamed_pass.py were measured with this number.
 WINDOW = 2
 # Maximum and minimum seconds of work queued on a worker, so that no worker waits for the driver. A pass on
 # heterogeneous workers of at most AT_ONCE seconds is sent as one batch (measured: device_pools.py).
 MOST_AHEAD, LEAST_AHEAD, AT_ONCE = 2.0, 0.2, 0.8
-# On heterogeneous workers, one item takes at most 1/LEFT_PARTS of the remaining seconds of a pass. This
+# On heterogeneous workers, one item takes at most 1/REMAINING_PARTS of the remaining seconds of a pass. This
 # value keeps simulated pools near the best possible time (test_window.py).
-LEFT_PARTS = 4
+REMAINING_PARTS = 4
 
 
 def _unit_cost(item: object) -> float:
@@ -111,7 +112,7 @@ class Window(Generic[Item]):
         self._send, self._costs = send, costs or Costs[Item]()
         self._shares: dict[str, _Share[Item]] = {}
         self.pending: dict[Item, tuple[Future, str]] = {}
-        self.took_part: set[str] = set()
+        self.participants: set[str] = set()
         self.opened = False
         self._set_workers(threads)
         self._left = sum(map(self._costs.work, items))
@@ -238,7 +239,7 @@ class Window(Generic[Item]):
             name = self._find_earliest_end(work)[1]
             self._give(self._shares[name], source, work)
             batch.append((item, name))
-        self.took_part.update(name for _, name in batch)
+        self.participants.update(name for _, name in batch)
         futures = self._send(batch, self.given) if batch else {}
         self.pending.update({item: (futures[item], name) for item, name in batch if item in futures})
 
@@ -248,7 +249,7 @@ class Window(Generic[Item]):
         item = items.popleft() if own else items.pop()
         work = self._costs.work(item)
         if cut is not None:
-            room = max(self._costs.shortest, (self.seconds - share.busy) / LEFT_PARTS) * share.speed
+            room = max(self._costs.shortest, (self.seconds - share.busy) / REMAINING_PARTS) * share.speed
             while work > room and (parts := cut(item)):
                 item, *rest = parts if own else reversed(parts)
                 (items.extendleft if own else items.extend)(reversed(rest))
@@ -340,7 +341,7 @@ class Work(Generic[Item]):
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
         """React to the loss of a worker that had items of this work; ``alone``: it had one task only."""
 
-    def redone(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
+    def make_repeat_event(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
         """Return the event that reports that an item is computed again; None for no event."""
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}

@@ -251,11 +251,12 @@ class PaceReports:
 
 pace_reports = PaceReports()
 
-# Dask's default value of MALLOC_TRIM_THRESHOLD_; a user has set any other value.
-OF_DASK = "65536"
-# The allocator returns larger arrays to the system at once; these are rows, which data/read/chunks.py reuses.
-# This number, and chains summed on their workers, raised steps of conditional RBMs on two workers from
-# 0.60 to 0.83 of the speed of one process. Other numbers were not measured.
+# Default value that Dask gives the variable MALLOC_TRIM_THRESHOLD_. Any other value was set by the user.
+DASK_TRIM_THRESHOLD = "65536"
+# Largest bytes of an array whose memory the allocator reuses. Larger arrays are rows, whose memory
+# data/read/chunks.py reuses. With this number, and with chains summed on their workers, the steps of a
+# conditional RBM on two workers ran at 0.83 instead of 0.60 of the speed of one process. No other number was
+# measured.
 LARGEST_BYTES = 2**24
 # Parameter numbers of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -268,7 +269,7 @@ def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
     # steps of a conditional RBM on two workers these pages took a fifth of the time.
     # If a user has set another value, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES, nothing is changed.
     decided = "MALLOC_MMAP_THRESHOLD_" in environ or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
-    if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != OF_DASK:
+    if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != DASK_TRIM_THRESHOLD:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

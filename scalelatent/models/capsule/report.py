@@ -74,7 +74,7 @@ def section(
         run.history = [_rename_member_means(record) for record in run.history]
     missing_figures = "the figures of latent vectors, prototypes and errors are omitted"
     shown = run.collect(data, missing_figures, partial(collect_report_data, model, progress=progress))
-    head, table = _numbers(run, model, shown, rows)
+    head, table = _list_numbers(run, model, shown, rows)
     pictures = _history_pictures(run, model)
     if shown is not None:
         pictures = _row_pictures(shown, rows) + pictures
@@ -141,7 +141,7 @@ def _subtitle(model: CapsuleRegression) -> str:
     return f"Capsule regression, {kind}, {count(len(model.classes_), 'class', 'classes')}, {dims}"
 
 
-def _numbers(
+def _list_numbers(
     run: RunFiles, model: CapsuleRegression, shown: ReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the headline and the table, both as (name, value)."""

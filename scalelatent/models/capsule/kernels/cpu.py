@@ -208,8 +208,8 @@ def _compute_factors(
                 _sum_squares(h, row, dims[r, i], first, stop - first, q[i * STRIP :])
                 row += dims[r, i]
             _sum_lengths(q, target, dims[r], stop - first, work)
-            _look_up(coefficients, scale, stop - first, work)
-            _posterior(row - before, stop - first, work)
+            _look_up_lambdas(coefficients, scale, stop - first, work)
+            _compute_posterior(row - before, stop - first, work)
             _find_largest_probabilities(q, target, dims[r], stop - first, work)
             _log_right(stop - first, work)
             _add_sums(weight[first:stop], nu[r], work, moved[first:stop], sums[r])
@@ -254,7 +254,7 @@ def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int
 
 
 @part
-def _look_up(coefficients: np.ndarray, scale: float, width: int, work: np.ndarray) -> None:
+def _look_up_lambdas(coefficients: np.ndarray, scale: float, width: int, work: np.ndarray) -> None:
     cells = len(coefficients)
     for j in range(width):
         beta = 0.5 * work[_TOTAL + j]
@@ -270,7 +270,7 @@ def _look_up(coefficients: np.ndarray, scale: float, width: int, work: np.ndarra
 
 
 @part
-def _posterior(total_dim: int, width: int, work: np.ndarray) -> None:
+def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
     """Write the terms of the posterior of each row into the workspace.
 
     They are r - 1 of the capsule of the row's class and of the other capsules, where r is the ratio of

@@ -60,7 +60,7 @@ class RowFrame:
 
     @classmethod
     def from_projection(cls, intercept: Intercept | None, projection: np.ndarray) -> RowFrame:
-        """Return the map with an intercept and a projection (features, p) of rows without a constant column."""
+        """Return the map of an intercept and a projection (features, p) of rows without a constant column."""
         return cls(intercept, projection if intercept is None else block_diag(projection, 1.0))
 
     @property

@@ -98,9 +98,9 @@ class RunningCapsule:
     w: np.ndarray | None
     average: np.ndarray | None
     sums: RowSums | None  # None if the model was saved by a version that did not save them
-    variance: float  # s_0 of the prior; 0 after a fit, which needs no prior
+    variance: float  # variance s_0 of the prior; 0 after a fit, which needs no prior
     rows: float  # rows that the weights have seen, in all passes of a fit and in the stream
-    ridge: np.ndarray  # rho of each column in the fit, float64 (p,); zeros without a fit
+    ridge: np.ndarray  # ridge of each column in the fit, float64 (p,); zeros if there was no fit
     _inverses: dict[int, tuple[float, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @classmethod
