@@ -161,9 +161,8 @@ class FitSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (
-            self.run_dir is None
-        ):  # a fit without a run folder cannot be resumed, so remove its files even after an error
+        # A fit without a run folder cannot be resumed, so its files are removed even after an error.
+        if self.run_dir is None:
             self.finish()
         self._exit.__exit__(kind, error, trace)
 

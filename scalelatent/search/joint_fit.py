@@ -129,9 +129,8 @@ class SharedFit:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (Remember, Derive, Map)):
                 if isinstance(one.step, Remember):
-                    answer = (
-                        one.step.value()
-                    )  # a candidate continues no earlier fit, so these are the arrays of a new run
+                    # A candidate continues no earlier fit, so it starts with the arrays of a new run.
+                    answer = one.step.value()
                 else:
                     answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
                 one.step = one.steps.send(answer)

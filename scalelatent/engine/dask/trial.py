@@ -131,7 +131,7 @@ def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
 
 
 def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
-    """Run suspect items of new work alone. Return True if there were any: then the caller recreates the work."""
+    """Run suspect items of new work alone. Return True if any ran: the caller then recreates the work."""
     suspects = executor.watch.suspects(work)
     if suspects:
         wait_until_idle(executor)
