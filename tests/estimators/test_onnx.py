@@ -178,6 +178,6 @@ def test_what_has_no_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="recognises rows by tangent distance"):
         tangents.fit(images, np.arange(60) % 2).to_onnx(tmp_path / "m.onnx")
     parts = sl.HierarchicalCompositionalNetwork([(2, 3)], image_shape=(8, 8), n_epochs=1)
-    with pytest.raises(DataError, match="a single layer finds parts by message passing"):
+    with pytest.raises(DataError, match="a network without templates finds places by message passing"):
         parts.fit(images > 0.5).to_onnx(tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
