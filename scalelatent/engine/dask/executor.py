@@ -398,7 +398,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
 
 
 def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Run suspect items before the work starts. Return True if any ran: the caller then recreates the work."""
+    """Run suspect items before the work starts. Return True if any ran: the caller recreates the work."""
     if current.began is not None:  # It started behind the previous pass.
         if executor.watch.suspects(current):
             raise WorkerDied("two workers have died of it")
