@@ -58,7 +58,7 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
         inner = sorted(entry.path for entry in os.scandir(below) if not entry.name.startswith("."))
     except OSError:
         return found
-    for path in filter(os.path.isdir, inner):
+    for path in filter(os.path.isdir, inner):  # `isdir` is False for a link that leads in a circle
         # Do not look into datasets, which may hold a million files.
         if not os.path.exists(os.path.join(path, "zarr.json")):
             found.extend(find_runs(path, depth=depth - 1))
@@ -101,9 +101,8 @@ def write_rows(
             raise JobError(f"output {out} is the dataset to read; choose another output")
         if not overwrite:
             raise JobError(f"output {out} exists; choose another output, or add --overwrite to replace it")
-        open_dataset(
-            out
-        )  # raises an error if the output is not a dataset, so that other files are not replaced
+        # An output that is not a dataset raises an error here, so that other files are not replaced.
+        open_dataset(out)
     write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
 
