@@ -133,9 +133,8 @@ def check_values(rows: csr_array, first_row: int, what: str) -> None:
     """Raise a `DataError` that names row and column of the first NaN or infinity."""
     if rows.data.dtype.kind != "f" or not rows.nnz:
         return
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # the sum may overflow although all values are finite, so check each value
+    # If the sum overflows, all values may still be finite, so each value is checked below.
+    with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(rows.data.sum(dtype=np.float64)):
             return
     bad = np.flatnonzero(~np.isfinite(rows.data))

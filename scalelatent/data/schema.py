@@ -223,9 +223,8 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
     """Raise a `DataError` that names row and column of the first NaN or infinity of `x` (rows, ...)."""
     if x.dtype.kind != "f" or x.size == 0:
         return
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # the sum may overflow although all values are finite, so the loop below checks each value
+    # If the sum overflows, all values may still be finite, so the loop below checks each value.
+    with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(x.sum(dtype=np.float64)):
             return
     flat = x.reshape(len(x), -1)

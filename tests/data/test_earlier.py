@@ -94,14 +94,10 @@ def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
     for name in "xv":
         append_rows(tmp_path / name, _rows(1, "strings"))
     now = open_dataset(tmp_path / "x").with_target(open_dataset(tmp_path / "v"))
-    assert [len(find_earlier_rows(now, whole) or ()), len(find_earlier_rows(now[10:], part) or ())] == [
-        40,
-        30,
-    ]
-    assert (
-        len(find_earlier_rows(open_dataset(tmp_path / "x").with_weight(np.arange(50.0)), weighted) or ())
-        == 40
-    )
+    found = [find_earlier_rows(now, whole), find_earlier_rows(now[10:], part)]
+    assert [len(rows or ()) for rows in found] == [40, 30]
+    reweighted = open_dataset(tmp_path / "x").with_weight(np.arange(50.0))
+    assert len(find_earlier_rows(reweighted, weighted) or ()) == 40
     found = find_earlier_rows(open_dataset(tmp_path / "x").without_labels(), bare)
     assert found is not None
     assert (len(found), found.has_y) == (40, False)

@@ -296,9 +296,8 @@ class ShardWriter:
                     self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests
                 )
                 done = replace(self.attrs, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
-                write_attrs(
-                    self._location, done
-                )  # this is the last write, because readers accept the dataset after it
+                # This write is the last one, because readers refuse the dataset before it.
+                write_attrs(self._location, done)
             self.attrs = done
         elif self._rewritten and self.attrs.crc is not None:
             self._update_crc_table()
