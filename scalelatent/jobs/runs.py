@@ -67,9 +67,9 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
 
 def model_info(estimator: StreamedEstimator) -> dict[str, Any]:
     """Return class, parameters and learned values of a fitted model, as JSON-able values."""
-    from scalelatent.estimators.learned import brief, learned_of
+    from scalelatent.estimators.learned import learned_of, shorten_value
 
-    parameters = {key: brief(value) for key, value in estimator.get_params(deep=False).items()}
+    parameters = {key: shorten_value(value) for key, value in estimator.get_params(deep=False).items()}
     return {"model": type(estimator).__name__, "parameters": parameters, "learned": learned_of(estimator)}
 
 
