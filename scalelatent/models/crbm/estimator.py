@@ -399,7 +399,7 @@ class ConditionalRBM(StreamedEstimator):
         return super()._deciding_parameters() | {"batch_size": choose_batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
-        theta, epoch = learner.weights(state)
+        theta, epoch = learner.best_parameters(state)
         self._keep_parameters(learner.shape, theta, epoch)
         self.inference_ = learner.validation_inference
         self.n_iter_, self.history_ = state.iteration, history
@@ -455,7 +455,7 @@ class ConditionalRBM(StreamedEstimator):
                 self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
                 self.n_iter_, self.history_ = 0, []
             learner = make_learner(self, ds, None, self.seed_)
-            # Streams use the last rate of the default schedule.
+            # partial_fit uses the last learning rate of the default schedule.
             rates = learner.rates[-1:] if self.learning_rate is None else learner.rates
             size = choose_batch_size(self)
             learner = replace(learner, rates=rates, n_chains=1, chain_rows=size, local_steps=0)
@@ -819,7 +819,7 @@ class ConditionalRBM(StreamedEstimator):
             return self._map(X, (what, n_sweeps), *to)
         elif out is None:
             found = self._map_rows(self._given_rows(X), counting, *to)
-        else:  # maps on workers do not report convergence, so some rows are inferred again here
+        else:  # workers do not report convergence, so infer some rows again here
             ds = self._given_rows(X)
             found = self._map_rows(ds, row_map, *to)
             for part in choose_checked_rows(len(ds)):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic")
 INFERENCES = ("sum-product", "mixed-product", "max-product", "mean-field")
-# Learners that use a parameter which the others refuse.
+# Names of the learners that accept each of these parameters; the other learners refuse it.
 USERS = {"loss": ("mssvm", "lssvm"), "gibbs_steps": ("cd", "pcd", "cd-percloss")}
 # Largest standard deviation of the initial weights: eight deviations are the largest weight of float32
 # messages.

@@ -33,7 +33,7 @@ MIN_ROWS_SEEN, SWEEPS = 3_000, 60
 # n_epochs=None with templates and kept messages: an attempt that has not settled after 300 passes is followed
 # by another one, up to 5 attempts.
 PASSES, ATTEMPTS = 300, 5
-# p_weight=None: prior of a weight of a single layer; with templates, of the features and of the templates.
+# p_weight=None: prior of a weight of a single layer, of features below templates, and of templates.
 ONE_LAYER, FEATURES, TEMPLATES = 0.3, 0.25, 1e-20
 # damping=None with templates.
 LAYERED_DAMPING = 0.2
@@ -89,13 +89,13 @@ def default_layers(image: tuple[int, int, int]) -> list[tuple[int, tuple[int, in
     return [(N_FEATURES, (height, min(WINDOW[0] * WINDOW[1] // height, image[2])))]
 
 
-def layer_sizes(
+def choose_layer_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
     """Return (features, (height, width)) of each layer: the parameter, or the default for the images."""
     if model.layers is None:
         return default_layers(image)
-    size: Any  # (height, width), or both in one
+    size: Any  # (height, width), or one number for both
     found = []
     for n, size in model.layers:
         h, w = size if is_list(size) else (size, size)
@@ -113,22 +113,22 @@ def is_online(model: HierarchicalCompositionalNetwork) -> bool:
     return not has_templates(model) if model.online is None else bool(model.online)
 
 
-def damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of new messages: the parameter, or 1, or 0.2 with templates."""
+def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
+    """Return the weight of new messages: the parameter, else 1, or 0.2 with templates."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
 
 
-def n_layers(model: HierarchicalCompositionalNetwork) -> int:
+def count_layers(model: HierarchicalCompositionalNetwork) -> int:
     """Return the number of layers of features."""
     return 1 if model.layers is None else len(model.layers)
 
 
-def weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
+def choose_weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
     """Return the prior of a weight of each layer; the templates are last."""
     given: Any = model.p_weight
-    n = n_layers(model) + has_templates(model)
+    n = count_layers(model) + has_templates(model)
     if given is None:
         if not has_templates(model):
             return (ONE_LAYER,)
@@ -136,46 +136,48 @@ def weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
     return tuple(map(float, given)) if is_list(given) else (float(given),) * n
 
 
-def n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the chains per step (leaves with kept messages): the parameter, or 1, or 8 for many images."""
+def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+    """Return the chains per step (or leaves per step): the parameter, else 1, or 8 for many images."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
-def chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the minibatches per chain: the parameter, or 1, or 10 for many images."""
+def choose_chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+    """Return the minibatches per chain: the parameter, else 1, or 10 for many images."""
     return int(model.chain_batches or (CHAIN_BATCHES if n_rows >= MANY_ROWS else 1))
 
 
-def batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
+def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
     """Return the images per minibatch: the parameter, or 5, reduced so that ``n_rows`` fill all chains."""
     if model.batch_size is not None:
         return int(model.batch_size)
     if n_rows is None or not is_online(model):
         return BATCH_SIZE
-    return max(1, min(BATCH_SIZE, n_rows // (chain_batches(model, n_rows) * n_chains(model, n_rows))))
+    return max(
+        1, min(BATCH_SIZE, n_rows // (choose_chain_batches(model, n_rows) * choose_n_chains(model, n_rows)))
+    )
 
 
-def warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Return the number of warm-up images, which come first with one minibatch per step."""
     if not is_online(model):
         return 0
     if model.warmup_rows is not None:
         return int(model.warmup_rows)
-    serial = n_chains(model, n_rows) == chain_batches(model, n_rows) == 1
+    serial = choose_n_chains(model, n_rows) == choose_chain_batches(model, n_rows) == 1
     return 0 if serial else min(WARMUP_ROWS, n_rows)
 
 
-def n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Return the epochs of an online fit, or the passes with kept messages: the parameter or its default."""
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if is_online(model):
-        # A set of fewer images than a minibatch holds gets the same number of minibatches.
+        # A dataset smaller than one minibatch gets as many epochs as a dataset of one minibatch.
         return -(-MIN_ROWS_SEEN // max(n_rows, BATCH_SIZE))
     return PASSES if has_templates(model) else SWEEPS
 
 
-def max_fits(model: HierarchicalCompositionalNetwork) -> int:
+def count_max_fits(model: HierarchicalCompositionalNetwork) -> int:
     """Return the largest number of fits: restarts, or attempts until one with templates settles."""
     if has_templates(model) and not is_online(model) and model.n_epochs is None:
         return ATTEMPTS
@@ -183,7 +185,7 @@ def max_fits(model: HierarchicalCompositionalNetwork) -> int:
 
 
 def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
-    n = n_layers(model)
+    n = count_layers(model)
     if n > 1 and not has_templates(model):
         raise ValueError(
             f"layers has {n} entries, but several layers need a class layer on top: set templates to the "

@@ -239,7 +239,7 @@ def _infer(
             _add_pairs(m[: part.stop - first], h_units, pairs)
 
 
-# One compiled body per type of the pair beliefs.
+# One compiled function for each dtype of the pair beliefs.
 _INFER = {
     name: entry(
         *(given("f4", 2), types.int64, *INPUTS, *RESULTS),

@@ -31,14 +31,14 @@ from scalelatent.kernels.tiles import Sums, add, make_tile
 from scalelatent.kernels.vectors import BYTES, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
 
-# The sums of a tile take three quarters of the registers; with so many rows arithmetic takes longer than the
+# Rows and vectors of a tile. Its sums fill three quarters of the registers, and arithmetic takes longer than
 # loads.
 ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
 # Bytes of a panel that stay in the first-level cache during a strip; wider panels are processed in parts of
 # the columns.
 _PANEL_BYTES = 26_000
-# Rows of a strip: 190 kB of the second-level cache for 392 columns.
+# Number of rows of a strip; with 392 columns they take 190 kB of the second-level cache.
 STRIP = 120
 _BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
 
@@ -93,7 +93,7 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
 def _update_best(
     v: Vectors, sums: Sums, begun: ir.Value, scale: ir.Value, bias: ir.Value, base: ir.Value, state: ir.Value
 ) -> None:
-    """Compare the scores of a tile with the best of their lanes; ``begun`` are sums over earlier columns."""
+    """Compare the scores of a tile with the best of their lanes; ``begun`` holds sums of earlier columns."""
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
     indices = [v.counted(base, LANES * k) for k in range(VECS)]
     for r, row in enumerate(sums):
@@ -153,7 +153,7 @@ def _scan(
     strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, begun: np.ndarray,
     state: np.ndarray,
 ) -> None:  # fmt: skip
-    """Find best, second best and index of each row and lane; ``begun`` is scratch for sums, filled with 0."""
+    """Find best, second best and index of each row and lane; ``begun`` is zeroed scratch space for sums."""
     q = strip.shape[1]
     row, wide = BYTES * q, BYTES * PANEL
     words = same_bytes(state, np.int32)
@@ -273,7 +273,7 @@ def _nearest(
             least = score - 2.0 * (slope * lengths[i] + floor)
             if following >= least:
                 doubtful[doubts] = rows[i]
-                # Rounded down, because it is compared with float32 scores.
+                # Round the floor down, because float32 scores are compared with it.
                 floors[doubts] = least - 1e-7 * abs(least)
                 doubts += 1
     codes = empty(STRIP, np.int32)
