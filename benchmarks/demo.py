@@ -21,7 +21,7 @@ def demo(folder: Path, rows: int) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
-        "scalelatent.cli",
+        "scalelatent",
         "demo",
         "--rows",
         str(rows),

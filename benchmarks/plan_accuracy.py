@@ -88,7 +88,7 @@ def command(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "scalelatent.cli", *arguments, "--json"], stdout=out, stderr=err
+            [sys.executable, "-m", "scalelatent", *arguments, "--json"], stdout=out, stderr=err
         )
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - begin

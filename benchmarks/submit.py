@@ -125,7 +125,7 @@ def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict
             begin = time.time()
             if way == "command line":
                 file = as_file(folder, name, "small.zarr", capsule_dim=4, max_iter=3)
-                words = ["-m", "scalelatent.cli", "submit", str(file), "--scheduler", address]
+                words = ["-m", "scalelatent", "submit", str(file), "--scheduler", address]
                 subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=120)
             else:
                 submit_job(job(folder, name, "small.zarr", address, capsule_dim=4, max_iter=3), client=client)
@@ -189,7 +189,7 @@ def shares(client: Client, folder: Path, address: str, scheduler: int, rows: int
         lambda dask_scheduler: dask_scheduler.task_prefixes["capsule_estep"].duration_average
     )
     subprocess.run(
-        [sys.executable, "-m", "scalelatent.cli", "cancel", submitted.run],
+        [sys.executable, "-m", "scalelatent", "cancel", submitted.run],
         check=True,
         capture_output=True,
         timeout=60,

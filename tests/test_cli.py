@@ -437,7 +437,7 @@ def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "scalelatent.cli", "status", "--json"]
+    command = [sys.executable, "-m", "scalelatent", "status", "--json"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
@@ -463,7 +463,7 @@ def test_texts():
 
 
 def test_entry_point_runs():
-    command = [sys.executable, "-m", "scalelatent.cli", "status", "/no/such/folder"]
+    command = [sys.executable, "-m", "scalelatent", "status", "/no/such/folder"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "NO_COLOR": "1"}
     )

@@ -87,7 +87,7 @@ def test_it_is_searched(rows: str) -> None:
 
 def command(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "scalelatent.cli", *arguments],
+        [sys.executable, "-m", "scalelatent", *arguments],
         capture_output=True, text=True, timeout=150, cwd=cwd, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -125,7 +125,7 @@ def test_jobs_know_it(rows: str, tmp_path: Path) -> None:
     assert "kmeans" in schema["properties"]["model"]["properties"]["kind"]["enum"]
     (tmp_path / "wrong.toml").write_text(JOB.replace("n_clusters", "n_cluster"))
     wrong = subprocess.run(
-        [sys.executable, "-m", "scalelatent.cli", "plan", "wrong.toml"],
+        [sys.executable, "-m", "scalelatent", "plan", "wrong.toml"],
         capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert "did you mean 'n_clusters'?" in wrong.stderr

@@ -60,7 +60,7 @@ run("kill", "run-2")
 # Minus 9 is the status of a process that SIGKILL ended. ``scalelatent status run-2`` shows the run. It is
 # updated from time to time, so it may show an earlier pass than the last checkpoint:
 
-command = [sys.executable, "-m", "scalelatent.cli", "status", "run-2"]
+command = [sys.executable, "-m", "scalelatent", "status", "run-2"]
 print(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout)
 
 # %%

@@ -149,7 +149,7 @@ capsule_dim = 8
 n_epochs = 10
 """)
 done = subprocess.run(
-    [sys.executable, "-m", "scalelatent.cli", "fit", str(job)], capture_output=True, text=True, check=True
+    [sys.executable, "-m", "scalelatent", "fit", str(job)], capture_output=True, text=True, check=True
 )
 print("$ scalelatent fit job.toml")
 print(done.stdout)

@@ -88,7 +88,7 @@ max_iter = 15
 
 def scalelatent(*arguments):
     print("$ scalelatent", *arguments)
-    command = [sys.executable, "-m", "scalelatent.cli", *arguments]
+    command = [sys.executable, "-m", "scalelatent", *arguments]
     done = subprocess.run(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

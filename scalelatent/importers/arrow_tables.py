@@ -99,7 +99,7 @@ def import_csv(
     features: Sequence[str] | None = None,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import columns of CSV files with a header line, plain or compressed (``.gz``, ``.bz2``, ``.zst``).
+    """Import columns of CSV files with a header line; files may be compressed by gzip, bzip2 or zstd.
 
     The text is read twice, first to count its rows. Features are read as float64; `convert_dataset` changes
     the dtype.

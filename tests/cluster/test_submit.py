@@ -73,7 +73,7 @@ def tasks_of(client: Any) -> list[str]:
 
 
 def command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "scalelatent.cli", *map(str, arguments)]
+    words = [sys.executable, "-m", "scalelatent", *map(str, arguments)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 

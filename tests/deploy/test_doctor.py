@@ -54,7 +54,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch):
 
 @pytest.mark.slow
 def test_cold_kernels_are_counted_and_not_compiled(tmp_path):
-    command = [sys.executable, "-m", "scalelatent.cli", "doctor", str(tmp_path), "--json"]
+    command = [sys.executable, "-m", "scalelatent", "doctor", str(tmp_path), "--json"]
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=True)
     (found,) = [found for found in json.loads(done.stdout)["findings"] if found["check"] == "kernels"]

@@ -23,7 +23,7 @@ from scalelatent.errors import JobError
 @pytest.mark.slow
 def test_what_is_warm_is_left_as_it_is(tmp_path: Path) -> None:
     def run(*more: str) -> str:
-        command = [sys.executable, "-m", "scalelatent.cli", "warm", "evaluation", *more]
+        command = [sys.executable, "-m", "scalelatent", "warm", "evaluation", *more]
         env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
         return subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=170, check=True

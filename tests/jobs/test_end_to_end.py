@@ -82,7 +82,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 @contextlib.contextmanager
 def started(*arguments, cwd):
     """Start a command line in its own process group, and end the group after the test."""
-    command = [sys.executable, "-m", "scalelatent.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "scalelatent", *map(str, arguments)]
     process = subprocess.Popen(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

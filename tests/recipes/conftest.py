@@ -22,7 +22,7 @@ def cluster_up(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen
     """Return the process and its printed JSON."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     process = subprocess.Popen(
-        [sys.executable, "-m", "scalelatent.cli", "cluster", "up", "--json", *options],
+        [sys.executable, "-m", "scalelatent", "cluster", "up", "--json", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env=os.environ | {"PYTHONPATH": path} | environ,
     )  # fmt: skip

@@ -29,7 +29,7 @@ def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
 
     file, folder = tmp_path / "scheduler.json", tmp_path / "tls"
     join = [
-        sys.executable, "-m", "scalelatent.cli", "cluster", "join", "--scheduler-file", str(file),
+        sys.executable, "-m", "scalelatent", "cluster", "join", "--scheduler-file", str(file),
         "--workers", "1", "--gpus", "1", "--name", "box", "--tls-folder", str(folder), "--wait", "60",
     ]  # fmt: skip
     environ = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "3"}
@@ -61,7 +61,7 @@ def _refused(*arguments: str) -> str:
     """Return the message of `cluster join`: one line, long before the end of --wait."""
     began = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-m", "scalelatent.cli", "cluster", "join", *arguments],
+        [sys.executable, "-m", "scalelatent", "cluster", "join", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 2, ended.stderr

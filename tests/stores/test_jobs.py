@@ -188,7 +188,7 @@ def test_the_cycle_in_memory(on_disk: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resume_after_sigkill(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scalelatent.cli", "fit", str(job_file(tmp_path, base))]
+    command = [sys.executable, "-m", "scalelatent", "fit", str(job_file(tmp_path, base))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     place, deadline = locate(f"{base}/run"), time.monotonic() + 90
     try:

@@ -42,7 +42,7 @@ print(json.dumps({"peak": peak_bytes(), **found_plan}))
 @pytest.fixture(scope="module")
 def _warm() -> None:
     """Kernels compiled ahead: LLVM's memory is none of a fit's."""
-    warm = [sys.executable, "-m", "scalelatent.cli", "warm", "hcn", "data"]
+    warm = [sys.executable, "-m", "scalelatent", "warm", "hcn", "data"]
     subprocess.run(warm, capture_output=True, timeout=120, check=True)
 
 
