@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Bits that mark the known pixels of rows, and classes of rows; None if not given.
+# (mask of the known pixels of rows as bits, classes of rows); an item is None if it was not given.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -463,8 +463,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._network
 
     @property
-    def _reading(self) -> MultiLayer:
-        """Fitted network of several layers with the present ``read_noise``."""
+    def _network_for_reading(self) -> MultiLayer:
+        """Fitted network of several layers, with the current value of the parameter ``read_noise``."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -532,7 +532,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _row_map(self, what: str | tuple[str, Given]) -> RowMap:
         name, (known, codes) = what if isinstance(what, tuple) else (what, (None, None))
         if isinstance(self._network, MultiLayer):
-            network = self._reading
+            network = self._network_for_reading
             fixed = FixedNetwork(network.coded, self._stream.beliefs, network.template_classes)
             if name == "filled":
                 return CompletionMap(fixed, True, known, codes)
@@ -679,7 +679,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             Evidence of pixels, and pools and weights of each layer for ``torch.nn.functional.conv2d``.
         """
         check_is_fitted(self)
-        network = self._reading
+        network = self._network_for_reading
         classes = self.classes_[network.template_classes]
         return convolutional_form(network.coded, self._stream.beliefs, classes)
 
@@ -689,7 +689,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 "to_onnx: a network without templates finds places by message passing, for which ONNX has no "
                 "operators: save the model, and use this package"
             )
-        network = self._reading
+        network = self._network_for_reading
         form = convolutional_form(network.coded, self._stream.beliefs, network.template_classes)
         scores = draw_scores(graph, network.coded.layers[0], form, network.template_classes)
         graph.classes(scores, self.classes_, "scores")
@@ -732,7 +732,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         check_is_fitted(self)
         return SeveralObjects.from_network(
-            self._reading, self._stream.beliefs, image_shape, n_objects, self.device
+            self._network_for_reading, self._stream.beliefs, image_shape, n_objects, self.device
         )
 
     def infer(self, X: RowsLike) -> PlaceBeliefs | TemplateBeliefs:
@@ -781,7 +781,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise ValueError(f"n_samples={n_samples}: give a whole number of at least 1")
         seed = draw_seed() if random_state is None else resolve_seed(random_state)
         if isinstance(self._network, MultiLayer):
-            network = self._reading
+            network = self._network_for_reading
             codes = network.codes(y, int(n_samples))
             weights = [part > 0 for part in network.net.split(self._stream.beliefs)]
             drawn = network.coded.draw(weights, int(n_samples), codes, seed)
@@ -825,7 +825,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_is_fitted(self)
         ds = self._given_rows(X, y, sample_weight)
         if isinstance(self._network, MultiLayer):
-            errors, classes = self._reading.scoring(ds, self._stream.beliefs)
+            errors, classes = self._network_for_reading.scoring(ds, self._stream.beliefs)
             return 1.0 - errors.error(self._collect(errors, ds, classes, callbacks))
         decoder = self._decoder()
         stats = self._collect(DescriptionLength(decoder), ds, None, callbacks)

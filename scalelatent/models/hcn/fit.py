@@ -274,7 +274,7 @@ def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, i
 def make_feature_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> tuple[FeatureLayer, ...]:
-    """Return the layers of features of the parameters, from the image up."""
+    """Return the feature layers that the parameters of the model describe; the lowest layer is first."""
     found = []
     threshold, missing = (None if v is None else float(v) for v in (model.threshold, model.missing))
     filters = None

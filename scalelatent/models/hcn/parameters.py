@@ -242,11 +242,11 @@ def _check_used(model: HierarchicalCompositionalNetwork) -> None:
         )
 
 
-def _optional(name: str, doc: str, least: int = 1, **more: Any) -> Parameter:
+def _make_optional(name: str, doc: str, least: int = 1, **more: Any) -> Parameter:
     return Parameter(name, None, Whole(least, also=(None,)), doc, **more)
 
 
-def _chance(name: str, default: float, doc: str, below: float = 1.0) -> Parameter:
+def _make_probability(name: str, default: float, doc: str, below: float = 1.0) -> Parameter:
     give = f"give a number in (0, {below:g})"
     return Parameter(name, default, Number(give, above=0, below=below), doc)
 
@@ -270,8 +270,8 @@ PARAMETERS = Parameters(
             "pool", 3, Satisfies(is_pool, "give an odd number of at least 1: a pool has a middle"),
             "side of the pools between layers in pixels, odd", later=True,
         ),
-        _chance("p01", 1e-3, "probability that a pixel under a feature is 0", 0.5),
-        _chance("p10", 1e-3, "probability that a pixel under no feature is 1", 0.5),
+        _make_probability("p01", 1e-3, "probability that a pixel under a feature is 0", 0.5),
+        _make_probability("p10", 1e-3, "probability that a pixel under no feature is 1", 0.5),
         Parameter(
             "p_weight",
             None,
@@ -283,7 +283,7 @@ PARAMETERS = Parameters(
             ),
             "prior probability of a weight; None: 0.3; with templates 0.25, and 1e-20 for the templates",
         ),
-        _chance("p_sparsity", 1e-4, "prior probability of a feature at a place, without templates"),
+        _make_probability("p_sparsity", 1e-4, "prior probability of a feature at a place, without templates"),
         Parameter(
             "online",
             None,
@@ -296,8 +296,8 @@ PARAMETERS = Parameters(
             Number("give a number in (0, 1]; 1 forgets nothing", above=0, most=1),
             "share of the earlier evidence that remains after a minibatch",
         ),
-        _optional("batch_size", "images per minibatch; None: 5, or fewer for few images"),
-        _optional(
+        _make_optional("batch_size", "images per minibatch; None: 5, or fewer for few images"),
+        _make_optional(
             "n_epochs",
             "epochs; None: epochs that show at least 3,000 images, with kept messages 60 sweeps, with "
             "templates 300 passes",
@@ -327,9 +327,9 @@ PARAMETERS = Parameters(
             "(p01, p10) for images after learning, with templates; None: p01 and p10", later=True,
         ),
         Parameter("n_restarts", 1, Whole(), "number of fits; the one with the smallest compression is kept"),
-        _optional("n_chains", "chains per step; None: 1, or 8 from 10,000 images on"),
-        _optional("chain_batches", "minibatches per chain; None: 1, or 10 from 10,000 images on"),
-        _optional("warmup_rows", "warm-up images, one minibatch per step; None: 4,000 before chains", 0),
+        _make_optional("n_chains", "chains per step; None: 1, or 8 from 10,000 images on"),
+        _make_optional("chain_batches", "minibatches per chain; None: 1, or 10 from 10,000 images on"),
+        _make_optional("warmup_rows", "warm-up images, one minibatch per step; None: 4,000 before chains", 0),
         Parameter(
             "threshold", None, Number("give a number, or None for pixels of 0 and 1", also=(None,)),
             "pixels above it are 1; with filters: smallest step in grey levels, None: 64",
@@ -351,7 +351,7 @@ PARAMETERS = Parameters(
             Satisfies(is_shape, "give (height, width) or (channels, height, width), or None"),
             "shape of the images that flat rows hold",
         ),
-        _optional("patience", "end after this many epochs without better validation rows"),
+        _make_optional("patience", "end after this many epochs without better validation rows"),
         WARM_START,
         RANDOM_STATE,
         DEVICE,

@@ -194,7 +194,7 @@ class CompressiveMBN(StreamedEstimator):
         torch = import_torch()
         choose_torch_device(torch, self.device)
         with restored_on_failure(self):
-            rows, outputs = self._pairs(X, y, "X", reset=True)
+            rows, outputs = self._make_pair(X, y, "X", reset=True)
             watched = {"rows": rows, "output": outputs}
             if validation is not None:
                 held = self._held_pair(*rows_and_labels(validation), outputs.n_features)
@@ -247,7 +247,7 @@ class CompressiveMBN(StreamedEstimator):
         batch = min(int(self.batch_size), n_rows)
         return RowOrder(n_rows, seed, batch, run_rows=run, buffer_runs=BUFFER_RUNS)
 
-    def _pairs(self, X: Any, y: Any, what: str, *, reset: bool) -> tuple[Dataset, Dataset]:
+    def _make_pair(self, X: Any, y: Any, what: str, *, reset: bool) -> tuple[Dataset, Dataset]:
         """Return rows and their outputs as datasets."""
         if y is None:
             raise DataError(
@@ -273,7 +273,7 @@ class CompressiveMBN(StreamedEstimator):
         return rows, y
 
     def _held_pair(self, X: Any, y: Any, width: int) -> tuple[Dataset, Dataset]:
-        rows, outputs = self._pairs(X, y, "validation", reset=False)
+        rows, outputs = self._make_pair(X, y, "validation", reset=False)
         if outputs.n_features != width:
             raise DataError(
                 f"validation: the output has {outputs.n_features} columns, but that of the training rows has "
@@ -308,7 +308,7 @@ class CompressiveMBN(StreamedEstimator):
         See the class.
         """
         check_is_fitted(self)
-        rows, outputs = self._pairs(X, y, "X", reset=False)
+        rows, outputs = self._make_pair(X, y, "X", reset=False)
         off, spread = 0.0, Spread(outputs.n_features)
         for a in range(0, len(rows), SCORE_ROWS):
             b = min(a + SCORE_ROWS, len(rows))

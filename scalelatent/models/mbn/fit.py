@@ -251,7 +251,7 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
     for layer in layers:
         set_bytes, code_size = _centroid_bytes(layer, train), np.dtype(layer.code_dtype).itemsize
         tiles = tile_layout(n, row_bytes, LayerCoder(layer, _NO_SETS, 0, sets))
-        memory = _memory(layer, train, set_bytes, row_bytes, tiles, resources)
+        memory = _estimate_memory(layer, train, set_bytes, row_bytes, tiles, resources)
         forecast.check_memory(f"layer {layer.number} (k = {layer.k})", memory, _find_remedy(layer))
         strips = -(-n // tiles["shard_rows"])
         count = strips * -(-sets // tiles["tile_columns"])
@@ -361,7 +361,7 @@ def _converted_bytes(layer: Layer, train: Dataset, rows: int) -> int:
     return int(4 * entries * rows)
 
 
-def _memory(
+def _estimate_memory(
     layer: Layer,
     train: Dataset,
     centroids: int,

@@ -16,8 +16,9 @@ from scalelatent.kernels.arrays import Array, align
 from .cpu import few_rows
 from .update import StepArrays, StepRates, add_to, ascend
 
-# Largest number of rows for which the tiles are faster than OpenBLAS; with vectors of eight floats both are
-# equally fast there (benchmarks/crbm_steps.py --parts products).
+# Largest number of rows for which the tiles are used instead of OpenBLAS. Up to here the tiles are faster with
+# vectors of sixteen floats (benchmarks/crbm_steps.py --parts products); with eight floats both are equally
+# fast at this number.
 MAX_ROWS = 160
 # With fewer units BLAS computes a product as a matrix times a vector.
 _FEW_UNITS = 8

@@ -89,7 +89,7 @@ def sweep_messages(
     evidence, order, s, w
         See :func:`sweep`.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, pairs)
-        Messages, changed in place; those of a pixel are contiguous, see :func:`~.windows.starts`.
+        Messages, changed in place; those of a pixel are contiguous, see :func:`~.windows.message_starts`.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
         1 for each line of a pixel's window with a nonzero message in ``to_w``; changed in place. Few lines
         have one, and kernels skip the others.

@@ -45,15 +45,15 @@ class LayerCoder:
         return replace(self, first=self.first + first, stop=self.first + stop)
 
     def row_bytes(self) -> int:
-        """Return the bytes of a row of codes in one tile."""
+        """Return the bytes of one code, the entry of one row and one column of codes."""
         return np.dtype(self.layer.code_dtype).itemsize
 
     def flops_per_row(self) -> float:
-        """Return the cost of a column per row, in operations of a matrix product."""
+        """Return the cost of coding a row by one clustering, in operations of a matrix product."""
         return self.layer.flops_per_row()
 
     def column_flops(self) -> float:
-        """Return the cost of preparing a column."""
+        """Return the cost of preparing one clustering, which computes one column of codes."""
         return self.layer.preparation_flops()
 
     def prepare(self, backend: Backend) -> Backend:

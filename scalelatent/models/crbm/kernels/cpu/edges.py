@@ -142,7 +142,7 @@ def scatter_pairs(
     lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
     n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value,
 ) -> None:  # fmt: skip
-    """Scatter the messages of two rows, and store what pair beliefs and the Bethe estimate need.
+    """Send messages of two rows to the hidden units; store inputs of pair beliefs and the Bethe estimate.
 
     P(v_i = 1 | h_j = 1) is stored at ``c``, which may be ``m``. The product of (x + y) / N of each column, z
     2^ez, is multiplied by the factors of both rows.

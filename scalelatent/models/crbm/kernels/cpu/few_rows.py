@@ -241,7 +241,7 @@ def ascend_outer(
     theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
     left: np.ndarray, x: np.ndarray, decay: np.float32, momentum: np.float32,
 ) -> None:  # fmt: skip
-    """Set ``new_velocity`` to momentum velocity - decay theta + left^T x, and ``new_theta`` to theta plus it.
+    """Write momentum velocity - decay theta + left^T x to ``new_velocity``; add it to theta: ``new_theta``.
 
     Velocities may be empty. The new arrays may be the old ones.
     """

@@ -59,7 +59,7 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
-def _sweeping(wide: bool) -> Callable[..., None]:
+def _make_sweep(wide: bool) -> Callable[..., None]:
     """Return the body of a sweep with messages of int16, or of int32 if ``wide``."""
     look_off, look_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
@@ -86,11 +86,13 @@ def _sweeping(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                if far and p + 1 < order.shape[1]:  # the processor prefetches the rest itself
+                # Prefetch only the first messages of the next tree; the processor prefetches the others itself.
+                if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], BEGINNING)
-                if b <= _0:  # also for 0: kept messages may come from other evidence
+                # Evidence of 0 sends messages of 0, which must replace kept messages of earlier evidence.
+                if b <= _0:
                     total = look_off(tree, (-b,), _ALL)
                     change = send_off(tree, (-b - total, -b, _0), damping)
                 else:
@@ -102,7 +104,7 @@ def _sweeping(wide: bool) -> Callable[..., None]:
     return sweep
 
 
-_sweep_short, _sweep_wide = _sweeping(False), _sweeping(True)
+_sweep_short, _sweep_wide = _make_sweep(False), _make_sweep(True)
 
 
 @entry(

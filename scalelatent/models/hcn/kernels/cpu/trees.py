@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from numba.core.typing.templates import Signature
 
 _BITS = ir.IntType(LANES)  # one bit per SIMD lane
-LEAST = -(2**29)  # belief in a place or weight outside the tree; int32 can hold the sum of two such beliefs
+BELIEF_OUTSIDE = -(
+    2**29
+)  # belief in a place or weight outside the tree; int32 can hold the sum of two such beliefs
 HELD, LIVE = 1, 2  # flags of a line: it has nonzero messages to weights; the sweep must not skip it
 
 Values = list[ir.Value]
@@ -63,8 +65,8 @@ class _Code(Vectors):
         """Return the smaller of two values in each lane."""
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
-    def both(self, s: ir.Value, w: ir.Value) -> ir.Value:
-        """Return the message of a pair to the OR."""
+    def pair_message(self, s: ir.Value, w: ir.Value) -> ir.Value:
+        """Return the message of pairs to the OR, from the messages of their places and weights."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
     def lanes_of(self, mask: ir.Value) -> ir.Value:
@@ -123,7 +125,7 @@ class _Pairs:
                 found = code.load(self._spots[which], 0, code.ints)
             else:
                 found = code.bits(code.load(self._spots[which], mask=self.mask))
-                found = code.b.select(self.mask, found, code.integer(LEAST))
+                found = code.b.select(self.mask, found, code.integer(BELIEF_OUTSIDE))
             self._found[which] = found
         return self._found[which]
 
@@ -163,7 +165,7 @@ class _Pairs:
             for which, change in changes.items():
                 change = self._damped(change)
                 self._add(which, change)
-                self._keep(which, change)
+                self._store_kept(which, change)
                 moved = b.or_(moved, self._unlike_zero(change))
             return [moved, held()]
 
@@ -189,7 +191,7 @@ class _Pairs:
             belief = self.code.b.bitcast(belief, self.code.vec)
         self.code.store(belief, self._spots[which], mask=self.mask)
 
-    def _keep(self, which: int, change: ir.Value) -> None:
+    def _store_kept(self, which: int, change: ir.Value) -> None:
         raw = self.code.b.add(self._kept(which), self.code.narrow(change))
         if self.mask is not None:
             raw = self.code.b.select(self.mask, raw, self._kept(which))
@@ -294,11 +296,11 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
 
     def code_of(code: _Code, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
         b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
-        least = code.integer(2 * LEAST)
+        least = code.integer(2 * BELIEF_OUTSIDE)
         limit = b.sub(zero, most) if on else zero
 
         def value(pairs: _Pairs, carried: Values) -> Values:
-            t = code.both(pairs.cavity(0), pairs.cavity(1))
+            t = code.pair_message(pairs.cavity(0), pairs.cavity(1))
             if not on:
                 return [b.add(carried[0], code.min(code.max(t, zero), most))]
             first, second = carried
@@ -351,7 +353,7 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
 
         def live(pairs: _Pairs, carried: Values) -> Values:
             s, w = pairs.cavity(0), pairs.cavity(1)
-            t = code.both(s, w)
+            t = code.pair_message(s, w)
             if on:
                 size = b.select(b.icmp_signed("==", t, z), y, x)
             else:

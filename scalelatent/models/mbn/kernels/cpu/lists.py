@@ -37,8 +37,8 @@ _GROUP = 32
 _COPIED = 16
 # Counters whose maximum is found at once, and counters that can be cleared in the time of a single one.
 _RUN, _CLEARED = 128, 16
-# A row has room for twice the members that it meets with uniform codes, and at most this many per look-up. A
-# row that meets more is counted separately.
+# The buffer of a row holds twice the members that a row has if codes are uniform, and at most this many per
+# look-up. Rows with more members are counted by a separate function.
 _MAX_ROOM = 8
 _LANES = 8
 
