@@ -223,7 +223,7 @@ class RowSets(Protocol):
 
     @property
     def n_sets(self) -> int:
-        """Number of sets."""
+        """Number of sets of rows."""
 
     @property
     def set_rows(self) -> int:

@@ -123,7 +123,7 @@ def load_full_history(store: EngineStore, stage: Stage, first: int, iteration: i
     for number in sorted(missing.intersection(store.iterations(stage.name))):
         try:
             summary = stage.batch.summary(store.load_state(stage.name, number))
-        except RunError:  # a damaged state, which the resume does not need
+        except RunError:  # the state is damaged, but the resume does not need it
             continue
         record = make_record(stage, summary, 0.0, stage.rows, 0)
         store.append_history(stage.name, record)

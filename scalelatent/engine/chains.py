@@ -182,7 +182,7 @@ class ChainRunner:
             self.rows += sum(len(block.x) for block in blocks if block is not None)
             return found
         finally:
-            self._feed.rest()
+            self._feed.finish_step()
 
     def _run(self, state: object, blocks: Sequence[Block | None], check: Callable[[], None]) -> TreeReducer:
         stop = threading.Event()

@@ -273,7 +273,7 @@ class EngineStore:
                 record = json.loads(line)
                 if record[key] <= upto:
                     kept[record[key]] = record
-            except (ValueError, TypeError, KeyError):  # a damaged line
+            except (ValueError, TypeError, KeyError):  # the line is damaged
                 continue
         records = [kept[k] for k in sorted(kept)]
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .cache import Piece
 
-AHEAD = 2  # number of slabs that are gathered in advance
+AHEAD = 2  # number of slabs (groups of consecutive steps) whose rows are gathered in advance
 BUFFERS = 2  # buffers of a chain in memory: the current one and the next one
 SLAB_BYTES, SLAB_STEPS = 2**21, 256  # upper bounds on a slab: bytes per chain, and steps
 IDLE_SECONDS = 10.0  # an unused feed releases its rows after this time
@@ -91,7 +91,7 @@ class Feed:
             out.append(block)
         return out
 
-    def rest(self) -> None:
+    def finish_step(self) -> None:
         """Mark the current step as finished, which starts the time to release the rows of an unused feed."""
         with self._change:
             self._busy, self._asked = False, time.monotonic()
@@ -237,13 +237,13 @@ class Feed:
 
     def _take_in_memory(self, rows: np.ndarray) -> _Rows:
         assert self._whole is not None
-        (x, y, weight), rows = self._whole, self._order.numbers(rows)
+        (x, y, weight), rows = self._whole, self._order.to_dataset_rows(rows)
         y = None if y is None else y.take(rows, axis=0)
         weight = None if weight is None else weight.take(rows, axis=0)
         return x.take(rows, axis=0), y, weight, rows
 
     def _take_from_runs(self, rows: np.ndarray) -> _Rows:
-        size, numbers = self._order.run_rows, self._order.numbers(rows)
+        size, numbers = self._order.run_rows, self._order.to_dataset_rows(rows)
         by_run = np.argsort(rows // size, kind="stable")
         runs = rows[by_run] // size
         cuts = [0, *(np.flatnonzero(runs[1:] != runs[:-1]) + 1).tolist(), len(rows)]

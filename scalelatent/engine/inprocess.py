@@ -278,7 +278,7 @@ def run_threads(
                 if results.empty() and (item := take()) is not _END:
                     try:
                         value, error = run(item), None
-                    except Stopped:  # another thread failed, and the next result is its error
+                    except Stopped:  # another thread failed; the next result is the error of that thread
                         continue
                 else:
                     item, value, error = _wait_for_result(results, threads, caller_stop)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # :func:`measure_sortedness` reads the labels of this many ranges with this many rows each.
 SAMPLED_PLACES, SAMPLED_ROWS = 64, 256
-SORTED = 0.5  # sortedness from which a fit warns
+SORTED = 0.5  # a fit warns of rows whose sortedness by label is at least this
 
 _Rows = TypeVar("_Rows", int, np.ndarray)
 Permute = Callable[[int, int, int, int], np.ndarray]
@@ -44,7 +44,7 @@ class RowOrder:
     run_rows: int = 1024
     buffer_runs: int = 16
     shuffle: bool = True
-    # (rows, period): the last ``rows`` rows of every ``period`` rows are held out, and not in ``n_rows``.
+    # (rows, period): of every ``period`` rows, the last ``rows`` rows are held out; ``n_rows`` excludes them.
     held: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class RowOrder:
                 f"epoch {epoch}, step {step}, chain {chain}: there are {self.n_steps} steps of "
                 f"{self.n_chains} chains"
             )
-        return self.numbers(self.rows_at(epoch, chain, *self.places(chain, step, step + 1)))
+        return self.to_dataset_rows(self.rows_at(epoch, chain, *self.places(chain, step, step + 1)))
 
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
@@ -155,9 +155,9 @@ class RowOrder:
     def run_range(self, run: int) -> tuple[int, int]:
         """Return the range ``(start, stop)`` of rows of the dataset that contains a run."""
         last = min((run + 1) * self.run_rows, self.n_rows) - 1
-        return self.numbers(run * self.run_rows), self.numbers(last) + 1
+        return self.to_dataset_rows(run * self.run_rows), self.to_dataset_rows(last) + 1
 
-    def numbers(self, rows: _Rows) -> _Rows:
+    def to_dataset_rows(self, rows: _Rows) -> _Rows:
         """Convert row indices that skip held-out rows to row indices of the dataset."""
         spared, period = self.held
         return rows + spared * (rows // (period - spared)) if spared else rows

@@ -42,7 +42,7 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
 MERGE_SHARE = 0.02  # upper bound on the time to merge leaves, as a share of the time to compute them
 FEW_LEAVES = 16  # a reduction that requests `merge_share` gets up to this many leaves
-_TWO_LEAVES = 1.5  # split the rows into two leaves from this multiple of the smallest useful leaf
+_TWO_LEAVES_FACTOR = 1.5  # rows that are at least this multiple of the smallest useful leaf make two leaves
 MIN_TASK_SECONDS = 0.03  # least seconds of a task on a cluster
 # Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
@@ -163,7 +163,7 @@ def choose_grid(
 def _make_few_leaves(n: int, target: float, block_rows: int) -> RowGrid:
     """Return a grid of an even number of leaves of equal size, so that threads finish at the same time."""
     count = n / max(target, min(block_rows, n / 4), 1.0)
-    leaf_rows = math.ceil(max(n, 1) / (2 * max(round(count / 2), 1) if count >= _TWO_LEAVES else 1))
+    leaf_rows = math.ceil(max(n, 1) / (2 * max(round(count / 2), 1) if count >= _TWO_LEAVES_FACTOR else 1))
     blocks = math.ceil(leaf_rows / block_rows)
     return RowGrid(n, math.ceil(leaf_rows / blocks), blocks)
 

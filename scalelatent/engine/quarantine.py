@@ -103,7 +103,7 @@ class Quarantine:
 
     def add(self, shards: Iterable[BadShard], callbacks: Callback, **where: object) -> bool:
         """Exclude shards and notify the callbacks; return False if all of them were excluded before."""
-        new = [bad for bad in shards if not self._has(bad)]
+        new = [bad for bad in shards if not self._contains(bad)]
         for bad in new:
             self._check_share(bad)
             self.shards.append(bad)
@@ -134,12 +134,12 @@ class Quarantine:
             for bad in self.shards
             if bad.url == source.url and bad.start - source.extent[0] < b and bad.stop - source.extent[0] > a
         ]
-        new = [bad for bad in dict.fromkeys(new) if not self._has(bad)]
+        new = [bad for bad in dict.fromkeys(new) if not self._contains(bad)]
         if new:
             self.shards += new
             self._write()
 
-    def _has(self, bad: BadShard) -> bool:
+    def _contains(self, bad: BadShard) -> bool:
         return any((s.url, s.start, s.stop) == (bad.url, bad.start, bad.stop) for s in self.shards)
 
     def _check_share(self, bad: BadShard) -> None:

@@ -36,13 +36,13 @@ from ._sklearn import wrap_output
 from .fit_services import FitCall, fit_callbacks, restored_on_failure
 from .inputs import (
     CHECKS,
+    add_weights,
     check_finite,
     image_rows,
     is_plain,
     rows_and_labels,
     validated,
-    warn_rounded,
-    weighed,
+    warn_of_rounding,
 )
 from .learned import learned_table
 from .onnx_graph import RowGraph
@@ -182,10 +182,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Return the given rows as a dataset. ``reset`` sets ``n_features_in_``; otherwise it is checked."""
         rows = opened(X, what)
         if isinstance(rows, Dataset):
-            ds = weighed(rows, y, sample_weight)
+            ds = add_weights(rows, y, sample_weight)
         elif is_plain(rows):
             shape = image_rows(rows) if self._takes_images else None
-            if shape is not None:  # keeps a mask, which is then refused
+            if shape is not None:  # this keeps the mask of a masked array, which a later check refuses
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
             rows = validated(self, rows, what=what, reset=reset, ensure_min_samples=least_rows, **CHECKS)
             rows = self._checked_values(rows, what)
@@ -334,7 +334,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             held = self._validation_rows(validation)
             self._check_rows(train, held)
             if self._rounds_rows:
-                warn_rounded(self, train)
+                warn_of_rounding(self, train)
             held = self._held_out(train, held)
             resources = find_resources(call.client, self.n_jobs, None)
             self._check_plan(train, held, resources, call.engine)
@@ -375,7 +375,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             held = call.rows.get("validation")
             more = {} if held is None else {"validation_rows": len(held)}
             session.announce(call.rows["train"], **begin.info, **more, seed=seed)
-            rows = {name: Rows(session.visible(name, ds)) for name, ds in call.rows.items()}
+            rows = {name: Rows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
             session.answer(steps, (seed, rows))
             session.finish()
         seconds = sum(record["seconds"] for record in self.history_)
@@ -515,7 +515,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             self._kind, device=self.device, n_jobs=self.n_jobs, client=client, callbacks=callbacks
         ) as session:
             session.begin(0, {}, {})
-            ds = session.visible("rows", ds)
+            ds = session.make_visible("rows", ds)
             task = start_map(
                 name,
                 ds,
@@ -668,10 +668,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """
         check_is_fitted(self)
         graph = RowGraph(self.n_features_in_)
-        self._draw_prediction(graph)
+        self._add_prediction_nodes(graph)
         graph.save(path, repr(self))
 
-    def _draw_prediction(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: RowGraph) -> None:
         """Add the nodes of the prediction to the graph of `to_onnx`."""
         raise DataError(
             f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "

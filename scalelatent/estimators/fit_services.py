@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data import Dataset
 
-# True during a fit. A fit inside a fit (the refit of a search) gets no display or recorder of its own.
+# True during a fit. A fit that another fit calls (the refit of a search) gets no display and no recorder.
 _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
 
 
@@ -69,12 +69,12 @@ def restored_on_failure(model: BaseEstimator) -> Iterator[None]:
 
     An interrupted first fit leaves the records of its passes in ``history_``.
     """
-    before = _learned(model)
+    before = _get_fitted_attributes(model)
     try:
         yield
     except BaseException as error:
         records = vars(model).get("history_")
-        for name in _learned(model):
+        for name in _get_fitted_attributes(model):
             del vars(model)[name]
         vars(model).update(before)
         if isinstance(error, KeyboardInterrupt) and records and not _is_fitted(model):
@@ -82,7 +82,7 @@ def restored_on_failure(model: BaseEstimator) -> Iterator[None]:
         raise
 
 
-def _learned(model: BaseEstimator) -> dict[str, Any]:
+def _get_fitted_attributes(model: BaseEstimator) -> dict[str, Any]:
     """Return all attributes of a model except its parameters, by name."""
     return {name: value for name, value in vars(model).items() if name[0] == "_" or name[-1] == "_"}
 
@@ -118,7 +118,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
             if passes.records and hasattr(call.model, "_kind"):
                 # Do not set n_iter_: it describes the fitted parameters, which are missing or older.
                 call.model.history_ = passes.records
-            if not given.keeps_run_folder:  # else the recorder explains it
+            if not given.keeps_run_folder:  # otherwise the run folder's recorder adds the explanation
                 _explain(stop, passes, call.run_dir, was_fitted)
             raise
         finally:

@@ -128,7 +128,7 @@ def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
     return f"{first.rstrip(':. ')}: {what}{f'. {advice}' if advice else ''}"
 
 
-def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
+def add_weights(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
     """Return a given Dataset with the given weights. Refuse ``y``, because a Dataset has its own labels."""
     if y is not None:
         raise DataError(
@@ -137,13 +137,13 @@ def weighed(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None
     return ds if sample_weight is None else ds.with_weight(sample_weight)
 
 
-def check_some_weight(weight: Any) -> None:
+def check_any_weight(weight: Any) -> None:
     """Raise DataError if the weights of all rows are 0, because no row would be left to train on."""
     if weight is not None and not np.any(weight):
         raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
 
 
-def warn_rounded(model: BaseEstimator, ds: Dataset) -> None:
+def warn_of_rounding(model: BaseEstimator, ds: Dataset) -> None:
     """Warn if rounding to float32 removes much of the spread of a feature, for a model that converts rows to
     float32 before it subtracts a mean. Read at most 256 rows, and none if float32 holds their dtype.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from sklearn.exceptions import NotFittedError
 
-__all__ = ["Learned", "brief", "learned_of", "learned_table"]
+__all__ = ["Learned", "learned_of", "learned_table", "shorten_value"]
 
 IN_PLACE = "change its values where they are ({0}[...] = values)"
 FIT_AGAIN = "fit again"
@@ -54,20 +54,20 @@ def learned_of(model: object) -> dict[str, object]:
     for name in sorted(own | kinds):
         value = getattr(model, name, None)
         if value is not None and not (isinstance(value, list | tuple | dict) and not value):
-            found[name] = brief(value)
+            found[name] = shorten_value(value)
     return found
 
 
-def brief(value: Any) -> object:
-    """Return a scalar or a list of at most 20 entries as it is, and a larger value as a text of its size."""
+def shorten_value(value: Any) -> object:
+    """Return a scalar unchanged, at most 20 entries as a list, and more entries as a text with the size."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if value.size <= 20:
             return value.tolist()
         return f"array {' x '.join(map(str, value.shape))}, {value.dtype}"
     if isinstance(value, dict):
-        return {str(key): brief(item) for key, item in value.items()}
+        return {str(key): shorten_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [brief(item) for item in value] if len(value) <= 20 else f"{len(value)} entries"
+        return [shorten_value(item) for item in value] if len(value) <= 20 else f"{len(value)} entries"
     if isinstance(value, str | int | float | bool | type(None)):
         return value
     return str(value)

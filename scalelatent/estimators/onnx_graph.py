@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RowGraph"]
 
-# Versions of the operator set and the file format, old enough for runtimes that are some years old.
+# Versions of the operator set and the file format; runtimes that are some years old can read them.
 OPSET, IR_VERSION = 18, 9
 
 

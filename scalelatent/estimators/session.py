@@ -21,7 +21,7 @@ from scalelatent.contract.idle_threads import allow_threads
 from scalelatent.contract.learners import CostedColumnMap, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
-from scalelatent.data.read.earlier import earlier_rows
+from scalelatent.data.read.earlier import find_earlier_rows
 from scalelatent.deploy.clusters import current_job_id, use_client
 from scalelatent.engine.backend import computes_on_gpu
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
@@ -90,11 +90,11 @@ def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -
         return out
     try:
         kept = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
-    except ValueError:  # the file is damaged: claiming the folder reports it
+    except ValueError:  # the file is damaged; :meth:`begin` reports this error
         kept = {}
     for name, ds in datasets.items():
         wanted = kept.get(f"{name} data")
-        found = earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
+        found = find_earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
         if found is not None and found is not ds:
             a, b = found.extent
             _log.warning(
@@ -143,29 +143,30 @@ class FitSession:
         self._exit = ExitStack()
         self._leftovers: list[Location] = []
         self._mapped: dict[tuple[int | str, ...], Dataset] = {}
-        self._card_blocks = False  # whether blocks have the large size that suits GPUs
+        self._has_gpu_blocks = False  # whether blocks have the large size that suits GPUs
 
     def __enter__(self) -> FitSession:
         self.client = self._exit.enter_context(self._connection)
         self._exit.enter_context(single_threaded())
-        if self.client is None:  # workers report their own compilations
+        if self.client is None:  # on a cluster, the workers report their compilations
             self._exit.enter_context(report_compilations(self.callbacks))
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
         elif self.client is not None:
-            self.store = EngineStore(self._temporary())
+            self.store = EngineStore(self._make_temporary_folder())
         if self.client is not None and self.store is not None:
-            self._show(self.client, self.store.place.url)
+            self._publish_on_dashboard(self.client, self.store.place.url)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.run_dir is None:  # it cannot be resumed: remove the files of a failed fit too
+        # A fit without a run folder cannot be resumed, so its files are removed even after an error.
+        if self.run_dir is None:
             self.finish()
         self._exit.__exit__(kind, error, trace)
 
-    def _show(self, client: Client, folder: str) -> None:
+    def _publish_on_dashboard(self, client: Client, folder: str) -> None:
         """Publish a fit that has no recorder on the dashboard page of the cluster."""
         if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
             return
@@ -177,7 +178,7 @@ class FitSession:
         log = ClusterLog(client, run_of(folder), job=job, model=self.kind, name=name)
         self.callbacks = Callbacks([*self.callbacks.callbacks, self._exit.enter_context(log)])
 
-    def _temporary(self) -> str:
+    def _make_temporary_folder(self) -> str:
         folder = tempfile.mkdtemp(prefix="scalelatent-")
         self._exit.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
@@ -195,7 +196,7 @@ class FitSession:
         seconds = self.options.get("checkpoint_seconds", 30.0)
         if self.store is None:
             quarantine = Quarantine(self.on_bad_shard)
-            self._card_blocks = self._all_cards()
+            self._has_gpu_blocks = self._uses_only_gpus()
             self.executor: Executor = InProcessExecutor(
                 self.n_jobs, cache=self._cache, callbacks=self.callbacks, quarantine=quarantine
             )
@@ -207,8 +208,8 @@ class FitSession:
         # Include only options that are given, so that run folders of batch fits keep their identity.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
         # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
-        self._card_blocks = bool(kept.get("card_blocks")) if kept else self._all_cards()
-        grid |= {"card_blocks": True} if self._card_blocks else {}
+        self._has_gpu_blocks = bool(kept.get("card_blocks")) if kept else self._uses_only_gpus()
+        grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
         identity["params"] = same_form(params, kept.get("params"))
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
@@ -229,7 +230,7 @@ class FitSession:
             self.executor = self._cluster
         return seed
 
-    def _all_cards(self) -> bool:
+    def _uses_only_gpus(self) -> bool:
         """Return whether the fit computes on GPUs only, judged by the workers that are known now."""
         if self.client is None:
             return computes_on_gpu(self.device)
@@ -253,7 +254,7 @@ class FitSession:
         }
         self.callbacks.on_fit_start({**info, "resumed_pass": None, **more})
 
-    def visible(self, name: str, dataset: Dataset) -> Dataset:
+    def make_visible(self, name: str, dataset: Dataset) -> Dataset:
         """Return a dataset that every worker can open: the given one, or a temporary copy in scratch."""
         if self._cluster is None:
             return dataset
@@ -267,14 +268,14 @@ class FitSession:
 
             try:
                 return open_dataset(place.url)
-            except DataError:  # an incomplete copy
+            except DataError:  # the copy is incomplete
                 place.clear()
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
         if dataset.lazy(0, 1) is not None:
             return self._cluster.save_lazy(dataset, place.url, Progress(self.callbacks, name, 0))
         return dataset.save(place.url)
 
-    def leaves(self, place: Location) -> None:
+    def remove_at_end(self, place: Location) -> None:
         """Remove the files at a place when the fit is done, unless ``keep_scratch`` is set."""
         if not self.options.get("keep_scratch", False):
             self._leftovers.append(place)
@@ -285,14 +286,14 @@ class FitSession:
             name = f"scalelatent-{uuid.uuid4().hex[:12] if self.store is None else self.store.ref[1]}"
             root = locate(self.options["scratch"]).at(name)
         else:
-            root = self.store.scratch if self.store is not None else locate(self._temporary())
+            root = self.store.scratch if self.store is not None else locate(self._make_temporary_folder())
         root.make()
         return root
 
     # -- steps ----------------------------------------------------------------------------------------------
 
     def answer(self, steps: Generator[Step, Any, Answer], answer: object = None) -> Answer:
-        """Answer all steps of a generator; return the value that the generator returns."""
+        """Run each step that a generator yields and send it the result; return what the generator returns."""
         try:
             while True:
                 answer = self._serve(steps.send(answer))
@@ -304,11 +305,11 @@ class FitSession:
             with allow_threads(resolve_jobs(self.n_jobs) if self.client is None else 1):
                 return step.value()
         if isinstance(step, Map):
-            return self.mapped(step.name, step)
+            return self.add_map(step.name, step)
         if isinstance(step, Collect):
             return self.collect(step.name, step.reduction, step.rows, step.classes)
         if isinstance(step, Remember):
-            return self.remembered(step)
+            return self.restore_arrays(step)
         if isinstance(step, Gather):
             return self.gather(step)
         if isinstance(step, Encode):
@@ -326,7 +327,7 @@ class FitSession:
             step.state,
         )
 
-    def remembered(self, step: Remember) -> Mapping[str, np.ndarray]:
+    def restore_arrays(self, step: Remember) -> Mapping[str, np.ndarray]:
         """Return the arrays that the run began with: stored arrays after a resume, else the given ones."""
         name = f"{self.kind}_{step.name}"
         kept = self.store.load_result(name) if self.store else None
@@ -338,11 +339,11 @@ class FitSession:
                 self.store.save_result(name, kept)
         return kept["arrays"]
 
-    def mapped(self, name: str, step: Map) -> Rows:
+    def add_map(self, name: str, step: Map) -> Rows:
         """Return the rows with one more map, which is applied when a pass first needs the rows."""
         if self.store is not None:
-            # An interrupted run may have written these rows. Remove them even if no pass needs them now.
-            self.leaves(self.scratch().at(f"{name}.zarr"))
+            # An interrupted run may have written these rows. Remove them even if this run does not need them.
+            self.remove_at_end(self.scratch().at(f"{name}.zarr"))
         return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
     def _learned(self, step: Learn) -> LoopResult | None:
@@ -383,7 +384,7 @@ class FitSession:
     @property
     def grid(self) -> dict[str, Any]:
         """Arguments of ``make_stage`` that set the sizes of blocks and leaves."""
-        return {**select_grid_options(self.options), "card_blocks": self._card_blocks}
+        return {**select_grid_options(self.options), "card_blocks": self._has_gpu_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None
@@ -408,7 +409,7 @@ class FitSession:
         if self.client is None and not dataset.is_stored:
             return self._map_in_memory(row_map, dataset, progress)
         place = self.scratch().at(f"{name}.zarr")
-        self.leaves(place)
+        self.remove_at_end(place)
         task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
         out = map_rows(self.executor, task, progress)
         self.executor.quarantine.exclude_mapped(dataset, out)
@@ -439,7 +440,7 @@ class FitSession:
         """Run an online learner until it is done; return its result."""
         order, work, options = step.order(self.options), step.learner, self.options
         callbacks, every = list(self.callbacks.callbacks), options.get("checkpoint_steps")
-        datasets = {part: self._weighed(rows) for part, rows in step.rows.items()}
+        datasets = {part: self._zero_masked_weights(rows) for part, rows in step.rows.items()}
         cleaner = None
         if step.keeps_leaves:
             assert self.store is not None, "Begin asks for records"
@@ -470,7 +471,7 @@ class FitSession:
             cleaner.drop()
         return result
 
-    def _weighed(self, rows: Rows) -> Dataset:
+    def _zero_masked_weights(self, rows: Rows) -> Dataset:
         """Return the rows, with weight 0 for the rows that a mask excludes."""
         dataset, mask = self.rows(rows), rows.mask
         if mask is None:
@@ -479,7 +480,7 @@ class FitSession:
         weight = np.ones(len(dataset)) if weight is None else weight.copy()
         weight[mask.start : mask.stop] = 0
         name = "-".join([*(name for name, _ in rows.maps), f"without-{mask.start}-{mask.stop}"])
-        return self.visible(name, dataset.with_weight(weight))
+        return self.make_visible(name, dataset.with_weight(weight))
 
     # -- layers ----------------------------------------------------------------------------------------------
     # A finished step leaves a record, so that a resumed fit neither checks the output of the step nor needs
@@ -496,7 +497,7 @@ class FitSession:
         kept = self._records.load_result(stage)
         place = self._records.place.at("sets").at(f"{step.name}.zarr")
         if not step.kept:
-            self.leaves(place)
+            self.remove_at_end(place)
         if kept is None or (not step.kept and place.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
@@ -515,7 +516,7 @@ class FitSession:
         kept = self._records.load_result(stage)
         place = self._place(step.name, step.kept)
         if not step.kept:
-            self.leaves(place)
+            self.remove_at_end(place)
         if kept is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
@@ -567,7 +568,7 @@ class FitSession:
     def keep_records(self) -> None:
         """Make a temporary folder for records if there is no run folder. Call before :meth:`begin`."""
         if self.store is None:
-            self.store = EngineStore(self._temporary())
+            self.store = EngineStore(self._make_temporary_folder())
 
     def finish(self) -> None:
         """Remove temporary datasets after the fit; the records stay in the run folder."""

@@ -95,9 +95,9 @@ class Remember:
     """Arrays that a fit starts from. Answer: the same arrays or, after a resume, the arrays of the run."""
 
     name: str
-    # Arrays by name, or a function that makes them; a resumed fit does not call the function.
+    # Arrays by name, or a function that returns them; a resumed fit does not call this function.
     arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
-    # If it is not empty, the callbacks receive it as a stage: for functions that take long.
+    # Passed to the callbacks as a stage, unless it is empty; use it if the function takes long.
     about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
@@ -118,7 +118,7 @@ class Derive:
 
 @dataclass(frozen=True)
 class Collect:
-    """One pass of a reduction over rows. Answer: its Stats, which the estimator must not modify."""
+    """Request for one pass of a reduction over rows. Answer: its ``Stats``, which must not be modified."""
 
     name: str
     reduction: Reduction
@@ -161,7 +161,7 @@ class Encode:
 
 @dataclass(frozen=True)
 class Learn:
-    """All passes of a batch learner until it is done. Answer: LoopResult."""
+    """Request to run passes of a batch learner until it is done. Answer: its ``LoopResult``."""
 
     name: str
     learner: BatchLearner
@@ -173,7 +173,7 @@ class Learn:
 
 @dataclass(frozen=True)
 class LearnOnline:
-    """All epochs of an online learner until it is done. Answer: LoopResult."""
+    """Request to run epochs of an online learner until it is done. Answer: its ``LoopResult``."""
 
     name: str
     learner: Any  # an `OnlineLearner`; with `keeps_leaves` a `LeafLearner`

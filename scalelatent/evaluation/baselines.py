@@ -49,7 +49,7 @@ def lsa(n_components: int = 5, *, random_state: int | None = 0) -> Pipeline:
 
 
 def pca(n_components: float = 0.98, *, whiten: bool = False) -> Pipeline:
-    """Return PCA with a number of components, or with as many as hold a share of the variance.
+    """Return PCA with a number of components, or with the fewest that hold a share of the variance.
 
     The paper on bootstrap networks uses the components that hold 98 % of the variance.
 

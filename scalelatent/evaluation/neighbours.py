@@ -104,7 +104,7 @@ def nearest_neighbours(
             near = np.argpartition(distances, few - 1, axis=1)[:, :few]
             all_best = np.concatenate([best[part], np.take_along_axis(distances, near, axis=1)], axis=1)
             all_found = np.concatenate([found[part], near + first], axis=1)
-            # Of equal distances, the first row counts.
+            # If several training rows are equally near, the first of them is the neighbour.
             order = np.lexsort((all_found, all_best), axis=1)[:, :keep]
             best[part] = np.take_along_axis(all_best, order, axis=1)
             found[part] = np.take_along_axis(all_found, order, axis=1)

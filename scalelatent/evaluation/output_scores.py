@@ -95,7 +95,7 @@ def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
 
 
 def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
-    """Return one array, or CSR array, of several ones."""
+    """Return the rows of several arrays, or of several CSR arrays, as one."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     import scipy.sparse

@@ -53,13 +53,13 @@ def make_scores(output: Any, metric: str) -> DocumentScores:
             "output of finite numbers"
         )
     if metric == "overlap":
-        return _Overlap(values)
+        return _OverlapScores(values)
     if metric == "euclidean":
-        return _Euclidean(values)
-    return _SparseCosine(values) if sparse else _Cosine(values)
+        return _EuclideanScores(values)
+    return _SparseCosineScores(values) if sparse else _CosineScores(values)
 
 
-class _Cosine:
+class _CosineScores:
     def __init__(self, rows: np.ndarray) -> None:
         rows = rows.astype(np.float64)
         lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
@@ -70,7 +70,7 @@ class _Cosine:
         return self._unit[queries] @ self._unit.T
 
 
-class _SparseCosine:
+class _SparseCosineScores:
     def __init__(self, rows: csr_array) -> None:
         import scipy.sparse
 
@@ -84,7 +84,7 @@ class _SparseCosine:
         return (self._unit[queries] @ self._columns).toarray()
 
 
-class _Euclidean:
+class _EuclideanScores:
     def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray):
             raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
@@ -98,7 +98,7 @@ class _Euclidean:
         return self._rows[queries] @ self._rows.T - self._half
 
 
-class _Overlap:
+class _OverlapScores:
     def __init__(self, rows: DenseOrCsr) -> None:
         if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "ui" or rows.min() < 0:
             raise DataError(
@@ -216,7 +216,7 @@ def retrieval_accuracy(
         total = np.zeros(len(levels_to_score))
         for found in pool.map(
             work, blocks
-        ):  # in order, so that the sum is the same for any number of threads
+        ):  # the sum is taken in order, so that it is the same for any number of threads
             total += found
     return RetrievalCurve(levels_to_score, total / len(query_rows), scores.n, len(query_rows))
 
@@ -293,7 +293,7 @@ def _block_accuracy(
     places = scores.n - levels
     thresholds = np.ascontiguousarray(np.partition(found, places, axis=1)[:, places])
     out = np.zeros((len(queries), len(levels)))
-    _count(found, queries.astype(np.int64), words, same, thresholds, levels, out)
+    _count_relevant(found, queries.astype(np.int64), words, same, thresholds, levels, out)
     return out.sum(axis=0)
 
 
@@ -306,7 +306,7 @@ def _block_accuracy(
     given("i8", 1),
     filled("f8", 2),
 )
-def _count(scores, queries, words, same, thresholds, levels, out):  # type: ignore[no-untyped-def]
+def _count_relevant(scores, queries, words, same, thresholds, levels, out):  # type: ignore[no-untyped-def]
     m = len(levels)
     above, above_hits = np.empty(m + 1, np.int64), np.empty(m + 1, np.int64)
     tied, tied_hits = np.empty(m, np.int64), np.empty(m, np.int64)
@@ -323,7 +323,7 @@ def _count(scores, queries, words, same, thresholds, levels, out):  # type: igno
                 elif words[q, w] & words[j, w]:
                     hit = True
             score = scores[i, j]
-            # Thresholds fall from level to level: the document is above those from `first` on.
+            # Thresholds decrease from level to level; `first` is the first level with one below the score.
             first = m
             while first > 0 and thresholds[i, first - 1] < score:
                 first -= 1
@@ -338,6 +338,6 @@ def _count(scores, queries, words, same, thresholds, levels, out):  # type: igno
             if level:
                 above[level] += above[level - 1]
                 above_hits[level] += above_hits[level - 1]
-            # The document at the threshold is tied with itself: never a division by 0.
+            # The document at the threshold has the score of the threshold, so ``tied`` is at least 1.
             shared = (levels[level] - above[level]) * (tied_hits[level] / tied[level])
             out[i, level] = (above_hits[level] + shared) / levels[level]

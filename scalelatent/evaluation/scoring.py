@@ -48,11 +48,11 @@ def make_scorer(model: StreamedEstimator) -> Scorer:
 class Scorer:
     """Base class of the scores of a fitted model on labelled rows; each `Kind` names a subclass."""
 
-    metrics: tuple[str, ...] = ()  # names that ``score`` accepts
-    default: tuple[str, ...] = ()  # names if the user gives none
-    # Test scores in the state of a run; its event ``scored`` has all scores.
+    metrics: tuple[str, ...] = ()  # names of the metrics that ``score`` accepts
+    default: tuple[str, ...] = ()  # names of the metrics if the user gives none
+    # Names of the test scores that the state of a run contains; its event ``scored`` contains all scores.
     headline: tuple[str, ...] = ("error", "accuracy", "nmi")
-    what: str = ""  # activity of the model, for the error about a metric of other models
+    what: str = ""  # words such as "predicts no classes", for the error about an unsuitable metric
 
     def score(
         self,
@@ -126,14 +126,14 @@ class ClassScorer(_PredictionScorer):
         for start in range(0, dataset.n_rows, batch_rows):
             stop = min(start + batch_rows, dataset.n_rows)
             x = dataset.read_x(start, stop)
-            truth = _codes(dataset.read_y(start, stop), classes, where)
+            truth = _encode_labels(dataset.read_y(start, stop), classes, where)
             if "log_loss" in metrics:
                 probability = model.predict_proba(x)
                 guess = probability.argmax(axis=1)
                 of_truth = probability[np.arange(len(truth)), truth].astype(np.float64)
                 loss -= float(np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)).sum())
             else:
-                guess = _codes(model.predict(x), classes, "the model's predictions")
+                guess = _encode_labels(model.predict(x), classes, "the model's predictions")
             np.add.at(confusion, (truth, guess), 1)
             if progress is not None:
                 progress(stop, dataset.n_rows)
@@ -174,7 +174,7 @@ class OutputScorer(Scorer):
         progress: Progress | None,
     ) -> dict[str, Any]:
         metric = model._output_metric
-        # Check before the transform, which may take long.
+        # The check comes before the transform, which may take long.
         check_clusters(metrics, metric)
         _check(model, dataset, dataset.url or "the data")
         found: dict[str, Any] = {}
@@ -204,7 +204,7 @@ def _check(model: StreamedEstimator, dataset: Dataset, where: str) -> None:
         )
 
 
-def _codes(labels: np.ndarray, classes: np.ndarray, where: str) -> np.ndarray:
+def _encode_labels(labels: np.ndarray, classes: np.ndarray, where: str) -> np.ndarray:
     """Return the index of each label in the model's sorted classes; raise DataError for other labels."""
     codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
     strange = classes[codes] != labels

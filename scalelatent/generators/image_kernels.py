@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from scalelatent.kernels.jit import entry, filled, given
-from scalelatent.kernels.philox import below
+from scalelatent.kernels.philox import draw_below
 
 
 @entry(given("i2", 3), given("u1", 3), filled("u1", 3))
@@ -51,7 +51,7 @@ def jitter_pixels(draws: np.ndarray, images: np.ndarray, out: np.ndarray) -> Non
         for y in range(height):
             for x in range(width):
                 if images[i, y, x]:
-                    way = below(draws[i, y * width + x], 9)
+                    way = draw_below(draws[i, y * width + x], 9)
                     v, u = y + way // 3 - 1, x + way % 3 - 1
                     if 0 <= v < height and 0 <= u < width:
                         out[i, v, u] = 1
@@ -79,7 +79,7 @@ def make_grey(draws: np.ndarray, how: np.ndarray, out: np.ndarray) -> None:
                     now[y, x] = (then[y - 1, x] + 2 * then[y, x] + then[y + 1, x] + 8) // 16
         for y in range(height):
             for x in range(width):
-                grain = below(draws[i, y * width + x], 2 * how[1] + 1) - how[1]
+                grain = draw_below(draws[i, y * width + x], 2 * how[1] + 1) - how[1]
                 out[i, y, x] = np.uint8(min(255, max(0, now[y + 1, x + 1] + grain)))
 
 

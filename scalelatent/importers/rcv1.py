@@ -73,7 +73,7 @@ class Topics:
         pairs = np.concatenate([*batches, np.array(batch, np.int32).reshape(-1, 2)])
         all_names = sorted(numbers)
         self.names = all_names if choose is None else choose(all_names)
-        # Column of each topic by its number; topics that are not chosen have none.
+        # Column of each topic, by the number of the topic; -1 for topics that are not chosen.
         columns = {name: column for column, name in enumerate(self.names)}
         column_of = np.array([columns.get(name, -1) for name in numbers], np.int32)[pairs[:, 1]]
         order = np.lexsort((column_of, pairs[:, 0]))

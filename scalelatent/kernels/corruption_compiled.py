@@ -9,7 +9,7 @@ import numpy as np
 
 from .jit import entry, filled, given
 from .memory import empty
-from .philox import below
+from .philox import draw_below
 
 
 @entry(given("u4", 2), filled("u1", 2))
@@ -20,7 +20,7 @@ def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
     taken = empty(draws.shape[1], np.int64)
     for i in range(out.shape[0]):
         for k in range(draws.shape[1]):
-            j = k + below(draws[i, k], n_bits - k)
+            j = k + draw_below(draws[i, k], n_bits - k)
             taken[k] = j
             order[k], order[j] = order[j], order[k]
             out[i, order[k]] ^= np.uint8(1)
@@ -33,8 +33,8 @@ def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
 def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
     """Set a patch of each image to a value. draws: top, left; patch: height, width, value."""
     for i in range(out.shape[0]):
-        top = below(draws[i, 0], out.shape[1] - patch[0] + 1)
-        left = below(draws[i, 1], out.shape[2] - patch[1] + 1)
+        top = draw_below(draws[i, 0], out.shape[1] - patch[0] + 1)
+        left = draw_below(draws[i, 1], out.shape[2] - patch[1] + 1)
         for y in range(top, top + patch[0]):
             for x in range(left, left + patch[1]):
                 out[i, y, x] = patch[2]
@@ -45,8 +45,8 @@ def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
     """Draw a border. draws: top, bottom, left, right; border: its largest width, its value."""
     for i in range(out.shape[0]):
         height, width = out.shape[1], out.shape[2]
-        top, bottom = 1 + below(draws[i, 0], border[0]), height - 1 - below(draws[i, 1], border[0])
-        left, right = 1 + below(draws[i, 2], border[0]), width - 1 - below(draws[i, 3], border[0])
+        top, bottom = 1 + draw_below(draws[i, 0], border[0]), height - 1 - draw_below(draws[i, 1], border[0])
+        left, right = 1 + draw_below(draws[i, 2], border[0]), width - 1 - draw_below(draws[i, 3], border[0])
         for y in range(height):
             for x in range(width):
                 if y < top or y >= bottom or x < left or x >= right:
@@ -57,8 +57,8 @@ def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
 def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
     """Draw a patch of random pixels. draws: top, left, then 32 pixels each; patch: height, width, value."""
     for i in range(out.shape[0]):
-        top = below(draws[i, 0], out.shape[1] - patch[0] + 1)
-        left = below(draws[i, 1], out.shape[2] - patch[1] + 1)
+        top = draw_below(draws[i, 0], out.shape[1] - patch[0] + 1)
+        left = draw_below(draws[i, 1], out.shape[2] - patch[1] + 1)
         for k in range(patch[0] * patch[1]):
             bit = (np.int64(draws[i, 2 + k // 32]) >> (k % 32)) & 1
             out[i, top + k // patch[1], left + k % patch[1]] = bit * patch[2]
@@ -68,7 +68,7 @@ def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
     """Draw lines at equal distances. draws: the first row and column; grid: distance, value."""
     for i in range(out.shape[0]):
-        first_row, first_column = below(draws[i, 0], grid[0]), below(draws[i, 1], grid[0])
+        first_row, first_column = draw_below(draws[i, 0], grid[0]), draw_below(draws[i, 1], grid[0])
         for y in range(out.shape[1]):
             for x in range(out.shape[2]):
                 if y % grid[0] == first_row or x % grid[0] == first_column:
@@ -80,13 +80,14 @@ def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
     """Draw straight lines from edge to edge. draws of each line: direction, start, end."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 3):
-            down = below(draws[i, 3 * k], 2) == 1
+            down = draw_below(draws[i, 3 * k], 2) == 1
             length, across = out.shape[2], out.shape[1]
             if down:
                 length, across = across, length
-            begin, end = below(draws[i, 3 * k + 1], across), below(draws[i, 3 * k + 2], across)
+            begin, end = draw_below(draws[i, 3 * k + 1], across), draw_below(draws[i, 3 * k + 2], across)
             steps, before = max(1, length - 1), begin
-            for at in range(length):  # all pixels between the heights of the line here and one step before
+            # In each column, set the pixels between the height of the line here and in the previous column.
+            for at in range(length):
                 to = (2 * (begin * (steps - at) + end * at) + steps) // (2 * steps)
                 step = np.int64(1) if to >= before else np.int64(-1)
                 reached = to if before == to else before + step
@@ -106,7 +107,7 @@ def erase_lines(draws: np.ndarray, out: np.ndarray) -> None:
     """Set rows and columns of pixels to 0. draws of each line: direction, position."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 2):
-            if below(draws[i, 2 * k], 2) == 1:
-                out[i, below(draws[i, 2 * k + 1], out.shape[1]), :] = 0
+            if draw_below(draws[i, 2 * k], 2) == 1:
+                out[i, draw_below(draws[i, 2 * k + 1], out.shape[1]), :] = 0
             else:
-                out[i, :, below(draws[i, 2 * k + 1], out.shape[2])] = 0
+                out[i, :, draw_below(draws[i, 2 * k + 1], out.shape[2])] = 0

@@ -179,14 +179,14 @@ DEFAULTS: dict[str, Any] = {
 
 
 # numba has one setting of the cache folder for all threads, and uses the working folder if it is empty.
-_cache_setting = threading.Lock()
+_cache_folder_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def _use_cache_folder(folder: str) -> Iterator[None]:
     """Let functions that are decorated in the ``with`` block cache their kernels in a folder."""
     config: Any = numba.config
-    with _cache_setting:
+    with _cache_folder_lock:
         before, config.CACHE_DIR = config.CACHE_DIR, folder
         try:
             yield

@@ -15,7 +15,10 @@ from numba.core.compiler_machinery import register_pass
 
 
 class _Library(codegen.JITCodeLibrary):
-    """Code of a part and of the parts that it calls, neither optimised nor translated to machine code."""
+    """LLVM code of a part (a function that only kernels call) and of the parts that it calls.
+
+    It is neither optimised nor translated to machine code, because the kernels that contain it are.
+    """
 
     def _optimize_final_module(self) -> None:
         pass
@@ -27,7 +30,7 @@ class _Library(codegen.JITCodeLibrary):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Lowering(typed_passes.NativeLowering):
-    """numba's lowering without the machine code."""
+    """numba's translation of a function to LLVM code, without the step that makes machine code."""
 
     _name = "part_lowering"
 
@@ -46,10 +49,10 @@ class _Lowering(typed_passes.NativeLowering):
 
 
 class PartCompiler(compiler.Compiler):
-    """numba's compiler with the lowering of parts."""
+    """Compiler of :class:`.jit.part`: numba's compiler, but its last pass makes no machine code."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return numba's passes with the lowering of parts."""
+        """Return numba's passes, with :class:`_Lowering` in place of numba's lowering."""
         (passes,) = super().define_pipelines()
         passes.passes = [
             (_Lowering if step is typed_passes.NativeLowering else step, what) for step, what in passes.passes

@@ -12,7 +12,7 @@ import numpy as np
 
 from .jit import entry, filled, given, part
 
-__all__ = ["below", "mulhi", "philox", "row_draws", "words"]
+__all__ = ["draw_below", "mulhi", "philox", "row_draws", "words"]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -56,7 +56,7 @@ def words(seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64
 
 
 @part
-def below(draw: np.uint32, n: int) -> np.int64:
+def draw_below(draw: np.uint32, n: int) -> np.int64:
     """Return a uniform number in range(n), from a uniform uint32."""
     return np.int64((np.uint64(draw) * np.uint64(n)) >> _HALF)
 

@@ -31,14 +31,14 @@ STRIP = 128
 # Rows of X in a tile of one vector; a strip is padded to a multiple.
 ROWS = 8
 # Rows of a tile of three vectors, whose sums use three quarters of the registers.
-TALL = 8 if LANES == 16 else 4
+TALL_TILE_ROWS = 8 if LANES == 16 else 4
 # Columns of a panel, which are three vectors.
 PANEL = 3 * LANES
 # Largest number of rows of W for which tiles are faster than OpenBLAS (benchmarks/capsule_pass.py).
 MAX_DIMS = 512
 # Largest number of columns. A panel of W with more columns is far larger than the first-level cache.
 MAX_FEATURES = 1024
-# Number of rows by which prefetches of X are ahead.
+# A kernel prefetches the row of X that it needs this many rows later.
 _AHEAD = 8
 
 Sums = list[list[Value]]
@@ -97,7 +97,7 @@ def accumulate(
             # would start again with every row.
             far = v.b.add(v.b.mul(row_step, I64(_AHEAD)), v.b.mul(k, I64(BYTES * rows)))
             v.fetch(a, far)
-        # A generator, because a register for each row would be too many.
+        # A generator loads one row at a time, because there are not enough registers for all rows.
         left = (v.spread(v.load(pa, offset, F32)) for offset in offsets)
         return left, right, (v.b.add(pa, k_step), v.b.add(pb, b_step))
 
@@ -160,10 +160,10 @@ def store_transposed(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
                     v.store(v.shuffle(several, several, range(f, f + 4)), place, BYTES * first)
 
 
-_H_TILES = ((TALL, 3), (TALL, 2), (ROWS, 1))
+_H_TILES = ((TALL_TILE_ROWS, 3), (TALL_TILE_ROWS, 2), (ROWS, 1))
 _h3, _h2, _h1 = (make_tile(*shape, store_transposed) for shape in _H_TILES)
 _h3_fetch, _h2_fetch, _h1_fetch = (make_tile(*shape, store_transposed, ahead=True) for shape in _H_TILES)
-_d3, _d43, _d23, _d13 = (make_tile(rows, 3, add) for rows in (TALL, 4, 2, 1))
+_d3, _d43, _d23, _d13 = (make_tile(rows, 3, add) for rows in (TALL_TILE_ROWS, 4, 2, 1))
 _d81, _d41, _d11 = (make_tile(rows, 1, add) for rows in (8, 4, 1))
 
 
@@ -215,7 +215,7 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
         _panel_latents(x.ctypes.data, whole, row, panel, vecs, p, target, step, first == 0)
         if whole < n:
             end = target + BYTES * whole
-            # Not literals, for which numba would compile the function again.
+            # These are not literals, because numba would compile the function again for each literal.
             _panel_latents(tail.ctypes.data, np.int64(ROWS), row, panel, vecs, p, end, step, np.bool_(False))
 
 
@@ -223,7 +223,7 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
     """Multiply a panel of W with n rows of X, n a multiple of ROWS; only the first panel prefetches X."""
     wide = BYTES * LANES * vecs
-    for i in range(0, n, TALL):
+    for i in range(0, n, TALL_TILE_ROWS):
         place = target + BYTES * i
         if vecs == 3 and fetch:
             _h3_fetch(rows + i * row, row, BYTES, panel, wide, p, place, step)
@@ -253,15 +253,15 @@ def read_only(typingctx, a):  # type: ignore[no-untyped-def]
 def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
     """Add G X to ``out``, for the first n columns of g (D, n or more) and the rows of x (n, p)."""
     dims, p = out.shape
-    # The stride, because g may be a part of a wider array.
+    # The distance of two rows of g is its stride, because g may be a part of a wider array.
     row, across = BYTES * p, g.strides[0]
     left, rows, target = g.ctypes.data, x.ctypes.data, out.ctypes.data
     whole = p // PANEL * PANEL
     for f in range(0, whole, PANEL):
         k, at = 0, BYTES * f
-        while dims - k >= TALL:
+        while dims - k >= TALL_TILE_ROWS:
             _d3(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
-            k += TALL
+            k += TALL_TILE_ROWS
         if dims - k >= 4:
             _d43(left + k * across, across, BYTES, rows + at, row, n, target + k * row + at, row)
             k += 4
@@ -276,7 +276,7 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
 
 @part
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
-    """Add the products of the columns of X from ``first``, fewer than a panel; they are copied and padded."""
+    """Add G X for the columns of X from ``first``, in a copy that zeros extend to whole vectors."""
     dims, width = out.shape[0], padded(x.shape[1] - first)
     rest = zeros((n, width), np.float32)
     for i in range(n):

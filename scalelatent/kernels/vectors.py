@@ -280,7 +280,7 @@ def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., No
         names = [*inspect.signature(body).parameters][1:]
         signature = types.void(*(kinds.get(name, types.int64) for name in names))
 
-        @functools.wraps(body)  # numba asks for the names of the arguments
+        @functools.wraps(body)  # numba reads the names of the arguments
         def typed(typingctx: object, *args: object) -> tuple[object, Callable[..., object]]:
             def append(
                 context: Any, builder: ir.IRBuilder, signature: object, values: Sequence[Value]

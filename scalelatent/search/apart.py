@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
 
 
-def fit_apart(
+def fit_separately(
     candidates: Sequence[Candidate],
     session: FitSession,
     scoring: Scoring,
@@ -53,7 +53,13 @@ def fit_apart(
         if kept is None:
             rows = {"rows": len(one.rows["train"].dataset)}
             session.callbacks.on_stage({"stage": f"search: fit {place_of + 1} of {len(candidates)}", **rows})
-            tell({"event": "candidate", **about, "params": _plain(one.model, one.number, candidates)})
+            tell(
+                {
+                    "event": "candidate",
+                    **about,
+                    "params": _describe_candidate(one.model, one.number, candidates),
+                }
+            )
             _fit(one, place, keeps_best, how, scoring, scores)
             kept = {
                 "score": scores.get(one.key, float("nan")),
@@ -74,15 +80,17 @@ def fit_apart(
         if keeps_best and one.key in scores and (best is None or scores[one.key] > scores[best.key]):
             best, loser = one, best
         if loser is not None:
-            _forget(loser, run_dir)
+            _discard_model(loser, run_dir)
     if best is not None and not best.model.__sklearn_is_fitted__():  # resumed search: read the stored fit
         assert run_dir is not None
         _fit_model(best, locate(run_dir).at("candidates").at(best.key), keeps_best, how)
     return scores
 
 
-def _plain(model: StreamedEstimator, number: int, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Return the parameters in which a candidate differs from others; values that are not plain as text."""
+def _describe_candidate(
+    model: StreamedEstimator, number: int, candidates: Sequence[Candidate]
+) -> dict[str, Any]:
+    """Return the parameters that differ between candidates; values except numbers and strings as ``repr``."""
     described = {}
     for name, value in model.get_params(deep=False).items():
         others = (one.model.get_params(deep=False)[name] for one in candidates if one.number != number)
@@ -122,7 +130,7 @@ def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mappi
     one.model._search_fit(one.rows["train"].dataset, **own)
 
 
-def _forget(one: Candidate, run_dir: str | Path | None) -> None:
+def _discard_model(one: Candidate, run_dir: str | Path | None) -> None:
     """Discard the fitted model of a candidate that is not the best, and remove its folder."""
     one.model = clone(one.model)
     if run_dir is not None:

@@ -92,13 +92,13 @@ def find_folds(
             "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
         )
     if plain and shared:  # without an array of row numbers for each fold
-        return None, _even_runs(int(n), n_rows)
+        return None, _split_evenly(int(n), n_rows)
     splits = _split_rows(KFold(int(n)) if plain else n, rows, groups)
-    runs = _as_runs(splits, n_rows) if shared else None
+    runs = _find_contiguous_folds(splits, n_rows) if shared else None
     return (splits, None) if runs is None else (None, runs)
 
 
-def _even_runs(n_folds: int, n_rows: int) -> list[tuple[int, int]]:
+def _split_evenly(n_folds: int, n_rows: int) -> list[tuple[int, int]]:
     """Return (start, stop) of each fold of ``KFold(n_folds)``."""
     size, longer = divmod(n_rows, n_folds)
     return list(pairwise(k * size + min(k, longer) for k in range(n_folds + 1)))
@@ -113,13 +113,13 @@ def _split_rows(cv: Any, rows: Dataset, groups: npt.ArrayLike | None) -> list[Sp
             raise ValueError(f"cv: {odd[0]!r:.60} is not a fold: give pairs (train, test) of row numbers")
     y = rows.read_y(0, n_rows) if rows.has_y and not rows.has_targets else None
     found = check_cv(cv).split(np.zeros((n_rows, 1)), y, groups)
-    splits = [(_numbers(train, n_rows), _numbers(test, n_rows)) for train, test in found]
+    splits = [(_to_row_numbers(train, n_rows), _to_row_numbers(test, n_rows)) for train, test in found]
     if not splits:
         raise ValueError(f"cv={cv!r} gives no fold: give pairs (train, test) of row numbers")
     return splits
 
 
-def _numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
+def _to_row_numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
     """Return ascending row numbers, from row numbers or from a boolean mask."""
     numbers = np.atleast_1d(given)
     numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
@@ -131,7 +131,7 @@ def _numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
     return numbers
 
 
-def _as_runs(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
+def _find_contiguous_folds(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
     """Return (start, stop) of each fold; None unless all are contiguous and train on all other rows."""
     runs = []
     for train, test in splits:
@@ -175,7 +175,7 @@ def make_candidates(
     return out
 
 
-def make_apart(
+def make_separate_candidates(
     base: StreamedEstimator,
     params: Sequence[Mapping[str, Any]],
     train: Dataset,

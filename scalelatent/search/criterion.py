@@ -32,7 +32,7 @@ class Scoring:
             self.given = "accuracy" if scoring is None else scoring
             known: tuple[str, ...] = tuple(SCORERS)
             if isinstance(self.given, str) and self.given in SCORERS:
-                self.shared, self._score = self.given, _tallied(self.given)
+                self.shared, self._score = self.given, _score_by_counts(self.given)
                 return
         elif hasattr(estimator, "score"):
             self.given, known = "score" if scoring is None else scoring, ("score",)
@@ -47,12 +47,12 @@ class Scoring:
                         f"scoring={self.given!r} is not one of {', '.join(METRICS)}, nor a function of "
                         "(model, dataset) or (model, X, y)"
                     )
-                self.clusters, self._score = True, _clustered(self.given)
+                self.clusters, self._score = True, _score_by_clusters(self.given)
                 return
         if callable(self.given):
-            self._score = _on_arrays(self.given) if _takes_arrays(self.given) else self.given
+            self._score = _score_on_arrays(self.given) if _takes_arrays(self.given) else self.given
         elif isinstance(self.given, str) and self.given in get_scorer_names():
-            self._score = _on_arrays(get_scorer(self.given))
+            self._score = _score_on_arrays(get_scorer(self.given))
         else:
             raise ValueError(
                 f"scoring={self.given!r} is not one of {', '.join(known)}, no name of sklearn.metrics."
@@ -83,7 +83,7 @@ def _takes_arrays(function: Callable[..., float]) -> bool:
     return sum(one.kind in places for one in parameters) >= 3
 
 
-def _on_arrays(scorer: Callable[..., float]) -> Callable[[StreamedEstimator, Dataset], float]:
+def _score_on_arrays(scorer: Callable[..., float]) -> Callable[[StreamedEstimator, Dataset], float]:
     def score(model: StreamedEstimator, rows: Dataset) -> float:
         n = len(rows)
         needed = rows.nbytes + 8 * n
@@ -97,13 +97,13 @@ def _on_arrays(scorer: Callable[..., float]) -> Callable[[StreamedEstimator, Dat
         if not rows.has_y and not rows.has_targets:
             return float(scorer(model, x))
         y = rows.read_targets(0, n) if rows.has_targets else rows.read_y(0, n)
-        weight = rows.read_weight(0, n) if _weighs(scorer) else None
+        weight = rows.read_weight(0, n) if _accepts_weights(scorer) else None
         return float(scorer(model, x, y) if weight is None else scorer(model, x, y, sample_weight=weight))
 
     return score
 
 
-def _weighs(scorer: Callable[..., float]) -> bool:
+def _accepts_weights(scorer: Callable[..., float]) -> bool:
     """Return whether a scorer accepts ``sample_weight``, which some metrics do not."""
     metric = getattr(scorer, "_score_func", None)
     return metric is not None and "sample_weight" in inspect.signature(metric).parameters
@@ -118,7 +118,7 @@ def _without_names(model: StreamedEstimator) -> StreamedEstimator:
     return model
 
 
-def _tallied(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
+def _score_by_counts(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
     def score(model: StreamedEstimator, rows: Dataset) -> float:
         with FitSession("search", device=model.device, n_jobs=model.n_jobs, in_process=True) as session:
             session.begin(0, {}, {})
@@ -128,7 +128,7 @@ def _tallied(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
     return score
 
 
-def _clustered(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
+def _score_by_clusters(name: str) -> Callable[[StreamedEstimator, Dataset], float]:
     def score(model: StreamedEstimator, rows: Dataset) -> float:
         if name in CLUSTER_METRICS:
             return float(score_clusters(model, rows)[name])

@@ -38,24 +38,24 @@ class Memo:
         self._kept: dict[Hashable, tuple[object, object]] = {}
 
     def __call__(self, step: Derive) -> object:
-        key = step.function.__module__, step.function.__qualname__, *map(identity, step.arguments)
+        key = step.function.__module__, step.function.__qualname__, *map(make_key, step.arguments)
         if key not in self._kept:
             # Keep the arguments alive with the value, because the key contains their addresses.
             self._kept[key] = step.value(), step.arguments
         return self._kept[key][0]
 
 
-def identity(value: object) -> Hashable:
+def make_key(value: object) -> Hashable:
     """Return a key that is equal for equal plain values and for the same arrays while the arrays exist."""
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
     if value is None or isinstance(value, (bool, int, float, str)):
         return type(value).__name__, value
     if is_dataclass(value) and not isinstance(value, type):
-        own = (identity(getattr(value, f.name)) for f in fields(value))
+        own = (make_key(getattr(value, f.name)) for f in fields(value))
         return type(value).__module__, type(value).__qualname__, *own
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, *map(identity, value)
+        return type(value).__name__, *map(make_key, value)
     return "object", id(value)
 
 
@@ -82,7 +82,7 @@ class SharedFit:
     def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
         """Run all fits to their ends; ``answers`` holds the answers to their ``Begin`` steps by key."""
         for one in candidates:
-            self._go_on(one, answers[one.key])
+            self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
             # Training passes begin only when every candidate has finished its earlier steps.
             if gathering := [one for one in waiting if isinstance(one.step, Gather)]:
@@ -91,7 +91,7 @@ class SharedFit:
                 names = {one.key: self._name(one.step) for one in collecting}
                 found = self.collect({names[one.key]: one.step for one in collecting})
                 for one in collecting:
-                    self._go_on(one, found[names[one.key]])
+                    self._advance(one, found[names[one.key]])
             elif online := [one for one in waiting if isinstance(one.step, LearnOnline)]:
                 for one in online:
                     self._learn_online(one)
@@ -114,22 +114,23 @@ class SharedFit:
         answers: dict[Hashable, StoredSets | SomeOfSet] = {}
         for one in together:
             numbers = one.step.sets.numbers
-            own = identity(numbers)
+            own = make_key(numbers)
             if own not in answers:
                 every = len(numbers) == len(wanted)
                 answers[own] = whole if every else SomeOfSet(whole, np.searchsorted(wanted, numbers))
-            self._go_on(one, answers[own])
+            self._advance(one, answers[own])
 
     @staticmethod
     def _rows_key(rows: Rows) -> tuple[Hashable, ...]:
         return id(rows.dataset), *(name for name, _ in rows.maps)
 
-    def _go_on(self, one: Candidate, answer: object) -> None:
+    def _advance(self, one: Candidate, answer: object) -> None:
         try:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (Remember, Derive, Map)):
                 if isinstance(one.step, Remember):
-                    answer = one.step.value()  # candidates have no earlier fit
+                    # A candidate continues no earlier fit, so it starts with the arrays of a new run.
+                    answer = one.step.value()
                 else:
                     answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
                 one.step = one.steps.send(answer)
@@ -141,11 +142,11 @@ class SharedFit:
         work = step.reduction if isinstance(step, Collect) else step.row_map
         rows = self._rows_key(step.rows)
         # A map is applied to all rows, so its key does not contain the mask of the candidate.
-        key = *rows, step.rows.mask if isinstance(step, Collect) else None, identity(work)
+        key = *rows, step.rows.mask if isinstance(step, Collect) else None, make_key(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
 
     def _mapped(self, step: Map) -> Rows:
-        return self.session.mapped(self._name(step), step)
+        return self.session.add_map(self._name(step), step)
 
     def _part(self, rows: Rows) -> Part:
         return Part(self.session.rows(rows), rows.mask)
@@ -187,7 +188,7 @@ class SharedFit:
         groups: list[list[str]] = []
         for name in names:
             tried = [*groups[-1], name] if groups else [name]
-            alike = identity(wanted[tried[0]].classes) == identity(wanted[name].classes)
+            alike = make_key(wanted[tried[0]].classes) == make_key(wanted[name].classes)
             if groups and alike and sum(peak(tried).values()) <= ALLOWED_SHARE * self.resources.memory:
                 groups[-1].append(name)
             else:
@@ -213,14 +214,14 @@ class SharedFit:
         base = self.session.kind + (str(self._learned) if self._learned > 1 else "")
         race, outcomes = list(waiting), dict[str, Outcome]()
         for rung, until in enumerate([*self.rungs, 0]):
-            running = [one for one in race if not _ended(outcomes.get(one.key))]
+            running = [one for one in race if not _is_ended(outcomes.get(one.key))]
             if not running:
                 break
             name = f"{base}-r{rung}" if self.rungs else base
             first = self.rungs[rung - 1] if rung else 0
-            found = self._rung(name, running, outcomes, first, until)
-            if until and any(not _ended(o) and o.history[-1]["pass"] < until for o in found.values()):
-                break  # stopped by a callback
+            found = self._run_rung(name, running, outcomes, first, until)
+            if until and any(not _is_ended(o) and o.history[-1]["pass"] < until for o in found.values()):
+                break  # a callback has stopped the fit
             if until:
                 race = self._better_half(name, race, outcomes)
         for one in waiting:
@@ -228,9 +229,9 @@ class SharedFit:
             one.passes = len(outcome.history)
             one.seconds = sum(r["seconds"] / r["candidates"] for r in outcome.history)
             if outcome.error is None:
-                self._go_on(one, LoopResult(outcome.state, outcome.history))
+                self._advance(one, LoopResult(outcome.state, outcome.history))
             else:
-                self._ended_early(one, outcome.error)
+                self._mark_failed(one, outcome.error)
 
     def _learn_online(self, one: Candidate) -> None:
         """Run the epochs of an online learner for one candidate alone; only earlier steps are shared."""
@@ -238,19 +239,19 @@ class SharedFit:
         try:
             result = self.session.learn_online(f"{step.name}-{one.key}", step)
         except (FloatingPointError, np.linalg.LinAlgError) as error:
-            self._ended_early(one, str(error))
+            self._mark_failed(one, str(error))
             return
         one.passes = len({record["pass"] for record in result.history})
         one.seconds = sum(record["seconds"] for record in result.history)
         self.n_passes += one.passes
-        self._go_on(one, result)
+        self._advance(one, result)
 
     @staticmethod
-    def _ended_early(one: Candidate, error: str) -> None:
+    def _mark_failed(one: Candidate, error: str) -> None:
         one.steps.close()
         one.step, one.error = None, error
 
-    def _rung(
+    def _run_rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
         """Run passes ``first`` to ``until`` of all running candidates; update and return their outcomes."""
@@ -259,9 +260,9 @@ class SharedFit:
         kept = store.load_result(f"{name}-groups") if store else None
         out: dict[str, Outcome] = {}
         if store and kept:
-            for part_of, keys in _named(name, kept["groups"]):
+            for part_of, keys in _name_groups(name, kept["groups"]):
                 out.update(kept_outcomes(store, part_of, keys))
-        if len(out) < len(steps):  # else all is done: do not project rows again
+        if len(out) < len(steps):  # if all candidates are done, the rows need not be projected again
             members = {
                 key: Member(
                     step.learner,
@@ -275,9 +276,9 @@ class SharedFit:
                 if kept is None
                 else kept["groups"]
             )
-            if store and kept is None:  # a resume on another machine keeps the groups
+            if store and kept is None:  # stored, so that a resume on another machine uses the same groups
                 store.save_result(f"{name}-groups", {"groups": groups})
-            for part_of, keys in _named(name, groups):
+            for part_of, keys in _name_groups(name, groups):
                 found = fit_joint(
                     session.executor,
                     part_of,
@@ -315,10 +316,10 @@ class SharedFit:
         return [one for one in race if one.number in better]
 
 
-def _named(name: str, groups: Sequence[list[str]]) -> list[tuple[str, list[str]]]:
+def _name_groups(name: str, groups: Sequence[list[str]]) -> list[tuple[str, list[str]]]:
     """Return (name, keys) of each group; the name is used for its joint passes."""
     return [(f"{name}-g{n}" if len(groups) > 1 else name, group) for n, group in enumerate(groups)]
 
 
-def _ended(outcome: Outcome | None) -> bool:
+def _is_ended(outcome: Outcome | None) -> bool:
     return outcome is not None and (outcome.done or outcome.error is not None)

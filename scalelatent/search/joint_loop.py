@@ -26,7 +26,7 @@ _STATES_HELD = 5
 
 @dataclass(frozen=True)
 class Member:
-    """Learner of a joint fit, its initial state, and its rows by part."""
+    """One learner of a joint fit, its initial state, and its rows by part (``"train"``, ``"validation"``)."""
 
     learner: BatchLearner
     state: object
@@ -83,18 +83,18 @@ def fit_joint(
             )
             if stage_name not in ("", segment) and store is not None:
                 store.drop_stage(stage_name)
-            stage_name, state, history = segment, result.state, _joined(history, result.history)
+            stage_name, state, history = segment, result.state, _merge_histories(history, result.history)
             stopped = not learner.is_done(state)
         ended = learner.ended(state)
         leaving = list(state.members) if stopped or (until and state.iteration >= until) else ended
         for key in leaving:
             outcomes[key] = Outcome(
-                state.members[key], _own(history, key), state.failed.get(key), key in ended
+                state.members[key], _select_member_records(history, key), state.failed.get(key), key in ended
             )
             _keep(store, name, key, outcomes[key])
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
-    if store is not None:  # also stages of an interrupted run
+    if store is not None:  # remove also the stages of an interrupted run
         for n in range(1, len(members) + 1):
             store.drop_stage(f"{name}-{n}_estep")
     return {key: outcomes[key] for key in members}
@@ -129,19 +129,21 @@ def _resume(
     stage, (iteration, kept, _) = found
     history: list[dict[str, Any]] = []
     for earlier in stages[: stages.index(stage) + 1]:
-        history = _joined(history, store.load_history(earlier, iteration))
+        history = _merge_histories(history, store.load_history(earlier, iteration))
     # Exclude members that ended before the interruption and whose own outcome was stored in time.
     rest = {k: v for k, v in kept.members.items() if k in state.members}
     return stage, replace(kept, members=rest), history
 
 
-def _joined(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records of both lists in order of passes; for a repeated pass keep that of ``before``."""
+def _merge_histories(
+    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the records of both lists, sorted by pass; if both have a pass, the record from ``before``."""
     by_pass = {record["pass"]: record for record in (*after, *before)}
     return [by_pass[k] for k in sorted(by_pass)]
 
 
-def _own(history: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+def _select_member_records(history: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     shared = ("stage", "seconds", "rows", "bytes_read", "candidates")
     return [
         {**record["members"][key], **{k: record[k] for k in shared}}
@@ -166,7 +168,10 @@ def tree_bytes(tree: object, seen: set[object] | None = None) -> int:
 
 
 def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
-    """Return bytes of a worker in a joint pass by use: the largest part, or the sum of waiting statistics."""
+    """Return the peak bytes of a worker in a joint pass, by purpose.
+
+    Statistics that wait for a merge are summed over the parts. For other purposes the largest part counts.
+    """
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():
         alone = replace(

@@ -30,15 +30,15 @@ from scalelatent.kernels.streams import resolve_seed
 from scalelatent.reductions.confusion import SCORERS
 from scalelatent.storage.disk import locate
 
-from .apart import fit_apart
+from .apart import fit_separately
 from .candidates import (
     Candidate,
     Split,
     candidate_params,
     check_candidate,
     find_folds,
-    make_apart,
     make_candidates,
+    make_separate_candidates,
     score_table,
 )
 from .criterion import Scoring
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .candidates import CrossValidation
 
 # Upper bound on the candidates that a notebook displays.
-SHOWN = 20
+SHOWN_CANDIDATES = 20
 _LEARNED = (
     "cv_results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
     "seed_", "scoring_", "n_features_in_", "feature_names_in_", "refit_time_",
@@ -264,7 +264,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
-        for name in _LEARNED:  # so that no model of an earlier search stays
+        for name in _LEARNED:  # remove the results of an earlier search
             self.__dict__.pop(name, None)
         if isinstance(self.error_score, str) and self.error_score != "raise":
             raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")
@@ -288,7 +288,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         if base._shares_passes and splits is None:
             begun, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)
         else:
-            begun, scores = self._fit_apart(base, params, watched, splits, scoring, run_dir, where)
+            begun, scores = self._fit_separately(base, params, watched, splits, scoring, run_dir, where)
         self._report_failed(begun)
         self._gather(params, begun, scores)
         if held is not None:
@@ -348,7 +348,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 seed=self.seed_,
                 **begins[0].info,
             )
-            visible = {name: session.visible(name, ds) for name, ds in watched.items()}
+            visible = {name: session.make_visible(name, ds) for name, ds in watched.items()}
             shared = SharedFit(
                 session,
                 find_resources(session.client, self.n_jobs, self.memory_limit),
@@ -362,7 +362,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.n_passes_ = shared.n_passes
         return begun, scores
 
-    def _fit_apart(
+    def _fit_separately(
         self,
         base: StreamedEstimator,
         params: Sequence[dict[str, Any]],
@@ -379,7 +379,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 f"{'folds are not contiguous' if base._shares_passes else 'models are fitted one by one'}: "
                 "set halving=False"
             )
-        begun = make_apart(base, params, watched["train"], watched.get("validation"), splits)
+        begun = make_separate_candidates(base, params, watched["train"], watched.get("validation"), splits)
         decides = self._deciding_parameters(base, params)
         if splits is not None:
             digest = hashlib.sha256(b"".join(rows.tobytes() for split in splits for rows in split))
@@ -390,7 +390,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         ) as session:
             self.seed_ = session.begin(self._random_state(base), decides, watched)
             session.announce(watched["train"], candidates=len(params), splits=self.n_splits_, seed=self.seed_)
-            scores = fit_apart(
+            scores = fit_separately(
                 begun,
                 session,
                 scoring,
@@ -588,9 +588,13 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             f"<tr><td>{found['rank_test_score'][i]}</td><td>{escape(_describe(found['params'][i]))}</td>"
             f"<td>{found['mean_test_score'][i]:.4g}</td><td>{found['std_test_score'][i]:.2g}</td>"
             f"<td>{found['mean_fit_time'][i]:.2f}</td></tr>"
-            for i in best_first[:SHOWN]
+            for i in best_first[:SHOWN_CANDIDATES]
         )
-        more = f"<p>{len(best_first) - SHOWN} more in cv_results_</p>" if len(best_first) > SHOWN else ""
+        more = (
+            f"<p>{len(best_first) - SHOWN_CANDIDATES} more in cv_results_</p>"
+            if len(best_first) > SHOWN_CANDIDATES
+            else ""
+        )
         head = "<tr><th>rank</th><th>parameters</th><th>score</th><th>± folds</th><th>seconds a fit</th></tr>"
         return f"{drawn}<table>{head}{rows}</table>{more}"
 

@@ -77,7 +77,7 @@ def test_a_step_that_takes_long_has_nothing_read_again(rows: Dataset) -> None:
             feed.blocks(0, step)
             if step % 8 == 3:
                 time.sleep(0.3)  # computes
-            feed.rest()
+            feed.finish_step()
         read = reader.meter.bytes_read
         # The epoch once, and what was read ahead of the next one: two slabs, and the buffer that follows.
         assert ROWS * P * 4 <= read <= (ROWS + 2 * 128) * P * 4
@@ -89,7 +89,7 @@ def test_a_feed_that_nobody_uses_lets_go_and_takes_up_again(rows: Dataset) -> No
         assert first is not None
         time.sleep(0.3)
         assert _threads()  # the caller computes
-        feed.rest()
+        feed.finish_step()
         assert _eventually(lambda: not _threads())
         assert not feed._runs
         assert not feed._ready

@@ -37,7 +37,7 @@ def test_every_row_once_an_epoch(order: RowOrder, epoch: int) -> None:
     spared, period = order.held
     learned = [row for row in range(8 * order.n_rows) if row % period < period - spared]
     np.testing.assert_array_equal(np.sort(np.concatenate(rows)), learned[: order.n_rows])
-    n = order.numbers(order.n_rows - 1) + 1
+    n = order.to_dataset_rows(order.n_rows - 1) + 1
     assert sorted([*learned[: order.n_rows], *held_rows(order.held, n)]) == list(range(n))
 
 
@@ -75,7 +75,7 @@ def test_rows_lie_in_the_runs_that_are_named(order: RowOrder, epoch: int) -> Non
                 # the buffers that a batch touches, each of whole runs but for cut ones at its two ends
                 buffers = -(-len(rows) // order.buffer_rows) + 1
                 assert len(set(runs.tolist())) <= buffers * (order.buffer_runs + 2)
-    end = order.numbers(order.n_rows - 1) + 1
+    end = order.to_dataset_rows(order.n_rows - 1) + 1
     assert all(0 <= a < b <= end for a, b in map(order.run_range, range(order.n_runs)))
 
 

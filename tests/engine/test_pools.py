@@ -116,13 +116,13 @@ def test_nothing_known_means_alike_and_a_card_a_guess() -> None:
 def test_speeds_are_what_was_told() -> None:
     pace = Pace()
     for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
-        pace.hear(_told(worker, seconds))
+        pace.receive(_told(worker, seconds))
     found = pace.speeds(_stage(), THREADS, frozenset())
     assert found.speeds == pytest.approx({"a": 1.0, "b": 1.0, "c": 20.0})
     assert found.row_seconds["train"] == 2e-3
     assert not found.alike
     # Against the reference of a pass that has begun, speeds of later news count in its seconds.
-    pace.hear(_told("a", 1e-3))
+    pace.receive(_told("a", 1e-3))
     again = pace.speeds(_stage(), THREADS, frozenset(), found.row_seconds)
     assert again.speeds == pytest.approx({"a": 2.0, "b": 1.0, "c": 20.0})
 
@@ -130,8 +130,8 @@ def test_speeds_are_what_was_told() -> None:
 def test_the_parts_of_a_pass_count_by_their_rows() -> None:
     pace = Pace()
     for part, (slow, fast) in {"train": (2e-3, 1e-3), "validation": (2e-3, 4e-3)}.items():
-        pace.hear(_told("a", slow, part))
-        pace.hear(_told("b", fast, part))
+        pace.receive(_told("a", slow, part))
+        pace.receive(_told("b", fast, part))
     speeds = pace.speeds(_stage(), {"a": 1, "b": 1}, frozenset()).speeds
     a, b = 800 * 2 + 100 * 2, 800 * 1 + 100 * 4
     assert speeds["b"] / speeds["a"] == pytest.approx(a / b)
@@ -139,8 +139,8 @@ def test_the_parts_of_a_pass_count_by_their_rows() -> None:
 
 def test_who_was_not_measured_is_as_fast_as_its_like() -> None:
     pace = Pace()
-    pace.hear(_told("a", 1e-3))
-    pace.hear(_told("c", 1e-4))
+    pace.receive(_told("a", 1e-3))
+    pace.receive(_told("c", 1e-4))
     speeds = pace.speeds(_stage(), {**THREADS, "d": 1}, frozenset("cd")).speeds
     assert speeds["b"] == pytest.approx(speeds["a"])
     assert speeds["d"] == pytest.approx(speeds["c"])
@@ -149,8 +149,8 @@ def test_who_was_not_measured_is_as_fast_as_its_like() -> None:
 def test_who_gets_nothing_for_long_is_tried_again() -> None:
     """It may have become faster, and only a span can tell."""
     pace = Pace()
-    pace.hear(_told("a", 1e-2))
-    pace.hear(_told("b", 1e-3))
+    pace.receive(_told("a", 1e-2))
+    pace.receive(_told("b", 1e-3))
 
     def speed() -> float:
         found = pace.speeds(_stage(), {"a": 1, "b": 1}, frozenset()).speeds
@@ -158,9 +158,9 @@ def test_who_gets_nothing_for_long_is_tried_again() -> None:
 
     assert speed() == pytest.approx(0.1)
     for _ in range(100):
-        pace.took_part({"b"}, {"a": 1, "b": 1})
+        pace.record_pass({"b"}, {"a": 1, "b": 1})
     assert 0.2 < speed() < 0.5
-    pace.took_part({"a", "b"}, {"a": 1, "b": 1})
+    pace.record_pass({"a", "b"}, {"a": 1, "b": 1})
     assert speed() == pytest.approx(0.1)
 
 
@@ -196,8 +196,8 @@ def case() -> Any:
     link = Link(a=0, b=0, c=0)
     pools = Pools(link)
     for worker, seconds in (("a", 1e-2), ("b", 1e-2), ("c", 5e-4)):
-        pools.pace.hear(_told(worker, seconds))
-        pools.pace.hear(_told(worker, seconds, "validation"))
+        pools.pace.receive(_told(worker, seconds))
+        pools.pace.receive(_told(worker, seconds, "validation"))
     on_scheduler: list[str] = []
     client = SimpleNamespace(run_on_scheduler=lambda call, function, args: on_scheduler.append(*args))
     futures: dict[Span, Future] = {}
@@ -232,7 +232,7 @@ def test_workers_alike_keep_the_plain_window(case: Any) -> None:
 def test_passes_too_short_to_gain_keep_it_too(case: Any) -> None:
     for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
         for part in ROWS:
-            case.pools.pace.hear(_told(worker, seconds, part))
+            case.pools.pace.receive(_told(worker, seconds, part))
     assert not case.pools.speeds(case.stage, THREADS).alike
     assert not case.window().unequal
 
@@ -262,13 +262,13 @@ def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None
         future.status = "finished"
     assert len(window.look()) == len(batch)
     assert not window.pending
-    assert window.took_part == {"a", "b", "c"}
+    assert window.participants == {"a", "b", "c"}
 
 
 def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:
-    case.pools.pace.hear(_told("c", 1.0))  # long passes, handed out bit by bit
-    case.pools.pace.hear(_told("a", 10.0))
-    case.pools.pace.hear(_told("b", 10.0))
+    case.pools.pace.receive(_told("c", 1.0))  # long passes, handed out bit by bit
+    case.pools.pace.receive(_told("a", 10.0))
+    case.pools.pace.receive(_told("b", 10.0))
     window = case.window()
     assert window.unequal
     window.open()
@@ -286,7 +286,7 @@ def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:
 
 
 def test_a_window_that_is_called_off_hands_out_no_more(case: Any) -> None:
-    case.pools.pace.hear(_told("c", 1.0))
+    case.pools.pace.receive(_told("c", 1.0))
     window = case.window()
     assert window.unequal
     window.open()
@@ -317,10 +317,10 @@ def test_a_mixed_pool_is_told_with_its_tolerance_and_once() -> None:
     events: list[dict[str, Any]] = []
     callbacks: Any = SimpleNamespace(on_event=events.append)
     pools.compute_on("auto", {"a": 1, "b": 1})
-    pools.tell(pools.offers({"a": 1, "b": 1}), callbacks)
-    pools.pace.hear(_told("a", 1.0))
-    pools.pace.hear(_told("b", 0.1, device="cupy"))
-    pools.tell(pools.computed(), callbacks)
+    pools.report_devices(pools.offers({"a": 1, "b": 1}), callbacks)
+    pools.pace.receive(_told("a", 1.0))
+    pools.pace.receive(_told("b", 0.1, device="cupy"))
+    pools.report_devices(pools.count_computing_workers(), callbacks)
     (event,) = events
     assert event["devices"] == "cpu 1 worker, gpu 1 worker"
     assert "within 1e-05" in event["message"]

@@ -43,7 +43,7 @@ def test_deaths_are_told_with_span_rows_host_and_memory(case: Any) -> None:
     looker.members = {"tcp://a:1": ClusterMember(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
         looker._news.append({"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}})
-    looker._take_news(current)
+    looker._process_worker_events(current)
     words = looker.killed(current, "key", "tcp://b:2")
     assert words.startswith(
         "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 workers when they died"
@@ -61,7 +61,7 @@ def test_online_steps_are_told_as_segments(case: Any) -> None:
     segment.items = {"one": place, "two": place}
     looker._news.append({"action": "remove-worker", "worker": "a", "processing-tasks": ["one", "two"]})
     with pytest.raises(WorkerDied, match="worker a died"):
-        looker._take_news(segment)
+        looker._process_worker_events(segment)
     (lost,) = events
     assert (lost["event"], lost["segments"], "spans" in lost) == ("worker_lost", 1, False)
     words = "the segment after step 12 of epoch 1 of toy_step was with 1 worker when it died: a"
@@ -79,7 +79,7 @@ def test_a_worker_that_was_retired_is_no_death(case: Any) -> None:
     looker._news.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": {"key"}, "expected": True}
     )
-    looker._take_news(current)
+    looker._process_worker_events(current)
     assert looker.deaths == {}
     assert events[0]["expected"] is True
 
@@ -89,7 +89,7 @@ def test_results_that_died_with_a_worker_are_told_and_no_deaths(case: Any) -> No
     looker._news.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": set(), "lost-computed-tasks": {"key"}}
     )
-    looker._take_news(current)
+    looker._process_worker_events(current)
     assert looker.deaths == {}
     assert events[1]["event"] == "span_redone"
     assert events[1]["why"] == "its worker was lost with the result"
@@ -129,10 +129,10 @@ def test_calls_to_a_lost_scheduler_say_so(error: Exception, status: str, words: 
 def test_what_workers_tell_reaches_the_driver_that_it_is_for(case: Any) -> None:
     looker, _, _ = case
     heard, paces = list[Any](), list[Any]()
-    looker._executor.hear = heard.append
-    looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(hear=paces.append))
+    looker._executor.receive = heard.append
+    looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(receive=paces.append))
     cut, pace = {"driver": "t", "cut": {"event": "blocks_cut", "rows": 128}}, {"driver": "t", "pace": 1.0}
     for message in (cut, pace, {**cut, "driver": "another"}, {**pace, "driver": "another"}):
-        looker._hear_pass(message)
+        looker._receive_pass_event(message)
     assert heard == [cut["cut"]]
     assert paces == [pace]

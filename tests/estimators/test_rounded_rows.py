@@ -83,7 +83,7 @@ def test_a_column_that_rises_over_the_whole_dataset_has_the_spread_of_all_rows()
 
 
 def test_few_rows_of_what_is_stored_or_lazy_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.estimators.inputs import warn_rounded
+    from scalelatent.estimators.inputs import warn_of_rounding
 
     x = np.random.default_rng(0).normal(size=(5000, 5)) + 1e6
     model, read, take = sl.LinearMixture(), [], sl.Dataset.read_x
@@ -92,7 +92,7 @@ def test_few_rows_of_what_is_stored_or_lazy_are_read(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sl.Dataset, "read_x", lambda d, a, b: read.append(b - a) or take(d, a, b))
     for ds in (stored, lazy):
         with pytest.warns(DataConversionWarning, match="5 of 5 features"):
-            warn_rounded(model, ds)
+            warn_of_rounding(model, ds)
     assert sum(read) <= 2 * 256
 
 

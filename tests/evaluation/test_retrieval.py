@@ -89,14 +89,14 @@ def test_scores_of_all_pairs_are_never_in_memory_together(monkeypatch: pytest.Mo
     from scalelatent.evaluation import retrieval as ranking
 
     seen: list[int] = []
-    before = ranking._Cosine.block
+    before = ranking._CosineScores.block
 
     def watched(self: Any, queries: np.ndarray) -> np.ndarray:
         out = before(self, queries)
         seen.append(out.nbytes)
         return out
 
-    monkeypatch.setattr(ranking._Cosine, "block", watched)
+    monkeypatch.setattr(ranking._CosineScores, "block", watched)
     monkeypatch.setattr(retrieval, "BLOCK_BYTES", 2**16)
     n = 700
     retrieval_accuracy(np.random.default_rng(0).normal(size=(n, 3)), np.arange(n) % 3, n_jobs=1)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "_said", set())
+    monkeypatch.setattr(hooks, "_logged_features", set())
     monkeypatch.setattr(hooks, "_tested", set())
 
 

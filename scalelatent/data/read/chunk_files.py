@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ABSENT = 2**64 - 1  # offset in a shard index of a chunk that was never written
 _CRC_BYTES = 4
-_MAX_INDEXES = 4096  # cached indexes of one reader; an index has 16 bytes per chunk
+_MAX_INDEXES = 4096  # maximum number of cached indexes of one reader; an index has 16 bytes per chunk
 
 
 class Damage(Exception):

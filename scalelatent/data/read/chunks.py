@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("scalelatent")
 
 # `Recycled` reuses buffers of MIN_BYTES to MAX_BYTES and keeps at most MAX_FREE free ones. New memory
-# costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The allocator
+# costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The C library
 # already reuses smaller arrays; larger arrays are read only once.
 MIN_BYTES, MAX_BYTES = 2**18, 2**24
 MAX_FREE = 4
 
 
 @functools.lru_cache(maxsize=256)
-def _warn_slow(url: str, name: str, codecs: str) -> None:
+def _warn_slow_decoding(url: str, name: str, codecs: str) -> None:
     """Log one warning per array that only the slower zarr pipeline can decode."""
     logger.warning(
         "dataset %s: '%s' is stored as %s, which only zarr can decode, slower than our own reader; the "
@@ -81,7 +81,7 @@ class StoredRows(StoredColumn):
         if fast and self._decoder is None:
             shards, chain = codecs_of(array)
             names = " + ".join(name for name, _ in chain)
-            _warn_slow(location.url, self._name, f"{names} in shards" if shards else names)
+            _warn_slow_decoding(location.url, self._name, f"{names} in shards" if shards else names)
         self._indexes = Indexes(location)
         self._memory = Recycled()
         self._crcs: np.ndarray | None = None
@@ -240,7 +240,7 @@ class StoredRows(StoredColumn):
                 self._raise(shards[bad][0], error, shards[bad][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
-        """Return the byte range of the chunk of each piece in the object of its key."""
+        """Return (key, offset, length) of the chunk that holds each piece; a key alone is a whole object."""
         if not self._sharded:
             return list(keys)
         per_shard = self._per_shard
@@ -297,11 +297,11 @@ class Recycled:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not MIN_BYTES <= nbytes <= MAX_BYTES:
             return np.empty(shape, dtype)
-        raw = self._pop_free(nbytes)
+        raw = self._take_free_buffer(nbytes)
         raw = np.empty(nbytes, np.uint8) if raw is None else raw
-        return np.asarray(_Lease(raw, self._free)).view(dtype).reshape(shape)
+        return np.asarray(_RecycledBuffer(raw, self._free)).view(dtype).reshape(shape)
 
-    def _pop_free(self, nbytes: int) -> np.ndarray | None:
+    def _take_free_buffer(self, nbytes: int) -> np.ndarray | None:
         """Return a free buffer of `nbytes` bytes, or None; free buffers of other sizes are discarded."""
         while True:
             try:
@@ -312,7 +312,7 @@ class Recycled:
                 return raw
 
 
-class _Lease:
+class _RecycledBuffer:
     """Base object of all views of one buffer; after the last view is gone, the buffer is reused."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:

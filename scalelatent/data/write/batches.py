@@ -156,7 +156,7 @@ def _parts(column: DenseOrCsr) -> list[np.ndarray]:
     """Return the arrays of a column: no array, one array, or the three arrays of CSR rows."""
     if column is None:
         return []
-    return [column] if isinstance(column, np.ndarray) else list(csr.parts_of(column))
+    return [column] if isinstance(column, np.ndarray) else list(csr.unpack_csr(column))
 
 
 def _concatenate(columns: list[DenseOrCsr]) -> DenseOrCsr:

@@ -19,7 +19,7 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, locate
 from scalelatent.storage.write_checks import check_not_own_input, format_of
 
-from .create import copy_rows, derived_from
+from .create import copy_rows, derive_provenance
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -134,7 +134,7 @@ def convert_dataset(
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
     elif ds.is_sparse and chunk_rows is None:
         layout["chunk_rows"] = None  # row groups have no chunk size
-    provenance = derived_from(origin, "convert", **parameters)
+    provenance = derive_provenance(origin, "convert", **parameters)
     copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
     return open_dataset(out_url)
 

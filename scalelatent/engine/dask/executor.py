@@ -27,7 +27,7 @@ from scalelatent.storage.folder_probe import folder_trouble
 from scalelatent.storage.write_checks import contains
 
 from .cluster_pass import DaskPass
-from .failures import WAIT_SECONDS, LeftOut, guard_spans, supervise
+from .failures import WAIT_SECONDS, RowsExcluded, guard_spans, supervise
 from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
 from .online_steps import DaskSteps
@@ -98,7 +98,7 @@ class DaskExecutor:
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
         self.lost_cards: dict[str, str] = {}  # worker -> error of its card before its process ended
-        self.link.call("its news were asked for", listener(client).add, KERNELS, self.hear)
+        self.link.call("its news were asked for", listener(client).add, KERNELS, self.receive)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -125,18 +125,18 @@ class DaskExecutor:
         self.look_at_workers()
         offers = self.pools.offers(self.threads)
         if len(offers) > 1:
-            self.pools.tell(offers, self.callbacks)
+            self.pools.report_devices(offers, self.callbacks)
 
     def wait_for_workers(self) -> dict[str, int]:
         """Return the threads of each present worker; wait at most `STALL_SECONDS` for the first worker."""
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
-                self.no_workers("the next step")
+                self.raise_no_workers("the next step")
             self.wait(WAIT_SECONDS)
         return found
 
-    def no_workers(self, what: str) -> NoReturn:
+    def raise_no_workers(self, what: str) -> NoReturn:
         """Raise the `RunError` for a cluster that stayed without workers."""
         kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
         raise RunError(
@@ -205,18 +205,18 @@ class DaskExecutor:
     def wait(self, seconds: float) -> None:
         """Wait at most ``seconds`` for an event; callbacks may raise to interrupt the fit."""
         self.callbacks.on_wait()
-        self._tell_events()
+        self._report_events()
         if self.pulse.wait(min(seconds, WAIT_SECONDS)):
             self.pulse.clear()
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def receive(self, event: dict[str, Any]) -> None:
         """Queue an event of a worker; this method runs in the client's thread."""
         if event["event"] == "card_lost":
             self.lost_cards[event["worker"]] = event["message"]
         self._events.append(event)
         self.pulse.set()
 
-    def _tell_events(self) -> None:
+    def _report_events(self) -> None:
         while self._events:
             self.callbacks.on_event(self._events.popleft())
 
@@ -224,7 +224,7 @@ class DaskExecutor:
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> int:
         """Write constants and state into the run folder, from which the workers load them."""
-        self._call_off()
+        self._cancel_work()
         self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
         self.watch.begin()
@@ -242,18 +242,18 @@ class DaskExecutor:
         """Run one pass and its M-step on the cluster; the pass may have started behind the previous one."""
         current = self._begun
         if current is None or current.stage is not stage or current.iteration != iteration:
-            self._call_off()
+            self._cancel_work()
             self.refresh()
             current = self._pass(stage, iteration)
         current = self._complete(current, on_rows)
         out = current.result
         self._begun, current.following = current.following, None
         assert out is not None
-        self.pools.passed(current.window, self.threads)
+        self.pools.record_pass(current.window, self.threads)
         current.release()
         self.watch.pass_reports.clear()
         if out["done"]:
-            self._call_off()
+            self._cancel_work()
         self.store.drop_nodes(upto=iteration)
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
 
@@ -283,22 +283,22 @@ class DaskExecutor:
         """Change the token of new tasks, so that their names differ from the names of cancelled tasks."""
         self.pass_token = self.next_token()
 
-    def _call_off(self) -> None:
+    def _cancel_work(self) -> None:
         begun, self._begun = self._begun, None
         if begun is not None:
             begun.cancel()
 
     def end(self) -> None:
         """Cancel the pass that started behind the last one, and stop listening to events."""
-        self._call_off()
+        self._cancel_work()
         self.watch.end()
-        self._tell_events()
-        self.pools.tell(self.pools.computed(), self.callbacks)
+        self._report_events()
+        self.pools.report_devices(self.pools.count_computing_workers(), self.callbacks)
 
     def close(self) -> None:
         """Record that the driver ended without a crash, and unsubscribe from kernel events."""
         clear_attempts(self.store)
-        listener(self.client).remove(KERNELS, self.hear)
+        listener(self.client).remove(KERNELS, self.receive)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
         """Return the steps of an online fit, which run on the workers in segments."""
@@ -306,7 +306,7 @@ class DaskExecutor:
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """Run one pass of reductions, and return the sums of each part to the driver."""
-        self._call_off()
+        self._cancel_work()
         self.refresh()
         self._save_stage(stage)
         self.watch.begin()
@@ -368,11 +368,11 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
     while True:
         current = make()
         try:
-            if _tried_first(executor, current):
+            if _run_suspects_first(executor, current):
                 continue
             supervise(executor, current, on_rows)
             return current
-        except LeftOut:
+        except RowsExcluded:
             current.cancel()
             # Stored sums of this pass include the rows that are now excluded.
             executor.store.drop_nodes()
@@ -380,7 +380,7 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             tries, most = 0, -1
         except Retry as again:
             try:
-                executor.watch.call_off(current)
+                executor.watch.record_cancelled(current)
             finally:
                 current.cancel()
             tries = 1 if current.rows_done > most else tries + 1
@@ -397,8 +397,8 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
             raise
 
 
-def _tried_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Run suspect items alone before the work starts; return whether there were any: remake the work then."""
+def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
+    """Run suspect items before the work starts. Return True if any ran: the caller recreates the work."""
     if current.began is not None:  # It started behind the previous pass.
         if executor.watch.suspects(current):
             raise WorkerDied("two workers have died of it")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
 
 
-class LeftOut(Retry):
+class RowsExcluded(Retry):
     """Signal that the work is to be retried without rows that have just been excluded."""
 
 
@@ -70,7 +70,7 @@ def resolve_failure(executor: DaskExecutor, current: Work[Item], ended: TaskEnde
     error = _exception_of(executor, future)
     if isinstance(error, KilledWorker):
         key = str(error.task)
-        if executor.watch.note_killed(current, key, error.last_worker.address):
+        if executor.watch.count_named_death(current, key, error.last_worker.address):
             raise WorkerDied(f"workers have died of {key}")
     where = {"stage": current.name, "pass": current.number}
     if (
@@ -79,7 +79,7 @@ def resolve_failure(executor: DaskExecutor, current: Work[Item], ended: TaskEnde
         and (ended.item is None or current.dataset_of(ended.item) is not None)
         and executor.quarantine.exclude_unreadable(error, executor.callbacks, **where)
     ):
-        raise LeftOut(str(error))
+        raise RowsExcluded(str(error))
     raise _explained_error(executor, future, error, current) from None
 
 

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger("distributed.scalelatent")
-_said: set[str] = set()
+_logged_features: set[str] = set()
 _tested: set[str] = set()
 _F = TypeVar("_F", bound=Callable[..., Any])
 _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:WorkerState"
@@ -94,9 +94,9 @@ def _find(need: str, owner: object) -> None:
 
 def log_once(name: str, without: str, error: Exception) -> None:
     """Log, once per process, the feature that this version of Dask does not allow."""
-    if name in _said:
+    if name in _logged_features:
         return
-    _said.add(name)
+    _logged_features.add(name)
     logger.warning(
         "scalelatent: this Dask (distributed %s) lacks what %s needs (%s: %s); going on without %s",
         version("distributed"),

@@ -121,7 +121,7 @@ class Segment(Work[Place]):
         """Return the description of a segment for error messages."""
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
-    def redone(self, item: Place, why: str, worker: str) -> None:
+    def make_repeat_event(self, item: Place, why: str, worker: str) -> None:
         """Return no event, because `DaskSteps._redone` reports a repeated segment once."""
 
     def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:

@@ -28,7 +28,7 @@ from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
 from .pass_tasks import Ref, _recent, configure_worker_process, worker_device
-from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, restart_on_lost_gpu, work_news
+from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, restart_on_lost_gpu, work_reports
 
 
 def task_check(fit: Fit, beat: Beat) -> RowCheck:
@@ -54,12 +54,12 @@ class StepReports:
         runner, self.begin = self._runner, time.perf_counter()
         self._before = place.step, runner.rows, runner.meter.bytes_read, runner.meter.wait_seconds
 
-    def tell(self, place: Place) -> None:
+    def report_up_to(self, place: Place) -> None:
         """Report the steps up to ``place`` that were not reported before."""
         seconds, runner = time.perf_counter() - self.begin, self._runner
         step, rows, nbytes, waited = self._before
         where = {"pass": place.epoch + 1, "step": place.step}
-        work_news.add(
+        work_reports.add(
             *self._about, "train", where, runner.device, runner.rows - rows, runner.meter.bytes_read - nbytes,
             seconds, runner.meter.wait_seconds - waited, place.step - step,
         )  # fmt: skip
@@ -84,7 +84,7 @@ def task_steps(
             now = time.perf_counter()
             last = now - begin > seconds or place.step == stop
             if last or now - news.begin > NEWS_SECONDS:
-                news.tell(place)
+                news.report_up_to(place)
             if last:
                 break
         spent = (time.perf_counter() - begin) / (place.step - first.step)
@@ -100,8 +100,8 @@ def task_chains(
     place: Place,
     index: int,
     chains: tuple[int, int],
-    results: list[Found],
-) -> Found:
+    results: list[ChainResults],
+) -> ChainResults:
     """Compute some chains of one step; ``results`` of the previous step give the state."""
     configure_worker_process()
     begin = time.perf_counter()
@@ -111,15 +111,17 @@ def task_chains(
         with restart_on_lost_gpu(fit), site.runner(*chains, 1, check) as runner:
             before, news = runner.meter.bytes_read, StepReports(ref[0], name, runner, place)
             sums = runner.run(place.epoch, place.step, state, check)
-            news.tell(Place(place.epoch, place.step + 1))
+            news.report_up_to(Place(place.epoch, place.step + 1))
             nbytes, seconds = runner.meter.bytes_read - before, time.perf_counter() - begin
     if results:
         nbytes, seconds = nbytes + results[index].bytes_read, seconds + results[index].seconds
     merged = sums.nodes()
-    return Found(list(merged), list(merged.values()), nbytes, seconds)
+    return ChainResults(list(merged), list(merged.values()), nbytes, seconds)
 
 
-def task_close(ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[Found]) -> SegmentEnd:
+def task_close(
+    ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[ChainResults]
+) -> SegmentEnd:
     """End a segment: apply the results of its last step, and save the state in the run folder."""
     configure_worker_process()
     work = [found.seconds for found in results]
@@ -165,7 +167,7 @@ class SegmentEnd(TypedDict):
     """Seconds of the slowest chains of the segment."""
 
 
-class Found(NamedTuple):
+class ChainResults(NamedTuple):
     """Result of a task that computes some chains of a step."""
 
     nodes: list[tuple[int, int]]
@@ -212,7 +214,7 @@ class Site:
         self._replicas: OrderedDict[Place, object] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
-        # All tasks share one beat, because tasks of a spread segment are shorter than the beat interval.
+        # All tasks share one Beat timer, because a task may be shorter than the interval of the timer.
         self.beat = Beat()
 
     def load(self) -> None:
@@ -302,7 +304,7 @@ class Site:
                 self.keep(place, tree["state"])
             return self._replicas[place]
 
-    def follow(self, before: Place, results: Sequence[Found]) -> object:
+    def follow(self, before: Place, results: Sequence[ChainResults]) -> object:
         """Return the state after the step at ``before``, given the results of the tasks of this step."""
         place = Place(before.epoch, before.step + 1)
         with self._lock:

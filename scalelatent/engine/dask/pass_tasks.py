@@ -38,12 +38,12 @@ from .worker_side import (
     Fit,
     TaskStop,
     keep_pages,
-    pace_news,
+    pace_reports,
     report_kernels,
     report_smaller_block,
     restart_on_lost_gpu,
-    tell,
-    work_news,
+    send_to_driver,
+    work_reports,
     worker_threads,
 )
 
@@ -206,9 +206,9 @@ def task_span(
     if is_worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
     _report_smaller_blocks(fit, context.backend, limits)
-    pace_news.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
+    pace_reports.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     rows, nbytes = int(vector[-2]), int(vector[-1])
-    work_news.add(
+    work_reports.add(
         ref[0], stage_name, span.part, {"pass": iteration + 1, "span": span.index}, context.backend.name,
         rows, nbytes, seconds, context.meter.wait_seconds - waited,
     )  # fmt: skip
@@ -289,7 +289,7 @@ def task_mstep(
     }
     message = as_message(info)
     if message is not None:
-        tell(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
+        send_to_driver(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
     return TaskParams(None if done else following, info)
 
 
@@ -323,7 +323,7 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
         rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
     _report_smaller_blocks(fit, backend, limits)
     # If the output has several tiles, a tile counts as its share of the rows.
-    work_news.add(
+    work_reports.add(
         ref[0], task.name, "output", {"shard": shard}, backend.name, rows // task.writer.n_tiles,
         meter.bytes_read, time.perf_counter() - begin, meter.wait_seconds,
     )  # fmt: skip

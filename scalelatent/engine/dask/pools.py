@@ -80,13 +80,13 @@ class Pace:
         self._hope: dict[str, float] = {}
         self.devices: dict[str, str] = {}
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Store the report of a worker; this method runs in the client's thread."""
         part, worker = (message["stage"], message["part"]), str(message["worker"])
         self._heard[part] = {**self._heard.get(part, {}), worker: float(message["pace"])}
         self.devices = {**self.devices, worker: _CARDS.get(message["device"], "cpu")}
 
-    def took_part(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
+    def record_pass(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
         """Record that a pass ended in which ``workers`` had spans; assume that the others are faster."""
         self._hope = {
             name: min(MOST_HOPE, self._hope.get(name, 1.0) * HOPE)
@@ -206,18 +206,18 @@ class Pools:
         counts = {"cpu": len(threads) - cards, "gpu": cards}
         return {kind: count for kind, count in counts.items() if count}
 
-    def passed(self, window: Window[Span], threads: Mapping[str, int]) -> None:
+    def record_pass(self, window: Window[Span], threads: Mapping[str, int]) -> None:
         """Record the workers that took part in a pass that has ended."""
         if window.unequal:
-            self.pace.took_part(window.took_part, threads)
+            self.pace.record_pass(window.participants, threads)
 
-    def tell(self, counts: Mapping[str, int], callbacks: Callback) -> None:
+    def report_devices(self, counts: Mapping[str, int], callbacks: Callback) -> None:
         """Report which devices compute, if they have changed since the last report."""
         if counts and dict(counts) != self._reported_counts:
             self._reported_counts = dict(counts)
             callbacks.on_event(devices_event(counts))
 
-    def computed(self) -> dict[str, int]:
+    def count_computing_workers(self) -> dict[str, int]:
         """Return the number of workers per device that have reported spans."""
         kinds = list(self.pace.devices.values())
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}

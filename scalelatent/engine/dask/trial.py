@@ -20,7 +20,7 @@ from scalelatent.engine.quarantine import BadShard
 from scalelatent.engine.reading import Meter
 from scalelatent.errors import RunError, ScalelatentError
 
-from .failures import LeftOut, supervise
+from .failures import RowsExcluded, supervise
 from .graph import Graph
 from .pass_tasks import Ref, context_of, load_map, open_store, stopping
 from .watch import DEATHS, DRIVERS, Retry
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 # Share of a worker's memory limit. A lost worker that used more was most likely killed by its nanny, which
 # kills at 95 % (test_machines.py).
 FULL = 0.8
-ATTEMPTS_FILE = "begun.json"
-# Maximum seconds until cancelled tasks end, maximum seconds for the answer of a worker, maximum trials.
+ATTEMPTS_FILE = "attempts.json"
+# Maximum seconds to wait until cancelled tasks end, timeout of a worker's answer in seconds, and maximum
+# number of trials of one item.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
@@ -130,7 +131,7 @@ def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
 
 
 def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
-    """Run the suspects of a new work alone; return whether there were any: the work is then remade."""
+    """Run suspect items of new work alone. Return True if any ran: the caller then recreates the work."""
     suspects = executor.watch.suspects(work)
     if suspects:
         wait_until_idle(executor)
@@ -142,12 +143,12 @@ def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
 
 def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
     for _ in range(TRIALS):
-        trial = Trial(executor, work, item, _loneliest(executor))
+        trial = Trial(executor, work, item, _find_least_busy_worker(executor))
         try:
             return supervise(executor, trial, lambda done, rows: None)
         except WorkersDied:
             _judge(executor, work, item)
-        except LeftOut:
+        except RowsExcluded:
             raise
         except Retry as again:
             why = str(again)
@@ -161,15 +162,15 @@ def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
     )
 
 
-def _loneliest(executor: DaskExecutor) -> str:
+def _find_least_busy_worker(executor: DaskExecutor) -> str:
     """Return the worker with the fewest tasks, if possible one without the driver of a job."""
     threads, tasks = executor.wait_for_workers(), executor.link.processing()
 
-    def company(worker: str) -> tuple[bool, int]:
+    def count_load(worker: str) -> tuple[bool, int]:
         keys = tasks.get(worker, [])
         return any(key.startswith(DRIVERS) for key in keys), len(keys)
 
-    return min(threads, key=company)
+    return min(threads, key=count_load)
 
 
 def wait_until_idle(executor: DaskExecutor) -> None:
@@ -213,7 +214,7 @@ def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
         where = {"stage": work.name, "pass": work.number}
         executor.quarantine.add(bad, executor.callbacks, **where)
         executor.watch.forget_deaths(work, [item])
-        raise LeftOut(words)
+        raise RowsExcluded(words)
     raise RunError(
         f"workers die of shard file {named} of {dataset.url or 'the given rows'}: {words}. "
         f'{_advice(executor, workers)}, or leave the shard out ([engine] on_bad_shard = "skip"; `scalelatent '
@@ -248,22 +249,22 @@ class LoggedStop(TaskStop):
     def __init__(self, fit: Fit | None, store: EngineStore, name: str) -> None:
         super().__init__(fit)
         self._store, self._name, self._lock = store, name, threading.Lock()
-        self._said: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "peak": 0}
+        self._entry: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "peak": 0}
 
     def note(self, doing: str, start: int, stop: int) -> None:
         """Log the next step with its rows ``start:stop``."""
-        self._say(doing=doing, rows=[start, stop])
+        self._update_entry(doing=doing, rows=[start, stop])
 
     def sample(self) -> None:
         """Log the memory of this process if it has grown by more than 2 %."""
         memory = _memory()
-        if memory > 1.02 * self._said["peak"]:
-            self._say(peak=memory)
+        if memory > 1.02 * self._entry["peak"]:
+            self._update_entry(peak=memory)
 
-    def _say(self, **news: object) -> None:
+    def _update_entry(self, **changes: object) -> None:
         with self._lock:
-            self._said |= {"peak": max(self._said["peak"], _memory()), **news}
-            self._store.write_bytes(self._name, json.dumps(self._said).encode())
+            self._entry |= {"peak": max(self._entry["peak"], _memory()), **changes}
+            self._store.write_bytes(self._name, json.dumps(self._entry).encode())
 
 
 def _memory() -> int:
@@ -273,7 +274,7 @@ def _memory() -> int:
 
 
 @contextmanager
-def _noted(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
+def _logged(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
     stop, ended = LoggedStop(fit, store, name), threading.Event()
 
     def sample() -> None:
@@ -297,7 +298,7 @@ def try_span(
     """Compute a span, and save its sums in the run folder for the retry of its pass."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
-    with _noted(store, note, fit) as stop, stopping(fit):
+    with _logged(store, note, fit) as stop, stopping(fit):
         vector = context_of(ref, stage_name, iteration, state).run_span(span, stop)
     store.save_node(stage_name, iteration, span, vector)
 
@@ -305,7 +306,7 @@ def try_span(
 def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
     """Compute and write one shard of a map."""
     task, backend = load_map(ref, name)
-    with _noted(open_store(ref), note, fit) as stop, stopping(fit):
+    with _logged(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())
 
 

@@ -30,8 +30,9 @@ MISSES = 3
 # A computing span reports every ten seconds (worker_side.BEAT_SECONDS). A span hangs if it is silent for
 # HANG_SECONDS and for HANG_TIMES the usual seconds of a span.
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
-# Maximum silence in seconds of M-steps, merges and tasks of other programs, which do not report.
-SILENT_SECONDS = 3600.0
+# An M-step, a merge or a task of another program sends no reports. It counts as hanging after this many
+# seconds without progress.
+MAX_SILENT_SECONDS = 3600.0
 # An item is run alone after this many worker deaths, so that bad rows kill at most three workers
 # (test_bad_shards.py). Drivers of jobs are tasks on workers, too; their keys have this prefix.
 DEATHS, DRIVERS = 2, "scalelatent-job-"
@@ -93,7 +94,7 @@ class Watch:
 
     @property
     def _topics(self) -> list[tuple[str, Handler]]:
-        return [("all", self._hear_workers), (self.topic, self._hear_pass)]
+        return [("all", self._receive_worker_event), (self.topic, self._receive_pass_event)]
 
     def begin(self) -> None:
         """Subscribe to the scheduler's events."""
@@ -113,19 +114,19 @@ class Watch:
             self._news.clear()
             self.pass_reports.clear()
 
-    def _hear_workers(self, message: dict[str, Any]) -> None:
+    def _receive_worker_event(self, message: dict[str, Any]) -> None:
         """Queue an event of a worker that joined or left; this method runs in the client's thread."""
         if message.get("action") in ("add-worker", "remove-worker"):
             self._news.append(message)
             self._executor.pulse.set()
 
-    def _hear_pass(self, message: dict[str, Any]) -> None:
+    def _receive_pass_event(self, message: dict[str, Any]) -> None:
         """Process an event of a task of this driver; this method runs in the client's thread."""
         if "driver" in message:
             if message["driver"] == self._executor.token and "cut" in message:
-                self._executor.hear(message["cut"])
+                self._executor.receive(message["cut"])
             elif message["driver"] == self._executor.token:
-                self._executor.pools.pace.hear(message)
+                self._executor.pools.pace.receive(message)
             return
         if message["fit"] != self._executor.pass_token:
             return
@@ -156,12 +157,12 @@ class Watch:
         """Process queued events of workers, and raise `Retry` if the pass makes no progress."""
         self._remember_members()
         if self._news:
-            self._take_news(current)
+            self._process_worker_events(current)
         if moved:
             self._reset()
         elif time.monotonic() - self._moved > self._look:
             self._look = min(2 * self._look, LAST_LOOK)
-            self._look_closely(current)
+            self._check_progress(current)
 
     def _remember_members(self) -> None:
         now = time.monotonic()
@@ -171,18 +172,18 @@ class Watch:
             found = self._executor.link.members()
             for address, member in found.items():
                 if address in self.members and self.members[address].memory > member.memory:
-                    # Keep the peak: a worker that died may have used as much memory again.
+                    # Keep the highest memory seen, which explains a later death of the worker.
                     found[address] = replace(member, memory=self.members[address].memory)
             # Keep lost workers for error messages; drop them when their number exceeds present workers + 100.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
-    def _take_news(self, current: Work[Item]) -> None:
+    def _process_worker_events(self, current: Work[Item]) -> None:
         while self._news:
             message = self._news.popleft()
             if message["action"] == "add-worker":
-                self._tell("worker_joined", worker=message["worker"])
+                self._report_event("worker_joined", worker=message["worker"])
                 continue
-            self._take_loss(current, message)
+            self._process_lost_worker(current, message)
         if self.suspects(current):
             raise WorkerDied("two workers have died of it")
         threads = self._executor.look_at_workers()
@@ -191,14 +192,16 @@ class Watch:
             if current.following is not None:
                 current.following.window.refresh(threads)
 
-    def _take_loss(self, current: Work[Item], message: dict[str, Any]) -> None:
+    def _process_lost_worker(self, current: Work[Item], message: dict[str, Any]) -> None:
         worker, expected = message["worker"], bool(message.get("expected", False))
         keys = [key for key in message.get("processing-tasks", ()) if not str(key).startswith(DRIVERS)]
         lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
         named = {(work.name, work.number, item) for work, item in lost}
         for key in () if expected else named.union(self._held.pop(worker, ())):
             self._count_death(key, worker)
-        self._tell("worker_lost", worker=worker, expected=expected, **{f"{current.unit}s": len(named)})
+        self._report_event(
+            "worker_lost", worker=worker, expected=expected, **{f"{current.unit}s": len(named)}
+        )
         for work, item in lost:
             self.report_retry(work, item, "its worker was lost", worker)
         for key in message.get("lost-computed-tasks", ()):
@@ -208,8 +211,8 @@ class Watch:
         own = [item for work, item in lost if work is current]
         current.worker_lost(own, worker, len(keys) == 1, expected)
 
-    def call_off(self, work: Work[Item]) -> None:
-        """Record, before work is cancelled, which worker has which of its items."""
+    def record_cancelled(self, work: Work[Item]) -> None:
+        """Record which items of this work each worker has. Call it before the work is cancelled."""
         self._held = {
             address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
             for address, keys in self._executor.link.processing().items()
@@ -249,14 +252,14 @@ class Watch:
         ]
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
-    def note_killed(self, work: Work[Item], key: str, worker: str) -> bool:
+    def count_named_death(self, work: Work[Item], key: str, worker: str) -> bool:
         """Count the death that an error of the scheduler names; return whether there are suspect items."""
         deadline = time.monotonic() + NEWS_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
             while self._news:
                 message = self._news.popleft()
                 if message["action"] == "remove-worker":
-                    self._take_loss(work, message)
+                    self._process_lost_worker(work, message)
             self._executor.wait(0.05)
         item = work.items.get(key)
         if item is None:
@@ -298,14 +301,14 @@ class Watch:
 
     def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
         """Report that a span is computed again."""
-        event = current.redone(item, why, worker)
+        event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
 
-    def _tell(self, event: str, **more: object) -> None:
+    def _report_event(self, event: str, **more: object) -> None:
         self._executor.callbacks.on_event({"event": event, **more})
 
-    def _look_closely(self, current: Work[Item]) -> None:
+    def _check_progress(self, current: Work[Item]) -> None:
         link, now = self._executor.link, time.monotonic()
         if not link.connected:
             raise link.lost("a pass was waited for", str(getattr(self._executor.client, "status", "closed")))
@@ -315,11 +318,11 @@ class Watch:
         busy = {address: keys for address, keys in busy.items() if keys}
         if busy:
             self._missed, self._alone_since = 0, None
-            self._look_for_hangs(current, busy)
+            self._check_hangs(current, busy)
         elif not self._executor.look_at_workers():
             self._alone_since = self._alone_since or now
             if now - self._alone_since > self._executor.stall_seconds:
-                self._executor.no_workers(current.counted(len(current.window.pending)))
+                self._executor.raise_no_workers(current.counted(len(current.window.pending)))
         elif any(member.running for member in link.members().values()):
             # No worker has a task of the pass. One or two such checks may be chance, because a busy scheduler
             # may not have processed the graph yet.
@@ -327,7 +330,7 @@ class Watch:
             if self._missed >= MISSES:
                 raise Retry("no worker takes its tasks: those that had them are gone")
 
-    def _look_for_hangs(self, current: Work[Item], busy: dict[str, list[str]]) -> None:
+    def _check_hangs(self, current: Work[Item], busy: dict[str, list[str]]) -> None:
         quiet = time.monotonic() - max(self._moved, self._beat)
         spans = {
             address: [current.items[key] for key in keys if key in current.items]
@@ -335,7 +338,7 @@ class Watch:
         }
         spans = {address: there for address, there in spans.items() if there}
         usual = self._executor.span_seconds(current.name) or 0.0
-        limit = max(current.hang_seconds or HANG_SECONDS, HANG_TIMES * usual) if spans else SILENT_SECONDS
+        limit = max(current.hang_seconds or HANG_SECONDS, HANG_TIMES * usual) if spans else MAX_SILENT_SECONDS
         if quiet < limit:
             self._look = min(self._look, max(limit - quiet, FIRST_LOOK))
             return

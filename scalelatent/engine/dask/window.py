@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Batch = list[tuple[Item, str]]
 
-# Minimum items per thread: one is computed and one waits. streamed_pass.py was measured with this number.
+# Minimum items per thread on a worker: one that is computed and one that waits. The results of
+# streamed_pass.py were measured with this number.
 WINDOW = 2
 # Maximum and minimum seconds of work queued on a worker, so that no worker waits for the driver. A pass on
 # heterogeneous workers of at most AT_ONCE seconds is sent as one batch (measured: device_pools.py).
 MOST_AHEAD, LEAST_AHEAD, AT_ONCE = 2.0, 0.2, 0.8
-# On heterogeneous workers, one item takes at most 1/LEFT_PARTS of the remaining seconds of a pass. This
+# On heterogeneous workers, one item takes at most 1/REMAINING_PARTS of the remaining seconds of a pass. This
 # value keeps simulated pools near the best possible time (test_window.py).
-LEFT_PARTS = 4
+REMAINING_PARTS = 4
 
 
-def _one(item: object) -> float:
+def _unit_cost(item: object) -> float:
     return 1.0
 
 
-def _alike(threads: Mapping[str, int]) -> Mapping[str, float]:
+def _equal_speeds(threads: Mapping[str, int]) -> Mapping[str, float]:
     return {}
 
 
@@ -48,12 +49,12 @@ def _alike(threads: Mapping[str, int]) -> Mapping[str, float]:
 class Costs(Generic[Item]):
     """Estimated costs of items; by default all items cost the same and all workers are equally fast."""
 
-    work: Callable[[Item], float] = _one
+    work: Callable[[Item], float] = _unit_cost
     """Return the seconds of an item on a thread of speed 1."""
     known: bool = False
     most: float = float("inf")
     """Maximum number of items per thread."""
-    speeds: Callable[[Mapping[str, int]], Mapping[str, float]] = _alike
+    speeds: Callable[[Mapping[str, int]], Mapping[str, float]] = _equal_speeds
     """Return the current speed estimate per worker; a worker that is not in the mapping has speed 1."""
     cut: Callable[[Item], Sequence[Item]] | None = None
     """Return the parts of an item, empty if it cannot be cut; None if all workers are equally fast."""
@@ -63,13 +64,13 @@ class Costs(Generic[Item]):
 
 @dataclass
 class _Share(Generic[Item]):
-    """Planned items of one worker, and its items that were sent and have not ended; 0 threads: it is lost."""
+    """Items of one worker: planned, or sent and not ended. A lost worker has 0 threads."""
 
     threads: int = 0
     speed: float = 1.0
     items: deque[Item] = field(default_factory=deque)
-    listed: float = 0.0
-    having: int = 0
+    planned_seconds: float = 0.0
+    sent_count: int = 0
     backlog: float = 0.0
 
     @property
@@ -79,18 +80,18 @@ class _Share(Generic[Item]):
     @property
     def busy(self) -> float:
         """Estimated seconds until a thread is free for one more item."""
-        return 0.0 if self.having < self.threads else self.backlog / self.rate
+        return 0.0 if self.sent_count < self.threads else self.backlog / self.rate
 
     @property
-    def lasts(self) -> float:
+    def remaining_seconds(self) -> float:
         """Estimated seconds until all items of this worker are done; infinite for a lost worker."""
-        return (self.listed + self.backlog) / self.rate if self.threads else float("inf")
+        return (self.planned_seconds + self.backlog) / self.rate if self.threads else float("inf")
 
-    def owe(self, count: int, work: float) -> None:
-        """Add items that were sent and their seconds; negative numbers are items that ended."""
-        self.having += count
+    def add_sent(self, count: int, work: float) -> None:
+        """Add items that were sent and their seconds; call it with negative numbers for items that ended."""
+        self.sent_count += count
         # The backlog of a worker without items is exactly 0, because sums of floats leave rounding errors.
-        self.backlog = self.backlog + work if self.having else 0.0
+        self.backlog = self.backlog + work if self.sent_count else 0.0
 
 
 class Window(Generic[Item]):
@@ -111,12 +112,12 @@ class Window(Generic[Item]):
         self._send, self._costs = send, costs or Costs[Item]()
         self._shares: dict[str, _Share[Item]] = {}
         self.pending: dict[Item, tuple[Future, str]] = {}
-        self.took_part: set[str] = set()
+        self.participants: set[str] = set()
         self.opened = False
         self._set_workers(threads)
         self._left = sum(map(self._costs.work, items))
         self._whole = self.seconds
-        self._deal(items)
+        self._assign_shares(items)
 
     def _set_workers(self, threads: Mapping[str, int]) -> None:
         self._threads, speeds = dict(threads), self._costs.speeds(threads)
@@ -126,7 +127,7 @@ class Window(Generic[Item]):
             share.threads, share.speed = threads.get(name, 0), speeds.get(name, 1.0)
         self._rate = sum(share.rate for share in self._shares.values())
 
-    def _deal(self, items: Sequence[Item]) -> None:
+    def _assign_shares(self, items: Sequence[Item]) -> None:
         """Assign a contiguous share of items to each worker; cut long items that cross an edge of a share."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
         # If all workers are equally fast, each item counts as 1. Measured seconds change with each pass, and
@@ -144,7 +145,7 @@ class Window(Generic[Item]):
                     continue
             share = shares[bisect_right(edges, place + work / 2)]
             share.items.append(item)
-            share.listed += seconds
+            share.planned_seconds += seconds
             place += work
 
     @property
@@ -166,14 +167,14 @@ class Window(Generic[Item]):
         """Send the first items to the workers."""
         if not self.opened:
             self.opened = True
-            self._hand_out()
+            self._send_items()
 
     def refresh(self, threads: Mapping[str, int]) -> None:
         """Update the set of workers; the remaining workers take the items of lost workers."""
         if dict(threads) != self._threads:
             self._set_workers(threads)
             if self.opened and not self.given:
-                self._hand_out()
+                self._send_items()
 
     def look(self) -> list[Item]:
         """Return the items that finished since the last call; send more items to workers with few left."""
@@ -186,29 +187,29 @@ class Window(Generic[Item]):
                 raise TaskEnded(item, future)
             del self.pending[item]
             work = self._costs.work(item)
-            self._shares[worker].owe(-1, -work)
+            self._shares[worker].add_sent(-1, -work)
             self._left -= work
             done.append(item)
         if done and not self.given:
-            low = self._ahead() / 2
-            if any(s.having <= s.threads or s.busy < low for s in self._shares.values() if s.threads):
-                self._hand_out()
+            low = self._get_queue_seconds() / 2
+            if any(s.sent_count <= s.threads or s.busy < low for s in self._shares.values() if s.threads):
+                self._send_items()
         return done
 
-    def _ahead(self) -> float:
+    def _get_queue_seconds(self) -> float:
         """Return the seconds of work to queue on each worker; it shrinks during a pass if workers differ."""
         if not self.unequal:
             return MOST_AHEAD if self._costs.known else 0.0
         return float("inf") if self._whole <= AT_ONCE else min(MOST_AHEAD, max(LEAST_AHEAD, self.seconds / 2))
 
-    def _hand_out(self) -> None:
+    def _send_items(self) -> None:
         if self.unequal:
             self._set_workers(self._threads)  # The speed estimates may have changed.
-        batch, ahead, refused = list[tuple[Item, str]](), self._ahead(), 0.0
+        batch, ahead, refused = list[tuple[Item, str]](), self._get_queue_seconds(), 0.0
 
         def wants(share: _Share[Item]) -> bool:
             least, most = WINDOW * share.threads, self._costs.most * share.threads
-            return share.having < least or (share.busy < ahead and share.having < most)
+            return share.sent_count < least or (share.busy < ahead and share.sent_count < most)
 
         waiting = [(s.busy, name) for name, s in self._shares.items() if s.threads and wants(s)]
         heapq.heapify(waiting)
@@ -217,7 +218,7 @@ class Window(Generic[Item]):
             share = self._shares[name]
             if share.speed <= refused:  # A faster worker that is free sooner was refused an item.
                 continue
-            source = share if share.items else self._longest()
+            source = share if share.items else self._find_longest_share()
             if source is None:
                 break
             item = self._take(share, source)
@@ -228,15 +229,17 @@ class Window(Generic[Item]):
             if wants(share):
                 heapq.heappush(waiting, (share.busy, name))
         # If every worker refused the item, the worker that would end it first gets it.
-        while self._rate and (source := self._longest()) is not None:
-            if ahead < float("inf") and any(share.having for share in self._shares.values() if share.threads):
+        while self._rate and (source := self._find_longest_share()) is not None:
+            if ahead < float("inf") and any(
+                share.sent_count for share in self._shares.values() if share.threads
+            ):
                 break
             item = source.items.pop()
             work = self._costs.work(item)
-            name = self._soonest(work)[1]
+            name = self._find_earliest_end(work)[1]
             self._give(self._shares[name], source, work)
             batch.append((item, name))
-        self.took_part.update(name for _, name in batch)
+        self.participants.update(name for _, name in batch)
         futures = self._send(batch, self.given) if batch else {}
         self.pending.update({item: (futures[item], name) for item, name in batch if item in futures})
 
@@ -246,27 +249,27 @@ class Window(Generic[Item]):
         item = items.popleft() if own else items.pop()
         work = self._costs.work(item)
         if cut is not None:
-            room = max(self._costs.shortest, (self.seconds - share.busy) / LEFT_PARTS) * share.speed
+            room = max(self._costs.shortest, (self.seconds - share.busy) / REMAINING_PARTS) * share.speed
             while work > room and (parts := cut(item)):
                 item, *rest = parts if own else reversed(parts)
                 (items.extendleft if own else items.extend)(reversed(rest))
                 work = self._costs.work(item)
             ends = share.busy + work / share.speed
-            if ends > self.seconds and ends > self._soonest(work)[0]:
+            if ends > self.seconds and ends > self._find_earliest_end(work)[0]:
                 (items.appendleft if own else items.append)(item)
                 return None
         self._give(share, source, work)
         return item
 
     def _give(self, share: _Share[Item], source: _Share[Item], work: float) -> None:
-        source.listed = source.listed - work if source.items else 0.0
-        share.owe(1, work)
+        source.planned_seconds = source.planned_seconds - work if source.items else 0.0
+        share.add_sent(1, work)
 
-    def _longest(self) -> _Share[Item] | None:
+    def _find_longest_share(self) -> _Share[Item] | None:
         there = (share for share in self._shares.values() if share.items)
-        return max(there, key=lambda share: share.lasts, default=None)
+        return max(there, key=lambda share: share.remaining_seconds, default=None)
 
-    def _soonest(self, work: float) -> tuple[float, str]:
+    def _find_earliest_end(self, work: float) -> tuple[float, str]:
         """Return (seconds, worker) of the earliest possible end of an item."""
         return min((s.busy + work / s.speed, name) for name, s in self._shares.items() if s.threads)
 
@@ -338,7 +341,7 @@ class Work(Generic[Item]):
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
         """React to the loss of a worker that had items of this work; ``alone``: it had one task only."""
 
-    def redone(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
+    def make_repeat_event(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
         """Return the event that reports that an item is computed again; None for no event."""
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}

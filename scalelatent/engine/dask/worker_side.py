@@ -99,10 +99,10 @@ class TaskStop(StopEvent):
     def moved(self) -> None:
         """Report to the driver, if a report is due, that the task has finished another block."""
         if self._fit is not None and self._beat.due(time.monotonic()):
-            tell(self._fit, {"beat": str(self._key)})
+            send_to_driver(self._fit, {"beat": str(self._key)})
 
 
-def tell(fit: Fit, message: dict[str, Any]) -> None:
+def send_to_driver(fit: Fit, message: dict[str, Any]) -> None:
     """Send a message from a task to its driver without waiting."""
     worker = _worker()
     if worker is not None:
@@ -113,7 +113,7 @@ def report_smaller_block(fit: Fit, what: str, rows: int, device: str) -> None:
     """Report to the driver that this worker computes blocks in halves."""
     worker = _worker()
     if worker is not None:
-        tell(fit, {"driver": fit[-1], "cut": make_split_event(what, rows, device, worker.address)})
+        send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(what, rows, device, worker.address)})
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def restart_on_lost_gpu(fit: Fit) -> Iterator[None]:
         if worker is not None and worker_settings(worker)["nanny"]:
             message = f"{worker.address} is restarted, and its tasks go to other workers. {error}"
             event = {"event": "card_lost", "worker": worker.address, "message": message}
-            tell(fit, {"driver": fit[-1], "cut": event})
+            send_to_driver(fit, {"driver": fit[-1], "cut": event})
             _log.error(message)
             time.sleep(SENDING_SECONDS)
             os._exit(1)
@@ -140,13 +140,13 @@ def report_kernels() -> None:
     """Report to all drivers each kernel that this worker compiles, because each of them may wait for it."""
     first = _worker()
 
-    def tell_all(kernel: str, seconds: float | None) -> None:
+    def report_to_drivers(kernel: str, seconds: float | None) -> None:
         worker = _worker() or first  # A thread that a task has started has no worker.
         if worker is not None:
             worker.log_event(KERNELS, kernel_event(kernel, seconds, worker=worker.address))
 
     if first is not None:
-        add_observer(tell_all)
+        add_observer(report_to_drivers)
 
 
 def run_of(folder: str) -> str:
@@ -210,7 +210,7 @@ class WorkReports:
             worker.log_event(TOPIC, {**message, **about})
 
 
-work_news = WorkReports()
+work_reports = WorkReports()
 
 
 class PaceReports:
@@ -228,7 +228,7 @@ class PaceReports:
         worker = _worker()
         if pace is not None and worker is not None:
             about = {"driver": fit[-1], "worker": worker.address, "device": device}
-            tell(fit, {"stage": stage, "part": part, "pace": pace, **about})
+            send_to_driver(fit, {"stage": stage, "part": part, "pace": pace, **about})
 
     def averaged(self, key: tuple[str, str, str], pace: float) -> float | None:
         """Update and return the average seconds per row; None if no report is needed."""
@@ -249,13 +249,14 @@ class PaceReports:
             return pace
 
 
-pace_news = PaceReports()
+pace_reports = PaceReports()
 
-# Dask's default value of MALLOC_TRIM_THRESHOLD_; a user has set any other value.
-OF_DASK = "65536"
-# The allocator returns larger arrays to the system at once; these are rows, which data/read/chunks.py reuses.
-# This number, and chains summed on their workers, raised steps of conditional RBMs on two workers from
-# 0.60 to 0.83 of the speed of one process. Other numbers were not measured.
+# Default value that Dask gives the variable MALLOC_TRIM_THRESHOLD_. Any other value was set by the user.
+DASK_TRIM_THRESHOLD = "65536"
+# Largest bytes of an array whose memory the allocator reuses. Larger arrays are rows, whose memory
+# data/read/chunks.py reuses. With this number, and with chains summed on their workers, the steps of a
+# conditional RBM on two workers ran at 0.83 instead of 0.60 of the speed of one process. No other number was
+# measured.
 LARGEST_BYTES = 2**24
 # Parameter numbers of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -268,7 +269,7 @@ def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
     # steps of a conditional RBM on two workers these pages took a fifth of the time.
     # If a user has set another value, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES, nothing is changed.
     decided = "MALLOC_MMAP_THRESHOLD_" in environ or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
-    if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != OF_DASK:
+    if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != DASK_TRIM_THRESHOLD:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

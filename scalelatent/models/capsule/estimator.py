@@ -12,7 +12,7 @@ from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
-from scalelatent.estimators.inputs import check_some_weight, is_plain
+from scalelatent.estimators.inputs import check_any_weight, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.kernels.streams import resolve_seed, stream
@@ -315,7 +315,7 @@ class CapsuleRegression(StreamedClassifier):
     def _row_map(self, what: str) -> CapsuleRows:
         return CapsuleRows(self._members, self._weights(), self._frame, what, self.temperature_)
 
-    def _draw_prediction(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: RowGraph) -> None:
         scores = add_scores(graph, self._row_map("probabilities"))
         graph.classes(add_temperature(graph, scores, self.temperature_), self.classes_)
 
@@ -381,13 +381,13 @@ class CapsuleRegression(StreamedClassifier):
         known = self.classes_ if hasattr(self, "W_") else sort_classes(classes)
         with restored_on_failure(self):
             if hasattr(self, "W_"):
-                self._stream = self._stream.copy()  # an error restores the old one
+                self._stream = self._stream.copy()  # the old stream is restored if this call raises
             if is_plain(X) and not hasattr(X, "tocsr"):
-                check_some_weight(sample_weight)
+                check_any_weight(sample_weight)
                 self._learn(X, y, sample_weight, known)
                 return self
             ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
-            check_some_weight(ds.read_weight(0, len(ds)))
+            check_any_weight(ds.read_weight(0, len(ds)))
             for a in range(0, len(ds), READ_ROWS):
                 b = min(a + READ_ROWS, len(ds))
                 weight = ds.read_weight(a, b) if ds.has_weight else None
@@ -423,7 +423,7 @@ class CapsuleRegression(StreamedClassifier):
         running.learn(x, codes, weight, stream_options(self), get_cpu_backend())
         assert running.average is not None
         self._set_weights(running.average)
-        # The errors of a fit belong to its own weights.
+        # The error rates that the fit measured do not apply to the new weights.
         self.best_validation_error_ = self.mean_member_validation_error_ = None
 
     def __sklearn_tags__(self) -> Tags:

@@ -60,11 +60,12 @@ FIRST_ROWS = 1024
 # Largest default ridge of a feature, as a multiple of its own mean square. A larger ridge would depend on the
 # units of other features.
 OWN_SQUARES = 10.0
-# If the mean of the row weights is between 1 and this number, weights count as repeated rows. Otherwise a
-# common factor of the weights has no effect.
+# If the mean row weight is between 1 and this number, a row of weight 2 counts as two rows. Otherwise each
+# row counts as one row on average, and multiplying all weights by one number has no effect.
 REPEATED_ROWS = 10
-# Temperatures to try. If all training rows are right, the lowest one has the smallest log-loss on them, but
-# not on other rows. On eight small datasets the best temperatures for other rows were between 0.02 and 0.17.
+# Temperatures to try. If all training rows are predicted correctly, the lowest temperature has the smallest
+# log-loss on them, but not on other rows. On eight small datasets the best temperatures for other rows were
+# between 0.02 and 0.17.
 TEMPERATURES = np.geomspace(0.05, 5.0, 61)
 # Largest number of training rows with which the temperature is chosen.
 CALIBRATION_ROWS = 20_000
@@ -82,7 +83,8 @@ ALL_ROWS = (
 SMALLER = "lower capsule_dim, or set projection lower"
 # Share of rows that take part in the second product of a pass, on average over a fit of MNIST.
 ACTIVE = 0.15
-# Passes of a fit as a multiple of the summed patience of its schedule: on MNIST 403 to 737 passes for 248.
+# Estimated passes of a fit, as multiples of the summed patience of its schedule. Fits of MNIST with a summed
+# patience of 248 needed 403 to 737 passes.
 PASSES_OF_PATIENCE = 2.2
 # Floating point operations per second of the M-step's products (float64) and of predictions.
 MSTEP_RATE, PREDICT_RATE = 2e10, 3e10

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 MAX_PASSES = 2000
 ONLINE = ("stepwise", "passive_aggressive")
-# Accepted with a warning until 0.3; these fits are stepwise EM, which had the lower test error.
+# Former value of ``algorithm``. Until version 0.3 it is accepted with a warning; the fit uses stepwise EM,
+# which had the lower test error.
 DEPRECATED_ALGORITHM = "incremental"
 
 

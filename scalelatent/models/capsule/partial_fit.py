@@ -117,7 +117,7 @@ def apply_frame(frame: RowFrame, x: np.ndarray) -> np.ndarray:
 
 
 def stream_options(model: CapsuleRegression) -> StreamOptions:
-    """Return the settings of a step; checked only if they changed, because a check costs more than a row."""
+    """Return the settings of a step; they are checked only after a change, because a check takes long."""
     given = tuple(getattr(model, name) for name in STEP_PARAMETERS)
     kept = vars(model).get("_stream_kept")
     if kept is not None and kept[0] == given:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compared", "section"]
 
-INTERVAL = (
-    "These rows are a sample. The model's error on all rows of their kind lies within the interval "
+INTERVAL_NOTE = (
+    "These rows are a sample. The model's error on all rows of their kind is within the interval "
     "(Wilson's) in 95 of 100 cases. Two errors whose intervals overlap may well be equal."
 )
 MEMBERS = (
@@ -74,7 +74,7 @@ def section(
         run.history = [_rename_member_means(record) for record in run.history]
     missing_figures = "the figures of latent vectors, prototypes and errors are omitted"
     shown = run.collect(data, missing_figures, partial(collect_report_data, model, progress=progress))
-    head, table = _numbers(run, model, shown, rows)
+    head, table = _list_numbers(run, model, shown, rows)
     pictures = _history_pictures(run, model)
     if shown is not None:
         pictures = _row_pictures(shown, rows) + pictures
@@ -83,7 +83,7 @@ def section(
                 f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
                 "and there is no error."
             )
-    explained = _explained(run, model, shown)
+    explained = _describe_numbers(run, model, shown)
     return Section(_subtitle(model), head, table, pictures, explained, usage_snippet(run, model))
 
 
@@ -115,13 +115,15 @@ def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _explained(run: RunFiles, model: CapsuleRegression, shown: ReportData | None) -> list[tuple[str, str]]:
+def _describe_numbers(
+    run: RunFiles, model: CapsuleRegression, shown: ReportData | None
+) -> list[tuple[str, str]]:
     """Return (number, explanation) for the numbers of a classifier."""
     found = []
     if differ := explain_error_gap(run, model.n_iter_, len(model.capsule_dims_)):
         found.append(("Validation and test error", differ))
     if shown is not None and shown.confusion is not None:
-        found.append(("95 % interval", INTERVAL))
+        found.append(("95 % interval", INTERVAL_NOTE))
     if model.mean_member_validation_error_ is not None:
         found.append(("Mean member validation error", MEMBERS))
     if shown is not None and shown.reliability is not None:
@@ -139,7 +141,7 @@ def _subtitle(model: CapsuleRegression) -> str:
     return f"Capsule regression, {kind}, {count(len(model.classes_), 'class', 'classes')}, {dims}"
 
 
-def _numbers(
+def _list_numbers(
     run: RunFiles, model: CapsuleRegression, shown: ReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the headline and the table, both as (name, value)."""
@@ -330,7 +332,7 @@ def _latents(shown: ReportData, rows: str) -> Picture:
     typical = np.median(np.concatenate(length)) if sum(map(len, length)) else float("nan")
     alt = (
         f"{count(members.n_classes, 'panel')}, one for each class: points inside the unit circle. Half of "
-        f"the rows lie further than {typical:.2f} from the centre in the panel of their own class."
+        f"the rows are further than {typical:.2f} from the centre in the panel of their own class."
     )
     return Picture(
         "latents", "Latent vectors of each class", " ".join(words), alt, figure, wide=members.n_classes > 3

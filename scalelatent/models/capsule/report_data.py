@@ -218,7 +218,7 @@ class Confident:
 
 @dataclass
 class Prototypes:
-    """Row to whose probability each element of a capsule contributes most (equation 3.2)."""
+    """For each element of each capsule, the row to whose class probability it contributes most (eq. 3.2)."""
 
     members: Members
     rows: np.ndarray  # int64 (classes, largest dimension), -1 if there is no such element or no row

@@ -39,8 +39,8 @@ __all__ = ["plot_history", "plot_latents", "plot_prototypes", "plot_votes", "pro
 
 # Largest number of elements of a latent vector whose prototypes are drawn.
 MAX_ELEMENTS = 32
-# Up to twice this many classes may be columns of the figure of prototypes.
-_MAX_ACROSS = 10
+# The figure of prototypes draws classes as columns for up to twice this many classes.
+_CLASS_COLUMNS = 10
 # Multiples of the golden ratio modulo 1 spread points evenly.
 _GOLDEN = 0.6180339887498949
 
@@ -97,7 +97,7 @@ def plot_latents(
             0.04, 1.013, transform=axes.transAxes, marker=marker, color=color, markersize=7, clip_on=False
         )
         if shown is not None and shown[1][c]:
-            # The circle leaves this corner free.
+            # The unit circle does not cover this corner of the panel.
             corner = axes.inset_axes((0.82, 0.84, 0.2, 0.2))
             draw_image(corner, shown[0][c], *shown[2:])
             for side in corner.spines.values():
@@ -236,7 +236,7 @@ def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) 
 
 def puts_classes_across(n_classes: int, n_dims: int) -> bool:
     """Return True if classes are columns, because few elements of many classes would give a tall figure."""
-    return 2 * n_dims < n_classes <= 2 * _MAX_ACROSS
+    return 2 * n_dims < n_classes <= 2 * _CLASS_COLUMNS
 
 
 def plot_prototypes(
@@ -277,7 +277,7 @@ def _draw_images(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[in
         blank[top : top + height, left : left + width] = x[c, a].reshape(shape)
     if len(shape) == 3:
         blank = np.nan_to_num(np.clip((blank - low) / (high - low), 0, 1), nan=1.0)
-    # Each cell has the size 1, so that classes and elements are at whole numbers.
+    # Each image and its gap are 1 unit wide and high, so that axis ticks at whole numbers label the images.
     right, bottom = (d - gap / (width + gap)), (m - gap / (height + gap))
     off = (-0.5 + 0.5 * gap / (width + gap), -0.5 + 0.5 * gap / (height + gap))
     extent = (off[0], off[0] + right, off[1] + bottom, off[1])

@@ -683,7 +683,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         classes = self.classes_[network.template_classes]
         return convolutional_form(network.coded, self._stream.beliefs, classes)
 
-    def _draw_prediction(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: RowGraph) -> None:
         if not isinstance(self._network, MultiLayer):
             raise DataError(
                 "to_onnx: a network without templates finds places by message passing, for which ONNX has no "

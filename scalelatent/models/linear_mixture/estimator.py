@@ -18,7 +18,7 @@ from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
-from scalelatent.estimators.inputs import check_finite, check_some_weight, one_column
+from scalelatent.estimators.inputs import check_any_weight, check_finite, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList
@@ -258,7 +258,7 @@ class _LinearMixtures(StreamedEstimator):
                 "choose likelihood='ppca'"
             )
         ds = self._training_rows(X, y, sample_weight, reset=False)
-        check_some_weight(ds.read_weight(0, len(ds)))
+        check_any_weight(ds.read_weight(0, len(ds)))
         fitted, classes = self._fitted, getattr(self, "classes_", None)
         if len(ds) > LEARNED_ROWS:  # an error in a later part must leave the components as they are
             fitted = replace(fitted, owns_arrays=False)
@@ -459,7 +459,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         )
         self.recognition = recognition
 
-    def _draw_prediction(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: RowGraph) -> None:
         graph.classes(draw_probabilities(graph, self._row_map("probabilities")), self.classes_)
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
@@ -511,7 +511,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         if not hasattr(self, "_fitted"):
             with restored_on_failure(self):
                 ds = self._training_rows(X, y, sample_weight)
-                check_some_weight(ds.read_weight(0, len(ds)))
+                check_any_weight(ds.read_weight(0, len(ds)))
                 labels = ds.read_y(0, len(ds))
                 names = np.unique(labels if classes is None else classes)
                 if (names.dtype.kind == "U") != (labels.dtype.kind == "U"):

@@ -322,7 +322,7 @@ class CompressiveMBN(StreamedEstimator):
     def _row_map(self, what: object) -> NetworkRows:
         return NetworkRows(tuple(self.coefs_), tuple(self.intercepts_))
 
-    def _draw_prediction(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: RowGraph) -> None:
         h = graph.x
         for layer, (w, b) in enumerate(zip(self.coefs_, self.intercepts_, strict=True)):
             h = graph.node("Relu", h) if layer else h

@@ -52,7 +52,7 @@ def residuals(
     thresholded = bool((nu > 0).any())
     factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
     sums = np.zeros((len(dims), 3))
-    active = _residuals(
+    active = _compute_residuals(
         h,
         np.ascontiguousarray(y, dtype=np.int32),
         np.ascontiguousarray(weight, dtype=np.float64),
@@ -100,17 +100,17 @@ _READ = (
 
 
 @entry(filled("f4", 2), *_READ, boolean, filled("f4", 2), filled("f8", 2))
-def _residuals(
+def _compute_residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     """Replace h by the residuals; return the active rows, or an empty array without a threshold."""
     moved = zeros(len(y), np.bool_)
-    _factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
+    _compute_factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
     if not thresholded:
         _scale_all(h, y, dims, labels, factors)
         return empty(0, np.int32)
-    active = _active(moved)
+    active = _find_active_rows(moved)
     _scale_active(h, y, dims, labels, factors, active)
     return same_bytes(active, np.int32)
 
@@ -147,14 +147,16 @@ def _tiled_estep(
         strip, codes = x[i : i + count], y[i : i + count]
         tiles.latents(packed, strip, h)
         moved[:] = False
-        _factors(h, codes, weight[i : i + count], dims, labels, nu, coefficients, scale, factors, moved, sums)
+        _compute_factors(
+            h, codes, weight[i : i + count], dims, labels, nu, coefficients, scale, factors, moved, sums
+        )
         if not train:
             continue
         if dense:
             _scale_all(h, codes, dims, labels, factors)
             tiles.add_moment(h[:, 0:], count, strip, delta)
             continue
-        active = _active(moved[:count])
+        active = _find_active_rows(moved[:count])
         _scale_active(h, codes, dims, labels, factors, active)
         _copy_rows(strip, active, rows[taken:])
         for k in range(len(w)):
@@ -166,7 +168,7 @@ def _tiled_estep(
 
 
 @part
-def _active(moved: np.ndarray) -> np.ndarray:
+def _find_active_rows(moved: np.ndarray) -> np.ndarray:
     """Return the numbers of the active rows."""
     out, count = empty(len(moved), np.uint32), 0
     for j in range(len(moved)):
@@ -183,7 +185,7 @@ def _copy_rows(strip: np.ndarray, active: np.ndarray, rows: np.ndarray) -> None:
 
 
 @part
-def _factors(
+def _compute_factors(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, factors: np.ndarray, moved: np.ndarray, sums: np.ndarray,
 ) -> None:  # fmt: skip
@@ -200,15 +202,15 @@ def _factors(
         stop = min(first + STRIP, n)
         row = np.int64(0)  # a literal would make numba compile another kernel
         for r in range(n_members):
-            _targets(labels[r], y[first:stop], target)
+            _select_targets(labels[r], y[first:stop], target)
             before = row
             for i in range(k):
-                _squares(h, row, dims[r, i], first, stop - first, q[i * STRIP :])
+                _sum_squares(h, row, dims[r, i], first, stop - first, q[i * STRIP :])
                 row += dims[r, i]
             _sum_lengths(q, target, dims[r], stop - first, work)
-            _look_up(coefficients, scale, stop - first, work)
-            _posterior(row - before, stop - first, work)
-            _ranks(q, target, dims[r], stop - first, work)
+            _look_up_lambdas(coefficients, scale, stop - first, work)
+            _compute_posterior(row - before, stop - first, work)
+            _find_largest_probabilities(q, target, dims[r], stop - first, work)
             _log_right(stop - first, work)
             _add_sums(weight[first:stop], nu[r], work, moved[first:stop], sums[r])
             _write_factors(
@@ -217,13 +219,13 @@ def _factors(
 
 
 @part
-def _targets(label: np.ndarray, y: np.ndarray, target: np.ndarray) -> None:
+def _select_targets(label: np.ndarray, y: np.ndarray, target: np.ndarray) -> None:
     for j in range(len(y)):
         target[j] = label[y[j]]
 
 
 @part
-def _squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.ndarray) -> None:
+def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.ndarray) -> None:
     # One-dimensional slices, because numba's checks of two indices keep LLVM from vectorising.
     strip = h[row, first : first + width]
     for j in range(width):
@@ -236,7 +238,7 @@ def _squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.n
 
 @part
 def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """Write q, and q and the dimension of the right capsule."""
+    """Write the sum of q over all capsules, and q and the dimension of the capsule of the row's class."""
     for j in range(width):
         work[_TOTAL + j] = 0.0
         work[_RIGHT + j] = 0.0
@@ -252,7 +254,7 @@ def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int
 
 
 @part
-def _look_up(coefficients: np.ndarray, scale: float, width: int, work: np.ndarray) -> None:
+def _look_up_lambdas(coefficients: np.ndarray, scale: float, width: int, work: np.ndarray) -> None:
     cells = len(coefficients)
     for j in range(width):
         beta = 0.5 * work[_TOTAL + j]
@@ -268,8 +270,12 @@ def _look_up(coefficients: np.ndarray, scale: float, width: int, work: np.ndarra
 
 
 @part
-def _posterior(total_dim: int, width: int, work: np.ndarray) -> None:
-    """Write r - 1 of the right and the other capsules, and the factors of P_i = slope q_i + floor d_i."""
+def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
+    """Write the terms of the posterior of each row into the workspace.
+
+    They are r - 1 of the capsule of the row's class and of the other capsules, where r is the ratio of
+    :func:`..reference.posterior_ratios`, and slope and floor of P_i = slope q_i + floor d_i.
+    """
     inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
     for j in range(width):
         lam0, lam1, size = work[_LAM0 + j], work[_LAM1 + j], work[_SIZE + j]
@@ -285,8 +291,10 @@ def _posterior(total_dim: int, width: int, work: np.ndarray) -> None:
 
 
 @part
-def _ranks(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """Write P of the right capsule, and the largest P of the capsules before and behind it.
+def _find_largest_probabilities(
+    q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray
+) -> None:
+    """Write P of the capsule of the row's class, and the largest P of the capsules before and after it.
 
     All P are computed by one expression, so that equal lengths give equal P.
     """
@@ -305,7 +313,7 @@ def _ranks(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work
 
 @part
 def _log_right(width: int, work: np.ndarray) -> None:
-    """Write the natural logarithm of P of the right capsule, with an error below 1e-15.
+    """Write the natural logarithm of P of the capsule of the row's class, with an error below 1e-15.
 
     P is split into mantissa m and exponent by its bits, and log m is an odd series of (m - 1) / (m + 1).
     Unlike a call of log, this vectorises.
@@ -331,7 +339,7 @@ def _log_right(width: int, work: np.ndarray) -> None:
         series = series * s + 1 / 7
         series = series * s + 1 / 5
         series = series * s + 1 / 3
-        # p - p is 0, or NaN if the row is not finite.
+        # p - p is 0, or NaN if the row is not finite: the sum is then NaN, and the pass stops.
         work[_LOG + j] = e * _LN2 + 2.0 * z * (1.0 + s * series) + (p - p)
 
 
@@ -342,7 +350,8 @@ def _add_sums(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray
         right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
         use = nu <= 0.0 or max(before, behind) > nu * right
         loglik += weight[j] * work[_LOG + j]
-        # The first class wins a tie, so a class before the right one wins with the same probability.
+        # Of classes with equal probabilities the first is predicted, so an equal class before the row's class
+        # counts as an error.
         errors += weight[j] if before >= right or behind > right else 0.0
         moved[j] |= use
         active += use
@@ -374,7 +383,7 @@ def _scale_all(
         stop = first + width
         row = 0
         for r in range(dims.shape[0]):
-            _targets(labels[r], y[first:stop], target)
+            _select_targets(labels[r], y[first:stop], target)
             own, other = factors[2 * r, first:stop], factors[2 * r + 1, first:stop]
             for i in range(dims.shape[1]):
                 for j in range(width):

@@ -40,7 +40,7 @@ def residuals(
     thresholded = bool((nu > 0).any())
     if n == 0:
         return (cupy.empty(0, dtype=np.int32) if thresholded else None), np.zeros((members, 3))
-    wiring, table = _wiring(dims, labels, nu), _on_device(table, int(dims[0].sum()))
+    wiring, table = _get_device_members(dims, labels, nu), _on_device(table, int(dims[0].sum()))
     y, weight = cupy.asarray(y, dtype=np.int32), cupy.asarray(weight, dtype=np.float64)
     blocks, sums = _ceil(n, THREADS), 3 * members
     partial = cupy.empty((sums, blocks), dtype=np.float64)
@@ -85,7 +85,7 @@ def residuals(
 def _gather(
     suffix: str,
     rows: tuple[cupy.ndarray, np.int32, cupy.ndarray],
-    wiring: _Wiring,
+    wiring: _DeviceMembers,
     factors: cupy.ndarray,
     active: cupy.ndarray,
 ) -> None:
@@ -94,7 +94,7 @@ def _gather(
     They are first written to another array, because a thread would overwrite rows that others still read.
     """
     h, count = rows[0], len(active)
-    # As large as h for any count, so that the memory pool can reuse the same memory for every block.
+    # The array is as large as h for any number of active rows, so that the memory pool can reuse its memory.
     moved = cupy.empty(h.size, dtype=h.dtype)[: len(h) * count].reshape(len(h), count)
     grid = (_ceil(count, THREADS), wiring.capsules)
     _launch(
@@ -108,7 +108,7 @@ def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None =
     suffix, n, total = _check(h), h.shape[1], int(dims.sum())
     out = cupy.empty((len(dims), n), dtype=np.float64)
     if n:
-        wiring = _wiring(dims[None], np.zeros((1, 0), dtype=np.int64), np.zeros(1))
+        wiring = _get_device_members(dims[None], np.zeros((1, 0), dtype=np.int64), np.zeros(1))
         table = _on_device(squash_table(total) if table is None else table, total)
         shape = (np.int32(n), wiring.dims, np.int32(len(dims)), np.int32(total))
         _launch(
@@ -121,7 +121,7 @@ def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None =
 
 
 @dataclass(frozen=True)
-class _Wiring:
+class _DeviceMembers:
     """Device copies of dims, labels and nu, in the layout of ``Members`` in gpu.cu."""
 
     dims: cupy.ndarray
@@ -135,28 +135,28 @@ class _Wiring:
         return (self.dims, *self.shape)
 
 
-def _wiring(dims: np.ndarray, labels: np.ndarray, nu: np.ndarray) -> _Wiring:
+def _get_device_members(dims: np.ndarray, labels: np.ndarray, nu: np.ndarray) -> _DeviceMembers:
     arrays = (
         np.ascontiguousarray(dims, np.int32),
         np.ascontiguousarray(labels, np.int32),
         np.ascontiguousarray(nu, np.float64),
     )
     # The stream is part of the key, because memory of the pool must be reused in the stream that used it.
-    return _make_wiring(
+    return _copy_members(
         current_device(), cupy.cuda.get_current_stream().ptr, arrays[0].shape, *(a.tobytes() for a in arrays)
     )
 
 
 @lru_cache(maxsize=256)
-def _make_wiring(
+def _copy_members(
     device: int, stream: int, shape: tuple[int, int], dims_bytes: bytes, labels_bytes: bytes, nu_bytes: bytes
-) -> _Wiring:
+) -> _DeviceMembers:
     dims, labels = np.frombuffer(dims_bytes, np.int32).reshape(shape), np.frombuffer(labels_bytes, np.int32)
     starts = np.concatenate([[0], np.cumsum(dims.ravel())[:-1]])
     packed = np.concatenate([dims.ravel(), starts, dims.sum(axis=1), labels]).astype(np.int32)
     counts = (np.int32(shape[0]), np.int32(shape[1]), np.int32(len(labels) // shape[0]))
     equal = int(dims.flat[0]) if (dims == dims.flat[0]).all() else 0
-    return _Wiring(
+    return _DeviceMembers(
         cupy.asarray(packed), counts, cupy.asarray(np.frombuffer(nu_bytes, np.float64)), dims.size, equal
     )
 

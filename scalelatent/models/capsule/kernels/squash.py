@@ -18,8 +18,8 @@ import numpy as np
 from scipy.special import dawsn
 
 # Number of table cells. The largest error for D = 2 to 4,000 is below 1e-12. The relative error of 1 -
-# lambda0 is below 2^-24 up to |h|^2 = 1e8 D, so kernels may subtract. tests/models/capsule/test_squash.py
-# checks both.
+# lambda0 is below 2^-24 up to |h|^2 = 1e8 D, so kernels may compute 1 - lambda0
+# by subtraction. tests/models/capsule/test_squash.py checks both bounds.
 TABLE_CELLS = 1024
 
 

@@ -41,13 +41,14 @@ from scalelatent.reductions.moments import NonFiniteError
 from .members import Members
 from .predict import compute_class_scores
 
-# Without a ridge, this share of the mean eigenvalue of S is added to its diagonal.
+# Without a ridge, this share of the mean eigenvalue of the second moments S is added to the diagonal of S.
 RELATIVE_JITTER = 1e-8
-# Directions whose eigenvalue is at most this share of the largest have no rows; W gets no weights there.
+# An eigenvalue of the second moments of at most this share of the largest one counts as 0: no row has a
+# component in its direction, and the weights W stay 0 in this direction.
 NO_ROWS = 1e-10
 # Batch EM measures the error of an ensemble's joint decision in this many first passes, and then in every
 # eighth pass. The joint decision needs all members on all validation rows, which costs a product per pass.
-DECIDED_PASSES = 8
+FIRST_DECISION_PASSES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class MemberState:
     objective: np.ndarray  # mean log-loss in nats of the last pass
     train_error: np.ndarray  # error rate of the last pass; NaN before the first pass
     validation_error: np.ndarray  # NaN if there are no validation rows
-    round: np.ndarray  # current round of the schedule
+    round: np.ndarray  # current round of the schedule, from 0
     stale: np.ndarray  # passes or epochs since the error improved; -1 right after an improvement or a restart
     finished: np.ndarray  # 1 if the member has stopped
     active: np.ndarray  # share of rows that took part in the last update
@@ -179,10 +180,10 @@ class CapsulePass:
     def measures_decision(self, state: MemberState) -> bool:
         """Return True if the next pass measures the joint decision of an ensemble."""
         done = state.iteration + 1
-        return done <= DECIDED_PASSES or done % DECIDED_PASSES == 0
+        return done <= FIRST_DECISION_PASSES or done % FIRST_DECISION_PASSES == 0
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Add one block of rows (steps 1 to 4 of the module's docstring)."""
+        """Add the statistics of one block of rows: steps 1 to 4 of the module's docstring."""
         backend = prepared.backend
         assert block.y is not None
         with np.errstate(over="ignore"):  # find_too_large and find_nonfinite report the row and the feature

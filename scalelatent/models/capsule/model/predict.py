@@ -60,7 +60,7 @@ class RowFrame:
 
     @classmethod
     def from_projection(cls, intercept: Intercept | None, projection: np.ndarray) -> RowFrame:
-        """Return the frame of a projection (features, p) of rows without their constant column."""
+        """Return the map of an intercept and a projection (features, p) of rows without a constant column."""
         return cls(intercept, projection if intercept is None else block_diag(projection, 1.0))
 
     @property
@@ -75,7 +75,7 @@ class RowFrame:
 
 
 class Weights(NamedTuple):
-    """Factors of rows on the device: for each dtype the transposed projection, if there is one, and W."""
+    """Matrices on the device that multiply rows: for each dtype the transposed projection (if any) and W."""
 
     backend: Backend
     factors: dict[type, tuple[Array | None, Array]]
@@ -93,7 +93,7 @@ class CapsuleRows:
     w: np.ndarray  # float64 (D, p), or (D, p + 1) with an intercept
     frame: RowFrame
     what: str
-    temperature: float = 1.0  # of the probabilities; 1 is the paper's model
+    temperature: float = 1.0  # probabilities are raised to 1 / temperature; the paper's model has 1
 
     def output(self) -> tuple[tuple[int, ...], str]:
         if self.what == "latents":
@@ -101,7 +101,7 @@ class CapsuleRows:
         return (self.members.n_classes,), "float64"
 
     def prepare(self, backend: Backend) -> Weights:
-        """Return the factors of rows; projection and W are multiplied first if that is cheaper per row."""
+        """Return the matrices; the product of projection and W replaces both if that is cheaper per row."""
         w, basis = self.w, self.frame.matrix
         if basis is not None and len(w) * len(basis) <= basis.size + w.size:
             w, basis = w @ basis.T, None
@@ -163,7 +163,7 @@ class CalibrationPass:
         return 2.0 * self.rows.w.size / self.every
 
     def prepare(self, state: object, backend: Backend) -> Weights:
-        """Return the factors that give the probabilities."""
+        """Return the matrices from which the probabilities are computed."""
         return self.rows.prepare(backend)
 
     def accumulate(self, prepared: Weights, block: Block, stats: Stats) -> None:

@@ -37,7 +37,7 @@ from .members import Members
 from .online import AVERAGE_POWER, batch_scale
 from .start import random_start, subspace_start
 
-# The inverse of the second moments is computed again after the weight of the rows has grown by this share.
+# The inverse of the second moments is computed again after the summed row weight has grown by this share.
 RENEW_SHARE = 0.05
 
 
@@ -93,14 +93,14 @@ class RunningCapsule:
     """
 
     members: Members
-    # Current weights and their running average, which predicts, float64 (D, p). None after a fit: the stream
-    # then starts from the weights of the model.
+    # Current weights and their running average, with which the model predicts, float64 (D, p). Both are None
+    # after a fit, because the stream then starts from the weights of the model.
     w: np.ndarray | None
     average: np.ndarray | None
     sums: RowSums | None  # None if the model was saved by a version that did not save them
-    variance: float  # s_0 of the prior; 0 after a fit, which needs no prior
+    variance: float  # variance s_0 of the prior; 0 after a fit, which needs no prior
     rows: float  # rows that the weights have seen, in all passes of a fit and in the stream
-    ridge: np.ndarray  # rho of each column in the fit, float64 (p,); zeros without a fit
+    ridge: np.ndarray  # ridge of each column in the fit, float64 (p,); zeros if there was no fit
     _inverses: dict[int, tuple[float, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -155,7 +155,7 @@ class RunningCapsule:
             self._learn_batch(Block(x[rows], codes[rows], own, 0), options, backend)
 
     def discard_inverses(self) -> None:
-        """Compute the inverses again at the next step, from all rows so far."""
+        """Discard the inverse second moments; the next step computes them from all rows so far."""
         self._inverses.clear()
 
     def _learn_batch(self, block: Block, options: StreamOptions, backend: Backend) -> None:

@@ -16,9 +16,9 @@ from scalelatent.kernels.arrays import Array, align
 from .cpu import few_rows
 from .update import StepArrays, StepRates, add_to, ascend
 
-# Largest number of rows for which the tiles are used instead of OpenBLAS. Up to here the tiles are faster with
-# vectors of sixteen floats (benchmarks/crbm_steps.py --parts products); with eight floats both are equally
-# fast at this number.
+# Largest number of rows for which the tiles are used instead of OpenBLAS. Up to this number the tiles are
+# faster with vectors of sixteen floats; with eight floats both are equally fast at this number
+# (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
 # With fewer units BLAS computes a product as a matrix times a vector.
 _FEW_UNITS = 8

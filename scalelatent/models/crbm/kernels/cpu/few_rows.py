@@ -17,7 +17,7 @@ from numba import types
 
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty
-from scalelatent.kernels.tiles import TALL, Sums, add_products, make_tile, sum_products, zero_sums
+from scalelatent.kernels.tiles import TALL_TILE_ROWS, Sums, add_products, make_tile, sum_products, zero_sums
 from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
 
 # Number of partial sums of each product, the same on every machine, so that bits do not depend on the
@@ -158,8 +158,10 @@ def _make_finish(end: str) -> Callable[..., None]:
 
 def _make_outers(end: str) -> Callable[..., None]:
     finish = _make_finish(end)
-    several = make_tile(TALL, _VECS, finish, rate=types.float32)
-    one, single = (make_tile(units, 1, finish, masked=True, rate=types.float32) for units in (TALL, 1))
+    several = make_tile(TALL_TILE_ROWS, _VECS, finish, rate=types.float32)
+    one, single = (
+        make_tile(units, 1, finish, masked=True, rate=types.float32) for units in (TALL_TILE_ROWS, 1)
+    )
 
     @part
     def outers(
@@ -173,21 +175,24 @@ def _make_outers(end: str) -> Callable[..., None]:
         """Compute a row of ``out`` for each column of ``left``."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize
-        some = empty((n, TALL), np.float32)
-        for u in range(0, units, TALL):
+        some = empty((n, TALL_TILE_ROWS), np.float32)
+        for u in range(0, units, TALL_TILE_ROWS):
             # Copy the columns of left, because contiguous columns stay in the first-level cache.
             for i in range(n):
-                for k in range(min(TALL, units - u)):
+                for k in range(min(TALL_TILE_ROWS, units - u)):
                     some[i, k] = left[i, u + k]
             f = 0
             while f < features:
-                width, step = _VECS * LANES, TALL
-                if units - u < TALL or features - f < width:
-                    width, step = min(LANES, features - f), TALL if units - u >= TALL else 1
-                for k in range(u, min(u + TALL, units), step):
+                width, step = _VECS * LANES, TALL_TILE_ROWS
+                if units - u < TALL_TILE_ROWS or features - f < width:
+                    width, step = (
+                        min(LANES, features - f),
+                        TALL_TILE_ROWS if units - u >= TALL_TILE_ROWS else 1,
+                    )
+                for k in range(u, min(u + TALL_TILE_ROWS, units), step):
                     place = k * features + f
                     left_at, x_at = some.ctypes.data + BYTES * (k - u), x.ctypes.data + BYTES * f
-                    first = left_at, BYTES, BYTES * TALL, x_at, row, n
+                    first = left_at, BYTES, BYTES * TALL_TILE_ROWS, x_at, row, n
                     last = row, subtracted.ctypes.data + BYTES * place, rate, base.ctypes.data + BYTES * place
                     target = out.ctypes.data + size * place
                     if width > LANES:

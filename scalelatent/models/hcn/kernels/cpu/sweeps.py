@@ -86,7 +86,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                # Prefetch only the first messages of the next tree; the processor prefetches the others itself.
+                # Prefetch the first messages of the next tree; the processor prefetches the others itself.
                 if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from numba.core.typing.templates import Signature
 
 _BITS = ir.IntType(LANES)  # one bit per SIMD lane
-BELIEF_OUTSIDE = -(
-    2**29
-)  # belief in a place or weight outside the tree; int32 can hold the sum of two such beliefs
+BELIEF_OUTSIDE = -(2**29)  # belief in a place or weight outside the tree; the sum of two fits int32
 HELD, LIVE = 1, 2  # flags of a line: it has nonzero messages to weights; the sweep must not skip it
 
 Values = list[ir.Value]

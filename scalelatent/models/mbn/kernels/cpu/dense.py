@@ -99,7 +99,7 @@ def _update_best(
     base: ir.Value,
     state: ir.Value,
 ) -> None:
-    """Compare the scores of a tile with the best of their lanes; ``partial`` holds sums of earlier columns."""
+    """Compare the scores of a tile with the best of their lanes; ``partial`` has sums of earlier columns."""
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
     indices = [v.counted(base, LANES * k) for k in range(VECS)]
     for r, row in enumerate(sums):
