@@ -128,9 +128,9 @@ def digit_images(rows: int) -> tuple[Any, str]:
 
     if os.environ.get("SCALELATENT_DATA"):
         return np.resize(mnist()[0].reshape(-1, 28, 28), (rows, 28, 28)), "MNIST"
-    from scalelatent.generators.bases import base_digits
+    from scalelatent.generators.bases import load_base_digits
 
-    large = np.kron(base_digits()[0], np.ones((1, 3, 3), np.uint8))
+    large = np.kron(load_base_digits()[0], np.ones((1, 3, 3), np.uint8))
     return np.resize(np.pad(large, ((0, 0), (2, 2), (2, 2))), (rows, 28, 28)), "built-in digits, enlarged"
 
 

@@ -41,7 +41,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
 from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.corruption import corrupt
-from scalelatent.models.crbm.kernels.products import affine, ascend_outer
+from scalelatent.models.crbm.kernels.products import ascend_outer, write_affine_map
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 
 MEAN_SWEEPS = 32
@@ -214,7 +214,7 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
 
         seconds = least_seconds(
             args,
-            partial(affine, x, theta, bias, biases, np),
+            partial(write_affine_map, x, theta, bias, biases, np),
             library,
             partial(ascend_outer, way, left, x, pace),
             library_ascend,

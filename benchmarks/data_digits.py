@@ -19,7 +19,7 @@ import numpy as np
 from common import fastest, mnist, parser, write
 
 from scalelatent.data import Dataset, InfiniteDigits, make_digits
-from scalelatent.generators.bases import base_digits
+from scalelatent.generators.bases import load_base_digits
 from scalelatent.generators.digits import N_TEST
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     given = arguments.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        bases = {"digits 8x8": ("digits", *base_digits())}
+        bases = {"digits 8x8": ("digits", *load_base_digits())}
         if os.environ.get("SCALELATENT_DATA"):
             pixels, labels = mnist()
             pixels = pixels.reshape(-1, 28, 28)

@@ -184,7 +184,7 @@ class FirstLayer:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
         model.seed_, model._layers = int(self.params["random_state"]), layers
         components = layer_components(model, len(layers), sl.Dataset.from_arrays(codes))
-        projection = CodeProjection.of(components)
+        projection = CodeProjection.from_components(components)
         z = projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
         return z, [layer.k for layer in layers]
 

@@ -425,7 +425,7 @@ def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
             return datetime(2026, 1, 2, tzinfo=zone)
 
     monkeypatch.setattr(exits, "datetime", Clock)
-    monkeypatch.setattr(exits, "_folders", lambda run: [tmp_path, tmp_path / "next"])
+    monkeypatch.setattr(exits, "_traceback_folders", lambda run: [tmp_path, tmp_path / "next"])
     private = tmp_path / "private"
     private.write_text("mine")
     (tmp_path / f"traceback-20260102T000000000000-{os.getpid()}.txt").symlink_to(private)

@@ -89,7 +89,7 @@ def convert(
         run = (start + ds.n_rows * (start < 0), stop + ds.n_rows * (stop < 0))
     with progress_bar("converting") as progress:
         dataset = convert_dataset(
-            ds, out, rows=run, dtype=_dtype(dtype), lossy=lossy, sparse=sparse,
+            ds, out, rows=run, dtype=_parse_dtype(dtype), lossy=lossy, sparse=sparse,
             crop=crop, resize=parse_image_size(resize, "--resize"),
             chunk_rows=_count(chunk_rows, "--chunk-rows"), shard_rows=_count(shard_rows, "--shard-rows"),
             compressor=None if codec == "none" else codec, overwrite=overwrite, progress=progress,
@@ -106,7 +106,7 @@ def _count(text: str | None, option: str) -> int | str | None:
         raise JobError(f"{option} {text} is not a number of rows; give a whole number, or auto") from None
 
 
-def _dtype(name: str | None) -> np.dtype | None:
+def _parse_dtype(name: str | None) -> np.dtype | None:
     import numpy as np
 
     try:

@@ -69,11 +69,11 @@ def exits_with_one_line(as_json: bool, run: object = None) -> Iterator[None]:
         _end(format_error(error) or "stopped", error, INTERRUPTED, as_json)
     except ScalelatentError as error:
         _raise_if_debugged(error)
-        _end(format_error(error), error, REFUSED, as_json, hint=_notes(error))
+        _end(format_error(error), error, REFUSED, as_json, hint=_join_notes(error))
     except Exception as error:
         if is_usage(error) or isinstance(error, typer.Exit | typer.Abort):
             raise
-        if isinstance(error, BrokenPipeError) and _pipe_gone():
+        if isinstance(error, BrokenPipeError) and _is_pipe_closed():
             raise typer.Exit(PIPE_GONE) from None
         _raise_if_debugged(error)
         _end_unexpected(error, as_json, run)
@@ -103,14 +103,14 @@ def print_usage_error(error: Any, as_json: bool) -> int:
 def format_error(error: BaseException) -> str:
     """Return the message of an error without line breaks, shortened to ``MAX_CHARACTERS``."""
     text = " ".join(" ".join([str(error), *getattr(error, "__notes__", [])]).split())
-    return _cut(text, MAX_CHARACTERS)
+    return _shorten(text, MAX_CHARACTERS)
 
 
-def _cut(text: str, longest: int) -> str:
+def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]} …"
 
 
-def _notes(error: BaseException) -> str | None:
+def _join_notes(error: BaseException) -> str | None:
     return " ".join(getattr(error, "__notes__", [])) or None
 
 
@@ -142,17 +142,17 @@ def _end_unexpected(error: Exception, as_json: bool, run: object) -> None:
     where = f"the traceback is in {file}" if file else "--debug shows the traceback"
     if isinstance(error, OSError) and error.filename is not None:  # a problem of the disk, not of the code
         code, hint = REFUSED, _STEPS.get(error.errno or 0, "check this location, or choose another one")
-        text = f"{_cut(str(error.filename), 300)}: {error.strerror}"
+        text = f"{_shorten(str(error.filename), 300)}: {error.strerror}"
     elif isinstance(error, MemoryError):
         code, hint = REFUSED, "give this process more memory, or reduce the job (scalelatent plan JOB)"
         text = f"out of memory: {format_error(error)}".rstrip(": ")
     else:
         code, hint = UNEXPECTED, "report this error with the traceback"
-        text = f"unexpected error in {_place(error)}: {type(error).__name__}: {format_error(error)}"
+        text = f"unexpected error in {_find_own_line(error)}: {type(error).__name__}: {format_error(error)}"
     _end(f"{text}; {hint}; {where}", error, code, as_json, hint=hint, traceback=file)
 
 
-def _place(error: BaseException) -> str:
+def _find_own_line(error: BaseException) -> str:
     """Return the last line of scalelatent in the traceback of an error."""
     ours = Path(__file__).parent.parent
     frames = traceback.extract_tb(error.__traceback__)
@@ -170,7 +170,7 @@ def _write_traceback(error: BaseException, run: object) -> str | None:
     text = "".join(traceback.format_exception(error))
     head = f"scalelatent {__version__}, Python {sys.version.split()[0]}: {' '.join(sys.argv)}\n\n"
     name = f"traceback-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.txt"
-    for folder in _folders(getattr(error, _RUN, None) or run):
+    for folder in _traceback_folders(getattr(error, _RUN, None) or run):
         with suppress(OSError, ValueError):
             folder.mkdir(parents=True, exist_ok=True)
             # Mode "x" fails for an existing file, which another user may have put into the temporary folder.
@@ -180,7 +180,7 @@ def _write_traceback(error: BaseException, run: object) -> str | None:
     return None
 
 
-def _folders(run: object) -> Iterator[Path]:
+def _traceback_folders(run: object) -> Iterator[Path]:
     with suppress(OSError, ValueError):
         if isinstance(run, str | os.PathLike) and Path(run, "job.json").is_file():
             yield Path(run).absolute()
@@ -189,7 +189,7 @@ def _folders(run: object) -> Iterator[Path]:
     yield Path(tempfile.gettempdir())
 
 
-def _pipe_gone() -> bool:
+def _is_pipe_closed() -> bool:
     """Return whether the reader of standard output or error has ended; discard later output."""
     gone = False
     for stream in (sys.stdout, sys.stderr):

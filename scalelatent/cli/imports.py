@@ -120,7 +120,8 @@ with_download_flags = with_options("download_flags", DownloadFlags)
 def _report(dataset: Dataset, json: bool) -> None:
     """Print the dataset, and how many images or documents the importer skipped, if any."""
     provenance = dataset.attrs["provenance"]
-    provenance = provenance.get("of", provenance)  # a shuffled dataset keeps that of the rows in order
+    # A shuffled dataset records the provenance of the unshuffled rows under the key "of".
+    provenance = provenance.get("of", provenance)
     skipped = provenance.get("skipped")
     if skipped and skipped["first"]:
         print_line(

@@ -231,7 +231,7 @@ def show_values(values: Mapping[str, Any], title: str | None = None) -> None:
     """Print names and values in two columns; nested mappings are indented below their name."""
     if title:
         typer.echo(typer.style(title, bold=True))
-    rows = list(_rows(values))
+    rows = list(_flatten_values(values))
     width = max((len(name) for name, _ in rows), default=0)
     for name, text in rows:
         typer.echo(f"  {name:<{width}}  {text}".rstrip())
@@ -250,13 +250,13 @@ def show_table(columns: list[str], rows: list[list[str]], title: str | None = No
         typer.echo("  " + "  ".join(cells).rstrip())
 
 
-def _rows(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_values(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         kind = unit or str(name)
         label = indent + str(name).replace("_", " ")
         if isinstance(value, Mapping):
             yield label, ""
-            yield from _rows(value, indent + "  ", kind if kind.endswith("bytes") else "")
+            yield from _flatten_values(value, indent + "  ", kind if kind.endswith("bytes") else "")
         else:
             yield label, format_value(value, kind)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .csr import parts_of
+from .csr import unpack_csr
 
 if TYPE_CHECKING:
     import zarr
@@ -48,7 +48,7 @@ def shard_digest(*columns: DenseOrCsr | None) -> bytes:
     digest = hashlib.sha256()
     for column in columns:
         if column is not None:
-            for part in (column,) if isinstance(column, np.ndarray) else parts_of(column):
+            for part in (column,) if isinstance(column, np.ndarray) else unpack_csr(column):
                 digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     return digest.digest()[:16]
 

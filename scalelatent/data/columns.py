@@ -53,8 +53,8 @@ class Columns:
         return self.y if isinstance(self.y, PairedRows) else None
 
     @property
-    def coded(self) -> bool:
-        """Whether `y` is stored as codes of classes."""
+    def has_codes(self) -> bool:
+        """True if `y` is stored as codes of classes."""
         return self.attrs is not None and self.attrs.codes and self.paired is None
 
     @property
@@ -70,7 +70,7 @@ class Columns:
 
     @property
     def classes_known(self) -> bool:
-        """Whether `classes` is available without a pass over the labels."""
+        """True if `classes` is available without a pass over the labels."""
         return self.y_kind != "labels" or self.attrs is not None or "classes" in self.__dict__
 
     @functools.cached_property
@@ -133,7 +133,7 @@ class Columns:
         stored = self.outputs(what).read(start, stop)
         if self.y_kind != "labels":
             return stored
-        if not self.coded:
+        if not self.has_codes:
             return schema.as_labels(stored, "y", start)
         assert self.classes is not None
         return self.classes[_check_codes(self.classes, stored, start, what)]
@@ -154,7 +154,7 @@ class Columns:
                 "rows have no classes; give rows with labels (n,), for example "
                 "Dataset.from_arrays(ds.read_x(0, n), labels)"
             )
-        if self.coded and classes is None:
+        if self.has_codes and classes is None:
             assert self.classes is not None
             return _check_codes(self.classes, stored.read(start, stop), start, what)
         known = self.classes if classes is None else np.asarray(classes)
@@ -167,7 +167,7 @@ class Columns:
         def encode(a: int, b: int) -> np.ndarray:
             return schema.encode_labels(self.read_y(a, b, what), known, a, what, unlabelled)
 
-        if isinstance(stored, ArrayRows) and not self.coded:
+        if isinstance(stored, ArrayRows) and not self.has_codes:
             # Encode all labels in memory once and cache the codes, so that later passes reuse the codes.
             key = (known.dtype.str, known.tobytes(), unlabelled, *within)
             return self.cached_codes(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
@@ -207,7 +207,7 @@ class Columns:
         return {"classes": self.classes}
 
 
-class Shifted(ArrayRows):
+class OffsetColumn(ArrayRows):
     """Column in memory that begins at row `first` of its dataset."""
 
     def __init__(self, array: np.ndarray, first: int) -> None:
@@ -252,7 +252,7 @@ class PairedRows(RowSource):
     def nnz(self) -> int:
         return self.dataset.nnz or 0
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return int(self.part(start, stop).nnz or 0)
 
     def part(self, start: int, stop: int) -> Dataset:

@@ -39,7 +39,7 @@ def check_dtype(dtype: np.dtype, what: str) -> np.dtype:
 
 
 def csr_of(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int) -> csr_array:
-    """Return a CSR array over arrays that were checked before; values and columns are not copied."""
+    """Return a CSR array over arrays that the caller has checked; values and columns are not copied."""
     from scipy.sparse import csr_array
 
     rows = len(indptr) - 1
@@ -54,7 +54,7 @@ def csr_of(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features
     return out
 
 
-def parts_of(rows: csr_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def unpack_csr(rows: csr_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return values, column indices and row pointers in the dtypes for storage and hashing."""
     return (
         np.ascontiguousarray(rows.data),
@@ -79,7 +79,7 @@ def stack(parts: list[csr_array]) -> csr_array:
 def canonical(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, what: str
 ) -> tuple[csr_array, int, int]:
-    """Check CSR arrays; return canonical rows, the number of sorted rows, and of merged entries."""
+    """Check CSR arrays; sort and merge the columns of each row; count sorted rows and merged entries."""
 
     def row_of(entry: int) -> int:
         return first_row + int(np.searchsorted(indptr, entry, side="right")) - 1
@@ -133,7 +133,8 @@ def check_values(rows: csr_array, first_row: int, what: str) -> None:
     """Raise a `DataError` that names row and column of the first NaN or infinity."""
     if rows.data.dtype.kind != "f" or not rows.nnz:
         return
-    with np.errstate(over="ignore", invalid="ignore"):  # after an overflow, each value is checked
+    # If the sum overflows, all values may still be finite, so each value is checked below.
+    with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(rows.data.sum(dtype=np.float64)):
             return
     bad = np.flatnonzero(~np.isfinite(rows.data))

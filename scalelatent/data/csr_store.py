@@ -15,7 +15,7 @@ from scalelatent.errors import DataError, ShardError
 
 from . import csr
 from .checksums import chunk_crcs
-from .layout import ChunkLayout, codecs
+from .layout import ChunkLayout, make_codecs
 from .read.chunks import StoredRows
 from .read.sources import StoredColumn
 
@@ -105,7 +105,7 @@ class CsrGroups(_Column):
         number = rows.start // self.group_rows
         place = self.folder(number)
         crcs: list[int] = []
-        for part, column in zip(_PARTS, csr.parts_of(values), strict=True):
+        for part, column in zip(_PARTS, csr.unpack_csr(values), strict=True):
             codec = column.dtype.str, self.compressors[part]
             chunk = _chunk(len(column))
             self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *codec))
@@ -194,7 +194,7 @@ class StoredCsr(_Column, StoredColumn):
         same = kind == self.compressors["indices"]
         return ChunkLayout(self.group_rows, self.group_rows, kind if same else "auto")
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         total = 0
         for number, a, b in self._parts(start, stop):
             first, _ = self.bounds(number)
@@ -293,7 +293,7 @@ def template(dtype: str, compressor: str | None) -> zarr.Array:
         dtype=np.dtype(dtype),
         chunks=(1,),
         shards=(1,),
-        compressors=codecs(compressor, np.dtype(dtype)),
+        compressors=make_codecs(compressor, np.dtype(dtype)),
         fill_value=0,
     )
 

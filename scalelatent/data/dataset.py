@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
-from scalelatent.storage.stores import find_location, recorded_location
+from scalelatent.storage.stores import find_location, locate_recorded
 
 from . import schema
-from .columns import Columns, PairedRows, Shifted, as_binary, label_source
-from .csr import index_dtype, parts_of
+from .columns import Columns, OffsetColumn, PairedRows, as_binary, label_source
+from .csr import index_dtype, unpack_csr
 from .export import as_dask, as_xarray
 from .preview import as_html
 from .read.containers import anndata_parts, frame_parts
@@ -213,7 +213,7 @@ class Dataset:
     def from_spec(cls, spec: schema.DatasetSpec) -> Dataset:
         """Open the rows that `spec` describes, in any process; raise DataError if the rows have changed."""
         url, mark = spec["url"], spec.get("access")
-        stamp = recorded_location(url, mark).stamp("zarr.json")
+        stamp = locate_recorded(url, mark).stamp("zarr.json")
         if stamp is None:
             raise DataError(
                 f"dataset {url} does not exist, or process {os.getpid()} on {socket.gethostname()} cannot "
@@ -269,13 +269,13 @@ class Dataset:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the rows are CSR: `read_x` then gives a `scipy.sparse.csr_array`."""
+        """True if the rows are CSR, so that `read_x` returns a `scipy.sparse.csr_array`."""
         return self._columns.x.sparse
 
     @property
     def nnz(self) -> int | None:
         """Number of stored entries of CSR rows, else None; a slice of a stored dataset reads row pointers."""
-        return self._columns.x.entries(self._start, self._stop) if self.is_sparse else None
+        return self._columns.x.count_entries(self._start, self._stop) if self.is_sparse else None
 
     @property
     def nbytes(self) -> int:
@@ -287,7 +287,7 @@ class Dataset:
 
     @property
     def has_y(self) -> bool:
-        """Whether the dataset has labels, targets or multi-labels."""
+        """True if the dataset has labels, targets or multi-labels."""
         return self._columns.y is not None
 
     @property
@@ -297,7 +297,7 @@ class Dataset:
 
     @property
     def has_targets(self) -> bool:
-        """Whether `y` holds targets or multi-labels, which `read_targets` reads."""
+        """True if `y` holds targets or multi-labels, which `read_targets` reads."""
         return self.y_kind not in (None, "labels")
 
     @property
@@ -307,7 +307,7 @@ class Dataset:
 
     @property
     def has_weight(self) -> bool:
-        """Whether each row has a weight."""
+        """True if each row has a weight."""
         return self._columns.weight is not None
 
     @property
@@ -344,7 +344,7 @@ class Dataset:
 
     @property
     def is_stored(self) -> bool:
-        """Whether another process can open the dataset from its `spec`."""
+        """True if another process can open the dataset from its `spec`."""
         return self._columns.shared
 
     @property
@@ -354,7 +354,7 @@ class Dataset:
 
     @property
     def known_finite(self) -> bool:
-        """Whether the rows cannot hold NaN or infinity: integers, or stored rows that the writer checked."""
+        """True if the rows cannot hold NaN or infinity: integers, or stored rows that the writer checked."""
         return self.dtype.kind != "f" or self._columns.attrs is not None
 
     def __len__(self) -> int:
@@ -464,7 +464,7 @@ class Dataset:
         return self._columns.y_options(self._what())
 
     def lazy(self, start: int, stop: int) -> tuple[da.Array, da.Array | DenseOrCsr | None] | None:
-        """Return rows and labels if `x` is a dask array, else None; labels may be in memory, or None."""
+        """Return rows (a dask array) and labels (or None); return None if the rows are no dask array."""
         if not isinstance(self._columns.x, DaskRows):
             return None
         a, b = self._rows(start, stop)
@@ -483,7 +483,7 @@ class Dataset:
     def with_weight(self, weight: WeightsLike) -> Dataset:
         """Return the same rows with new weights (n_rows,), which stay in memory."""
         weights = schema.check_weight(weight, self.n_rows, "weight")
-        return Dataset(self._columns.reweighted(Shifted(weights, self._start)), self._start, self._stop)
+        return Dataset(self._columns.reweighted(OffsetColumn(weights, self._start)), self._start, self._stop)
 
     def with_target(self, target: Dataset) -> Dataset:
         """Return the same rows with row i of `target` as the outputs of row i; nothing is copied.
@@ -827,7 +827,7 @@ def _reopen(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
 @functools.lru_cache(maxsize=16)
 def _open_cached(url: str, mark: str | None, stamp: Hashable) -> Dataset:
     """Open a dataset once per process and per state of its metadata file (`stamp`)."""
-    return open_dataset(recorded_location(url, mark))
+    return open_dataset(locate_recorded(url, mark))
 
 
 def _hash_rows(ds: Dataset) -> str:
@@ -857,6 +857,6 @@ def _hash_weight(ds: Dataset) -> str:
 
 
 def _hash_into(digest: hashlib._Hash, rows: DenseOrCsr) -> None:
-    parts = (rows,) if isinstance(rows, np.ndarray) else parts_of(rows)
+    parts = (rows,) if isinstance(rows, np.ndarray) else unpack_csr(rows)
     for part in parts:
         digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)

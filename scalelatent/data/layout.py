@@ -36,7 +36,7 @@ MAX_SHARD_ROWS = 65_536
 # Bytes of one CSR row group; a pass reads whole row groups and has a few of them in memory at one time.
 GROUP_BYTES = 8 << 20
 
-_MAX_RATIO = 250  # compression ratio of LZ4 for rows of zeros
+_MAX_RATIO = 250  # highest compression ratio: LZ4 with rows of zeros
 
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
 """Setting for every array that is opened for writing, because zarr does not store the setting."""
@@ -153,7 +153,7 @@ def _power_of_two(rows: int) -> int:
     return 1 << max(0, rows.bit_length() - 1)
 
 
-def codecs(compressor: str | None, dtype: np.dtype) -> list[BytesBytesCodec]:
+def make_codecs(compressor: str | None, dtype: np.dtype) -> list[BytesBytesCodec]:
     """Return the codecs of a chunk; CRC-32C comes last, so that damage is detected before decoding."""
     from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 

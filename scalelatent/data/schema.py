@@ -96,13 +96,13 @@ class DatasetAttrs:
     classes: list[Label] | None = None
     """Sorted distinct labels, numbers or strings; None without labels."""
     codes: bool = False
-    """Whether `y` holds indices into `classes` (string labels) instead of the labels themselves."""
+    """True if `y` holds indices into `classes` (string labels) instead of the labels themselves."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """Origin of the rows: importer or generator, its parameters, file names, software version."""
     fingerprint: str | None = None
     """SHA-256 of the content; None until the last shard is written."""
     complete: bool = False
-    """Whether the writer has finished; readers refuse an unfinished dataset."""
+    """True if the writer has finished; readers refuse an unfinished dataset."""
     x_kind: str = "dense"
     """Kind of the rows: 'dense' or 'csr'."""
     y_kind: str = "labels"
@@ -223,7 +223,8 @@ def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
     """Raise a `DataError` that names row and column of the first NaN or infinity of `x` (rows, ...)."""
     if x.dtype.kind != "f" or x.size == 0:
         return
-    with np.errstate(over="ignore", invalid="ignore"):  # after an overflow, the loop below decides
+    # If the sum overflows, all values may still be finite, so the loop below checks each value.
+    with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(x.sum(dtype=np.float64)):
             return
     flat = x.reshape(len(x), -1)
@@ -266,7 +267,7 @@ def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
             "column"
         )
     if labels.dtype.kind == "O":
-        labels = _from_objects(labels, what)
+        labels = _convert_objects(labels, what)
     elif labels.dtype.kind == "S":
         labels = _decoded(labels, what, first_row)
     if labels.dtype.kind not in "buifU":
@@ -342,7 +343,7 @@ def check_stored_dtype(dtype: np.dtype, what: str) -> np.dtype:
     return dtype
 
 
-def _from_objects(labels: np.ndarray, what: str) -> np.ndarray:
+def _convert_objects(labels: np.ndarray, what: str) -> np.ndarray:
     """Return Python objects that are all strings, or all numbers, as an array of that type."""
     if all(isinstance(v, str) for v in labels):
         return labels.astype(str)

@@ -41,7 +41,9 @@ CUDA_EXTRA = (
     "python -m pip install 'scalelatent[cuda12]' (or cuda13, if the driver supports it) in that environment; "
     "it includes the CUDA libraries and the headers of the compiler"
 )
-SHARED = "move it to storage that this machine and all workers share: a shared file system, or s3://…"
+SHARED_STORAGE_ADVICE = (
+    "move it to storage that this machine and all workers share: a shared file system, or s3://…"
+)
 CHOOSE_FOLDER = "choose another folder, or ask for write access"
 LOCAL_CACHE = "export NUMBA_CACHE_DIR=/a/folder/on/a/local/disk"
 
@@ -76,7 +78,7 @@ def fail(found: str, fix: str) -> Finding:
 # -- this machine --------------------------------------------------------------------------------------------
 
 
-def _packages(folder: str) -> Iterator[Finding]:
+def _check_packages(folder: str) -> Iterator[Finding]:
     """Compare the installed packages with the requirements of scalelatent."""
     from packaging.requirements import Requirement
 
@@ -99,7 +101,7 @@ def _packages(folder: str) -> Iterator[Finding]:
         yield ok(", ".join(seen))
 
 
-def _cpu(folder: str) -> Iterator[Finding]:
+def _check_cpu(folder: str) -> Iterator[Finding]:
     import psutil
 
     usable, there = usable_cpus()
@@ -115,7 +117,7 @@ def _cpu(folder: str) -> Iterator[Finding]:
         yield ok(text)
 
 
-def _memory(folder: str) -> Iterator[Finding]:
+def _check_memory(folder: str) -> Iterator[Finding]:
     import psutil
 
     limit, by = machine_memory()
@@ -124,7 +126,7 @@ def _memory(folder: str) -> Iterator[Finding]:
     yield warn(text, "close other programs, or set [cluster] workers = 1") if free < GIB else ok(text)
 
 
-def _blas(folder: str) -> Iterator[Finding]:
+def _check_blas(folder: str) -> Iterator[Finding]:
     import numpy.linalg  # noqa: F401  this import loads the BLAS library
     from threadpoolctl import threadpool_info
 
@@ -141,7 +143,7 @@ def _blas(folder: str) -> Iterator[Finding]:
             yield ok(f"{text}; fits use one thread per worker thread")
 
 
-def _numba(folder: str) -> Iterator[Finding]:
+def _check_numba(folder: str) -> Iterator[Finding]:
     import scalelatent.kernels.jit  # noqa: F401  this import sets the folder of compiled kernels
 
     import llvmlite.binding  # isort: skip
@@ -156,7 +158,7 @@ def _numba(folder: str) -> Iterator[Finding]:
         yield warn("NUMBA_DISABLE_JIT is set", fix)
 
 
-def _cache(folder: str) -> Iterator[Finding]:
+def _check_cache(folder: str) -> Iterator[Finding]:
     from scalelatent.kernels.cache_folder import CACHE
 
     trouble = cache_trouble()
@@ -166,7 +168,7 @@ def _cache(folder: str) -> Iterator[Finding]:
         yield ok(CACHE)
 
 
-def _kernels(folder: str) -> Iterator[Finding]:
+def _check_kernels(folder: str) -> Iterator[Finding]:
     """Count the kernels that a first fit would compile, from the files of compiled kernels."""
     import numba
 
@@ -180,7 +182,7 @@ def _kernels(folder: str) -> Iterator[Finding]:
         yield ok(f"all {count} kernels are compiled for this machine")
 
 
-def _gpu(folder: str) -> Iterator[Finding]:
+def _check_gpu(folder: str) -> Iterator[Finding]:
     from scalelatent.engine.backend import check_gpu
 
     wheels = [wheel.split()[0] for wheel in cupy_wheels()]
@@ -209,7 +211,7 @@ def _gpu(folder: str) -> Iterator[Finding]:
             yield ok(f"{wheels[0]} {cupy.__version__}: {', '.join(names)}; each GPU compiles and computes")
 
 
-def _dashboard(folder: str) -> Iterator[Finding]:
+def _check_dashboard(folder: str) -> Iterator[Finding]:
     try:
         import bokeh
     except ImportError:
@@ -218,8 +220,8 @@ def _dashboard(folder: str) -> Iterator[Finding]:
     yield ok(f"bokeh {bokeh.__version__}")
 
 
-def _loopback(folder: str) -> Iterator[Finding]:
-    """Connect to 127.0.0.1, which a local cluster needs and some sandboxes forbid."""
+def _check_loopback(folder: str) -> Iterator[Finding]:
+    """Check connections to 127.0.0.1, which a local cluster needs and some sandboxes forbid."""
     with socket.socket() as server, socket.socket() as client:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
@@ -232,7 +234,7 @@ def _loopback(folder: str) -> Iterator[Finding]:
     yield ok("connections to 127.0.0.1 work")
 
 
-def _folder(folder: str) -> Iterator[Finding]:
+def _check_folder(folder: str) -> Iterator[Finding]:
     trouble = folder_trouble(folder)
     if not is_local(folder):
         if trouble:
@@ -255,7 +257,7 @@ def _folder(folder: str) -> Iterator[Finding]:
 # -- a cluster -----------------------------------------------------------------------------------------------
 
 
-def _workers(view: ClusterView) -> Iterator[Finding]:
+def _check_workers(view: ClusterView) -> Iterator[Finding]:
     if view.silent:
         missing = any("No module named" in why for why in view.silent.values())
         fix = (
@@ -285,7 +287,7 @@ def no_workers(address: str, waited: float = 0.0) -> Finding:
     return Finding("workers", "fail", f"the cluster {address} has no workers{none_joined}", fix)
 
 
-def _versions(view: ClusterView) -> Iterator[Finding]:
+def _check_versions(view: ClusterView) -> Iterator[Finding]:
     rows = find_differences(versions(), view.scheduler.get("versions", {}), view.versions)
     if not rows:
         yield ok("client, scheduler and workers have the same versions")
@@ -311,7 +313,7 @@ def _versions(view: ClusterView) -> Iterator[Finding]:
     )
 
 
-def _trust(view: ClusterView) -> Iterator[Finding]:
+def _check_trust(view: ClusterView) -> Iterator[Finding]:
     scheme, _, place = view.address.partition("://")
     if scheme == "tcp" and not is_loopback(place.rpartition(":")[0]):
         fix = "use TLS (scalelatent cluster up --tls, or cluster/tls), or a trusted network"
@@ -320,7 +322,7 @@ def _trust(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"{view.address}: {'TLS' if scheme == 'tls' else 'loopback'}")
 
 
-def _scheduler(view: ClusterView) -> Iterator[Finding]:
+def _check_scheduler(view: ClusterView) -> Iterator[Finding]:
     limit, deaths = view.scheduler["no_workers_timeout"], view.scheduler["allowed_failures"]
     text = f"no-workers-timeout {f'{limit:.0f} s' if limit else 'none'}, allowed-failures {deaths}"
     fixes = []
@@ -334,7 +336,7 @@ def _scheduler(view: ClusterView) -> Iterator[Finding]:
     yield Finding("scheduler", "warn" if fixes else "ok", text, fix)
 
 
-def _pages(view: ClusterView) -> Iterator[Finding]:
+def _check_pages(view: ClusterView) -> Iterator[Finding]:
     bokeh = view.scheduler["versions"].get("bokeh")
     if not bokeh:
         fix = "python -m pip install 'bokeh>=3.4' in the environment of the scheduler, and restart it"
@@ -348,7 +350,7 @@ def _pages(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"bokeh {bokeh}, with the page Scalelatent")
 
 
-def _threads(view: ClusterView) -> Iterator[Finding]:
+def _check_threads(view: ClusterView) -> Iterator[Finding]:
     """Compare the threads of Dask and of numeric libraries with the cores of each host."""
     crowded = []
     for host, workers in view.by_host().items():
@@ -373,7 +375,7 @@ def _threads(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"at most one worker thread per core; thread pools: {_list(sizes)}")
 
 
-def _limits(view: ClusterView) -> Iterator[Finding]:
+def _check_limits(view: ClusterView) -> Iterator[Finding]:
     limits = view.values_of("memory_limit")
     free = [address for address, limit in limits.items() if not limit]
     if free:
@@ -398,7 +400,7 @@ def _limits(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"{spread} per worker; the limits fit the memory of each host")
 
 
-def _trim(view: ClusterView) -> Iterator[Finding]:
+def _check_trim(view: ClusterView) -> Iterator[Finding]:
     untrimmed = [a for a, facts in view.workers.items() if facts["glibc"] and not facts["trim"]]
     if untrimmed:
         fix = "export MALLOC_TRIM_THRESHOLD_=65536 before the workers start, or start them with a nanny"
@@ -408,7 +410,7 @@ def _trim(view: ClusterView) -> Iterator[Finding]:
         yield ok("workers return freed memory to the system, except 32 MiB per active thread")
 
 
-def _clock(view: ClusterView) -> Iterator[Finding]:
+def _check_clock(view: ClusterView) -> Iterator[Finding]:
     off = {address: skew for address, skew in view.skews.items() if abs(skew) > SKEW_SECONDS}
     if off:
         worst = max(off.values(), key=abs)
@@ -420,7 +422,7 @@ def _clock(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"all clocks are within {SKEW_SECONDS:.0f} s of the clock of this machine")
 
 
-def _gpus(view: ClusterView) -> Iterator[Finding]:
+def _check_gpus(view: ClusterView) -> Iterator[Finding]:
     offer = {a: facts for a, facts in view.workers.items() if facts["offers_gpu"]}
     blind = [a for a, facts in offer.items() if not facts["gpus"]]
     wide = [a for a, facts in offer.items() if facts["threads"] > 1]
@@ -452,7 +454,7 @@ def _gpus(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"{len(offer)} workers have a GPU and can compute on it" if offer else "no worker has a GPU")
 
 
-def _caches(view: ClusterView) -> Iterator[Finding]:
+def _check_caches(view: ClusterView) -> Iterator[Finding]:
     bad = {address: trouble for address, trouble in view.values_of("cache_trouble").items() if trouble}
     if bad:
         text = f"every process of {_some(bad)} compiles the kernels again ({_list(bad.values())})"
@@ -461,7 +463,7 @@ def _caches(view: ClusterView) -> Iterator[Finding]:
         yield ok("every worker can write it")
 
 
-def _shared_folder(view: ClusterView) -> Iterator[Finding]:
+def _check_shared_folder(view: ClusterView) -> Iterator[Finding]:
     folder = view.requirements.folder
     if folder is None:
         yield ok("not checked: name the folder of your runs (doctor FOLDER) to check it on all workers")
@@ -471,12 +473,12 @@ def _shared_folder(view: ClusterView) -> Iterator[Finding]:
         return
     bad = {address: trouble for address, trouble in view.values_of("folder_trouble").items() if trouble}
     if bad:
-        yield fail(f"{folder}: {_some(bad)} cannot use it ({_list(bad.values())})", SHARED)
+        yield fail(f"{folder}: {_some(bad)} cannot use it ({_list(bad.values())})", SHARED_STORAGE_ADVICE)
     elif view.workers:
         yield ok(f"{folder}: every worker can read and write there")
 
 
-def _device(view: ClusterView) -> Iterator[Finding]:
+def _check_device(view: ClusterView) -> Iterator[Finding]:
     """Find a job whose tasks would wait forever for a GPU worker."""
     if view.requirements.device == "gpu" and not any(view.values_of("offers_gpu").values()):
         yield fail(
@@ -487,7 +489,7 @@ def _device(view: ClusterView) -> Iterator[Finding]:
         )
 
 
-def _datasets(view: ClusterView) -> Iterator[Finding]:
+def _check_datasets(view: ClusterView) -> Iterator[Finding]:
     for name, url in view.requirements.datasets.items():
         seen: dict[str, tuple[str, str]] = {a: found[name] for a, found in view.values_of("datasets").items()}
         blind = {address: trouble for address, (trouble, _) in seen.items() if trouble}
@@ -505,7 +507,7 @@ def _datasets(view: ClusterView) -> Iterator[Finding]:
                 else ""
             )
             text = f"{name} = {url!r} cannot be opened by {_some(blind)} ({_list(blind.values())}{also})"
-            yield fail(text, "check the path" if nowhere else SHARED)
+            yield fail(text, "check the path" if nowhere else SHARED_STORAGE_ADVICE)
         elif len(prints) > 1:
             who = ", ".join(prints.values())
             text = f"{name} = {url!r} is not the same dataset on all workers ({who} see different rows)"
@@ -514,12 +516,12 @@ def _datasets(view: ClusterView) -> Iterator[Finding]:
             )
 
 
-def _scratch(view: ClusterView) -> Iterator[Finding]:
+def _check_scratch(view: ClusterView) -> Iterator[Finding]:
     for name, url in view.requirements.scratch.items():
         blind = {a: found[name] for a, found in view.values_of("scratch").items() if found[name]}
         if blind:
             text = f"{name} = {url!r} cannot be written by {_some(blind)} ({_list(blind.values())})"
-            yield fail(text, SHARED)
+            yield fail(text, SHARED_STORAGE_ADVICE)
 
 
 def _some(workers: Iterable[str]) -> str:
@@ -556,32 +558,32 @@ class Check:
 
 
 CHECKS = (
-    Check("packages", "here", _packages),
-    Check("cpu", "here", _cpu),
-    Check("memory", "here", _memory),
-    Check("blas threads", "here", _blas),
-    Check("numba", "here", _numba),
-    Check("numba cache", "here", _cache),
-    Check("kernels", "here", _kernels),
-    Check("gpu", "here", _gpu),
-    Check("dashboard", "here", _dashboard),
-    Check("loopback", "here", _loopback),
-    Check("folder", "here", _folder),
-    Check("workers", "cluster", _workers, ("host",)),
-    Check("versions", "cluster", _versions, ("versions",)),
-    Check("trust", "cluster", _trust),
-    Check("scheduler", "cluster", _scheduler, ("scheduler",)),
-    Check("dashboard", "cluster", _pages, ("scheduler",)),
-    Check("threads", "cluster", _threads, ("host", "cores", "pools")),
-    Check("memory", "cluster", _limits, ("host", "machine_bytes")),
-    Check("malloc", "cluster", _trim, ("glibc", "trim")),
-    Check("clock", "cluster", _clock, ("skew",)),
-    Check("gpu", "cluster", _gpus, ("cupy", "gpus", "card_trouble")),
-    Check("numba cache", "cluster", _caches, ("cache_trouble",)),
-    Check("folder", "cluster", _shared_folder, ("folder_trouble",)),
-    Check("device", "cluster", _device),
-    Check("datasets", "cluster", _datasets, ("datasets",)),
-    Check("scratch", "cluster", _scratch, ("scratch",)),
+    Check("packages", "here", _check_packages),
+    Check("cpu", "here", _check_cpu),
+    Check("memory", "here", _check_memory),
+    Check("blas threads", "here", _check_blas),
+    Check("numba", "here", _check_numba),
+    Check("numba cache", "here", _check_cache),
+    Check("kernels", "here", _check_kernels),
+    Check("gpu", "here", _check_gpu),
+    Check("dashboard", "here", _check_dashboard),
+    Check("loopback", "here", _check_loopback),
+    Check("folder", "here", _check_folder),
+    Check("workers", "cluster", _check_workers, ("host",)),
+    Check("versions", "cluster", _check_versions, ("versions",)),
+    Check("trust", "cluster", _check_trust),
+    Check("scheduler", "cluster", _check_scheduler, ("scheduler",)),
+    Check("dashboard", "cluster", _check_pages, ("scheduler",)),
+    Check("threads", "cluster", _check_threads, ("host", "cores", "pools")),
+    Check("memory", "cluster", _check_limits, ("host", "machine_bytes")),
+    Check("malloc", "cluster", _check_trim, ("glibc", "trim")),
+    Check("clock", "cluster", _check_clock, ("skew",)),
+    Check("gpu", "cluster", _check_gpus, ("cupy", "gpus", "card_trouble")),
+    Check("numba cache", "cluster", _check_caches, ("cache_trouble",)),
+    Check("folder", "cluster", _check_shared_folder, ("folder_trouble",)),
+    Check("device", "cluster", _check_device),
+    Check("datasets", "cluster", _check_datasets, ("datasets",)),
+    Check("scratch", "cluster", _check_scratch, ("scratch",)),
 )
 
 
@@ -626,7 +628,7 @@ def examine_cluster(
 
 def require_checks(client: Client, only: Collection[str], requirements: Requirements) -> None:
     """Raise a `JobError` with the first finding of these checks that fails."""
-    for finding in _find(client, only, requirements):
+    for finding in _collect_findings(client, only, requirements):
         if finding.status == "fail":
             raise finding.refusal()
 
@@ -635,7 +637,7 @@ def check_versions(
     client: Client, allow_mismatch: bool = False, print_line: Callable[[str], None] = lambda line: None
 ) -> None:
     """Refuse a cluster whose versions differ from the versions here; print them if a mismatch is allowed."""
-    for finding in _find(client, ("versions",), Requirements()):
+    for finding in _collect_findings(client, ("versions",), Requirements()):
         if finding.check == "versions" and finding.status == "fail" and allow_mismatch:
             _, _, table = finding.found.partition("\n")
             print_line(f"versions differ, as --allow-mismatch allows:\n{table}")
@@ -643,7 +645,7 @@ def check_versions(
             raise finding.refusal()
 
 
-def _find(client: Client, only: Collection[str], requirements: Requirements) -> Iterator[Finding]:
+def _collect_findings(client: Client, only: Collection[str], requirements: Requirements) -> Iterator[Finding]:
     checks = _chosen("cluster", only)
     view = _view_cluster(client, checks, requirements)
     for check in checks:

@@ -48,7 +48,7 @@ class HasScheduler(Protocol):
 
 @runtime_checkable
 class HasSchedulerInfo(Protocol):
-    """Part of the interface of a client that a planned cluster also has."""
+    """Interface that a Dask client shares with `PlannedCluster`, which only lists workers."""
 
     def scheduler_info(self, n_workers: int = ...) -> object: ...
 
@@ -76,7 +76,7 @@ def use_client(given: ClientLike | None) -> Iterator[Client | None]:
 def _refuse_unusable(client: HasSchedulerInfo) -> None:
     from distributed import Client
 
-    if not isinstance(client, Client):  # a planned cluster
+    if not isinstance(client, Client):  # a substitute that only lists workers, for `plan`
         return
     if client.asynchronous:
         raise TypeError(
@@ -244,7 +244,7 @@ def loopback_address(host: str) -> str:
 
     try:
         found = ensure_ip(host.strip("[]"))
-    except (OSError, ValueError):  # an unknown name; connecting reports it
+    except (OSError, ValueError):  # the name is unknown; the later connection reports this
         return ""
     return found if is_loopback(found) else ""
 

@@ -60,13 +60,13 @@ def _find_cluster(url: str, name: str) -> GatewayCluster:
             "pip install 'scalelatent[gateway]'"
         ) from error
 
-    async def ask() -> tuple[set[str], GatewayCluster | None]:
+    async def find_cluster() -> tuple[set[str], GatewayCluster | None]:
         async with Gateway(url, asynchronous=True) as gateway:
             running = {report.name for report in await gateway.list_clusters(status="running")}
             return running, await gateway.get_cluster(name) if name in running else None
 
     try:
-        running, report = asyncio.run(ask())
+        running, report = asyncio.run(find_cluster())
     except Exception as error:  # the web client and the authentication raise errors of any type
         raise JobError(
             f"gateway {url} does not answer as Dask Gateway ({type(error).__name__}: {error}); check its "

@@ -30,7 +30,7 @@ from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.folder_probe import folder_trouble
 
-from .versions import COMPARED, CUPY, versions
+from .versions import COMPARED, CUPY_WHEELS, versions
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
@@ -99,7 +99,7 @@ def _gpus() -> int:
     return gpu_count()
 
 
-def _card_trouble() -> str:
+def _find_gpu_problem() -> str:
     """Return why the GPU of this process cannot compute; empty if it can, or without a GPU."""
     from scalelatent.engine.backend import check_gpu
 
@@ -146,7 +146,7 @@ PROBES: dict[str, Callable[[Requirements], object]] = {
     "glibc": lambda requirements: platform.libc_ver()[0] == "glibc",
     "cupy": lambda requirements: cupy_wheels(),
     "gpus": lambda requirements: _gpus(),
-    "card_trouble": lambda requirements: _card_trouble(),
+    "card_trouble": lambda requirements: _find_gpu_problem(),
     "cache_trouble": lambda requirements: cache_trouble(),
     "folder_trouble": lambda requirements: (
         folder_trouble(requirements.folder, requirements.mark) if requirements.folder else ""
@@ -199,7 +199,7 @@ class ClusterView:
     trouble: str = ""  # problem with the folder on this machine
 
     def values_of(self, fact: str) -> dict[str, Any]:
-        """Return one fact by worker."""
+        """Return one fact of each worker, by the address of the worker."""
         return {address: facts[fact] for address, facts in self.workers.items()}
 
     def by_host(self) -> dict[str, list[Facts]]:
@@ -213,7 +213,7 @@ class ClusterView:
 def probe_cluster(
     client: Client, asked: Collection[str], requirements: Requirements, seconds: float | None = None
 ) -> ClusterView:
-    """Collect facts of a cluster: of the probes, ``skew`` and ``scheduler``.
+    """Collect the facts in ``asked``: results of worker probes, clock differences, scheduler settings.
 
     With ``seconds``, workers may fail to answer in this time; without ``seconds``, all workers must answer.
     """
@@ -283,7 +283,7 @@ def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dic
 
 def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
     """Return the versions of scheduler and workers through Dask, without importing scalelatent there."""
-    names = [name for name in (*COMPARED, *CUPY) if name != "python"]  # Dask adds the version of Python
+    names = [name for name in (*COMPARED, *CUPY_WHEELS) if name != "python"]  # Dask adds Python
     try:
         asked: Any = call_with_timeout(ASK_SECONDS, lambda: client.get_versions(packages=names))
     except TimeoutError:  # a worker hangs; the check "workers" reports it

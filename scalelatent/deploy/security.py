@@ -57,7 +57,7 @@ def make_security(
         raise JobError(
             f"TLS: {missing} is missing; a cluster with TLS needs --tls-ca-file, --tls-cert and --tls-key"
         )
-    _check(ca, cert, key)
+    _check_files(ca, cert, key)
     files = {f"tls_{role}_cert": cert for role in ROLES} | {f"tls_{role}_key": key for role in ROLES}
     return Security(require_encryption=True, tls_ca_file=ca, **files)
 
@@ -81,7 +81,7 @@ def tls_options(files: dict[str, str] | None) -> list[str]:
     return [word for name, file in (files or {}).items() for word in (names[name], file)]
 
 
-def _check(ca: str, cert: str, key: str | None) -> None:
+def _check_files(ca: str, cert: str, key: str | None) -> None:
     """Check the files like a connection does; raise a `JobError` that names the wrong file."""
     for file in (ca, cert, key):
         if file is None or "\n" in file:  # Dask also accepts the text of a certificate

@@ -21,7 +21,7 @@ _PACKAGES = (
     "cupy-cuda12x", "cupy-cuda13x", "cupy",
 )  # fmt: skip
 COMPARED = ("scalelatent", "python", "numpy", "numba", "llvmlite", "zarr", "numcodecs", "dask", "distributed")
-CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 MISSING = "missing"
 
 
@@ -79,7 +79,7 @@ def find_differences(
 def _relevant(found: Mapping[str, str | None]) -> dict[str, str]:
     kept = {name: found.get(name) or MISSING for name in COMPARED}
     kept["python"] = ".".join(kept["python"].split(".")[:2])
-    kept["cupy"] = next((found[name] or MISSING for name in CUPY if found.get(name)), MISSING)
+    kept["cupy"] = next((found[name] or MISSING for name in CUPY_WHEELS if found.get(name)), MISSING)
     return kept
 
 
@@ -102,14 +102,14 @@ def format_differences(rows: list[Difference]) -> str:
 def environment() -> dict[str, str]:
     """Return settings of CPU, libraries and cluster that affect results or speed; import the libraries."""
     probes: dict[str, Callable[[], Iterator[str]]] = {
-        "cpu": _cpu,
-        "threads": _threads,
-        "blas": _blas,
-        "compiler": _compiler,
-        "gpu": _gpu,
-        "zarr config": _zarr,
-        "codecs": _codecs,
-        "cluster": _cluster,
+        "cpu": _describe_cpu,
+        "threads": _describe_threads,
+        "blas": _describe_blas,
+        "compiler": _describe_compiler,
+        "gpu": _describe_gpu,
+        "zarr config": _describe_zarr,
+        "codecs": _describe_codecs,
+        "cluster": _describe_cluster,
     }
     found = {}
     for name, probe in probes.items():
@@ -142,7 +142,7 @@ def show_versions() -> None:
 _FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "neon", "sve")
 
 
-def _cpu() -> Iterator[str]:
+def _describe_cpu() -> Iterator[str]:
     import llvmlite.binding as llvm
     from dask.system import cpu_count
 
@@ -152,13 +152,13 @@ def _cpu() -> Iterator[str]:
     yield f"{cpu_count()} of {os.cpu_count()} cores usable"
 
 
-def _threads() -> Iterator[str]:
+def _describe_threads() -> Iterator[str]:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
     for name in names:
         yield f"{name}={os.environ.get(name, '')}" if name in os.environ else f"{name} not set"
 
 
-def _blas() -> Iterator[str]:
+def _describe_blas() -> Iterator[str]:
     import numpy.linalg  # noqa: F401  these imports load the BLAS libraries
     import scipy.linalg  # noqa: F401
     from threadpoolctl import threadpool_info
@@ -170,7 +170,7 @@ def _blas() -> Iterator[str]:
         )
 
 
-def _compiler() -> Iterator[str]:
+def _describe_compiler() -> Iterator[str]:
     from scalelatent.kernels.cache_folder import CACHE  # this import sets the folder of compiled kernels
 
     import llvmlite.binding as llvm  # isort: skip
@@ -185,7 +185,7 @@ def _compiler() -> Iterator[str]:
         yield "NUMBA_DISABLE_JIT is set"
 
 
-def _gpu() -> Iterator[str]:
+def _describe_gpu() -> Iterator[str]:
     try:
         import cupy
     except ImportError:
@@ -198,14 +198,14 @@ def _gpu() -> Iterator[str]:
         yield f"{card['name'].decode()} ({card['totalGlobalMem'] / 2**30:.0f} GiB)"
 
 
-def _zarr() -> Iterator[str]:
+def _describe_zarr() -> Iterator[str]:
     import zarr
 
     for name in ("codec_pipeline.path", "async.concurrency", "threading.max_workers"):
         yield f"{name} {zarr.config.get(name)}"
 
 
-def _codecs() -> Iterator[str]:
+def _describe_codecs() -> Iterator[str]:
     import numcodecs.blosc
     import zarr.codecs
 
@@ -213,7 +213,7 @@ def _codecs() -> Iterator[str]:
     yield f"Blosc with {' '.join(numcodecs.blosc.list_compressors())}"
 
 
-def _cluster() -> Iterator[str]:
+def _describe_cluster() -> Iterator[str]:
     client = current_client()
     if client is None:
         yield "none: fits run in this process"

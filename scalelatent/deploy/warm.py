@@ -56,7 +56,7 @@ def _find_uncompiled(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, st
             # GPU modules need CuPy, and have no kernels for the CPU.
             if "gpu" not in module.name:
                 importlib.import_module(module.name)
-        of_kind = _of_family(kind)
+        of_kind = _list_kernels(kind)
         count += len(of_kind)
         missing += [(kind, number, name) for number, name, saved in of_kind if not saved]
     return count, missing
@@ -67,7 +67,7 @@ def _jit_family(kind: str) -> str:
     return kind if kernel_families()[kind].startswith("scalelatent.") else "other"
 
 
-def _of_family(kind: str) -> list[tuple[int, str, bool]]:
+def _list_kernels(kind: str) -> list[tuple[int, str, bool]]:
     """Return (number, name, whether its compiled file exists) of the imported kernels of a family."""
     from scalelatent.kernels import jit
 

@@ -41,8 +41,8 @@ BACKGROUND_INTERVALS = {
     "distributed.worker.memory.monitor-interval": ("100ms", "500ms"),
     "distributed.admin.system-monitor.interval": ("500ms", "2s"),
 }
-# Dask gives up a worker that dies twice within this time: the default of Dask, and a longer time that leaves
-# the decision to the engine.
+# Dask gives up a worker that dies twice within this time. The tuple has the key of Dask's configuration,
+# Dask's default, and a longer time, with which the engine decides about lost workers.
 LOST_WORKER_TIMEOUT = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
 PROCESS_BYTES = 128 * 2**20  # memory of a worker process before it reads rows
 ALLOWED_WORKERS = 16  # number of workers that is allowed on any machine

@@ -21,7 +21,7 @@ from scalelatent.contract.idle_threads import allow_threads
 from scalelatent.contract.learners import CostedColumnMap, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
-from scalelatent.data.read.earlier import earlier_rows
+from scalelatent.data.read.earlier import find_earlier_rows
 from scalelatent.deploy.clusters import current_job_id, use_client
 from scalelatent.engine.backend import computes_on_gpu
 from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
@@ -94,7 +94,7 @@ def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -
         kept = {}
     for name, ds in datasets.items():
         wanted = kept.get(f"{name} data")
-        found = earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
+        found = find_earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
         if found is not None and found is not ds:
             a, b = found.extent
             _log.warning(

@@ -15,9 +15,10 @@ from scalelatent.storage.write_checks import check_not_own_input
 
 
 @functools.lru_cache(maxsize=1)
-def base_digits() -> tuple[np.ndarray, np.ndarray]:
+def load_base_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return scikit-learn's 1,797 digits, uint8 (1797, 8, 8) with grey values 0 to 255, and labels uint8."""
-    spec = importlib.util.find_spec("sklearn")  # not imported, which would take a second
+    # Find the folder of sklearn without importing it, because the import takes a second.
+    spec = importlib.util.find_spec("sklearn")
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     paths = [os.path.join(folder, "datasets", "data", "digits.csv.gz") for folder in folders]
     path = next((p for p in paths if os.path.exists(p)), None)
@@ -33,13 +34,13 @@ def base_digits() -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def relative(path: str | os.PathLike[str], url: str) -> str:
+def make_relative(path: str | os.PathLike[str], url: str) -> str:
     """Return a path relative to the dataset at `url`, so that both can be moved together."""
     return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
 
 
-def absolute(path: str, url: str) -> str:
-    """Return the path from which `relative` made `path`."""
+def make_absolute(path: str, url: str) -> str:
+    """Return the absolute path of a path that `make_relative` made relative to the dataset at `url`."""
     return path if "://" in url else os.path.normpath(os.path.join(url, path))
 
 
@@ -49,19 +50,19 @@ def base_name(base: str | os.PathLike[str], url: str) -> str:
     if text == "digits":
         return text
     place = locate(text).url
-    return place if "://" in place else relative(place, url)
+    return place if "://" in place else make_relative(place, url)
 
 
 def open_stored_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
     """Open the dataset with this `base_name`; raise `DataError` if its fingerprint has changed."""
-    place = name if "://" in name else absolute(name, url)
+    place = name if "://" in name else make_absolute(name, url)
     check_not_own_input(url, place)
     return _check_unchanged(open_dataset(place), name, url, fingerprint)
 
 
 def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
     """Open the base set with this `base_name`: uint8 images (n, h, w), with or without labels."""
-    ds = Dataset.from_arrays(*base_digits()) if name == "digits" else open_stored_base(name, url)
+    ds = Dataset.from_arrays(*load_base_digits()) if name == "digits" else open_stored_base(name, url)
     if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
         raise DataError(
             f"base {ds.url} holds rows of shape {ds.feature_shape} and dtype {ds.dtype}; uint8 images "

@@ -242,7 +242,7 @@ def make_corrupted(
         "lines": int(lines),
     }
     corruption = {name: values[name] for name in KINDS[kind].options}
-    _check(kind, corruption, threshold, seed, ds.feature_shape)
+    _check_parameters(kind, corruption, threshold, seed, ds.feature_shape)
 
     def parameters(importer: str, at: str) -> dict[str, Any]:
         base_values = {"base": base_name(base, at), "base_fingerprint": ds.fingerprint()}
@@ -259,7 +259,7 @@ def make_corrupted(
     if not options.get("resume"):
         check_room(location, options.get("overwrite", False))
     clean_parameters = parameters("clean-digits", clean_place)
-    # The clean images come first, so that an output that cannot be written is found before the long work.
+    # Write the clean images first, so that a failure to write them is found before images are corrupted.
     clean_options = half_options(0)
     if _holds_rows(clean_place, n_rows, clean_parameters):
         clean_options = {**clean_options, "resume": True, "overwrite": False, "shard_rows": None}
@@ -280,7 +280,7 @@ def _holds_rows(url: str, n_rows: int, parameters: dict[str, Any]) -> bool:
     return ds.n_rows == n_rows and provenance == parameters
 
 
-def _check(
+def _check_parameters(
     kind: str, options: dict[str, Any], threshold: int | None, seed: int, shape: tuple[int, ...]
 ) -> None:
     """Raise `DataError` for a parameter out of range."""

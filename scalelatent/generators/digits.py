@@ -20,7 +20,7 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.streams import check_seed
 from scalelatent.storage.disk import locate
 
-from .bases import absolute, base_name, check_base_rows, open_base, relative
+from .bases import base_name, check_base_rows, make_absolute, make_relative, open_base
 from .make import ShiftedGenerator, make_rows
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
 
 
 def shift_rows(images: np.ndarray, k1: np.ndarray) -> None:
-    """Shift each image with k1 >= 0 in place, by one of nine directions (k1 mod 9); zeros come in."""
+    """Shift each image with k1 >= 0 in place, in one of nine directions (k1 mod 9); zeros fill the border."""
     for direction in range(9):
         dy, dx = direction // 3 - 1, direction % 3 - 1
         rows = np.flatnonzero((k1 >= 0) & (k1 % 9 == direction))
@@ -166,8 +166,8 @@ class InfiniteDigits:
 
     Examples
     --------
-    >>> from scalelatent.generators.bases import base_digits
-    >>> images, labels = base_digits()
+    >>> from scalelatent.generators.bases import load_base_digits
+    >>> images, labels = load_base_digits()
     >>> digits = InfiniteDigits(images, labels, base_rows=(0, 1000))
     >>> x, y = digits.rows(1_000_000, 1_000_003)
     >>> x.shape, bool((y == labels[digits.base_of(np.arange(1_000_000, 1_000_003))]).all())
@@ -324,7 +324,7 @@ def make_digits(
         "base_rows": list(check_base_rows(base_rows, ds.n_rows)),
     }
     if fields is not None:
-        parameters["fields"] = relative(fields, place)
+        parameters["fields"] = make_relative(fields, place)
     return make_rows(url, rows, parameters, **options)
 
 
@@ -342,7 +342,7 @@ def from_provenance(p: dict[str, Any], url: str) -> ShiftedGenerator:
         alpha=p["alpha"],
         beta=p["beta"],
         shift=p["shift"],
-        fields=absolute(p["fields"], url) if "fields" in p else None,
+        fields=make_absolute(p["fields"], url) if "fields" in p else None,
     )
     columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": labels.dtype}
     return ShiftedGenerator(digits.rows, p["start"], columns)

@@ -111,7 +111,7 @@ class ResampledDocuments:
             raise DataError(f"documents {start}:{stop}: indices are 0 to 2**63 - 1, in rising order")
         a, b = self.base_rows
         parts, labels, row = [], [], start
-        while row < stop:  # ranges of base rows, each read once; the requested documents bound the memory
+        while row < stop:  # read each range of base rows once; memory grows only with the requested documents
             first = a + row % (b - a)
             uses_all = stop - row >= b - a
             count = stop - row if uses_all else min(stop - row, b - first)
@@ -131,7 +131,7 @@ class ResampledDocuments:
         return csr.stack(parts), y
 
     def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
-        """Return a document for each row of `base` in `local`; the first one is document `first`."""
+        """Draw documents `first`, `first + 1`, …: one document for each row number of `base` in `local`."""
         from .document_kernels import resample  # numba takes a second to load
 
         pointers = base.indptr.astype(np.int64, copy=False)
@@ -146,7 +146,7 @@ class ResampledDocuments:
         return csr.csr_of(counts[drawn].astype(self.dtype), columns[drawn], indptr, self.n_features)
 
     def _check_counts(self) -> int:
-        """Raise `DataError` if a base row is not made of counts; return the words of the longest row."""
+        """Raise `DataError` if a base value is not a count; return the number of words in the longest row."""
         a, b = self.base_rows
         longest = 0
         for first, last in self._base.pieces(a, b):

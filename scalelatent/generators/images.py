@@ -34,7 +34,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Options of each set with their defaults; its keys are the kinds of sets."""
 GREY_OPTIONS = ("blur", "grain")
 """Options of traits, 0 by default, that make images grey."""
-# In pixels; a smaller square has no four holes.
+# Smallest size of a trait in pixels; a smaller square has no space for four holes.
 _MIN_TRAIT = 5
 # Number of rows that are made at a time.
 _BATCH_ROWS = 1024
@@ -145,17 +145,17 @@ class ImageSet:
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return images uint8 (stop - start, h, w) of 0 and 1, and labels or None."""
-        return self._make(start, stop, self.noise)
+        return self._make_images(start, stop, self.noise)
 
     def clean(self, start: int, stop: int) -> np.ndarray:
         """Return the images of `rows` without noise."""
-        return self._make(start, stop, 0.0)[0]
+        return self._make_images(start, stop, 0.0)[0]
 
     def truth(self, start: int, stop: int) -> np.ndarray:
         """Return int16 (stop - start, count, 3): feature, top and left of each placement; -1 for none."""
-        return np.concatenate([self._place(self._draws(a, b)) for a, b in _batches(start, stop)])
+        return np.concatenate([self._choose_placements(self._draws(a, b)) for a, b in _batches(start, stop)])
 
-    def _make(self, start: int, stop: int, noise: float) -> tuple[np.ndarray, np.ndarray | None]:
+    def _make_images(self, start: int, stop: int, noise: float) -> tuple[np.ndarray, np.ndarray | None]:
         from .image_kernels import flip
 
         out = np.empty((stop - start, *self.image_shape), np.uint8)
@@ -167,24 +167,24 @@ class ImageSet:
             if noise:
                 flip(np.ascontiguousarray(draws[:, -self.n_pixels :]), threshold, images.reshape(b - a, -1))
             if labels is not None:
-                labels[a - start : b - start] = self._label(draws)
+                labels[a - start : b - start] = self._compute_labels(draws)
         return out, labels
 
     def _render(self, draws: np.ndarray, out: np.ndarray) -> None:
         from .image_kernels import draw_features
 
-        draw_features(self._place(draws), self.features, out)
+        draw_features(self._choose_placements(draws), self.features, out)
 
     def _draws(self, start: int, stop: int) -> np.ndarray:
-        """Return uniform uint32 (rows, draws); with noise the last draws are those of the pixels."""
+        """Return uniform uint32 (rows, draws); with noise, the last draws belong to the pixels."""
         count = self._n_draws + (self.n_pixels if self.noise else 0)
         return uniform(self.seed, self.kind, start, stop, count)
 
-    def _place(self, draws: np.ndarray) -> np.ndarray:
+    def _choose_placements(self, draws: np.ndarray) -> np.ndarray:
         """Return the placements of each row from its draws; see `truth`."""
         raise NotImplementedError
 
-    def _label(self, draws: np.ndarray) -> np.ndarray:
+    def _compute_labels(self, draws: np.ndarray) -> np.ndarray:
         """Return the labels of rows from their draws; only sets with labels have this method."""
         raise NotImplementedError
 
@@ -201,8 +201,8 @@ def _batches(start: int, stop: int) -> list[tuple[int, int]]:
     return [(a, min(a + _BATCH_ROWS, stop)) for a in range(start, stop, _BATCH_ROWS)]
 
 
-def _below(draws: np.ndarray, n: npt.ArrayLike) -> np.ndarray:
-    """Return uniform integers below n from draws, int64."""
+def _scale_draws(draws: np.ndarray, n: npt.ArrayLike) -> np.ndarray:
+    """Map uniform uint32 draws to uniform integers from 0 to n - 1, int64."""
     return ((draws.astype(np.uint64) * np.asarray(n, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
@@ -215,15 +215,17 @@ class Scattered(ImageSet):
         self._count = int(parameters["count"])
         self._n_draws = 3 * self._count
 
-    def _place(self, draws: np.ndarray) -> np.ndarray:
+    def _choose_placements(self, draws: np.ndarray) -> np.ndarray:
         feature, top, left = np.moveaxis(draws[:, : self._n_draws].reshape(len(draws), self._count, 3), 2, 0)
-        chosen = _below(feature, len(self.names))
+        chosen = _scale_draws(feature, len(self.names))
         room = np.array(self.image_shape) - self._sizes[chosen] + 1
-        return np.stack([chosen, _below(top, room[..., 0]), _below(left, room[..., 1])], axis=2).astype("i2")
+        return np.stack(
+            [chosen, _scale_draws(top, room[..., 0]), _scale_draws(left, room[..., 1])], axis=2
+        ).astype("i2")
 
 
 class Crosses(ImageSet):
-    """A grid of crossings of two bars, each at one of `length` places: all combinations in random order."""
+    """Grid of crossings of two bars, each at one of `length` positions; random order of all combinations."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
@@ -231,7 +233,7 @@ class Crosses(ImageSet):
         self.image_shape = (self._side * (self._length + 2),) * 2
         self._n_draws = -(-(self._side**2) // self._length**2) * self._length**2
 
-    def _place(self, draws: np.ndarray) -> np.ndarray:
+    def _choose_placements(self, draws: np.ndarray) -> np.ndarray:
         kinds = self._length**2
         # Sorting random draws shuffles all combinations; equal draws keep their order.
         deals = draws[:, : self._n_draws].reshape(len(draws), -1, kinds)
@@ -267,7 +269,7 @@ class Pages(ImageSet):
     def _pitch(self) -> int:
         return int(self._sizes[:, 0].max()) + 2
 
-    def _place(self, draws: np.ndarray) -> np.ndarray:
+    def _choose_placements(self, draws: np.ndarray) -> np.ndarray:
         from .image_kernels import typeset
 
         out = np.empty((len(draws), self._capacity, 3), np.int16)
@@ -278,9 +280,9 @@ class Pages(ImageSet):
 
 
 class Traits(ImageSet):
-    """Square or circle, and forward or backward diagonal: a sample of a network of two layers.
+    """Images with two traits, drawn by a network of two layers: square or circle, and one of two diagonals.
 
-    Grey images (appendix B of the paper) are binary images that are blurred and get grain.
+    Grey images (appendix B of the paper) are blurred binary images with random noise.
     """
 
     _CLASSES = ("category", "pattern")
@@ -311,14 +313,14 @@ class Traits(ImageSet):
     def columns(self) -> dict[str, Any]:
         return {**super().columns, "y_dtype": np.uint8}
 
-    def _label(self, draws: np.ndarray) -> np.ndarray:
+    def _compute_labels(self, draws: np.ndarray) -> np.ndarray:
         """Return category (0 or 1, which needs both traits) or pattern (0 to 3) of each row."""
-        shape, diagonal = _below(draws[:, :2], 2).T
+        shape, diagonal = _scale_draws(draws[:, :2], 2).T
         return 2 * shape + diagonal if self._by_pattern else shape ^ diagonal
 
-    def _place(self, draws: np.ndarray) -> np.ndarray:
-        which = _below(draws[:, :2], 2) + np.array([0, 2])
-        way = _below(draws[:, 2:4], 9)
+    def _choose_placements(self, draws: np.ndarray) -> np.ndarray:
+        which = _scale_draws(draws[:, :2], 2) + np.array([0, 2])
+        way = _scale_draws(draws[:, 2:4], 9)
         left = np.array([0, self._left]) + 1 + way % 3
         return np.stack([which, 1 + way // 3, left], axis=2).astype("i2")
 

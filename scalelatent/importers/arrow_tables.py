@@ -181,7 +181,7 @@ def _import(
     source_name = f"{kind} {os.fspath(source)}"
     arrow(f"importing {source_name}")
     with arrow_errors(source_name):
-        table = _open(kind, os.fspath(source), source_name)
+        table = _open_table(kind, os.fspath(source), source_name)
         columns = FrameColumns(table.schema, source_name, label=label, weight=weight, features=features)
         if kind == "csv":
             table = _as_numbers(table, columns)
@@ -225,7 +225,7 @@ def arrow_errors(source_name: str) -> Iterator[None]:
         ) from error
 
 
-def _open(kind: str, source: str, source_name: str) -> pyarrow.dataset.Dataset:
+def _open_table(kind: str, source: str, source_name: str) -> pyarrow.dataset.Dataset:
     """Return the files as one table, in the order of their names; only their schemas are read."""
     import pyarrow.dataset
 
@@ -288,7 +288,7 @@ def _scan(
     if kind == "csv":
         return _scan_csv(table, columns, names)
     row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
-    # With threads a scan of Arrow files reads far ahead and keeps all that it has read.
+    # With threads, a scan of Arrow files reads far ahead and keeps all batches in memory.
     threads = kind == "parquet"
     batches: Iterator[pyarrow.RecordBatch] = table.to_batches(
         columns=names,

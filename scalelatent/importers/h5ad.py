@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.read.containers import missing_label
+from scalelatent.data.read.containers import missing_label_error
 from scalelatent.data.read.frames import listed
 from scalelatent.data.read.sources import BackedCsr
 from scalelatent.errors import DataError
@@ -86,7 +86,7 @@ def import_h5ad(
     """
     source_name = f"AnnData file {os.fspath(file)}"
     with contextlib.ExitStack() as opened:
-        root = _open(file, source_name, opened)
+        root = _open_group(file, source_name, opened)
         key = "X" if layer is None else f"layers/{layer}"
         layers = list(root["layers"]) if "layers" in root else []
         # For rows without X some versions of anndata write no X, and others a value without a shape.
@@ -113,7 +113,7 @@ def import_h5ad(
         )
 
 
-def _open(file: PathOrUrl, source_name: str, opened: contextlib.ExitStack) -> Any:
+def _open_group(file: PathOrUrl, source_name: str, opened: contextlib.ExitStack) -> Any:
     """Open the file or the folder as a group of h5py or of zarr; `opened` closes it."""
     path = os.fspath(file)
     is_folder = os.path.isdir(path) if is_local(file) else path.rstrip("/").endswith(".zarr")
@@ -280,7 +280,7 @@ class _ColumnReader(RowReader):
         elif values.dtype.kind == "f":
             missing = missing | np.isnan(values)
         if missing.any():
-            raise missing_label(self._source_name, self._label, a + int(np.argmax(missing)))
+            raise missing_label_error(self._source_name, self._label, a + int(np.argmax(missing)))
         if self._categories is not None:
             if values.max() >= len(self._categories):
                 raise DataError(

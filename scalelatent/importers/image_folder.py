@@ -276,7 +276,7 @@ class ImageDecoder:
             return np.asarray(image)
 
     def _draft(self, image: Image.Image) -> None:
-        """Let the JPEG decoder skip unused colour, and details below half a pixel of the row: less work."""
+        """Let the JPEG decoder skip unused colours, and details that the resized image cannot show."""
         side = None if self.size is None else 2 * max(self.size)
         image.draft("L" if self.color == "gray" else None, None if side is None else (side, side))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .stream import ImportOptions
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
-# Bytes of one value of each MATLAB class, as scipy stores it in memory.
+# Bytes of one value of each MATLAB type (which MATLAB calls a class), as scipy stores it in memory.
 _ITEM_BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
 _ITEM_BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 4}
 
@@ -82,7 +82,7 @@ def import_mat(
     [5, 6]
     """
     source_name = f"MATLAB file {os.fspath(file)}"
-    with contextlib.closing(_open(file, source_name)) as source:
+    with contextlib.closing(_open_mat(file, source_name)) as source:
         x_name, y_name = choose_arrays(source.variables, x, y, source_name)
         source.load([name for name in (x_name, y_name) if name is not None])
         if y_name is not None:
@@ -216,27 +216,27 @@ class _Version5:
 
     def rows(self, name: str, rows_last: bool) -> RowReader:
         values = np.asarray(self._values[name])
-        return ArrayReader(np.moveaxis(values, -1, 0) if rows_last else values, self._name(name))
+        return ArrayReader(np.moveaxis(values, -1, 0) if rows_last else values, self._describe(name))
 
     def labels(self, name: str) -> RowReader:
         values = np.asarray(self._values[name])
         if values.ndim == 2 and 1 in values.shape:
             values = values.ravel()
         if values.dtype == object:
-            values = np.array([self._label(name, row, cell) for row, cell in enumerate(values)])
+            values = np.array([self._read_label(name, row, cell) for row, cell in enumerate(values)])
         if values.dtype.kind == "U":
             values = np.char.rstrip(values)
-        return ArrayReader(values, self._name(name))
+        return ArrayReader(values, self._describe(name))
 
-    def _label(self, name: str, row: int, cell: Any) -> str:
+    def _read_label(self, name: str, row: int, cell: Any) -> str:
         text = np.asarray(cell)
         if text.dtype.kind != "U" or text.size > 1:
             raise DataError(
-                f"{self._name(name)}: the label of row {row} is not a string; labels must be strings"
+                f"{self._describe(name)}: the label of row {row} is not a string; labels must be strings"
             )
         return str(text.reshape(-1)[0]) if text.size else ""
 
-    def _name(self, name: str) -> str:
+    def _describe(self, name: str) -> str:
         return f"{self._source_name}, variable {name!r}"
 
 
@@ -251,7 +251,7 @@ class _IntegerReader(RowReader):
         return np.asarray(self._labels.read(rows)).astype(self.dtype)
 
 
-def _open(path: PathOrUrl, source_name: str) -> _Version73 | _Version5:
+def _open_mat(path: PathOrUrl, source_name: str) -> _Version73 | _Version5:
     with open_file(path, "MATLAB file") as file:
         head = file.read(520)
     if head[512:] == _HDF5_MAGIC:

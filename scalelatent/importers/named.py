@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
-from scalelatent.generators.bases import base_digits
+from scalelatent.generators.bases import load_base_digits
 
 from .files import PathOrUrl, cache_folder
 from .idx import open_idx
@@ -52,22 +52,22 @@ _RCV1_TEST = (
 )
 
 
-def _idx_pair(mirrors: tuple[str, ...], prefix: str, images: str, labels: str) -> tuple[RemoteFile, ...]:
-    """Return the files of images and labels with these checksums."""
+def _make_idx_pair(mirrors: tuple[str, ...], prefix: str, images: str, labels: str) -> tuple[RemoteFile, ...]:
+    """Return the IDX files of images and labels; `images` and `labels` are their checksums."""
     names = (f"{prefix}-images-idx3-ubyte.gz", images), (f"{prefix}-labels-idx1-ubyte.gz", labels)
     return tuple(RemoteFile(name, checksum, tuple(m + name for m in mirrors)) for name, checksum in names)
 
 
-def _rcv1(title: str, number: int, digest: str) -> RemoteFile:
+def _make_rcv1_file(title: str, number: int, digest: str) -> RemoteFile:
     return RemoteFile(title, f"sha256:{digest}", (f"https://ndownloader.figshare.com/files/{number}",))
 
 
-_RCV1_TOPICS = _rcv1(
+_RCV1_TOPICS = _make_rcv1_file(
     "rcv1v2.topics.qrels.gz",
     5976048,
     "2a98e5e5d8b770bded93afc8930d88299474317fe14181aee1466cc754d0d1c1",
 )
-_RCV1_TRAIN = _rcv1(
+_RCV1_TRAIN = _make_rcv1_file(
     "lyrl2004_vectors_train.dat.gz",
     5976057,
     "5468f656d0ba7a83afc7ad44841cf9a53048a5c083eedc005dcdb5cc768924ae",
@@ -76,13 +76,13 @@ _RCV1_TRAIN = _rcv1(
 # Checksums: MNIST from the original files, Fashion-MNIST from its authors, RCV1 from scikit-learn.
 ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
     "mnist": {
-        "train": _idx_pair(
+        "train": _make_idx_pair(
             _MNIST,
             "train",
             "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
             "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
         ),
-        "test": _idx_pair(
+        "test": _make_idx_pair(
             _MNIST,
             "t10k",
             "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
@@ -90,13 +90,13 @@ ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
         ),
     },
     "fashion-mnist": {
-        "train": _idx_pair(
+        "train": _make_idx_pair(
             _FASHION,
             "train",
             "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
             "md5:25c81989df183df01b3e8a0aad5dffbe",
         ),
-        "test": _idx_pair(
+        "test": _make_idx_pair(
             _FASHION,
             "t10k",
             "md5:bef4ecab320f06d8554ea6380940ec79",
@@ -108,7 +108,7 @@ ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
         "test": (
             _RCV1_TOPICS,
             *(
-                _rcv1(f"lyrl2004_vectors_test_pt{part}.dat.gz", number, digest)
+                _make_rcv1_file(f"lyrl2004_vectors_test_pt{part}.dat.gz", number, digest)
                 for part, (number, digest) in enumerate(_RCV1_TEST)
             ),
         ),
@@ -169,7 +169,7 @@ def import_named(
     <Dataset 1,797 rows x (8, 8) uint8, 10 classes, 'memory://doc-named'>
     """
     if name == "digits":
-        images, labels = (ArrayReader(values, "scikit-learn's digits") for values in base_digits())
+        images, labels = (ArrayReader(values, "scikit-learn's digits") for values in load_base_digits())
         return write_rows(url, images, labels, importer="digits", sources=["digits.csv.gz"], **options)
     paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
     if name == "rcv1":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .stream import ImportOptions, RowReader
 
 # Maximum number of values in an array that describes others, such as a shape.
-_MAX_SMALL = 64
+_MAX_SMALL_VALUES = 64
 _UNPACK_ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
 
 
@@ -151,7 +151,7 @@ def read_small(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> np.ndarra
     name = f"npz file {os.fspath(path)}, array {key!r}"
     with open_array(archive, path, key) as file:
         shape, _, dtype = read_header(file, name, allow_scalar=True)
-        if len(shape) > 1 or math.prod(shape) > _MAX_SMALL:
+        if len(shape) > 1 or math.prod(shape) > _MAX_SMALL_VALUES:
             raise DataError(f"{name} has shape {shape}; a few numbers are needed")
         try:
             raw = file.read(math.prod(shape) * dtype.itemsize)

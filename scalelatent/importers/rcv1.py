@@ -73,7 +73,7 @@ class Topics:
         pairs = np.concatenate([*batches, np.array(batch, np.int32).reshape(-1, 2)])
         all_names = sorted(numbers)
         self.names = all_names if choose is None else choose(all_names)
-        # Column of each topic by its number; topics that are not chosen have none.
+        # Column of each topic, by the number of the topic; -1 for topics that are not chosen.
         columns = {name: column for column, name in enumerate(self.names)}
         column_of = np.array([columns.get(name, -1) for name in numbers], np.int32)[pairs[:, 1]]
         order = np.lexsort((column_of, pairs[:, 0]))
@@ -83,9 +83,11 @@ class Topics:
 
     def paired_with(self, x: RowReader, documents: Callable[[], np.ndarray]) -> PairedReader:
         """Return a reader of the topics of the rows that `x` read last; `documents` returns their numbers."""
-        return PairedReader(x, np.dtype(np.uint8), lambda: self.of(documents()), len(self.names), self.name)
+        return PairedReader(
+            x, np.dtype(np.uint8), lambda: self.topics_of(documents()), len(self.names), self.name
+        )
 
-    def of(self, documents: np.ndarray) -> csr_array:
+    def topics_of(self, documents: np.ndarray) -> csr_array:
         """Return the topics of documents, CSR uint8 (n, topics)."""
         index = np.minimum(np.searchsorted(self._documents, documents), len(self._documents) - 1)
         missing = np.flatnonzero(self._documents[index] != documents)

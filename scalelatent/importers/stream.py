@@ -23,7 +23,7 @@ from scalelatent.data.schema import (
     n_features,
 )
 from scalelatent.data.write.batches import MAX_THREADS, Progress, RowBatch, write_shards
-from scalelatent.data.write.create import check_room, check_rows_fit, removed_on_failure
+from scalelatent.data.write.create import check_room, check_rows_fit, remove_on_failure
 from scalelatent.data.write.shuffle import shuffle_dataset
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
 from scalelatent.errors import DataError
@@ -65,7 +65,7 @@ class RowReader:
     """(n_rows, *feature_shape) as the source declares it."""
     dtype: np.dtype
     sparse: bool = False
-    """Whether `read` returns scipy CSR arrays."""
+    """True if `read` returns scipy CSR arrays."""
     nnz: int | None = None
     """Number of stored entries of CSR rows, if known before they are read."""
 
@@ -435,7 +435,7 @@ def _write(
     check_room(location, overwrite, resumable=False)
     x = readers.x
     writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
-    with removed_on_failure(writer):
+    with remove_on_failure(writer):
         _copy(writer, readers, progress)
         for reader in readers:
             if reader is not None:

@@ -22,7 +22,7 @@ import numpy as np
 from scalelatent.data.csr import canonical
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
-from scalelatent.data.write.batches import Progress, in_order
+from scalelatent.data.write.batches import Progress, map_in_order
 from scalelatent.errors import DataError
 
 from . import svmlight_kernels as kernels
@@ -60,7 +60,7 @@ class ParsedBlock:
         return len(self.arrays[2])
 
     def split(self, rows: int) -> tuple[ParsedBlock, ParsedBlock]:
-        """Return the first rows, and the others."""
+        """Split into two blocks: the first rows and the remaining rows."""
         _, _, row_entries, _, row_labels = self.arrays
         entries, labels = int(row_entries[:rows].sum()), int(row_labels[:rows].sum())
         cuts = list(zip(self.arrays, (entries, entries, rows, labels, rows), strict=True))
@@ -74,7 +74,7 @@ def count_lines(file: PathOrUrl, name: str, progress: Progress | None) -> Counts
     `progress` is called with (0, rows so far). The counter `density` of the result is the mean number of
     entries per row in the block where it is largest.
     """
-    total = {**_named(kernels.new_state()), "density": 0.0}
+    total = {**_name_counters(kernels.new_state()), "density": 0.0}
     for block in parse_blocks(file, name, keep=False):
         found = block.counts
         check_lines(block, total["lines"], name)
@@ -89,7 +89,7 @@ def count_lines(file: PathOrUrl, name: str, progress: Progress | None) -> Counts
     return total
 
 
-def _named(state: np.ndarray) -> Counts:
+def _name_counters(state: np.ndarray) -> Counts:
     return dict(zip(kernels.STATE, state.tolist(), strict=True))
 
 
@@ -103,7 +103,7 @@ def _parse(text: np.ndarray, keep: bool) -> ParsedBlock:
     row_labels, undecided = np.empty(size // 2 + 1, np.int64), np.empty(2 * (size // 20 + 1), np.int64)
     arrays = data, cols, row_entries, labels, row_labels
     kernels.parse_lines(text, len(text), keep, *arrays, undecided, state)
-    counts = _named(state)
+    counts = _name_counters(state)
     if not keep:
         return ParsedBlock(text, counts, tuple(array[:0] for array in arrays))
     for index, position in undecided[: 2 * counts["undecided"]].reshape(-1, 2).tolist():
@@ -183,7 +183,7 @@ def parse_blocks(file: PathOrUrl, name: str, *, keep: bool) -> Generator[ParsedB
     def parse(_: int, block: np.ndarray) -> ParsedBlock:
         return _parse(block, keep)
 
-    return in_order(_read_blocks(file, name), parse, threads, "scalelatent-svmlight", ahead=threads)
+    return map_in_order(_read_blocks(file, name), parse, threads, "scalelatent-svmlight", ahead=threads)
 
 
 def import_svmlight(
@@ -267,7 +267,7 @@ def _first_column(counts: Counts, zero_based: bool | str, name: str) -> int:
 
 
 def _choose_group_rows(counts: Counts, dtype: np.dtype) -> int:
-    """Return the rows of a row group, by their mean size; fewer if the rows of some block are long."""
+    """Return the number of rows in a row group, from the mean row size; fewer if one block has long rows."""
     rows = choose_csr_layout(counts["rows"], counts["entries"], dtype).shard_rows
     while rows > 1 and rows * counts["density"] * (dtype.itemsize + 4) > 4 * GROUP_BYTES:
         rows //= 2

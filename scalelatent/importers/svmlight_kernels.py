@@ -188,7 +188,7 @@ def _is_space(c: int) -> bool:
 
 
 @part
-def _is_end(text: np.ndarray, at: int, stop: int) -> bool:
+def _is_end_of_content(text: np.ndarray, at: int, stop: int) -> bool:
     """Return whether the content of a line ends here: at a newline, a comment or the end of the text."""
     return at >= stop or text[at] == 10 or text[at] == 35
 
@@ -281,7 +281,7 @@ def parse_lines(
     while at < stop:
         state[POSITION] = at
         place = _skip_spaces(text, at, stop)
-        n_labels, n_entries, empty = 0, 0, _is_end(text, place, stop)
+        n_labels, n_entries, empty = 0, 0, _is_end_of_content(text, place, stop)
         if not empty:
             if keep and state[ROWS] >= row_entries.shape[0]:
                 state[ERROR] = FULL
@@ -291,7 +291,7 @@ def parse_lines(
                 return
         while True:
             place = _skip_spaces(text, place, stop)
-            if _is_end(text, place, stop):
+            if _is_end_of_content(text, place, stop):
                 break
             if text[place] == 113 and _starts_with(text, place, stop, _QID):
                 place = _word_end(text, place, stop)
@@ -304,12 +304,12 @@ def parse_lines(
                 state[ERROR], state[POSITION] = BAD_COLUMN, first
                 return
             place += 1
-            if _is_end(text, place, stop) or _is_space(text[place]):
+            if _is_end_of_content(text, place, stop) or _is_space(text[place]):
                 state[ERROR], state[POSITION] = NO_VALUE, first
                 return
             if keep:
                 value, after, certain = _number(text, place, stop)
-                if after == place or not (_is_end(text, after, stop) or _is_space(text[after])):
+                if after == place or not (_is_end_of_content(text, after, stop) or _is_space(text[after])):
                     state[ERROR], state[POSITION] = BAD_VALUE, first
                     return
                 if state[ENTRIES] >= data.shape[0]:

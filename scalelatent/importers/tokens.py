@@ -203,13 +203,13 @@ class _StemCountsReader(RowReader):
         self._columns = {stem: column for column, stem in enumerate(self.stems)}
         self._n_excluded: int | None = None
         if drop_empty:
-            # The number of rows must be known before, because CSR datasets do not shrink.
-            n_kept = sum(1 for _ in self._read_all(files, drop_empty))
+            # Count the rows before writing, because a CSR dataset cannot shrink afterwards.
+            n_kept = sum(1 for _ in self._read_kept(files, drop_empty))
             self._n_excluded, n_rows = n_rows - n_kept, n_kept
         self.shape = (n_rows, n_stems)
-        self._stream = self._read_all(files, drop_empty)
+        self._stream = self._read_kept(files, drop_empty)
 
-    def _read_all(self, files: list[Path], drop_empty: bool) -> Iterator[tuple[int, list[str]]]:
+    def _read_kept(self, files: list[Path], drop_empty: bool) -> Iterator[tuple[int, list[str]]]:
         """Yield (number, stems) of the documents of all files, without excluded ones."""
         for path in files:
             for number, words in _read_documents(path):
@@ -221,7 +221,7 @@ class _StemCountsReader(RowReader):
         for _ in range(rows):
             number, words = next(self._stream, None) or self._refuse_changed()
             stems = Counter(map(self._columns.get, words))
-            del stems[None]  # words that are no columns
+            del stems[None]  # words that are not among the chosen stems
             entries = sorted(stems.items())
             numbers.append(number)
             columns += [column for column, _ in entries]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX = "scalelatent-job-"
 CLIENT_SECONDS = 30.0
-# Seconds to wait for the lock of an earlier driver, which may outlive its worker; a lost lock ends in 90 s.
+# Seconds to wait for the lock of an earlier driver, which may outlive its worker. A lock expires after 90 s.
 LOCK_SECONDS = 300.0
 
 logger = logging.getLogger("distributed.scalelatent")
@@ -46,7 +46,7 @@ def plan_on_worker(
 
 
 def drive(run: str, start: int) -> str:
-    """Drive the start `start` of a submitted run to its end; return the last state of the run."""
+    """Run a submitted job to its end; return its last state. `start` is 1, or more for a resumed run."""
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of
@@ -97,7 +97,7 @@ def _drive(scheduler: str, security: Security | None, worker: str, run: str, sta
     with Client(
         scheduler, timeout=CLIENT_SECONDS, security=security, set_as_default=False, name="scalelatent-driver"
     ) as client:
-        # Reset the scheduler's count of worker deaths during this task, so that it is not given up.
+        # Reset the scheduler's count of workers that died during this task, so that the task does not fail.
         ask_scheduler(client, reset_suspicion, driver_key(folder.id, start))
         with folder.lock(patience=LOCK_SECONDS, waiting=lambda line: logger.info("%s: %s", run, line)):
             state = folder.read_state()

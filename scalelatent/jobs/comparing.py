@@ -32,7 +32,7 @@ def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     if twice := next((url for url in urls if urls.count(url) > 1), None):
         raise JobError(f"run folder {twice} is given twice; give each run once")
     jobs = [_flat(folder.read_job().to_dict()) for folder in folders]
-    differing = {kind: _differing(jobs, kind) for kind in {job.get(KIND) for job in jobs}}
+    differing = {kind: _differing_keys(jobs, kind) for kind in {job.get(KIND) for job in jobs}}
     groups: list[dict[str, Any]] = []
     compared = []
     for folder, job in zip(folders, jobs, strict=True):
@@ -45,7 +45,7 @@ def compare_runs(runs: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     return {"runs": compared, "groups": groups, "notes": _notes(groups, compared)}
 
 
-def _differing(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]:
+def _differing_keys(jobs: Sequence[Mapping[str, Any]], kind: str | None) -> list[str]:
     """Return the keys that differ between jobs of one kind; other kinds have other parameters."""
     alike = [job for job in jobs if job.get(KIND) == kind]
     names = dict.fromkeys(name for job in alike for name in job)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobData:
-    """Datasets of a job; None for a dataset that the job does not name."""
+    """Open datasets of a job; None for a dataset that the job does not name."""
 
     train: Dataset
     validation: Dataset | None = None

@@ -56,7 +56,7 @@ class StopRequest(Callback):
 def request_cancel(folder: RunFolder) -> None:
     """Request a stop with a file in the run folder, which the driver reads on any machine."""
     start = folder.read_state().get("starts", 0)
-    asked = {"who": _user(), "host": socket.gethostname(), "time": time_text(), "start": start}
+    asked = {"who": _user_name(), "host": socket.gethostname(), "time": time_text(), "start": start}
     folder.place.write(CANCEL, json.dumps(asked).encode())
 
 
@@ -73,7 +73,7 @@ def read_cancel_request(folder: RunFolder) -> dict[str, Any] | None:
     return asked if asked.get("start", start) == start else None
 
 
-def _user() -> str:
+def _user_name() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no name
@@ -106,7 +106,7 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
     """Watch the run folder for a cancel file, and turn the file into a stop request."""
     ended = threading.Event()
 
-    def watch() -> None:
+    def watch_folder() -> None:
         seconds = DISK_SECONDS if is_local(folder.url) else STORE_SECONDS
         while not ended.wait(seconds):
             try:
@@ -117,7 +117,7 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
                 request.stop(f"scalelatent cancel, {asked.get('who', '?')} on {asked.get('host', '?')}")
                 return
 
-    watcher = threading.Thread(target=watch, name="scalelatent-cancel-watch", daemon=True)
+    watcher = threading.Thread(target=watch_folder, name="scalelatent-cancel-watch", daemon=True)
     watcher.start()
     try:
         yield

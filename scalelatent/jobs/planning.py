@@ -28,7 +28,7 @@ COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
 
 
 class PlannedCluster:
-    """Substitute for a client that only lists workers, which a job will start or another process knows."""
+    """Substitute for a Dask client; it only lists workers, either planned ones or those of another client."""
 
     def __init__(self, workers: Mapping[str, Mapping[str, Any]]) -> None:
         self._workers = workers

@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from scalelatent.estimators.fit_services import FitCall
 
 PYTHON, NOT_JSON, SEARCH = "Python", "Python, not JSON", "Python, a search"
-_ROWS = {"train": "train", "validation": "validation", "rows": "train", "validation rows": "validation"}
+_KEY_OF_ROLE = {
+    "train": "train",
+    "validation": "validation",
+    "rows": "train",
+    "validation rows": "validation",
+}
 
 
 @contextmanager
@@ -202,7 +207,7 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
     """Return the ``[data]`` keys that open the same rows; rows that only Python can open get `IN_MEMORY`."""
     found: dict[str, Any] = {}
     for name, dataset in rows.items():
-        key = _ROWS.get(name)
+        key = _KEY_OF_ROLE.get(name)
         if key is None:
             continue
         spec = dataset.spec() if dataset.is_stored and not dataset.accesses else None
@@ -211,7 +216,8 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
             found["labels"] = False
         target = None if spec is None else spec.get("target")
         paired = target is None or (target["start"], target["stop"]) == (spec["start"], spec["stop"])  # type: ignore[index]
-        if spec is None or not paired or (bare and key != "train"):  # only `train` may drop labels
+        # A job file can leave out the labels of the training rows only.
+        if spec is None or not paired or (bare and key != "train"):
             found[key] = IN_MEMORY
             continue
         found |= {key: spec["url"], f"{key}_rows": f"{spec['start']}:{spec['stop']}"}
@@ -222,9 +228,9 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
 
 def why_python_only(job: Job) -> str:
     """Return why the command line cannot resume a run; return an empty text if it can."""
-    if job.in_memory:
+    if job.keys_in_memory:
         return (
-            f"its rows ({', '.join(job.in_memory)}) were given in Python: they were in memory, or were "
+            f"its rows ({', '.join(job.keys_in_memory)}) were given in Python: they were in memory, or were "
             "opened with storage options or a store object"
         )
     if job.origins.get("model.kind") == SEARCH:

@@ -111,7 +111,7 @@ def publish_state(client: Client | None, folder: RunFolder, job: Job, state: Map
     message |= {"name": job.job.name or state["id"]}
     message |= {key: state.get(key) for key in ("state", "error", "driver", "report")}
     message |= {key: epoch_seconds(state.get(key)) for key in ("submitted", "began")}
-    # The run folder is the record; a watcher may miss a line, but must not stop a run.
+    # The run folder is the record. The dashboard may miss this message, so an error must not stop the run.
     with suppress(Exception):
         client.sync(client.scheduler.log_event, topic=TOPIC, msg=message, callback_timeout=PUBLISH_SECONDS)
 
@@ -180,7 +180,7 @@ class RunRecord:
             state, text = "failed", f"{type(raised).__name__}: {raised}"
         if self._log is not None:
             with suppress(OSError, RunError):
-                self._log.settle()
+                self._log.write_last_pass()
         with suppress(OSError, RunError):
             expected = isinstance(raised, ScalelatentError | KeyboardInterrupt)
             more = {} if expected else {"traceback": "".join(traceback.format_exception(raised))}

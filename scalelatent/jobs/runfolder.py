@@ -136,7 +136,7 @@ class RunFolder:
                 "updated": time_text(),
             })  # fmt: skip
         except OSError as error:
-            with suppress(OSError):  # else no later run could use this folder
+            with suppress(OSError):  # otherwise no later run could use this folder
                 place.delete("job.json")
             raise JobError(
                 f"output folder {self.url} cannot be written: {error.strerror or error}; "
@@ -184,7 +184,7 @@ class RunFolder:
 
     @property
     def fit_began(self) -> bool:
-        """Whether the fit of this run has started, so that the folder may hold results."""
+        """True if the fit of this run has started, so that the folder may hold results."""
         return any(record.get("event") == "fit_started" for record in self.records("events.jsonl"))
 
     @property

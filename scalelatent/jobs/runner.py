@@ -101,7 +101,7 @@ def run_locked_job(
                 devices = DeviceRecorder(print_line)
                 everyone = [log, devices, *callbacks, *reporters, own, request]
                 own.on_run_start(_start_info(job, folder, resume))
-                result = _steps(job, folder, Callbacks(everyone), found, resume, request)
+                result = _fit_score_save(job, folder, Callbacks(everyone), found, resume, request)
         except BaseException as error:
             lost = record.client is not None and record.client.status != "running"
             raised = record.record_error(
@@ -180,7 +180,7 @@ def check_changes(job: Job, folder: RunFolder) -> bool:
     return True
 
 
-def _steps(
+def _fit_score_save(
     job: Job,
     folder: RunFolder,
     callbacks: Callbacks,

@@ -58,8 +58,9 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
         inner = sorted(entry.path for entry in os.scandir(below) if not entry.name.startswith("."))
     except OSError:
         return found
-    for path in filter(os.path.isdir, inner):  # not a link that leads in a circle
-        if not os.path.exists(os.path.join(path, "zarr.json")):  # a dataset may hold a million files
+    for path in filter(os.path.isdir, inner):  # `isdir` is False for a link that leads in a circle
+        # Do not look into datasets, which may hold a million files.
+        if not os.path.exists(os.path.join(path, "zarr.json")):
             found.extend(find_runs(path, depth=depth - 1))
     return found
 
@@ -100,7 +101,8 @@ def write_rows(
             raise JobError(f"output {out} is the dataset to read; choose another output")
         if not overwrite:
             raise JobError(f"output {out} exists; choose another output, or add --overwrite to replace it")
-        open_dataset(out)  # raises if the output is not a dataset, so that it is kept
+        # An output that is not a dataset raises an error here, so that other files are not replaced.
+        open_dataset(out)
     write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
 
@@ -162,7 +164,7 @@ def _job_rows(folder: RunFolder, print_line: Callable[[str], None]) -> Dataset |
     """Return the rows for the report of a run; None if the rows have changed, or were in memory."""
     try:
         job = folder.read_job()
-        if job.in_memory:
+        if job.keys_in_memory:
             print_line(
                 f"the report shows no rows, because the rows of {folder.url} were in memory, or were opened "
                 "in Python with storage options or a store object; to show rows, run in Python: "

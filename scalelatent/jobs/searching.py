@@ -153,7 +153,7 @@ def _planned(params: list[dict[str, Any]]) -> list[int]:
 
 
 def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:
-    """Return the extra bytes of a shared pass over one fit, limited because fits can share in groups."""
+    """Return the bytes that fits in one shared pass need beyond one fit; groups of fits limit the bytes."""
     allowed, alone, together = int(ALLOWED_SHARE * needs["resources"]["memory"]), 0, 0
     for name, stage in needs["stages"].items():
         peak = stage["peak_bytes"]

@@ -273,7 +273,7 @@ class Job:
         return replace(self, job=self.job.model_copy(update={"seed": seed}), origins=origins)
 
     @property
-    def in_memory(self) -> list[str]:
+    def keys_in_memory(self) -> list[str]:
         """Keys of ``[data]`` whose rows were only in the memory of the Python process that fitted them."""
         return [key for key, value in self.data.model_dump().items() if value == IN_MEMORY]
 

@@ -166,7 +166,7 @@ def _submit_driver(
 
 
 def _wait_until_accepted(client: Client, key: str) -> None:
-    """Make the scheduler keep the task without this client; return when the scheduler has the task."""
+    """Wait until the scheduler has the task, and make it keep the task after this client closes."""
     from scalelatent.engine.dask.hooks import hold_task
 
     deadline = time.monotonic() + ACCEPT_SECONDS

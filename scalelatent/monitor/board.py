@@ -8,7 +8,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .messages import AFTER_FIT, ERRORS, MEASURED, clip, number, number_or_none, part_of, pool_of, span_text
+from .messages import (
+    AFTER_FIT,
+    ERRORS,
+    MEASURED,
+    clip,
+    describe_part,
+    number,
+    number_or_none,
+    pool_of,
+    span_text,
+)
 from .times import time_text
 
 COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "round")
@@ -42,7 +52,7 @@ class Curve:
     def add(self, x: float, values: Mapping[str, float | None]) -> None:
         """Append a point and drop earlier points at ``x`` or above, because a resumed run repeats passes."""
         if self.x and x <= self.x[-1]:
-            self._cut(x)
+            self._drop_points_from(x)
         if not self._last_kept:
             self._pop()
         self._push(x, values)
@@ -83,7 +93,7 @@ class Curve:
         for column in (self.x, *self.columns.values()):
             column.pop()
 
-    def _cut(self, x: float) -> None:
+    def _drop_points_from(self, x: float) -> None:
         keep = sum(1 for earlier in self.x if earlier < x)
         for column in (self.x, *self.columns.values()):
             del column[keep:]
@@ -202,7 +212,7 @@ class JobWorkers:
         return True
 
     def clear(self) -> None:
-        """Discard the single workers of an old job; the sums stay."""
+        """Discard the list of workers of an old job; keep the sums."""
         self.rows.clear()
         self._lost.clear()
 
@@ -307,7 +317,7 @@ class JobView:
                 self.began = self.began or now
 
     def _on_progress(self, message: Mapping[str, Any], now: float) -> None:
-        self._place(message)
+        self._store_stage(message)
         at = (self.stage, number(message, "pass"))
         done = number(message, "rows_done")
         if at != self._at:
@@ -319,15 +329,15 @@ class JobView:
         self.rows_done = done
         self.rows_total = number(message, "rows_total")
 
-    def _place(self, message: Mapping[str, Any]) -> None:
+    def _store_stage(self, message: Mapping[str, Any]) -> None:
         """Store the stage and, for a network, the layer."""
-        self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(part_of(message), 80)
+        self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(describe_part(message), 80)
         if number(message, "layer"):
             self.layers = number(message, "layer"), number(message, "layers")
 
     def _on_pass(self, message: Mapping[str, Any], now: float) -> None:
         stage = self.stage = clip(message.get("stage") or self.stage, 80)
-        self.part = clip(part_of(message), 80)
+        self.part = clip(describe_part(message), 80)
         rows, seconds, at = number(message, "rows"), number(message, "seconds"), number(message, "pass")
         read = number(message, "bytes_read")
         fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
@@ -357,7 +367,7 @@ class JobView:
             self.info = {key: number(message, key) for key in ("rows", "features", "classes", "members")}
             self.limit = number_or_none(message, "max_iter")
         elif name == "stage":
-            self._place(message)
+            self._store_stage(message)
             self.rows_done, self.rows_total = 0.0, number(message, "rows")
             if self.stage in AFTER_FIT:  # these rows are not rows of passes
                 self.rows_rate = Rate()

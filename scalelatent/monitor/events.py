@@ -72,10 +72,10 @@ class RunLog(Callback):
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Log the end of the fit and write the numbers of the last pass to ``state.json``."""
-        self.settle()
+        self.write_last_pass()
         self.folder.event("fit_ended", **_scalars(info))
 
-    def settle(self) -> None:
+    def write_last_pass(self) -> None:
         """Write the numbers of the last pass to ``state.json``, also after an interrupted fit."""
         if self._last:
             self._state(self._last)

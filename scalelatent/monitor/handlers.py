@@ -136,11 +136,11 @@ def snapshot(
         for row in rows:
             row.update(workers.get(row["worker"], {}))
         rows.sort(key=lambda row: (row["lost"], natural_sort_key(row["name"])))
-        out["job"]["worker_rows_hidden"] = _cut(rows)
+        out["job"]["worker_rows_hidden"] = _truncate_workers(rows)
     return out
 
 
-def _cut(rows: list[dict[str, Any]]) -> int:
+def _truncate_workers(rows: list[dict[str, Any]]) -> int:
     """Truncate a list of workers that ends with the lost ones; return the number of removed workers."""
     there = sum(not row["lost"] for row in rows)
     hidden = max(0, there - WORKERS) + max(0, len(rows) - there - WORKERS_LOST)

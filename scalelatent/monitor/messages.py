@@ -62,7 +62,7 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
 
 
-def part_of(info: Mapping[str, Any]) -> str:
+def describe_part(info: Mapping[str, Any]) -> str:
     """Return the layer of a network or the number of tried values as text; empty for other stages."""
     layer, layers, k, tries = (int(number(info, key)) for key in ("layer", "layers", "k", "tries"))
     if layer:

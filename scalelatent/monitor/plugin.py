@@ -46,7 +46,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         for when, message in hooks.past_events(scheduler, TOPIC):
             self.board.update(message, when)
         self._workers = dict(scheduler.workers)
-        self._forgive(scheduler, scheduler.tasks)
+        self._reset_suspicion(scheduler, scheduler.tasks)
         if hooks.add_routes(
             scheduler, [(path, handler, {"scheduler": scheduler}) for path, handler in ROUTES]
         ):
@@ -66,7 +66,7 @@ class ScalelatentPlugin(SchedulerPlugin):
 
     def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key], **kwargs: object) -> None:
         """Allow Dask to retry the driver tasks of new jobs after any number of lost workers."""
-        self._forgive(scheduler, keys)
+        self._reset_suspicion(scheduler, keys)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         state = scheduler.workers.get(worker)
@@ -77,9 +77,9 @@ class ScalelatentPlugin(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
         """Allow Dask to retry driver tasks of jobs any number of times, also after this lost worker."""
         self._workers.pop(worker, None)
-        self._forgive(scheduler, scheduler.tasks)
+        self._reset_suspicion(scheduler, scheduler.tasks)
 
-    def _forgive(self, scheduler: Scheduler, keys: Iterable[Key]) -> None:
+    def _reset_suspicion(self, scheduler: Scheduler, keys: Iterable[Key]) -> None:
         for key in [key for key in keys if isinstance(key, str) and key.startswith(DRIVER_PREFIX)]:
             hooks.reset_suspicion(scheduler, key)
 

@@ -18,7 +18,7 @@ from scalelatent.engine.callbacks import COMPILING, Callback, in_notebook
 from scalelatent.engine.dask.requests import worker_infos
 from scalelatent.errors import RunError
 
-from .messages import AFTER_FIT, ERRORS, MEASURED, part_of
+from .messages import AFTER_FIT, ERRORS, MEASURED, describe_part
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -141,7 +141,7 @@ class ProgressDisplay(Callback):
         elif info.get("event") == "kernel_compiled":
             self._compiling.discard(kernel)
         if info.get("event") == "layer_written" and self._live is None:
-            where = ", ".join(filter(None, (info["stage"], part_of(info))))
+            where = ", ".join(filter(None, (info["stage"], describe_part(info))))
             took = f"{info['rows']:,} rows in {format_duration(info['seconds'])}"
             self._print(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
 
@@ -182,7 +182,7 @@ class ProgressDisplay(Callback):
         before = 0 if self._after_fit else self._record.get("pass", 1)
         stage, number = self._now.get("stage"), self._now.get("pass", before)
         passed = f"pass {number}" if number or not stage else ""
-        return ", ".join(part for part in (stage, part_of(self._now), passed) if part)
+        return ", ".join(part for part in (stage, describe_part(self._now), passed) if part)
 
     def _so_far(self) -> str:
         return "" if self._began is None else f"{format_duration(time.time() - self._began)} so far"
@@ -191,7 +191,7 @@ class ProgressDisplay(Callback):
         """Return the rows done and all rows of the current pass."""
         return self._now.get("rows_done") or 0, self._now.get("rows_total") or self._now.get("rows") or 0
 
-    def _texts(self) -> list[str]:
+    def _progress_texts(self) -> list[str]:
         """Return the texts after the progress bar: rows, rows per second, time."""
         (done, total), rate = self._rows(), self._now.get("rows_per_s")
         return [
@@ -208,7 +208,7 @@ class ProgressDisplay(Callback):
         bar.add_row(
             Text(self._where(), style="bold"),
             ProgressBar(total=total or None, completed=done, width=30),
-            *self._texts(),
+            *self._progress_texts(),
         )
         lines.append(bar)
         if self._compiling:
@@ -239,7 +239,7 @@ class NotebookProgress(ProgressDisplay):
     """
 
     def __init__(self, client: Client | None = None) -> None:
-        # The console prints nothing, because the display of the cell contains all its lines.
+        # The base class prints nothing, because the output of the notebook cell shows all lines.
         super().__init__(Console(quiet=True))
         self._client = client
         self._workers: int | None = None
@@ -278,10 +278,10 @@ class NotebookProgress(ProgressDisplay):
             with suppress(OSError, RunError):  # the fit itself reports a lost scheduler
                 self._workers = len(worker_infos(self._client))
 
-    def _texts(self) -> list[str]:
+    def _progress_texts(self) -> list[str]:
         workers = self._workers
         count = "" if workers is None else f"{workers:,} worker{'' if workers == 1 else 's'}"
-        return [*super()._texts(), count]
+        return [*super()._progress_texts(), count]
 
     def _open(self) -> _Cell:
         return _Cell(self)
@@ -293,7 +293,7 @@ class NotebookProgress(ProgressDisplay):
     def mime_bundle(self) -> dict[str, str]:
         """Return the display as text and as HTML, by MIME type."""
         done, total = self._rows()
-        words = [word for word in self._texts() if word]
+        words = [word for word in self._progress_texts() if word]
         pairs = describe_record(self._record)
         bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
         html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"

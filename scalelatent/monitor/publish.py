@@ -191,7 +191,7 @@ class ClusterLog(Callback):
             self._push()
 
     def _thin(self, kind: str, stage: object) -> None:
-        """Drop waiting messages that a new pass or progress replaces: progress, and all but a few passes."""
+        """Drop waiting messages that a newer message replaces: progress, and all but a few passes."""
         passes = [m for m in self._waiting if m["kind"] == "pass" and m.get("stage") == stage]
         old = [id(m) for m in passes[: -(BATCH_PASSES - 1)]] if kind == "pass" else []
         old += [id(m) for m in self._waiting if m["kind"] == "progress"]

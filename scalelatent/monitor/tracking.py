@@ -201,7 +201,7 @@ class MlflowTracking(Callback):
         if status is not None:
             self._put(lambda: self._client.set_terminated(self._run_id, status))
         answered = self._sender.close(CLOSE_SECONDS)
-        self._tell_error()
+        self._warn_of_error()
         if not answered:
             self._warn(
                 f"no answer for {CLOSE_SECONDS:.0f} s; the run is complete, but its last data is not in "
@@ -212,11 +212,11 @@ class MlflowTracking(Callback):
     def _put(self, call: Callable[[], object], *, always: bool = False) -> None:
         if self._sender is None:
             return
-        self._tell_error()
-        # Skip the call if the run could not be created.
+        self._warn_of_error()
+        # Skip the call if MLflow could not create the run.
         self._sender.put(call if always else lambda: self._run_id and call())
 
-    def _tell_error(self) -> None:
+    def _warn_of_error(self) -> None:
         if self._sender is not None and self._sender.error is not None:
             text = " ".join(str(self._sender.error).split())
             short = text if len(text) <= ERROR_LETTERS else text[:ERROR_LETTERS] + " …"

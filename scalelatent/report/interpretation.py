@@ -90,17 +90,17 @@ def usage_snippet(
     lines = [
         "import scalelatent as sl",
         "",
-        f"model = sl.load_model({_path(run.place.name_of('model.zarr'))!r})",
+        f"model = sl.load_model({_make_absolute(run.place.name_of('model.zarr'))!r})",
     ]
     if line:
         lines.append(line)
     elif rows is None:
         lines.append(f"{verb}ed = model.{verb}(x)  # x: array (rows, {width}); {gives}")
     else:
-        lines.append(f"rows = sl.open_dataset({_path(str(rows))!r})")
+        lines.append(f"rows = sl.open_dataset({_make_absolute(str(rows))!r})")
         lines.append(f"model.{verb}(rows[:10])  # {gives}; also accepts an array (rows, {width})")
     return "\n".join(lines)
 
 
-def _path(url: str) -> str:
+def _make_absolute(url: str) -> str:
     return os.path.abspath(url) if is_local(url) else url

@@ -27,7 +27,7 @@ def folder_trouble(url: str, mark: str | None = None) -> str:
                 return f"it does not exist on host {host}"
             return "the file that the asking machine wrote is missing: it is another folder of the same name"
         if is_local(url):
-            folder = _existing(place.url)
+            folder = _find_existing_parent(place.url)
             if not os.path.isdir(folder):
                 return f"{folder} on host {host} is a file"
             place = locate(folder)
@@ -43,7 +43,7 @@ def folder_trouble(url: str, mark: str | None = None) -> str:
     return "" if works else "a file that was written there cannot be read back"
 
 
-def _existing(folder: str) -> str:
+def _find_existing_parent(folder: str) -> str:
     while True:
         try:
             os.stat(folder)

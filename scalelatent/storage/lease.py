@@ -41,7 +41,7 @@ class ObjectLock:
 
     def __init__(self, place: ObjectLocation, key: str = "lock", **doing: object) -> None:
         self._place, self._key, self._doing = place, key, doing
-        self._hold: _Hold | None = None
+        self._hold: _HeldLease | None = None
 
     @property
     def lost(self) -> bool:
@@ -52,13 +52,13 @@ class ObjectLock:
         if self._holder_of(newest) is not None:
             raise BlockingIOError(f"{self._place.name_of(self._key)} is locked by another process")
         number, me = newest + 1, this_process() | self._doing
-        if not self._place.create(self._object(number), json.dumps(me).encode()):
+        if not self._place.create(self._object_key(number), json.dumps(me).encode()):
             raise BlockingIOError(f"{self._place.name_of(self._key)} was locked by another process just now")
-        self._hold = _Hold(self, number, me)
-        with suppress(OSError):  # Older numbers have no effect, so they may stay.
+        self._hold = _HeldLease(self, number, me)
+        with suppress(OSError):  # Only the newest object counts, so older objects may remain.
             for old in self._all_numbers():
                 if old < number:
-                    self._place.delete(self._object(old))
+                    self._place.delete(self._object_key(old))
 
     def release(self) -> None:
         hold, self._hold = self._hold, None
@@ -73,7 +73,7 @@ class ObjectLock:
         record = self._read(number) if number else {}
         if not record or record.get("released") or has_ended(record):
             return None
-        age = self._place.age(self._object(number))
+        age = self._place.age(self._object_key(number))
         if age is None or age > STALE_SECONDS:
             return None
         return {**record, "seconds_left": round(STALE_SECONDS - max(age, 0.0))}
@@ -82,9 +82,9 @@ class ObjectLock:
         return max(self._all_numbers(), default=0)
 
     def rewrite(self, number: int, record: dict[str, Any]) -> None:
-        """Write the record of a number again, unless the location has been removed."""
-        if self._place.has(self._object(number)):
-            self._place.write(self._object(number), json.dumps(record).encode())
+        """Write the lease object of this number again, unless the location has been removed."""
+        if self._place.has(self._object_key(number)):
+            self._place.write(self._object_key(number), json.dumps(record).encode())
 
     def _all_numbers(self) -> list[int]:
         names = (name.removesuffix(".json") for name in self._place.keys(self._key))
@@ -92,30 +92,30 @@ class ObjectLock:
 
     def _read(self, number: int) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._place.read(self._object(number)) or b"{}"))
+            return dict(json.loads(self._place.read(self._object_key(number)) or b"{}"))
         except (ValueError, TypeError):
             return {}
 
-    def _object(self, number: int) -> str:
+    def _object_key(self, number: int) -> str:
         return f"{self._key}/{number:06d}.json"
 
 
-class _Hold:
-    """One number of a lease while a process holds it; one thread does all writes of its object, in order."""
+class _HeldLease:
+    """Lease that this process holds; one thread writes its object, so that the writes keep their order."""
 
     def __init__(self, lock: ObjectLock, number: int, me: dict[str, Any]) -> None:
         self.lost = False
         self._lock, self._number, self._me = lock, number, me
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="lock-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._send_heartbeats, name="lock-heartbeat", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Release the number; if the store does not answer, the lease expires by itself."""
+        """Release the lease; if the store does not respond, the lease expires after STALE_SECONDS."""
         self._stop.set()
         self._thread.join(RELEASE_SECONDS)
 
-    def _keep(self) -> None:
+    def _send_heartbeats(self) -> None:
         beats = 0
         while not self._stop.wait(HEARTBEAT_SECONDS):
             beats += 1
@@ -140,11 +140,11 @@ def this_process() -> dict[str, Any]:
 
 
 def _process_space() -> str:
-    """Return an id of the space in which process numbers are unique: boot of the machine, and container."""
+    """Return an id of the boot and the container of this process, within which process numbers are unique."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # On other systems no process is known to have ended, and locks end by time.
+    except OSError:  # Other systems have no such id, so a lock of an ended process remains until it expires.
         return uuid.uuid4().hex
 
 

@@ -63,7 +63,7 @@ class LineLog:
         if self._place.local_path(self._key) is not None:
             self._place.write(self._key, content, durable=True)
             return
-        parts = _cut(lines)
+        parts = _pack_segments(lines)
         for number in reversed(range(len(parts), self._count_segments())):
             self._place.delete(self._segment(number))
         for number, part in reversed(list(enumerate(parts))):
@@ -86,7 +86,7 @@ class LineLog:
         return count
 
 
-def _cut(lines: Sequence[bytes]) -> list[bytes]:
+def _pack_segments(lines: Sequence[bytes]) -> list[bytes]:
     """Return the segments that would result from appending the lines one by one."""
     parts = [b""]
     for line in lines:

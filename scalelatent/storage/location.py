@@ -112,7 +112,7 @@ class Location(ABC):
         """Yield a location for new content that replaces this one; write its `zarr.json` last."""
 
     def clear(self, *, whole: bool = True) -> None:
-        """Delete all content; `whole`: first mark the dataset as being removed."""
+        """Delete all content; with `whole`, first mark the dataset as being removed."""
         if whole and self.has("zarr.json"):
             try:
                 self.write("zarr.json", _BEING_REMOVED)

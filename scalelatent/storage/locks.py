@@ -29,7 +29,9 @@ from .plain_files import open_plain, refuse_special
 __all__ = ["FileLock", "Lock", "find_lock", "hold_lock"]
 
 _TRIES = 20
-_PROBE_SECONDS = 0.25  # Maximum wait, because `holder` locks the file for a moment.
+_PROBE_SECONDS = (
+    0.25  # Retry for at most this time, because `holder` of another process locks the file for a moment.
+)
 
 
 class Lock(Protocol):
@@ -37,7 +39,7 @@ class Lock(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether another process has taken the lock from this one."""
+        """True if another process has taken the lock from this one."""
 
     def acquire(self) -> None:
         """Take the lock; raise `BlockingIOError` if another process holds it."""

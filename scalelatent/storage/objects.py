@@ -315,8 +315,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
-def _answer(error: BaseException) -> tuple[int | None, str]:
-    """Return (HTTP status, error code) of the store's answer; (None, "") without an answer."""
+def _find_response(error: BaseException) -> tuple[int | None, str]:
+    """Return (HTTP status, error code) of the store's response; (None, "") without a response."""
     for e in _chain(error):
         if type(e).__name__ in _TRANSIENT_NAMES:
             break  # The answer was interrupted, so a status further down the chain is not its status.
@@ -331,7 +331,7 @@ def _answer(error: BaseException) -> tuple[int | None, str]:
 
 
 def _is_transient(error: BaseException) -> bool:
-    status, code = _answer(error)
+    status, code = _find_response(error)
     if status is not None:
         return status in _TRANSIENT_STATUS or code in ("RequestTimeout", "SlowDown", "InternalError")
     if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
@@ -344,7 +344,7 @@ def _is_transient(error: BaseException) -> bool:
 
 def _translate(error: Exception, what: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
     """Return the error with a clear message; `FileNotFoundError` and `FileExistsError` keep their type."""
-    status, code = _answer(error)
+    status, code = _find_response(error)
     names = {type(e).__name__ for e in _chain(error)}
     root = place.url.split("/")[2]
     text = _text_of(error, place.access)

@@ -23,7 +23,7 @@ from .old_names import MOVED
 MODELS = "scalelatent.models"
 """Group of entry points with which packages declare their models."""
 
-_DIGEST = 32
+_DIGEST_BYTES = 32
 # NumPy parses an array's header with Python's parser, which in some releases counts its depth for all threads
 # together: two threads may get "SystemError: AST constructor recursion depth mismatch" (gh-106905).
 _reading = threading.Lock()
@@ -46,8 +46,8 @@ def dumps(tree: object) -> bytes:
 
 def loads(data: bytes) -> Any:
     """Return the tree from the bytes of :func:`dumps`; raise `RunError` if the checksum differs."""
-    body, digest = data[:-_DIGEST], data[-_DIGEST:]
-    if len(data) <= _DIGEST or hashlib.sha256(body).digest() != digest:
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if len(data) <= _DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is incomplete or changed: its checksum is wrong")
     with _reading, _open(body) as arrays:
         # Each access to an npz file reads again, so an array that is used twice would become two arrays.
@@ -121,7 +121,7 @@ def _flatten(value: object, arrays: dict[str, np.ndarray], names: dict[object, s
 
 
 def _fields(cls: object) -> dict[str, bool] | None:
-    """Return the fields of a dataclass or named tuple, each with whether it has a default; else None."""
+    """Map each field of a dataclass or named tuple to True if it has a default; None for other types."""
     if not isinstance(cls, type):
         return None
     if dataclasses.is_dataclass(cls):

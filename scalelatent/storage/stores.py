@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import ByteRequest, Store
 
-__all__ = ["StoreLocation", "find_location", "recorded_location"]
+__all__ = ["StoreLocation", "find_location", "locate_recorded"]
 
 _T = TypeVar("_T")
 # Id of the process that used obstore first. In a fork of this process obstore would wait forever.
@@ -46,7 +46,7 @@ def find_location(thing: Any, storage_options: Mapping[str, Any] | None = None) 
     return StoreLocation(Access.of({}, store), path)
 
 
-def recorded_location(url: str, mark: str | None) -> Location:
+def locate_recorded(url: str, mark: str | None) -> Location:
     """Return the location of an address and the mark of its access, both as stored in records."""
     if mark is None:
         return locate(url)
@@ -95,8 +95,9 @@ def _as_zarr_store(thing: Any) -> Store:
 class StoreLocation(Location):
     """A read-only folder of a zarr store."""
 
-    # Only the caller's thread waits for zarr's event loop. Reads by zarr itself go directly from this loop to
-    # the store, because a thread in between that waits for the loop could deadlock.
+    # zarr runs all stores in one event loop, and the methods of this class make the caller's thread wait for
+    # that loop. zarr itself reads from the store directly, because through these methods the loop would wait
+    # for a thread that waits for the loop.
 
     access: Access
 

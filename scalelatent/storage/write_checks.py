@@ -16,7 +16,7 @@ __all__ = [
     "check_not_own_input",
     "check_space",
     "clear_after",
-    "cleared_on_failure",
+    "clear_on_failure",
     "contains",
     "explain_os_errors",
     "format_of",
@@ -47,14 +47,14 @@ def check_not_own_input(
     if source is None:
         return
     place, read = locate(url), locate(source)
-    if contains(place, read) or _is_behind(read, place):
+    if contains(place, read) or _is_same_dataset(read, place):
         raise DataError(
             f"{read.url}: a dataset cannot replace itself (the output is {place.url}); choose another output"
         )
 
 
-def _is_behind(read: Location, place: Location) -> bool:
-    """Return whether `place` holds the same dataset as a store object, whose location is not known."""
+def _is_same_dataset(read: Location, place: Location) -> bool:
+    """Return whether both are one dataset; `read` is a store object, which has no address to compare."""
     if read.access is None or read.access.store is None:
         return False
     raw = read.read("zarr.json")
@@ -67,7 +67,7 @@ def _real(location: Location) -> str:
 
 
 def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
-    """Raise `DataError` if `least` bytes do not fit, before anything is written or removed."""
+    """Raise `DataError` if the location has no space for `least` bytes; write and remove nothing."""
     free, path = location.free_bytes(), location.local_path("")
     if free is None or least <= free:
         return
@@ -84,7 +84,7 @@ def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
 
 
 @contextlib.contextmanager
-def cleared_on_failure(location: Location) -> Iterator[None]:
+def clear_on_failure(location: Location) -> Iterator[None]:
     """Clear a location after any error, including Ctrl-C, so that no partial output remains."""
     try:
         yield
@@ -96,7 +96,7 @@ def cleared_on_failure(location: Location) -> Iterator[None]:
 @contextlib.contextmanager
 def scratch(location: Location) -> Iterator[Location]:
     """Yield a location that is cleared at the end, also after an error."""
-    with cleared_on_failure(location):
+    with clear_on_failure(location):
         yield location
     with contextlib.suppress(OSError):  # The work has succeeded, so files that remain do no harm.
         location.clear(whole=False)

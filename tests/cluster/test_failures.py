@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask.array as da
+import numpy as np
 import pytest
 
 from scalelatent import Callback, CapsuleRegression
@@ -292,3 +295,15 @@ def test_when_the_last_worker_goes_for_good_the_wait_ends(
             fit(client, run_dir=tmp_path / "run", callbacks=leave, max_iter=60)
         assert time.monotonic() - begin < 60
     same(fit(run_dir=tmp_path / "run", resume=True, max_iter=60), alone(max_iter=60))
+
+
+def test_a_dask_array_of_a_module_that_the_workers_lack_is_refused(
+    client: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Without the check, Dask closes the worker's connection again and again, and the fit waits forever."""
+    (tmp_path / "lab_tiles.py").write_text("def doubled(block):\n    return 2 * block\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    doubled = importlib.import_module("lab_tiles").doubled
+    x = da.ones((40, 3), chunks=(10, 3)).map_blocks(doubled)
+    with pytest.raises(DataError, match=r"cannot load the functions .*'lab_tiles'.*client\.upload_file"):
+        CapsuleRegression(max_iter=2).fit(x, np.arange(40) % 2, client=client)

@@ -33,7 +33,7 @@ def _same(a: Any, b: Any) -> None:
     """Equal entry for entry, stored zeros included."""
     assert a.shape == b.shape
     assert a.dtype == b.dtype
-    for x, y in zip(csr_module.parts_of(a), csr_module.parts_of(b), strict=True):
+    for x, y in zip(csr_module.unpack_csr(a), csr_module.unpack_csr(b), strict=True):
         np.testing.assert_array_equal(x, y)
 
 

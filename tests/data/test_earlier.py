@@ -11,7 +11,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from scalelatent.data import Dataset, append_rows, open_dataset
-from scalelatent.data.read.earlier import earlier_rows, rows_at_same_time
+from scalelatent.data.read.earlier import find_earlier_rows, rows_at_same_time
 from scalelatent.errors import DataError
 
 SIZES = (40, 10, 15, 80, 5)  # the second and third are merged by later appends
@@ -49,19 +49,19 @@ def test_every_state_is_found_again(kind: str, tmp_path: Path) -> None:
         before.append((ds.fingerprint(), ds[5:30].fingerprint(), ds[30:].fingerprint(), _content(ds)))
     now = open_dataset(tmp_path / "a")
     for i, (whole, middle, end, content) in enumerate(before):
-        found = earlier_rows(now, whole)
+        found = find_earlier_rows(now, whole)
         assert found is not None
         assert (found.fingerprint(), len(found)) == (whole, sum(SIZES[: i + 1]))
         assert _content(found)[:-1] == content[:-1]
         for rows, then in ((now[5:30], middle), (now[30:], end)):
-            found = earlier_rows(rows, then)
+            found = find_earlier_rows(rows, then)
             assert found is not None
             assert found.fingerprint() == then
             again = Dataset.from_spec(found.spec())  # as a task opens it
             assert again.fingerprint() == then
             assert _content(again) == _content(found)
-    assert earlier_rows(now, "another") is None
-    assert earlier_rows(now[5:30], before[0][0]) is None
+    assert find_earlier_rows(now, "another") is None
+    assert find_earlier_rows(now[5:30], before[0][0]) is None
 
 
 def test_what_another_task_opens_goes_on_after_an_append(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_appends_of_versions_that_noted_nothing(tmp_path: Path) -> None:
         del record["before"]
     (tmp_path / "a/zarr.json").write_text(json.dumps(meta))
     now = open_dataset(tmp_path / "a")
-    assert [len(earlier_rows(now, then) or ()) for then in old] == [40, 55, 60]
+    assert [len(find_earlier_rows(now, then) or ()) for then in old] == [40, 55, 60]
 
 
 def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
@@ -94,9 +94,11 @@ def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
     for name in "xv":
         append_rows(tmp_path / name, _rows(1, "strings"))
     now = open_dataset(tmp_path / "x").with_target(open_dataset(tmp_path / "v"))
-    assert [len(earlier_rows(now, whole) or ()), len(earlier_rows(now[10:], part) or ())] == [40, 30]
-    assert len(earlier_rows(open_dataset(tmp_path / "x").with_weight(np.arange(50.0)), weighted) or ()) == 40
-    found = earlier_rows(open_dataset(tmp_path / "x").without_labels(), bare)
+    found = [find_earlier_rows(now, whole), find_earlier_rows(now[10:], part)]
+    assert [len(rows or ()) for rows in found] == [40, 30]
+    reweighted = open_dataset(tmp_path / "x").with_weight(np.arange(50.0))
+    assert len(find_earlier_rows(reweighted, weighted) or ()) == 40
+    found = find_earlier_rows(open_dataset(tmp_path / "x").without_labels(), bare)
     assert found is not None
     assert (len(found), found.has_y) == (40, False)
 
@@ -104,7 +106,7 @@ def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
 def test_test_rows_of_the_same_time(tmp_path: Path) -> None:
     old = _rows(0, "strings").save(tmp_path / "a")
     now = append_rows(tmp_path / "a", _rows(1, "strings"))
-    train = earlier_rows(now[:20], old[:20].fingerprint())
+    train = find_earlier_rows(now[:20], old[:20].fingerprint())
     assert train is not None
     assert rows_at_same_time(now[30:], train).extent == (30, 40)
     assert rows_at_same_time(now[30:35], train).extent == (30, 35)

@@ -193,7 +193,7 @@ def test_another_fit_does_not_go_on_in_the_folder(digits: Any, tmp_path: Path) -
 def test_saved_and_loaded_without_pickle(
     digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
-    monkeypatch.setattr(mbn, "MEMORY_BYTES", memory)
+    monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", memory)
     model = _network(n_classes=20).fit(digits[0])
     refuse_pickle(monkeypatch)
     model.save(tmp_path / "m.zarr")
@@ -280,7 +280,7 @@ def test_a_network_in_the_run_folder_of_another_fit_does_not_take_its_codes(
 def test_a_large_network_has_a_folder_as_long_as_it_lives(
     digits: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(mbn, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     model = _network().fit(digits[0][:100])
     assert len(list(tmp_path.iterdir())) == 1
@@ -296,7 +296,7 @@ def test_a_large_network_has_a_folder_as_long_as_it_lives(
     with pytest.raises(DataError, match="row 3, feature 2"):
         _network().fit(sl.Dataset.from_arrays(_with_nan(digits[0][:100])))
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(mbn, "MEMORY_BYTES", 2**27)
+    monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", 2**27)
     small = _network().fit(digits[0][:100])
     assert not list(tmp_path.iterdir())
     assert (pickle.loads(pickle.dumps(small)).transform(digits[0]) == small.transform(digits[0])).all()

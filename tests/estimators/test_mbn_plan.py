@@ -55,7 +55,7 @@ class _Hasty(StreamedPca):
 
     @classmethod
     def of(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
-        return StreamedPca.of(counts, n_rows, n_components, max_iter=2)
+        return StreamedPca.create(counts, n_rows, n_components, max_iter=2)
 
 
 def test_a_chosen_decay_is_refused_where_there_is_no_room_for_it(

@@ -11,12 +11,12 @@ import scipy.ndimage
 
 from scalelatent.data import Dataset, make_corrupted, open_dataset
 from scalelatent.errors import DataError
-from scalelatent.generators.bases import base_digits
+from scalelatent.generators.bases import load_base_digits
 from scalelatent.generators.corrupted import clean_url
 from scalelatent.generators.images import uniform
 from scalelatent.kernels.corruption_compiled import flip_exactly, occlude
 
-IMAGES, LABELS = base_digits()
+IMAGES, LABELS = load_base_digits()
 BITS = (IMAGES > 127).astype("u1")
 
 

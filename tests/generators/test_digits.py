@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset, InfiniteDigits, make_digits, open_dataset
 from scalelatent.errors import DataError
-from scalelatent.generators.bases import base_digits
+from scalelatent.generators.bases import load_base_digits
 from scalelatent.generators.digit_kernels import render
 from scalelatent.generators.digits import N_FIELDS, N_TEST, gaussian_taps, seeded_fields
 from scalelatent.generators.make import make_shard as make_digits_shard
@@ -106,17 +106,17 @@ def test_fields_are_smooth_and_seeded() -> None:
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(N_TEST, 2**41), count=st.integers(0, 20), cut=st.integers(0, 20))
 def test_image_is_a_function_of_its_index(start: int, count: int, cut: int) -> None:
-    digits = InfiniteDigits(*base_digits(), shift=True, beta=0.1)
+    digits = InfiniteDigits(*load_base_digits(), shift=True, beta=0.1)
     x, y = digits.rows(start, start + count)
     cut = min(cut, count)
     parts = [digits.rows(start, start + cut), digits.rows(start + cut, start + count)]
     np.testing.assert_array_equal(x, np.concatenate([p[0] for p in parts]))
     np.testing.assert_array_equal(y, np.concatenate([p[1] for p in parts]))
-    assert y.tolist() == [base_digits()[1][digits.base_of(i)] for i in range(start, start + count)]
+    assert y.tolist() == [load_base_digits()[1][digits.base_of(i)] for i in range(start, start + count)]
 
 
 def test_indices_have_the_published_numbering() -> None:
-    digits = InfiniteDigits(*base_digits())
+    digits = InfiniteDigits(*load_base_digits())
     for i in (N_TEST, 70_001, 8_000_000, 2**35 + 12345):
         k1, k2 = digits.fields_of(np.array([i]))
         assert k1[0] == (i * 131_071 % 2**32) % 1521
@@ -124,7 +124,7 @@ def test_indices_have_the_published_numbering() -> None:
 
 
 def test_first_indices_are_the_bases_unchanged() -> None:
-    images, labels = base_digits()
+    images, labels = load_base_digits()
     digits = InfiniteDigits(images, labels, base_rows=(100, 600))
     x, y = digits.rows(N_TEST, N_TEST + 501)
     np.testing.assert_array_equal(x[:500], images[100:600])
@@ -135,7 +135,7 @@ def test_first_indices_are_the_bases_unchanged() -> None:
 
 def test_no_row_derives_from_an_excluded_base(tmp_path: Path) -> None:
     """A change of excluded bases changes no written byte, and each label is that of an allowed base."""
-    images, labels = base_digits()
+    images, labels = load_base_digits()
     a, b = 200, 500
     Dataset.from_arrays(images, labels).save(tmp_path / "clean")
     spoilt, wrong = 255 - images, (labels + 1) % 10
@@ -260,7 +260,7 @@ def test_parameters_out_of_range_are_refused(
 
 
 def test_bad_bases_and_fields_are_refused(tmp_path: Path) -> None:
-    images, labels = base_digits()
+    images, labels = load_base_digits()
     with pytest.raises(DataError, match="uint8"):
         InfiniteDigits(images.astype("f4"), labels)
     with pytest.raises(DataError, match="one label an image"):
@@ -286,6 +286,6 @@ def test_bad_bases_and_fields_are_refused(tmp_path: Path) -> None:
 def test_built_in_digits_are_those_of_scikit_learn() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     digits = datasets.load_digits()
-    images, labels = base_digits()
+    images, labels = load_base_digits()
     np.testing.assert_array_equal(images, np.rint(digits.images * (255 / 16)))
     np.testing.assert_array_equal(labels, digits.target)

@@ -26,10 +26,10 @@ from scalelatent.data import (
 )
 from scalelatent.errors import DataError
 from scalelatent.generators import digits as fields
-from scalelatent.generators.bases import base_digits
+from scalelatent.generators.bases import load_base_digits
 from scalelatent.generators.make import make_rows
 
-IMAGES, LABELS = base_digits()
+IMAGES, LABELS = load_base_digits()
 COUNTS = sp.csr_array(np.random.default_rng(0).integers(0, 4, (40, 12)))
 
 

@@ -20,7 +20,7 @@ from scalelatent.kernels.vectors import LANES
 from scalelatent.models.crbm.kernels.cpu.coupling import make_coupling
 from scalelatent.models.crbm.kernels.cpu.mean_field import mean_field
 from scalelatent.models.crbm.kernels.cpu.sum_product import sum_product_pairs
-from scalelatent.models.crbm.kernels.products import add_outer_difference, affine, ascend_outer
+from scalelatent.models.crbm.kernels.products import add_outer_difference, ascend_outer, write_affine_map
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates
 from scalelatent.models.crbm.model.energy import compute_log_loss
 from scalelatent.models.mbn.kernels.cpu.dense import make_bank, nearest
@@ -67,7 +67,7 @@ def _codes(k: int, p: int) -> list[np.ndarray]:
 def _network(v: int, h: int) -> list[np.ndarray]:
     w, x = _draw(5, v, h), _draw(6, 20, h)
     out, none = np.empty((20, v), dtype="f4"), np.zeros((0, h), dtype="f4")
-    affine(x, w, _draw(7, v), out, np)
+    write_affine_map(x, w, _draw(7, v), out, np)
     way = StepArrays(w, none, np.empty_like(w), none)
     ascend_outer(way, out, x, StepRates(0.1, 0.01, 0.0))
     total = np.zeros((v, h))

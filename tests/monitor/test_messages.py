@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelatent.monitor.messages import clip, natural_sort_key, number, part_of, pool_of, scalars, span_text
+from scalelatent.monitor.messages import (
+    clip,
+    describe_part,
+    natural_sort_key,
+    number,
+    pool_of,
+    scalars,
+    span_text,
+)
 from scalelatent.monitor.progress import describe_record, format_duration
 from scalelatent.monitor.times import epoch_seconds, time_text
 
@@ -27,9 +35,9 @@ def test_words() -> None:
     )
     assert span_text({"stage": "mbn_code", "part": "output", "shard": 0}) == "mbn_code, shard 0"
     assert span_text({"part": "validation"}) == ""
-    assert part_of({"stage": "code-l3", "layer": 3, "layers": 7, "k": 250}) == "layer 3 of 7, k = 250"
-    assert part_of({"tries": 9}) == "9 values tried"
-    assert part_of({"stage": "em"}) == ""
+    assert describe_part({"stage": "code-l3", "layer": 3, "layers": 7, "k": 250}) == "layer 3 of 7, k = 250"
+    assert describe_part({"tries": 9}) == "9 values tried"
+    assert describe_part({"stage": "em"}) == ""
     assert sorted(["w-10", "w-2"], key=natural_sort_key) == ["w-2", "w-10"]
     assert [format_duration(s) for s in (4.21, 75, 7384)] == ["4.2 s", "1 min 15 s", "2 h 03 min"]
     told = describe_record({"pass": 3, "objective": 0.51234, "train_error": 0.125})

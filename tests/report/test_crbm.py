@@ -13,7 +13,7 @@ import pytest
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.errors import DataError
 from scalelatent.evaluation import OutputErrors, all_error, changed_error, occlusion_errors
-from scalelatent.generators.bases import base_digits
+from scalelatent.generators.bases import load_base_digits
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.report import collect_rbm, rbm_numbers
 from scalelatent.models.crbm.report_figures import plot_convergence, plot_occlusion, plot_restored
@@ -22,7 +22,7 @@ from scalelatent.report.figures import plot_learning
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.storage.disk import locate
 
-V = (base_digits()[0][:260] > 127).astype(np.uint8)
+V = (load_base_digits()[0][:260] > 127).astype(np.uint8)
 NOISE: dict[str, Any] = {"kind": "flip", "rate": 0.1}
 X = corrupt(V.reshape(260, -1), np.arange(260), seed=1, stage="test", **NOISE)
 

@@ -15,7 +15,7 @@ from scalelatent.errors import DataError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.report import collect_parts, parts_numbers
 from scalelatent.models.hcn.report_figures import (
-    changes,
+    count_sign_changes,
     plot_bits,
     plot_evidence,
     plot_features,
@@ -121,7 +121,7 @@ def test_figures_show_the_given_data() -> None:
         {"pass": p, "rows_seen": seen, "weights_on": 3, "weights_changed": changed, "compression": 0.5}
         for p, seen, changed in ((1, 100, 8), (1, 200, 12), (2, 400, 6))
     ]
-    assert changes(records).tolist() == [8, 4, 3]
+    assert count_sign_changes(records).tolist() == [8, 4, 3]
     upper, lower = plot_evidence(records, before=50).axes
     assert upper.lines[0].get_xydata().tolist() == [[150, 3], [250, 3], [450, 3]]
     assert lower.lines[0].get_ydata().tolist() == [50, 50, 50]

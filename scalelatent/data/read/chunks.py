@@ -19,10 +19,10 @@ from scalelatent.storage.plain_files import SpecialFileError
 
 from .chunk_files import (
     Chunks,
-    Damage,
-    Fetched,
-    Indexes,
+    DamagedFileError,
+    FetchedChunk,
     ShardFile,
+    ShardIndexCache,
     entry,
     find_decoder,
     has_our_keys,
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("scalelatent")
 
-# `Recycled` reuses buffers of MIN_BYTES to MAX_BYTES and keeps at most MAX_FREE free ones. New memory
-# costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The allocator
-# already reuses smaller arrays; larger arrays are read only once.
+# `RecyclingAllocator` reuses buffers of MIN_BYTES to MAX_BYTES and keeps at most MAX_FREE free ones. New
+# memory costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The C
+# library already reuses smaller arrays; larger arrays are read only once.
 MIN_BYTES, MAX_BYTES = 2**18, 2**24
 MAX_FREE = 4
 
 
 @functools.lru_cache(maxsize=256)
-def _warn_slow(url: str, name: str, codecs: str) -> None:
+def _warn_slow_decoding(url: str, name: str, codecs: str) -> None:
     """Log one warning per array that only the slower zarr pipeline can decode."""
     logger.warning(
         "dataset %s: '%s' is stored as %s, which only zarr can decode, slower than our own reader; the "
@@ -81,9 +81,9 @@ class StoredRows(StoredColumn):
         if fast and self._decoder is None:
             shards, chain = codecs_of(array)
             names = " + ".join(name for name, _ in chain)
-            _warn_slow(location.url, self._name, f"{names} in shards" if shards else names)
-        self._indexes = Indexes(location)
-        self._memory = Recycled()
+            _warn_slow_decoding(location.url, self._name, f"{names} in shards" if shards else names)
+        self._indexes = ShardIndexCache(location)
+        self._memory = RecyclingAllocator()
         self._crcs: np.ndarray | None = None
         self._only: int | None = None  # the only tile to read; None reads all tiles
 
@@ -190,7 +190,7 @@ class StoredRows(StoredColumn):
                 with ShardFile(path, self._per_shard) as file:
                     for a, b in self.pieces(start, stop):
                         self._decode(file, a, b, out[a - start : b - start][columns], tile)
-            except (Damage, OSError) as error:
+            except (DamagedFileError, OSError) as error:
                 self._raise(shard, error, tile)
 
     def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
@@ -213,7 +213,7 @@ class StoredRows(StoredColumn):
             return
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
         if found != written:
-            raise Damage(
+            raise DamagedFileError(
                 f"its chunk {chunk} is intact, but differs from the chunk that was written (checksum "
                 f"{found:08x} instead of {written:08x}), as if the file came from another dataset"
             )
@@ -232,15 +232,15 @@ class StoredRows(StoredColumn):
                 ranges = self._ranges([(a, b) for a, b, _, _ in part], keys)
                 for at, data in enumerate(self._location.read_ranges(ranges)):
                     a, b, _, columns = part[at]
-                    self._decode(Fetched(data), a, b, out[a - start : b - start][columns], shards[at][1])
-            except (Damage, OSError) as error:
+                    self._decode(FetchedChunk(data), a, b, out[a - start : b - start][columns], shards[at][1])
+            except (DamagedFileError, OSError) as error:
                 self._indexes.clear()  # the objects may have changed since the indexes were read
                 names = map(self._location.name_of, keys)
                 bad = next((k for k, name in enumerate(names) if name in str(error)), at)
                 self._raise(shards[bad][0], error, shards[bad][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
-        """Return the byte range of the chunk of each piece in the object of its key."""
+        """Return (key, offset, length) of the chunk that holds each piece; a key alone is a whole object."""
         if not self._sharded:
             return list(keys)
         per_shard = self._per_shard
@@ -264,7 +264,7 @@ class StoredRows(StoredColumn):
         first, last = shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.shape[0])
         if isinstance(error, FileNotFoundError):
             what = "is missing"
-        elif isinstance(error, Damage):
+        elif isinstance(error, DamagedFileError):
             what = f"is damaged: {error}"
         elif isinstance(error, OSError):
             what = f"cannot be read: {error.strerror or error}"
@@ -284,24 +284,24 @@ class StoredRows(StoredColumn):
         ) from error
 
 
-class Recycled:
+class RecyclingAllocator:
     """Allocator of uninitialized arrays; it reuses the memory of an array after all views are deleted."""
 
     def __init__(self) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=MAX_FREE)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Recycled, ()
+        return RecyclingAllocator, ()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not MIN_BYTES <= nbytes <= MAX_BYTES:
             return np.empty(shape, dtype)
-        raw = self._pop_free(nbytes)
+        raw = self._take_free_buffer(nbytes)
         raw = np.empty(nbytes, np.uint8) if raw is None else raw
-        return np.asarray(_Lease(raw, self._free)).view(dtype).reshape(shape)
+        return np.asarray(_RecycledBuffer(raw, self._free)).view(dtype).reshape(shape)
 
-    def _pop_free(self, nbytes: int) -> np.ndarray | None:
+    def _take_free_buffer(self, nbytes: int) -> np.ndarray | None:
         """Return a free buffer of `nbytes` bytes, or None; free buffers of other sizes are discarded."""
         while True:
             try:
@@ -312,7 +312,7 @@ class Recycled:
                 return raw
 
 
-class _Lease:
+class _RecycledBuffer:
     """Base object of all views of one buffer; after the last view is gone, the buffer is reused."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:

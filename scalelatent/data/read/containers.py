@@ -89,7 +89,7 @@ def opened(x: Any, what: str = "x") -> Any:
     if _is(x, "xarray", "DataArray"):
         return x.data if x.chunks is not None else _sliced(x)
     if _is(x, "torch", "Tensor"):
-        return _of_tensor(x, what)
+        return _convert_tensor(x, what)
     if _is(x, "polars", "LazyFrame") or _is(x, "pyarrow", "Table", "RecordBatch"):
         return frame_rows(x, FrameColumns(_schema(x), what))
     if _is(x, "pyarrow", "Array", "ChunkedArray"):
@@ -172,11 +172,11 @@ def anndata_parts(
     column = adata.obs[label]
     missing_rows = np.flatnonzero(column.isna())
     if missing_rows.size:
-        raise missing_label("the AnnData object", label, int(missing_rows[0]))
+        raise missing_label_error("the AnnData object", label, int(missing_rows[0]))
     return rows, np.asarray(column)
 
 
-def missing_label(what: str, label: str, row: int) -> DataError:
+def missing_label_error(what: str, label: str, row: int) -> DataError:
     """Return the error for a row of an AnnData object without a label."""
     return DataError(
         f"{what}: row {row} has no value in the column {label!r} of obs, but every row needs a label; fill "
@@ -220,7 +220,7 @@ def _sliced(x: xarray.DataArray) -> SlicedRows:
     return SlicedRows(tuple(map(int, x.shape)), np.dtype(x.dtype), lambda a, b: np.asarray(x[a:b].values))
 
 
-def _of_tensor(x: torch.Tensor, what: str) -> np.ndarray:
+def _convert_tensor(x: torch.Tensor, what: str) -> np.ndarray:
     try:
         return np.asarray(x.detach().cpu().numpy())
     except TypeError as error:  # bfloat16 and other types that numpy does not have

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from scalelatent.data.dataset import Dataset
 
-from .segments import columns_before, earlier_columns, earlier_states
+from .segments import earlier_columns, earlier_states, restore_columns
 
 
-def earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
+def find_earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
     """Return the earlier rows of a dataset or slice that have this fingerprint, or None."""
     if ds.fingerprint() == fingerprint:
         return ds
@@ -36,7 +36,7 @@ def _candidates(ds: Dataset) -> Iterator[Dataset]:
         for a, b in sorted(ranges):
             if not 0 <= a < b <= state.rows or (b != stop and stop != whole):
                 continue
-            rows = Dataset(columns_before(columns, state), a, b)
+            rows = Dataset(restore_columns(columns, state), a, b)
             if columns.paired is None:
                 yield rows
                 continue

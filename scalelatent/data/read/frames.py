@@ -125,10 +125,10 @@ class FrameColumns:
         pa = arrow(self.what)
         columns = []
         for name, width in zip(self.names, self._widths, strict=True):
-            values = _storage(batch.column(name))
+            values = _unwrap_extension(batch.column(name))
             self._refuse_nulls(values, name, first_row)
             while pa.types.is_fixed_size_list(values.type):
-                values = _storage(values.flatten())
+                values = _unwrap_extension(values.flatten())
                 self._refuse_nulls(values, name, first_row, width)
             columns.append(values)
         # Arrow cannot make a matrix of booleans, so booleans are converted to bytes first.
@@ -199,5 +199,5 @@ def _storage_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     return getattr(kind, "storage_type", kind)
 
 
-def _storage(column: pyarrow.Array) -> pyarrow.Array:
+def _unwrap_extension(column: pyarrow.Array) -> pyarrow.Array:
     return getattr(column, "storage", column)

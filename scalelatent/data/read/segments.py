@@ -49,8 +49,8 @@ class JoinedRows(RowSource):
     def nnz(self) -> int:
         return sum(source.nnz for source in self._sources)
 
-    def entries(self, start: int, stop: int) -> int:
-        return sum(source.entries(a, b) for source, a, b, _ in self._parts(start, stop))
+    def count_entries(self, start: int, stop: int) -> int:
+        return sum(source.count_entries(a, b) for source, a, b, _ in self._parts(start, stop))
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         parts = [_read(*part) for part in self._parts(start, stop)]
@@ -137,25 +137,27 @@ def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
 def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:
     """Return the columns of the earlier state of a stored dataset with this fingerprint, or None."""
     states = [] if columns.attrs is None else earlier_states(columns.attrs)
-    return next((columns_before(columns, s) for s in states if s.fingerprint == fingerprint), None)
+    return next((restore_columns(columns, s) for s in states if s.fingerprint == fingerprint), None)
 
 
-def columns_before(columns: Columns, state: EarlierState) -> Columns:
+def restore_columns(columns: Columns, state: EarlierState) -> Columns:
     """Return the columns of a stored dataset in an earlier state."""
     attrs = columns.attrs
     assert attrs is not None
 
-    def first(source: RowSource | None) -> RowSource | None:
+    def keep_first_rows(source: RowSource | None) -> RowSource | None:
         return None if source is None else WrappedRows(source, (state.rows, *source.shape[1:]))
 
     y = None if columns.paired is not None else columns.y
     if y is not None and attrs.codes and state.classes != attrs.classes:
         y = RecodedRows(y, attrs.classes or [], state.classes or [])
-    x = first(columns.x)
+    x = keep_first_rows(columns.x)
     assert x is not None
     then = replace(attrs, fingerprint=state.fingerprint, classes=state.classes)
     weight = None if columns.weight_is_own else columns.weight
-    out = Columns(x, first(y), first(weight), place=columns.place, attrs=then, shared=columns.shared)
+    out = Columns(
+        x, keep_first_rows(y), keep_first_rows(weight), place=columns.place, attrs=then, shared=columns.shared
+    )
     out.y_is_dropped = columns.y_is_dropped
     if columns.weight_is_own:
         assert columns.weight is not None

@@ -36,9 +36,9 @@ class RowSource(ABC):
     """Shape (n_rows, *feature_shape)."""
     dtype: np.dtype
     sparse: bool = False
-    """Whether the rows are CSR."""
+    """True if the rows are CSR."""
     knows_entries: bool = False
-    """Whether `nnz` is available without a pass over all rows."""
+    """True if `nnz` is available without a pass over all rows."""
     reads_at_once: int = 1
     """Best number of parallel reads; more than 1 if each read waits for a network."""
 
@@ -59,14 +59,14 @@ class RowSource(ABC):
         """Chunks, shards and codec of stored rows; None for other rows."""
         return None
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         """Return the number of stored entries of the CSR rows `start:stop`."""
         raise TypeError(f"{type(self).__name__} holds dense rows")
 
     @property
     def nnz(self) -> int:
         """Number of stored entries of all CSR rows."""
-        return self.entries(0, self.shape[0])
+        return self.count_entries(0, self.shape[0])
 
 
 class StoredColumn(RowSource):
@@ -98,7 +98,7 @@ class StoredColumn(RowSource):
         """Return the slice of the checksums that belongs to a shard."""
 
     def read_tile(self, start: int, stop: int, tile: int) -> DenseOrCsr:
-        """Return only the columns of one tile of the rows `start:stop`."""
+        """Return the columns of one tile of the rows `start:stop`, or all columns if there are no tiles."""
         return self.read(start, stop)
 
 
@@ -127,8 +127,8 @@ class WrappedRows(RowSource):
     def layout(self) -> ChunkLayout | None:
         return self._source.layout
 
-    def entries(self, start: int, stop: int) -> int:
-        return self._source.entries(start, stop)
+    def count_entries(self, start: int, stop: int) -> int:
+        return self._source.count_entries(start, stop)
 
 
 class ArrayRows(RowSource):
@@ -156,7 +156,7 @@ class ZarrRows(RowSource):
         return _in_native_order(np.asarray(self._array[start:stop]))
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        return _cut(start, stop, range((start // self._step + 1) * self._step, stop, self._step))
+        return _split_range(start, stop, range((start // self._step + 1) * self._step, stop, self._step))
 
 
 # Maximum bytes of neighbouring dask chunks that one computation combines. Each computation visits all chunks
@@ -196,7 +196,7 @@ class DaskRows(RowSource):
     def read(self, start: int, stop: int) -> np.ndarray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
         for a, b in self.pieces(start, stop):  # only one piece at a time is in memory
-            chunks = _cut(a, b, self._within(a, b))
+            chunks = _split_range(a, b, self._edges_within(a, b))
             try:
                 out[a - start : b - start] = self._computed(a, b)
             except Exception:
@@ -220,17 +220,17 @@ class DaskRows(RowSource):
         refuse_masked(block, self._what, start)
         return np.asarray(block)
 
-    def _within(self, start: int, stop: int) -> list[int]:
+    def _edges_within(self, start: int, stop: int) -> list[int]:
         """Return the chunk edges strictly between two rows."""
         return self._edges[bisect.bisect_right(self._edges, start) : bisect.bisect_left(self._edges, stop)]
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Split the rows `start:stop` at chunk edges; combine small chunks."""
         edges = [start]
-        for edge, following in itertools.pairwise([*self._within(start, stop), stop]):
+        for edge, following in itertools.pairwise([*self._edges_within(start, stop), stop]):
             if following - edges[-1] > self._max_rows:
                 edges.append(edge)
-        return _cut(edges[0], stop, edges[1:])
+        return _split_range(edges[0], stop, edges[1:])
 
 
 def _sparse_blocks(block: object) -> DataError:
@@ -245,12 +245,12 @@ def _dask_scheduler() -> str | None:
     try:
         if distributed is not None and distributed.Client.current() is not None:
             return None
-    except ValueError:  # there is no client
+    except ValueError:  # this process has no client of distributed
         pass
     return "synchronous"  # the engine already runs one thread per core
 
 
-def _cut(start: int, stop: int, inner: Iterable[int]) -> list[tuple[int, int]]:
+def _split_range(start: int, stop: int, inner: Iterable[int]) -> list[tuple[int, int]]:
     edges = [start, *inner, stop]
     return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
@@ -276,7 +276,7 @@ class CsrSource(RowSource):
         values = rows.data.astype(self.dtype, copy=False)
         self._rows = csr.canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, what)[0]
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return int(self._rows.indptr[stop] - self._rows.indptr[start])
 
     def read(self, start: int, stop: int) -> csr_array:
@@ -328,7 +328,7 @@ class BackedCsr(RowSource):
             )
         return found
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return int(self._indptr[stop]) - int(self._indptr[start])
 
     def read(self, start: int, stop: int) -> csr_array:

@@ -63,14 +63,14 @@ def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
     location.write("zarr.json", json.dumps({**meta, "attributes": attrs.to_json()}, indent=2).encode())
 
 
-def _is_made(attrs: DatasetAttrs) -> bool:
+def _is_generated(attrs: DatasetAttrs) -> bool:
     """Return whether a generator made the rows; only generators record `base_fingerprint` or `features`."""
     return bool(attrs.provenance.keys() & {"base_fingerprint", "features"})
 
 
 def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
     """Return the last sentence of an error about a lost shard: the step that restores the shard."""
-    if _is_made(attrs):
+    if _is_generated(attrs):
         return f"`scalelatent data repair {url}` makes the lost shards again and keeps the others"
     if attrs.provenance.get("importer"):
         return "Restore that file from a copy, or import the data again with --overwrite"
@@ -110,7 +110,7 @@ def open_columns(location: Location) -> dict[str, Any]:
 def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
     """Return the error for a dataset whose writer did not finish."""
     done = len(location.keys(MARKERS))
-    generated = _is_made(attrs)
+    generated = _is_generated(attrs)
     step = (
         f"complete it with `scalelatent data repair {location.url}`"
         if generated

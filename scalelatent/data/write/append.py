@@ -22,7 +22,7 @@ from scalelatent.storage.locks import hold_lock
 from scalelatent.storage.write_checks import clear_after, explain_os_errors
 
 from .batches import Progress, RowBatch, write_shards
-from .create import create_like, derived_from
+from .create import create_like, derive_provenance
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -67,7 +67,7 @@ def _append(
         try:
             segment = _write_segment(parts, target, classes, place, progress, layout)
             before = _state_before(attrs, classes, target.n_rows)
-            record = {"rows": rows.n_rows, **derived_from(rows, "append"), "before": before}
+            record = {"rows": rows.n_rows, **derive_provenance(rows, "append"), "before": before}
             _commit(location, attrs, [*segments, segment], classes, record)
         except BaseException as error:
             if not _is_listed(location, place):  # an interrupt may follow the commit
@@ -135,10 +135,10 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
 
 def _segment_entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
     """Return the entry of a segment for the list of segments in the attributes."""
-    # Keep classes to decode codes. The first segment also keeps its classes for its fingerprint, because the
-    # attributes of its folder then describe the whole dataset.
+    # A segment with label codes needs its classes to decode them. The first segment also needs them for
+    # its fingerprint, because the attributes in its folder describe the whole dataset after an append.
     classes = attrs.classes if attrs.codes or not path else None
-    assert attrs.fingerprint is not None, "it is finished"
+    assert attrs.fingerprint is not None, "only a finished dataset becomes a segment"
     return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
 
 
@@ -210,9 +210,9 @@ def _commit(
 
 
 def _is_listed(location: Location, place: Location) -> bool:
-    """Return whether a segment is, or may be, part of its dataset."""
+    """Return whether a dataset lists the segment `place`, or has attributes that cannot be read."""
     try:
         segments = read_attrs(location).segments or []
-    except DataError:  # the next append removes an unlisted segment
+    except DataError:  # keep the segment now; the next append removes it if it is not listed
         return True
     return any(segment["path"] == place.url.rsplit("/", 1)[-1] for segment in segments)

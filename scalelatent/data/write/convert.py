@@ -19,7 +19,7 @@ from scalelatent.errors import DataError
 from scalelatent.storage.disk import REMOVED, locate
 from scalelatent.storage.write_checks import check_not_own_input, format_of
 
-from .create import copy_rows, derived_from
+from .create import copy_rows, derive_provenance
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -134,7 +134,7 @@ def convert_dataset(
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
     elif ds.is_sparse and chunk_rows is None:
         layout["chunk_rows"] = None  # row groups have no chunk size
-    provenance = derived_from(origin, "convert", **parameters)
+    provenance = derive_provenance(origin, "convert", **parameters)
     copy_rows(ds, out_url, provenance=provenance, overwrite=overwrite, progress=progress, **layout)
     return open_dataset(out_url)
 
@@ -298,7 +298,7 @@ class SparseRows(WrappedRows):
         """Number of values that are not zero; the first use reads all rows."""
         return self._count(0, self.shape[0])
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return self.nnz if (start, stop) == (0, self.shape[0]) else self._count(start, stop)
 
     def _count(self, start: int, stop: int) -> int:

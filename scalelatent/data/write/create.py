@@ -18,7 +18,7 @@ from scalelatent.data.layout import (
     ChunkLayout,
     choose_csr_layout,
     choose_layout,
-    codecs,
+    make_codecs,
 )
 from scalelatent.data.read.stored import read_attrs
 from scalelatent.data.schema import DatasetAttrs
@@ -27,7 +27,7 @@ from scalelatent.storage.disk import REMOVED, Location, locate
 from scalelatent.storage.write_checks import (
     check_not_own_input,
     check_space,
-    cleared_on_failure,
+    clear_on_failure,
     explain_os_errors,
     format_of,
 )
@@ -122,7 +122,7 @@ def begin_dataset(
     with explain_os_errors(location, "removing the old content"):
         if not location.is_empty():
             location.clear()
-    keep = contextlib.nullcontext() if resume else cleared_on_failure(location)
+    keep = contextlib.nullcontext() if resume else clear_on_failure(location)
     with explain_os_errors(location, "creating the dataset"), keep:
         import zarr
 
@@ -183,7 +183,7 @@ def _create_dense(
         dtype=dtype,
         chunks=(layout.chunk_rows, *columns),
         shards=(layout.shard_rows, *rest) if sharded else None,
-        compressors=codecs(layout.compressor, dtype),
+        compressors=make_codecs(layout.compressor, dtype),
         dimension_names=("row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(len(rest)))),
         fill_value=0,
         config=WRITE_CONFIG,
@@ -328,17 +328,17 @@ def create_like(
     return ShardWriter(place)
 
 
-def derived_from(ds: Dataset, action: str, **parameters: Any) -> dict[str, Any]:
+def derive_provenance(ds: Dataset, action: str, **parameters: Any) -> dict[str, Any]:
     """Return the provenance of a dataset that is derived from `ds`."""
     origin = {"of": ds.attrs.get("provenance", {}), "content": ds.fingerprint()} if ds.attrs else {}
     return {"importer": action, **parameters, **origin}
 
 
 @contextlib.contextmanager
-def removed_on_failure(writer: ShardWriter) -> Iterator[None]:
+def remove_on_failure(writer: ShardWriter) -> Iterator[None]:
     """Delete the dataset after any error, including Ctrl-C; use this only if `writer` is the only writer."""
     writer.next_step, writer.is_only_writer = "try again: the partial dataset is removed", True
-    with cleared_on_failure(locate(writer.url)):
+    with clear_on_failure(locate(writer.url)):
         yield
 
 
@@ -352,9 +352,9 @@ def copy_rows(
     **layout: Unpack[LayoutOptions],
 ) -> None:
     """Write the rows of a dataset to another location; see `Dataset.save`."""
-    provenance = derived_from(ds, "save") if provenance is None else provenance
+    provenance = derive_provenance(ds, "save") if provenance is None else provenance
     writer = create_like(ds, url, provenance=provenance, overwrite=overwrite, **layout)
-    with removed_on_failure(writer):
+    with remove_on_failure(writer):
         bounds = map(writer.shard_bounds, range(writer.n_shards))
         write_shards(writer, (RowBatch.read(ds, a, b) for a, b in bounds), progress)
         writer.finish()

@@ -60,7 +60,7 @@ class ShardWriter:
 
         from scalelatent.storage.zarrstore import WatchedStore
 
-        store = WatchedStore(location.zarr_store(read_only=False), self._note_crcs)
+        store = WatchedStore(location.zarr_store(read_only=False), self._record_crcs)
         group = zarr.open_group(store, mode="r+", zarr_format=3)
 
         kinds = {"x": self.attrs.x_kind == "csr", "y": self.attrs.y_kind == "multilabel"}
@@ -86,7 +86,7 @@ class ShardWriter:
         self.next_step = "resume with --resume (resume=True): the shards written before are intact"
         """Last step in the error message about a full disk; each caller sets its own."""
         self.is_only_writer = False
-        """Whether no other writer ever wrote here, so that a shard needs no deletion before the write."""
+        """True if no other writer ever wrote here, so that a shard needs no deletion before the write."""
 
     @classmethod
     def attach(cls, url: str | os.PathLike[str]) -> Self:
@@ -115,7 +115,7 @@ class ShardWriter:
 
     @property
     def weighted(self) -> bool:
-        """Whether each row has a weight."""
+        """True if each row has a weight."""
         return self._weight is not None
 
     @property
@@ -189,9 +189,9 @@ class ShardWriter:
         first, last = self.shard_columns(shard)
         flat = stop - start, last - first
         shape = flat if self._tile is not None else (stop - start, *self.attrs.feature_shape)
-        rows = _as_stored(self._x, x, [shape, flat], start, f"{self.url}: rows {start}:{stop}")
-        labels, distinct = self._y_as_stored(y, start, stop)
-        weights = self._weight_as_stored(weight, start, stop)
+        rows = _check_and_cast(self._x, x, [shape, flat], start, f"{self.url}: rows {start}:{stop}")
+        labels, distinct = self._encode_y(y, start, stop)
+        weights = self._encode_weight(weight, start, stop)
         digest = shard_digest(rows, labels, weights)
         if self.attrs.complete and digest != self._expected_digest(shard):
             raise DataError(
@@ -213,7 +213,7 @@ class ShardWriter:
                 marker = {"digest": digest.hex(), "labels": distinct, "crc": crcs, **entries}
                 self._markers.write(shard, marker)
 
-    def _y_as_stored(
+    def _encode_y(
         self, y: LabelsLike | None, start: int, stop: int
     ) -> tuple[DenseOrCsr | None, list[Label] | None]:
         """Check `y` of the rows `start:stop`; return the stored form and, for labels, the distinct labels."""
@@ -227,7 +227,7 @@ class ShardWriter:
         if y is None or self._y is None:
             return None, None
         if self.attrs.y_kind != "labels":
-            return _as_stored(self._y, y, [(stop - start, self._y.shape[1])], start, what), None
+            return _check_and_cast(self._y, y, [(stop - start, self._y.shape[1])], start, what), None
         labels, dtype = schema.as_labels(y, what), np.dtype(self._y.dtype)
         if len(labels) != stop - start:
             raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label per row")
@@ -244,7 +244,7 @@ class ShardWriter:
         few = len(distinct) <= schema.MAX_CLASSES
         return stored, distinct.astype(dtype).tolist() if few else None
 
-    def _weight_as_stored(self, weight: WeightsLike | None, start: int, stop: int) -> np.ndarray | None:
+    def _encode_weight(self, weight: WeightsLike | None, start: int, stop: int) -> np.ndarray | None:
         what = f"{self.url}: weights of rows {start}:{stop}"
         if (weight is None) != (self._weight is None):
             raise DataError(
@@ -296,7 +296,8 @@ class ShardWriter:
                     self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests
                 )
                 done = replace(self.attrs, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
-                write_attrs(self._location, done)  # the last write: readers refuse the dataset before
+                # This write is the last one, because readers refuse the dataset before it.
+                write_attrs(self._location, done)
             self.attrs = done
         elif self._rewritten and self.attrs.crc is not None:
             self._update_crc_table()
@@ -325,7 +326,7 @@ class ShardWriter:
             classes.update(marker["labels"])
         return sorted(classes) if len(classes) <= schema.MAX_CLASSES else None
 
-    def _note_crcs(self, key: str, data: np.ndarray) -> None:
+    def _record_crcs(self, key: str, data: np.ndarray) -> None:
         """Keep the checksums of the chunks in a file of a dense column, before zarr writes the file."""
         name, _, rest = key.partition("/")
         if name in self._shard_chunks and rest.startswith("c/"):
@@ -337,7 +338,7 @@ class ShardWriter:
             name: (
                 column.crcs.pop(shard)
                 if isinstance(column, CsrGroups)
-                else self._found_crcs.pop(self._key(name, shard))
+                else self._found_crcs.pop(self._shard_key(name, shard))
             )
             for name, column in self._columns().items()
         }
@@ -385,10 +386,10 @@ class ShardWriter:
             if isinstance(column, CsrGroups):
                 keys += column.keys(shard, marker.get(f"{name}_nnz", 0))
             else:
-                keys.append(self._key(name, shard))
+                keys.append(self._shard_key(name, shard))
         return keys
 
-    def _key(self, name: str, shard: int) -> str:
+    def _shard_key(self, name: str, shard: int) -> str:
         """Return the key of the file that holds a shard of the array `name`."""
         row, tile = divmod(shard, self.n_tiles)
         rest = self._columns()[name].shape[1:]
@@ -397,7 +398,7 @@ class ShardWriter:
     def _paths_to_delete(self, shard: int) -> list[str]:
         """Return the keys to delete before a shard is written: folders of row groups, files of arrays."""
         return [
-            column.folder(shard) if isinstance(column, CsrGroups) else self._key(name, shard)
+            column.folder(shard) if isinstance(column, CsrGroups) else self._shard_key(name, shard)
             for name, column in self._columns().items()
         ]
 
@@ -487,7 +488,7 @@ def _parse_marker(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _as_stored(
+def _check_and_cast(
     column: Column, values: RowsLike | LabelsLike, shapes: list[tuple[int, ...]], start: int, what: str
 ) -> DenseOrCsr:
     """Check rows or targets that begin at row `start`; return them in the dtype of the column and in

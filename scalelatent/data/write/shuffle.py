@@ -18,7 +18,7 @@ from scalelatent.storage.disk import locate
 from scalelatent.storage.write_checks import clear_after, explain_os_errors
 
 from .batches import Progress, RowBatch, row_bytes, write_shards
-from .create import create_like, derived_from, removed_on_failure
+from .create import create_like, derive_provenance, remove_on_failure
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -100,10 +100,10 @@ def shuffle_dataset(
     check_seed(seed)
     plan = _plan(ds, MEMORY if memory is None else memory)
     report = progress or (lambda done, total: None)
-    provenance = derived_from(ds, "shuffle", seed=seed)
+    provenance = derive_provenance(ds, "shuffle", seed=seed)
     writer = create_like(ds, out_url, provenance=provenance, overwrite=overwrite, **layout)
     buckets = _Buckets(locate(f"{writer.url}.shuffle-{uuid.uuid4().hex[:8]}"), plan)
-    with removed_on_failure(writer), buckets:
+    with remove_on_failure(writer), buckets:
         for start, batch in _read_in_order(ds, plan.read_bytes):
             buckets.add(batch, _sort_keys(seed, start, len(batch)))
             report((start + len(batch)) // 2, ds.n_rows)
@@ -166,7 +166,7 @@ class _Buckets:
         if error is not None:
             clear_after(error, self._location)
             return
-        with contextlib.suppress(OSError):  # the output is complete without the buckets
+        with contextlib.suppress(OSError):  # the output is complete, so remaining buckets do no harm
             self._location.clear()
 
     def add(self, batch: RowBatch, keys: np.ndarray) -> None:

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dask.core import flatten
+from distributed.protocol.pickle import dumps, loads
+
+from scalelatent.data.read.sources import is_dask
 from scalelatent.engine.executor import OnRows
 from scalelatent.engine.quarantine import whole_shards
 from scalelatent.engine.rates import choose_map_cache
+from scalelatent.errors import DataError
 
 from .graph import Graph, Reads
 from .pass_tasks import task_map, task_write_rows
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .window import ItemWords
 
+# Upper bound in bytes on the pickled tasks of one block that are sent to each worker as a trial.
+TRIAL_BYTES = 2**20
 # A function that adds the task of a shard to a graph; its arguments are graph, key, shard and worker.
 AddShard = Callable[[Graph, str, int, str], None]
 
@@ -137,6 +144,11 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
     """Write the rows of a dask array to ``url``; a worker computes and writes each shard."""
     from scalelatent.data import create_dataset
 
+    columns = dataset.lazy(0, 1)
+    assert columns is not None
+    for column in columns:
+        if is_dask(column):
+            _check_importable(executor, column)
     classes = dataset.classes
     text = classes is not None and classes.dtype.kind == "U"
     writer = create_dataset(
@@ -175,6 +187,34 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
         for record in written:
             executor.store.remove(record)
     return writer.finalize()
+
+
+def _check_importable(executor: DaskExecutor, array: Any) -> None:
+    """Raise DataError if a worker cannot load the functions that compute a dask array.
+
+    Dask closes the connection of such a worker and tries again without an end.
+    """
+    graph = array.dask.cull(set(flatten(array.__dask_keys__())))
+    tasks = dumps(dict(graph))
+    if len(tasks) > TRIAL_BYTES:
+        return
+    for worker, error in executor.link.ask_workers(
+        "the tasks of the rows were tried", _loading_error, tasks
+    ).items():
+        if error:
+            raise DataError(
+                f"worker {worker} cannot load the functions that compute the dask array: {error}. Install "
+                "their module on every worker, or send it with client.upload_file('MODULE.py')"
+            )
+
+
+def _loading_error(tasks: bytes) -> str:
+    """Return the error of loading pickled tasks in this process as text, or an empty text."""
+    try:
+        loads(tasks)
+    except Exception as error:  # noqa: BLE001 - unpickling calls code of other packages
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 @contextmanager

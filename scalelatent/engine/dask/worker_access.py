@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from distributed import WorkerPlugin
 
 from scalelatent.errors import RunError
-from scalelatent.storage.stores import recorded_location
+from scalelatent.storage.stores import locate_recorded
 
 from .requests import ABSENCE_ERRORS, ask_workers
 
@@ -67,4 +67,4 @@ def _check_seen(client: Client, url: str, access: Access) -> None:
 
 
 def _stamp(url: str, mark: str) -> Hashable:
-    return recorded_location(url, mark).stamp("zarr.json")
+    return locate_recorded(url, mark).stamp("zarr.json")

@@ -275,7 +275,7 @@ class ConditionalRBM(StreamedEstimator):
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, what: str = "X") -> Dataset:
+    def _make_pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, what: str = "X") -> Dataset:
         """Return the rows with their outputs; ``reset`` sets what kind of rows the model learns from.
 
         ``what`` names the rows in messages.
@@ -355,10 +355,10 @@ class ConditionalRBM(StreamedEstimator):
     def _training_rows(
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
-        return self._pairs(X, y, reset=reset)
+        return self._make_pairs(X, y, reset=reset)
 
     def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
-        return self._pairs(X, y, what="validation")
+        return self._make_pairs(X, y, what="validation")
 
     def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
         alone = self._source != "pairs" and not isinstance(validation, Dataset)
@@ -380,14 +380,14 @@ class ConditionalRBM(StreamedEstimator):
             raise DataError(
                 "sample_weight: a conditional RBM learns from all rows equally: leave out the weights"
             )
-        return self._pairs(X, y, reset=True)
+        return self._make_pairs(X, y, reset=True)
 
     def _search_fit(self, rows: Dataset, **how: Any) -> Self:
         plain = not rows.has_targets and self.corruption is None
         return self.fit(*((None, rows) if plain else (rows,)), **how)
 
     def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
-        ds = self._pairs(X, y)
+        ds = self._make_pairs(X, y)
         return ds if sample_weight is None else ds.with_weight(sample_weight)
 
     # -- fit -------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class ConditionalRBM(StreamedEstimator):
         return super()._deciding_parameters() | {"batch_size": choose_batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
-        theta, epoch = learner.weights(state)
+        theta, epoch = learner.best_parameters(state)
         self._keep_parameters(learner.shape, theta, epoch)
         self.inference_ = learner.validation_inference
         self.n_iter_, self.history_ = state.iteration, history
@@ -447,7 +447,7 @@ class ConditionalRBM(StreamedEstimator):
         with restored_on_failure(self):
             self._check_params()
             first = not hasattr(self, "W_")
-            ds = self._pairs(X, y, reset=first)
+            ds = self._make_pairs(X, y, reset=first)
             check_rows(self, ds)
             if first:
                 self.seed_ = resolve_seed(self.random_state)
@@ -455,7 +455,7 @@ class ConditionalRBM(StreamedEstimator):
                 self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
                 self.n_iter_, self.history_ = 0, []
             learner = make_learner(self, ds, None, self.seed_)
-            # Streams use the last rate of the default schedule.
+            # partial_fit uses the last learning rate of the default schedule.
             rates = learner.rates[-1:] if self.learning_rate is None else learner.rates
             size = choose_batch_size(self)
             learner = replace(learner, rates=rates, n_chains=1, chain_rows=size, local_steps=0)
@@ -686,7 +686,7 @@ class ConditionalRBM(StreamedEstimator):
         {'all': 0.0, 'changed': nan}
         """
         check_is_fitted(self)
-        ds = self._pairs(X, y)
+        ds = self._make_pairs(X, y)
         if sample_weight is not None:
             ds = ds.with_weight(sample_weight)
         targets = self._test_targets(ds)
@@ -779,7 +779,7 @@ class ConditionalRBM(StreamedEstimator):
         (120,)
         """
         check_is_fitted(self)
-        ds = self._pairs(X, y)
+        ds = self._make_pairs(X, y)
         return compute_free_energies(self._shape, self._theta, ds, self._test_targets(ds))
 
     def _test_targets(self, ds: Dataset) -> Targets:
@@ -819,7 +819,7 @@ class ConditionalRBM(StreamedEstimator):
             return self._map(X, (what, n_sweeps), *to)
         elif out is None:
             found = self._map_rows(self._given_rows(X), counting, *to)
-        else:  # maps on workers do not report convergence, so some rows are inferred again here
+        else:  # workers do not report convergence, so infer some rows again here
             ds = self._given_rows(X)
             found = self._map_rows(ds, row_map, *to)
             for part in choose_checked_rows(len(ds)):

@@ -61,7 +61,7 @@ ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some 
 # Advice for rows that do not meet the tolerance.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
 SMALLER = "lower n_hidden, or set n_chains lower"
-# Numbers of sweeps that `plan` measures; it assumes seconds that are linear in the sweeps.
+# `plan` measures the seconds of these two numbers of sweeps and assumes that seconds are linear in sweeps.
 TIMED = (4, 12)
 
 
@@ -345,7 +345,7 @@ def check_shape(
     call: str = "partial_fit",
     remedy: str = "set n_hidden and learner back, or start again with fit",
 ) -> None:
-    """Refuse to continue if the parameters ask for other numbers of units than the fitted model has."""
+    """Raise an error if the parameters imply other numbers of units than the fitted model has."""
     if model._shape != shape:
         raise ValueError(f"{call}: the last fit was of another shape ({model._shape}, now {shape}): {remedy}")
 
@@ -381,7 +381,7 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
     train, held, options = forecast.train, forecast.held, forecast.options
     learner, order = make_learner(model, train, held, 0), make_order(model, train, options, 0)
     shape, epochs = learner.shape, choose_n_epochs(model, order.n_rows, held is not None)
-    # A state holds parameters, velocity and best parameters; Dask keeps a few states.
+    # A state holds parameters, velocity and best parameters. With Dask a few states exist at once.
     copies = 1 + bool(learner.momentum) + (held is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
     kernels = _kernel_bytes(learner, forecast.resources)
@@ -445,10 +445,10 @@ def _device_bytes(learner: CrbmLearner) -> int:
 
 def _measure_seconds(forecast: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float, float, float]:
     """Return seconds of a row without sweeps, of one sweep of a row, and of a step."""
-    shape, couples = learner.shape, LEARNERS[learner.learner].couples
+    shape, sends_messages = learner.shape, LEARNERS[learner.learner].sends_messages
     rows = min(learner.chain_rows, order.n_rows)
     if not forecast.measure:
-        sweep = shape.n_visible * shape.n_hidden / 2e9 if couples else 0.0
+        sweep = shape.n_visible * shape.n_hidden / 2e9 if sends_messages else 0.0
         return 4.0 * shape.n_weights / FLOP_RATE, sweep, STEP_SECONDS
     name = (
         f"crbm {learner.learner} {shape.n_visible}x{shape.n_hidden}x{shape.n_observed} {rows} "
@@ -467,5 +467,5 @@ def _measure_seconds(forecast: Forecast, learner: CrbmLearner, order: RowOrder) 
         return forecast.measure_chain(f"{name} {sweeps}", timed, begin, order, rows=rows)
 
     few, step = seconds(TIMED[0])
-    sweep = max((seconds(TIMED[1])[0] - few) / (TIMED[1] - TIMED[0]), 0.0) if couples else 0.0
+    sweep = max((seconds(TIMED[1])[0] - few) / (TIMED[1] - TIMED[0]), 0.0) if sends_messages else 0.0
     return max(few - sweep * TIMED[0], 0.0), sweep, step

@@ -34,7 +34,7 @@ from .fit import REMEDY
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-# Rows of a block of `infer`, and of `free_energy`.
+# Number of rows per block in `infer` and in `free_energy`.
 BLOCK_ROWS, ENERGY_ROWS = 256, 4096
 # Upper bound of the rows whose convergence is checked after outputs were written to disk.
 MAX_CHECKED = 1024

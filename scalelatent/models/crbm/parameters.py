@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic")
 INFERENCES = ("sum-product", "mixed-product", "max-product", "mean-field")
-# Learners that use a parameter which the others refuse.
+# Names of the learners that accept each of these parameters; the other learners refuse it.
 USERS = {"loss": ("mssvm", "lssvm"), "gibbs_steps": ("cd", "pcd", "cd-percloss")}
 # Largest standard deviation of the initial weights: eight deviations are the largest weight of float32
 # messages.
@@ -151,7 +151,7 @@ def _check_chains(model: ConditionalRBM) -> None:
         )
 
 
-def _optional(name: str, doc: str) -> Parameter:
+def _make_optional(name: str, doc: str) -> Parameter:
     return Parameter(name, None, Whole(also=(None,)), doc)
 
 
@@ -165,14 +165,14 @@ PARAMETERS = Parameters(
             Choice((None, *INFERENCES)),
             "inference of predictions; None: the learner's own",
         ),
-        _optional("n_sweeps", "sweeps of an inference; None: 7 + epoch"),
+        _make_optional("n_sweeps", "sweeps of an inference; None: 7 + epoch"),
         Parameter(
             "tol",
             None,
             Number("give a number above 0, or None for a fixed number of sweeps", above=0, also=(None,)),
             "a row stops sweeping when no belief has changed by more",
         ),
-        _optional("gibbs_steps", "Gibbs steps of the sampling learners"),
+        _make_optional("gibbs_steps", "Gibbs steps of the sampling learners"),
         Parameter("loss", "hamming", Anything(), "costs of wrong outputs for the maximum-margin learners"),
         Parameter(
             "learning_rate",
@@ -195,7 +195,7 @@ PARAMETERS = Parameters(
             Number("give a finite number of at least 0", least=0),
             "decay of the three matrices",
         ),
-        _optional("batch_size", "rows of a gradient; None: 20"),
+        _make_optional("batch_size", "rows of a gradient; None: 20"),
         Parameter(
             "n_epochs",
             None,
@@ -205,9 +205,9 @@ PARAMETERS = Parameters(
             decides=False,
             changes_on_resume=True,
         ),
-        _optional("n_chains", "independent parts of a batch"),
-        _optional("local_steps", "steps of each chain before the chains are averaged"),
-        _optional("patience", "epochs without a better validation error that end the fit"),
+        _make_optional("n_chains", "independent parts of a batch"),
+        _make_optional("local_steps", "steps of each chain before the chains are averaged"),
+        _make_optional("patience", "epochs without a better validation error that end the fit"),
         Parameter(
             "init_scale",
             0.01,

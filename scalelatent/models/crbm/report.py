@@ -33,9 +33,9 @@ __all__ = ["RbmEvidence", "collect_rbm", "section"]
 
 # Upper bound of the messages that the figures update, about ten seconds on one core.
 EDGE_UPDATES = 1e10
-# Bounds of the number of predicted rows, and number of ranges of the dataset that they come from.
-MIN_ROWS, MAX_ROWS, PLACES = 50, 2000, 50
-# Images in the picture of restored rows, and steps of the occluding square from none to the whole image.
+# Least and largest number of predicted rows, and number of dataset ranges that they come from.
+MIN_ROWS, MAX_ROWS, N_RANGES = 50, 2000, 50
+# Number of images in the picture of restored rows, and number of sizes of the occluding square.
 SHOWN, LEVELS = 10, 8
 LEARNERS = {
     "mle-bp": "maximum likelihood by belief propagation",
@@ -105,12 +105,12 @@ def collect_rbm(
     plain = model._source == "plain"
     check_width(data, model.W_.shape[0] if plain else model.n_features_in_)
     pieces = space_ranges(
-        len(data), _choose_sample_rows(model) if sample_rows is None else sample_rows, PLACES
+        len(data), _choose_sample_rows(model) if sample_rows is None else sample_rows, N_RANGES
     )
     corrupted = model._source == "corruption" and not data.has_targets
     read = data.read_binary if corrupted or plain else data.read_targets
     v = np.concatenate([read(a, b) for a, b in pieces])
-    x = None if plain else _inputs(model, data, pieces, v, corrupted)
+    x = None if plain else _read_inputs(model, data, pieces, v, corrupted)
     if progress is not None:
         progress(0, len(v))
     predicted = np.asarray(model.predict(np.zeros((len(v), 0), np.uint8) if x is None else x))
@@ -126,7 +126,7 @@ def collect_rbm(
     return RbmEvidence(len(data), v, predicted, x if same else None, corrupted, shape, errors, occlusion)
 
 
-def _inputs(
+def _read_inputs(
     model: ConditionalRBM, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool
 ) -> DenseOrCsr:
     """Return the rows x of the sampled rows."""
@@ -174,13 +174,13 @@ def rbm_numbers(
         part = f" of {count(len(evidence.v), 'row')}" if sampled else ""
         if model._source != "plain":
             error, of = evidence.errors.all_error, part
-            # The run scored all test rows.
+            # Prefer the error that the run recorded for all test rows.
             if sampled and rows == "test" and "test_error" in run.event("scored"):
                 error, of = run.event("scored")["test_error"], ""
             head.append((f"{rows} error{of}", percent(error)))
-            spread = _interval(evidence, error, evidence.n_rows if of != part else len(evidence.v))
+            spread = _format_interval(evidence, error, evidence.n_rows if of != part else len(evidence.v))
             table.append((f"{rows} error{of}, all outputs", f"{percent(error)} ({spread})"))
-            name, wrong = _baseline(evidence)
+            name, wrong = _score_baseline(evidence)
             head.append((name + part, percent(wrong)))
             means = (
                 "x is returned unchanged" if evidence.x is not None else "each output's more frequent value"
@@ -209,12 +209,12 @@ def rbm_numbers(
         table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
     table.append(("predicts by", f"{model.inference_}, {count(model.n_sweeps_, 'sweep')}"))
     table.append(("learned weights", f"{model.W_.size + model.Wvx_.size + model.Whx_.size:,}"))
-    table.append(("largest weight between outputs and hidden units", f"{_largest(model.W_):.2f}"))
+    table.append(("largest weight between outputs and hidden units", f"{_largest_weight(model.W_):.2f}"))
     table.append(("seed", str(model.seed_)))
     return head, table
 
 
-def _interval(evidence: RbmEvidence, error: float, rows: int) -> str:
+def _format_interval(evidence: RbmEvidence, error: float, rows: int) -> str:
     """Return a 95 % interval from the errors of single rows, whose outputs are not independent."""
     own = (evidence.predicted != evidence.v).mean(axis=1)
     half = 1.96 * float(own.std(ddof=1)) / rows**0.5 if len(own) > 1 else float("nan")
@@ -224,8 +224,8 @@ def _interval(evidence: RbmEvidence, error: float, rows: int) -> str:
     return f"of {count(rows, 'row')}; 95 % interval {100 * low:.2f} to {100 * high:.2f} %"
 
 
-def _baseline(evidence: RbmEvidence) -> tuple[str, float]:
-    """Return name and error of a prediction without learning: x, or each output's more frequent value."""
+def _score_baseline(evidence: RbmEvidence) -> tuple[str, float]:
+    """Return (name, error) of predicting without a model: x itself, or the most frequent value per output."""
     if evidence.x is not None:
         return "doing nothing", float((evidence.x != evidence.v).mean())
     ones = evidence.v.mean(axis=0)
@@ -257,7 +257,7 @@ def explain_numbers(
     return found
 
 
-def _largest(w: np.ndarray) -> float:
+def _largest_weight(w: np.ndarray) -> float:
     return float(np.abs(w).max()) if w.size else 0.0
 
 
@@ -267,17 +267,17 @@ def rbm_pictures(
     """Return all figures in the order of the page."""
     found = []
     if evidence is not None and evidence.shape is not None and evidence.x is not None:
-        found.append(_restored(evidence, evidence.x, evidence.shape, rows))
+        found.append(_restored_picture(evidence, evidence.x, evidence.shape, rows))
     if evidence is not None and evidence.occlusion:
-        found.append(_occlusion(evidence, rows))
+        found.append(_occlusion_picture(evidence, rows))
     if run.history:
-        found.append(_learning(run, model))
+        found.append(_learning_picture(run, model))
     if any(record.get("converged") is not None for record in run.history):
-        found.append(_convergence(run, model))
+        found.append(_convergence_picture(run, model))
     return found
 
 
-def _restored(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows: str) -> Picture:
+def _restored_picture(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows: str) -> Picture:
     some = np.linspace(0, len(x) - 1, min(SHOWN, len(x))).astype(int)
     lines = {"original": evidence.v[some], "given": x[some], "restored": evidence.predicted[some]}
     wrong = (lines["restored"] != lines["original"]).sum(axis=1)
@@ -294,7 +294,7 @@ def _restored(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows
     return Picture("restored", "Restored images", words, alt, plot_restored(lines, shape), wide=True)
 
 
-def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
+def _occlusion_picture(evidence: RbmEvidence, rows: str) -> Picture:
     sides = sorted(evidence.occlusion)
     ends = [f"{percent(evidence.occlusion[s].all_error)} at {s}" for s in (sides[0], sides[-1])]
     words = (
@@ -306,7 +306,7 @@ def _occlusion(evidence: RbmEvidence, rows: str) -> Picture:
     return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
 
 
-def _learning(run: RunFiles, model: ConditionalRBM) -> Picture:
+def _learning_picture(run: RunFiles, model: ConditionalRBM) -> Picture:
     beliefs = model.learner in ("mle-bp", "mle-mf", "logistic")
     unit = "log-loss of the beliefs, nats per output" if beliefs else "energy gap per output"
     held = any(record.get("validation_error") is not None for record in run.history)
@@ -328,7 +328,7 @@ def _learning(run: RunFiles, model: ConditionalRBM) -> Picture:
     )
 
 
-def _convergence(run: RunFiles, model: ConditionalRBM) -> Picture:
+def _convergence_picture(run: RunFiles, model: ConditionalRBM) -> Picture:
     shares = [record["converged"] for record in run.history if record.get("converged") is not None]
     words = (
         f"Share of the training rows none of whose beliefs changed by more than {model.tol or CONVERGED:g} "

@@ -39,7 +39,7 @@ from scalelatent.models.hcn.model.evidence_learner import EvidenceState
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import LayeredState
 from scalelatent.models.hcn.model.multi_layer_maps import ClassMap, CompletionMap, FixedNetwork, ScoreMap
-from scalelatent.models.hcn.model.sampling import add_noise, sample
+from scalelatent.models.hcn.model.sampling import add_noise, draw_images
 
 from .fit import (
     Network,
@@ -53,7 +53,7 @@ from .fit import (
     image_shape,
     log_layers,
     make_feature_layers,
-    packed,
+    pack_mask,
     replace_nan,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
@@ -63,11 +63,11 @@ from .parameters import (
     N_FEATURES,
     PARAMETERS,
     WINDOW,
-    batch_size,
-    damping,
+    choose_batch_size,
+    choose_damping,
+    choose_weight_priors,
     has_templates,
     is_online,
-    weight_priors,
 )
 from .planning import plan
 from .several_objects import SeveralObjects
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Bits that mark the known pixels of rows, and classes of rows; None if not given.
+# (mask of the known pixels of rows as bits, classes of rows); an item is None if it was not given.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -335,7 +335,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _plain_images(self, X: Any, y: LabelsLike | None, what: str, reset: bool) -> Any:
-        """Return rows in memory as they are, or as a dataset of images; raise an error for a single image."""
+        """Return validation images as a dataset, other rows unchanged; raise an error for a single image."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{what} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
@@ -376,7 +376,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
-        """Raise an error for images of another shape than those of the fit."""
+        """Raise an error if the shape of the images differs from that of the fit."""
         own = self._network.layer.seen
         if image_of(shape) != own:
             raise DataError(
@@ -412,12 +412,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     # -- fit -------------------------------------------------------------------------------------------------
 
     def _deciding_parameters(self) -> dict[str, Any]:
-        """Return the deciding parameters with the values that None stands for."""
-        found: dict[str, Any] = {"online": is_online(self), "damping": damping(self)}
+        """Return the parameters that decide the result, with None replaced by the default value."""
+        found: dict[str, Any] = {"online": is_online(self), "damping": choose_damping(self)}
         found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
-        found |= {"batch_size": batch_size(self), "p_weight": self.p_weight}
+        found |= {"batch_size": choose_batch_size(self), "p_weight": self.p_weight}
         if self.p_weight is None:
-            priors = weight_priors(self)
+            priors = choose_weight_priors(self)
             found["p_weight"] = list(priors) if has_templates(self) else priors[0]
         return super()._deciding_parameters() | found
 
@@ -463,8 +463,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._network
 
     @property
-    def _reading(self) -> MultiLayer:
-        """Fitted network of several layers with the present ``read_noise``."""
+    def _network_for_reading(self) -> MultiLayer:
+        """Fitted network of several layers, with the current value of the parameter ``read_noise``."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -504,7 +504,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 self.seed_ = resolve_seed(self.random_state)
             elif not has_templates(self):
                 network = SingleLayer(make_feature_layers(self, self._layer.image)[0])
-            size = batch_size(self)  # not reduced to the rows of one call: more images follow
+            size = choose_batch_size(self)  # not reduced to the rows of one call: more images follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else network.last_state(self)
             chains: OnlineLearner = learner  # accepts the states of both kinds of networks
@@ -532,7 +532,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _row_map(self, what: str | tuple[str, Given]) -> RowMap:
         name, (known, codes) = what if isinstance(what, tuple) else (what, (None, None))
         if isinstance(self._network, MultiLayer):
-            network = self._reading
+            network = self._network_for_reading
             fixed = FixedNetwork(network.coded, self._stream.beliefs, network.template_classes)
             if name == "filled":
                 return CompletionMap(fixed, True, known, codes)
@@ -558,7 +558,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return scores of the classes, each that of its best template; only with ``templates``.
+        """Return the score of each class, that of its best template; only with ``templates``.
 
         Parameters
         ----------
@@ -660,13 +660,13 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if known is None and self._layer.missing is None:
             raise DataError("inpaint: no pixels are marked as unknown: give known, or set missing before fit")
         n_rows = len(cast("Sized", X))
-        bits = None if known is None else packed(known, n_rows, self._layer)
+        bits = None if known is None else pack_mask(known, n_rows, self._layer)
         codes = None
         if isinstance(self._network, MultiLayer):
             codes = self._network.codes(y, n_rows)
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: remove y")
-        what: Any = "filled", (bits, codes)  # other models have no second item
+        what: Any = "filled", (bits, codes)  # other models pass a string only
         return self._map(X, what, out, client, overwrite, callbacks)
 
     @available_if(has_templates)
@@ -679,7 +679,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             Evidence of pixels, and pools and weights of each layer for ``torch.nn.functional.conv2d``.
         """
         check_is_fitted(self)
-        network = self._reading
+        network = self._network_for_reading
         classes = self.classes_[network.template_classes]
         return convolutional_form(network.coded, self._stream.beliefs, classes)
 
@@ -689,7 +689,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 "to_onnx: a network without templates finds places by message passing, for which ONNX has no "
                 "operators: save the model, and use this package"
             )
-        network = self._reading
+        network = self._network_for_reading
         form = convolutional_form(network.coded, self._stream.beliefs, network.template_classes)
         scores = draw_scores(graph, network.coded.layers[0], form, network.template_classes)
         graph.classes(scores, self.classes_, "scores")
@@ -731,7 +731,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ([[-1, -1], [-1, -1], [-1, -1]], (3, 2, 2))
         """
         check_is_fitted(self)
-        return SeveralObjects.of(self._reading, self._stream.beliefs, image_shape, n_objects, self.device)
+        return SeveralObjects.from_network(
+            self._network_for_reading, self._stream.beliefs, image_shape, n_objects, self.device
+        )
 
     def infer(self, X: RowsLike) -> PlaceBeliefs | TemplateBeliefs:
         """Return beliefs in S and their convergence, or with templates the best templates, in memory.
@@ -746,7 +748,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         check_is_fitted(self)
         if isinstance(self._network, MultiLayer):
-            return TemplateBeliefs.of(self._map(X, "scores"))
+            return TemplateBeliefs.from_scores(self._map(X, "scores"))
         found = self._map(X, "beliefs")
         places = found[:, :-1].reshape(len(found), *self._layer.places)
         return PlaceBeliefs(places, found[:, -1], found[:, -1] == 1)
@@ -779,7 +781,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise ValueError(f"n_samples={n_samples}: give a whole number of at least 1")
         seed = draw_seed() if random_state is None else resolve_seed(random_state)
         if isinstance(self._network, MultiLayer):
-            network = self._reading
+            network = self._network_for_reading
             codes = network.codes(y, int(n_samples))
             weights = [part > 0 for part in network.net.split(self._stream.beliefs)]
             drawn = network.coded.draw(weights, int(n_samples), codes, seed)
@@ -787,7 +789,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if y is not None:
             raise DataError("sample: y is given, but without templates there are no classes: remove y")
         with single_threaded():
-            return sample(self._decoder(), seed, 0, int(n_samples), make_backend(self.device), noise)
+            return draw_images(self._decoder(), seed, 0, int(n_samples), make_backend(self.device), noise)
 
     def score(
         self,
@@ -823,7 +825,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_is_fitted(self)
         ds = self._given_rows(X, y, sample_weight)
         if isinstance(self._network, MultiLayer):
-            errors, classes = self._reading.scoring(ds, self._stream.beliefs)
+            errors, classes = self._network_for_reading.scoring(ds, self._stream.beliefs)
             return 1.0 - errors.error(self._collect(errors, ds, classes, callbacks))
         decoder = self._decoder()
         stats = self._collect(DescriptionLength(decoder), ds, None, callbacks)
@@ -880,7 +882,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         where = {name: values[name] for name in ("rows", "steps", "iteration")}
         image = image_of(values["image"])
-        self.batch_size_ = values.get("batch_size") or batch_size(self)
+        self.batch_size_ = values.get("batch_size") or choose_batch_size(self)
         if "templates" in values:
             self._restore_multi_layer(values, arrays, image, where)
             return

@@ -30,16 +30,16 @@ from scalelatent.models.hcn.model.multi_layer_learning import LayeredEvidence, L
 
 from .parameters import (
     WINDOW,
-    batch_size,
-    chain_batches,
+    choose_batch_size,
+    choose_chain_batches,
+    choose_layer_sizes,
+    choose_n_chains,
+    choose_n_epochs,
+    choose_warmup_rows,
+    choose_weight_priors,
     default_layers,
     has_templates,
     is_online,
-    layer_sizes,
-    n_chains,
-    n_epochs,
-    warmup_rows,
-    weight_priors,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 ALL_ROWS = "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
 # Rows of a mask that are packed at once.
 MASK_ROWS = 4096
-# Records per epoch of an online fit: points of the curve of weights against images.
+# Number of history records per epoch of an online fit; each is a point of the learning curve.
 REPORTS = 20
 # Target size of a leaf in bytes if [engine] leaf_rows is not set, and its smallest number of images.
 LEAF_BYTES, MIN_LEAF_ROWS = 2**28, 5
-# If one leaf holds all images, its messages go to disk about once in this many seconds. The estimate assumes
-# this many pairs per second on one thread.
+# If one leaf holds all images, the fit writes its messages to disk about every VISIT_SECONDS seconds. The
+# estimate assumes PAIRS_WITH_MESSAGES updates of pairs per second on one thread.
 VISIT_SECONDS, PAIRS_WITH_MESSAGES = 30.0, 1e9
 
 
@@ -225,11 +225,11 @@ def check_rows(
     rows = step_rows(model, n)
     if is_online(model) and rows > n:
         raise DataError(
-            f"{where}: a step of n_chains={n_chains(model, n)} x chain_batches={chain_batches(model, n)} x "
-            f"batch_size={batch_size(model, n)} = {rows} images is larger than the data, {n}: lower one of "
-            "the three"
+            f"{where}: a step of n_chains={choose_n_chains(model, n)} x "
+            f"chain_batches={choose_chain_batches(model, n)} x batch_size={choose_batch_size(model, n)} = "
+            f"{rows} images is larger than the data, {n}: lower one of the three"
         )
-    if (warm := warmup_rows(model, n)) > n:
+    if (warm := choose_warmup_rows(model, n)) > n:
         raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower warmup_rows")
 
 
@@ -250,7 +250,7 @@ def check_windows(
             f"{model.filter_size} x {model.filter_size} need larger grey images (h, w): set image_shape for "
             "flat rows, or remove filters"
         )
-    for level, (_, (h, w)) in enumerate(layer_sizes(model, image)):
+    for level, (_, (h, w)) in enumerate(choose_layer_sizes(model, image)):
         if h > height or w > width:
             remedy = "make the features smaller"
             if flat and not level:
@@ -274,7 +274,7 @@ def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, i
 def make_feature_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> tuple[FeatureLayer, ...]:
-    """Return the layers of features of the parameters, from the image up."""
+    """Return the feature layers that the parameters of the model describe; the lowest layer is first."""
     found = []
     threshold, missing = (None if v is None else float(v) for v in (model.threshold, model.missing))
     filters = None
@@ -282,7 +282,9 @@ def make_feature_layers(
         least = MIN_STEP if threshold is None else threshold
         filters, threshold = OrientedFilters(int(model.filters), int(model.filter_size), least), None
         image = filters.n, image[1], image[2]
-    for (n_features, window), p_weight in zip(layer_sizes(model, image), weight_priors(model), strict=False):
+    for (n_features, window), p_weight in zip(
+        choose_layer_sizes(model, image), choose_weight_priors(model), strict=False
+    ):
         priors = float(model.p01), float(model.p10), p_weight, float(model.p_sparsity)
         layer = FeatureLayer(image, n_features, window, *priors, threshold, missing, filters=filters)
         found.append(layer)
@@ -325,7 +327,7 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), x.dtype.type(UNKNOWN), x)
 
 
-def packed(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
+def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
     """Return a mask of pixels as bits, uint8 (rows, bytes); raise an error if it does not fit the rows."""
     if is_plain(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
@@ -350,7 +352,11 @@ def packed(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 
 def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Return the number of images per step, over all chains."""
-    return batch_size(model, n_rows) * chain_batches(model, n_rows) * n_chains(model, n_rows)
+    return (
+        choose_batch_size(model, n_rows)
+        * choose_chain_batches(model, n_rows)
+        * choose_n_chains(model, n_rows)
+    )
 
 
 def row_order(
@@ -362,19 +368,19 @@ def row_order(
     chains: int,
 ) -> RowOrder:
     """Return the order of images of an online fit; ``chains=0`` means one minibatch per step."""
-    size = step_rows(model, n_rows) if chains else batch_size(model, n_rows)
+    size = step_rows(model, n_rows) if chains else choose_batch_size(model, n_rows)
     return RowOrder.choose(n_rows, seed, size, max(chains, 1), options)
 
 
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
-    """Return the leaves of a fit with kept messages: one if its messages are small, else several per step."""
-    most_chains = n_chains(model, n_rows)
+    """Return the row order of a fit with kept messages: one leaf for few messages, else several per step."""
+    most_chains = choose_n_chains(model, n_rows)
     if (rows := options.get("leaf_rows")) is not None:
         chains = min(most_chains, -(-n_rows // int(rows)))
         order = _leaves_of(n_rows, chains * int(rows), chains)
-        if (least := _least_leaf(order)) < MIN_LEAF_ROWS and count_leaves(order) > 1:
+        if (least := _count_smallest_leaf_rows(order)) < MIN_LEAF_ROWS and count_leaves(order) > 1:
             raise DataError(
                 f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {least}: leaves "
                 f"of fewer than {MIN_LEAF_ROWS} images learn independently of each other; set another "
@@ -385,7 +391,7 @@ def make_leaf_order(
     chains = min(most_chains, leaves)
     rows = -(-n_rows // leaves)
     order = _leaves_of(n_rows, chains * rows, chains)
-    while count_leaves(order) > 1 and _least_leaf(order) < MIN_LEAF_ROWS:
+    while count_leaves(order) > 1 and _count_smallest_leaf_rows(order) < MIN_LEAF_ROWS:
         rows += 1
         chains = min(chains, -(-n_rows // rows))
         order = _leaves_of(n_rows, chains * rows, chains)
@@ -396,7 +402,7 @@ def _leaves_of(n_rows: int, step_rows: int, chains: int) -> RowOrder:
     return RowOrder(n_rows, 0, step_rows, n_chains=chains, shuffle=False)
 
 
-def _least_leaf(order: RowOrder) -> int:
+def _count_smallest_leaf_rows(order: RowOrder) -> int:
     """Return the number of images of the smallest leaf."""
     return min(order.chain_rows, order.step_rows(order.n_steps - 1) // order.n_chains)
 
@@ -416,7 +422,7 @@ def fit_order(
 ) -> RowOrder:
     """Return the order of the images of a fit."""
     if is_online(model):
-        return row_order(model, n_rows, options, seed, chains=n_chains(model, n_rows))
+        return row_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
@@ -424,14 +430,14 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
     """Yield the steps of a fit; set the learned attributes of the model."""
     train = rows["train"].dataset
     n = len(train)
-    info = {"max_iter": n_epochs(model, n)}
+    info = {"max_iter": choose_n_epochs(model, n)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
     model.seed_, rows = yield Begin(info, keeps_records=not is_online(model), all_rows=ALL_ROWS)
     counts = yield Collect("pixels", network.counts(), rows["train"], network.classes)
     check_pixels(train, counts)
     network.check_counts(train, counts)
-    model.batch_size_, default = batch_size(model, n), batch_size(model)
+    model.batch_size_, default = choose_batch_size(model, n), choose_batch_size(model)
     if model.batch_size_ < default:
         why = f"the number of images in {train.url or 'X'} is {n}"
         warn_reduced("batch_size", model.batch_size_, default, why)
@@ -441,13 +447,13 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
 def first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
-    """Yield a step that stores the start of a warm start; return the state that the fit starts with."""
+    """Return the state that the fit starts with; for a warm start, yield the step that stores it."""
     if restart or not continues_last_fit(model):
         return state
     before = network.last_state(model)
     given = yield Remember("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
-    # With kept messages, beliefs must be whole units, as messages are.
+    # With kept messages, beliefs must be multiples of 1/256 nat, as messages are.
     beliefs = beliefs if is_online(model) else from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])
 
@@ -463,14 +469,14 @@ def learn(
 ) -> Generator[Step, Any, LoopResult]:
     """Yield the steps of the warm-up, if any, and of the epochs; return the result."""
     n, online, end = len(rows["train"].dataset), is_online(model), name.removeprefix("learn")
-    if warm := warmup_rows(model, n):
+    if warm := choose_warmup_rows(model, n):
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
         serial = replace(learner, patience=0)
         order = partial(row_order, model, warm, seed=seed, chains=0)
         result = yield LearnOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
         state = replace(state, beliefs=result.state.beliefs, first=result.state.first)
     order = partial(fit_order, model, network, n, seed=seed)
-    step = LearnOnline(name, learner, state, rows, network.classes, order, n_epochs(model, n))
+    step = LearnOnline(name, learner, state, rows, network.classes, order, choose_n_epochs(model, n))
     found: LoopResult = yield replace(step, reports=REPORTS if online else 0, keeps_leaves=not online)
     return found
 
@@ -504,5 +510,5 @@ class UniformWeightsWarning(Callback):
         more = "" if templates else f" or p_sparsity (now {self.model.p_sparsity:g})"
         warn_user(
             f"all weights are {now} after epoch {record['pass']}: {move} p_weight (now "
-            f"{weight_priors(self.model)[0]:g}{', of the first layer' if templates else ''}){more}"
+            f"{choose_weight_priors(self.model)[0]:g}{', of the first layer' if templates else ''}){more}"
         )

@@ -39,7 +39,14 @@ from scalelatent.models.hcn.model.templates import (
 )
 
 from .fit import continues_last_fit, first_state, learn, make_feature_layers, visit_passes
-from .parameters import batch_size, damping, is_online, max_fits, n_epochs, weight_priors
+from .parameters import (
+    choose_batch_size,
+    choose_damping,
+    choose_n_epochs,
+    choose_weight_priors,
+    count_max_fits,
+    is_online,
+)
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
@@ -79,7 +86,8 @@ def make_multi_layer(
                 "clusters), or label some rows"
             )
     network = build_multi_layer(model, make_feature_layers(model, image), classes, per_class)
-    # A slice of a dataset has the classes of the whole dataset.
+    # The classes of a slice are those of the whole dataset, so this is False if any row of the whole dataset
+    # has the label -1.
     every = classes is not None and train.classes is not None and len(classes) == len(train.classes)
     return replace(network, all_labelled=every)
 
@@ -100,13 +108,13 @@ def build_multi_layer(
         filters=None,
         n_features=per_class if coded is None else len(coded),
         window=(high, wide),
-        p_weight=weight_priors(model)[-1],
+        p_weight=choose_weight_priors(model)[-1],
     )
     net = Hierarchy(
         (*below, top),
         coded,
         int(model.pool),
-        damping=damping(model),
+        damping=choose_damping(model),
     )
     return MultiLayer(net, classes, per_class)
 
@@ -121,7 +129,7 @@ def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) 
 
 @dataclass(frozen=True, eq=False)
 class MultiLayer:
-    """Several layers of features and pools, the last of templates (a :class:`~.fit.Network`).
+    """Several layers of features and pools; the features of the last layer are templates (a `Network`).
 
     Attributes
     ----------
@@ -225,7 +233,7 @@ class MultiLayer:
         n_classes = 0 if self.classes is None else len(self.classes)
         how: dict[str, Any] = {
             "forgetting": float(model.forgetting),
-            "batch_rows": batch_size(model, n_rows),
+            "batch_rows": choose_batch_size(model, n_rows),
             "inner_iterations": int(model.inner_iterations),
             "patience": int(model.patience or 0),
             "n_classes": n_classes,
@@ -234,7 +242,7 @@ class MultiLayer:
             return LayeredEvidence(net, **how)
         how |= {
             "single_leaf_passes": min(MAX_VISIT_PASSES, visit_passes(self.pairs, n_rows)),
-            "max_passes": n_epochs(model, n_rows),
+            "max_passes": choose_n_epochs(model, n_rows),
             "all_labelled": self.all_labelled,
         }
         return LayeredMessages(net, **how, n_rows=n_rows)
@@ -320,8 +328,8 @@ class MultiLayer:
                 warn_user(
                     f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, "
                     "or the evidence of their images is smaller than the cost of a weight by p_weight (of "
-                    f"templates now {weight_priors(model)[-1]:g}): give fewer templates or more images, or "
-                    "raise p_weight"
+                    f"templates now {choose_weight_priors(model)[-1]:g}): give fewer templates or more "
+                    "images, or raise p_weight"
                 )
             if "validation" in rows:
                 errors, classes = network.scoring(rows["validation"].dataset, beliefs)
@@ -348,7 +356,7 @@ class MultiLayer:
             order = np.argsort(numbers)
             stats = yield Collect("first-images", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
-        # The templates start from their first beliefs, so that no image has a template yet.
+        # Reset the templates to their beliefs before learning, because the first pass assigns images to them.
         learned = np.concatenate(
             [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
         )
@@ -365,7 +373,7 @@ class MultiLayer:
         """Yield fits from different seeds until one settles; return its result and the records."""
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
         on = continues_last_fit(model)
-        for restart in range(1 if on else max_fits(model)):
+        for restart in range(1 if on else count_max_fits(model)):
             # A warm start keeps the pools of the last fit, because the weights depend on them.
             seed = model._multi_layer("net").net.seed if on else model.seed_ + restart
             network = replace(self, net=replace(self.net, seed=seed))

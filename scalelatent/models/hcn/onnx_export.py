@@ -15,14 +15,14 @@ from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
 def draw_scores(
     graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, template_codes: np.ndarray
 ) -> str:
-    """Add the scores of classes in nats, float32 (rows, classes), each that of its best template.
+    """Add nodes for the class scores in nats, float32 (rows, classes): the score of the best template.
 
     All values are multiples of 1/256, so float32 sums are exact up to 65,536 nats.
     """
     seen = graph.node("Reshape", graph.x, graph.constant(np.array([-1, *layer.seen])))
-    values = _evidence(graph, layer, form, seen)
+    values = _add_evidence(graph, layer, form, seen)
     for pool, weights in zip(form.pools, form.weights, strict=True):
-        values = graph.node("Conv", _pooled(graph, values, pool), graph.constant(weights))
+        values = graph.node("Conv", _add_pools(graph, values, pool), graph.constant(weights))
     scores = graph.node("Reshape", values, graph.constant(np.array([-1, len(template_codes)])))
     best = [
         graph.node(
@@ -36,11 +36,11 @@ def draw_scores(
     return graph.node("Concat", *best, axis=1)
 
 
-def _evidence(graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, seen: str) -> str:
-    """Add the evidence of the pixels, or of the edges of filters, (rows, channels, height, width)."""
+def _add_evidence(graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, seen: str) -> str:
+    """Add nodes for the evidence of pixels, or of filter edges: float32 (rows, channels, height, width)."""
     off, on = (graph.constant(np.float32(value)) for value in form.evidence)
     if layer.filters is not None:
-        return graph.node("Where", _edges(graph, layer.filters, seen), on, off)
+        return graph.node("Where", _add_edges(graph, layer.filters, seen), on, off)
     if layer.threshold is None:
         values = graph.node("Where", graph.node("Equal", seen, graph.constant(np.float32(1))), on, off)
     else:
@@ -56,8 +56,8 @@ def _evidence(graph: RowGraph, layer: FeatureLayer, form: ConvolutionalForm, see
     return graph.node("Where", unknown, graph.constant(np.float32(0)), values)
 
 
-def _edges(graph: RowGraph, filters: OrientedFilters, seen: str) -> str:
-    """Add the filter that is on at each pixel: bool (rows, filters, height, width)."""
+def _add_edges(graph: RowGraph, filters: OrientedFilters, seen: str) -> str:
+    """Add nodes that mark the strongest filter at each pixel: bool (rows, filters, height, width)."""
     weights = filters.weights[:, None].astype(np.float32)
     answers = graph.node("Conv", seen, graph.constant(weights), pads=[filters.size // 2] * 4)
     strength = graph.node("Abs", answers)
@@ -72,8 +72,8 @@ def _edges(graph: RowGraph, filters: OrientedFilters, seen: str) -> str:
     return graph.node("And", graph.node("Equal", numbers, on), enough)
 
 
-def _pooled(graph: RowGraph, values: str, pool: np.ndarray) -> str:
-    """Add the largest value that the shifts of a pixel reach, each plus its log prior."""
+def _add_pools(graph: RowGraph, values: str, pool: np.ndarray) -> str:
+    """Add nodes for the pools: the largest sum of a shifted value and the log prior of its shift."""
     (n_shifts, height, width), axes = pool.shape, graph.constant(np.array([2, 3]))
     side = math.isqrt(n_shifts)
     if side == 1:

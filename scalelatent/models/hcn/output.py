@@ -45,7 +45,7 @@ class TemplateBeliefs:
     margins: np.ndarray
 
     @classmethod
-    def of(cls, scores: np.ndarray) -> TemplateBeliefs:
+    def from_scores(cls, scores: np.ndarray) -> TemplateBeliefs:
         """Return the results for these scores."""
         ranked = np.sort(scores, axis=1)
         alone = scores.shape[1] == 1

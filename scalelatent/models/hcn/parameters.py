@@ -33,7 +33,7 @@ MIN_ROWS_SEEN, SWEEPS = 3_000, 60
 # n_epochs=None with templates and kept messages: an attempt that has not settled after 300 passes is followed
 # by another one, up to 5 attempts.
 PASSES, ATTEMPTS = 300, 5
-# p_weight=None: prior of a weight of a single layer; with templates, of the features and of the templates.
+# p_weight=None: prior of a weight of a single layer, of features below templates, and of templates.
 ONE_LAYER, FEATURES, TEMPLATES = 0.3, 0.25, 1e-20
 # damping=None with templates.
 LAYERED_DAMPING = 0.2
@@ -89,13 +89,13 @@ def default_layers(image: tuple[int, int, int]) -> list[tuple[int, tuple[int, in
     return [(N_FEATURES, (height, min(WINDOW[0] * WINDOW[1] // height, image[2])))]
 
 
-def layer_sizes(
+def choose_layer_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
     """Return (features, (height, width)) of each layer: the parameter, or the default for the images."""
     if model.layers is None:
         return default_layers(image)
-    size: Any  # (height, width), or both in one
+    size: Any  # (height, width), or one number for both
     found = []
     for n, size in model.layers:
         h, w = size if is_list(size) else (size, size)
@@ -113,22 +113,22 @@ def is_online(model: HierarchicalCompositionalNetwork) -> bool:
     return not has_templates(model) if model.online is None else bool(model.online)
 
 
-def damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of new messages: the parameter, or 1, or 0.2 with templates."""
+def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
+    """Return the weight of new messages: the parameter, else 1, or 0.2 with templates."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
 
 
-def n_layers(model: HierarchicalCompositionalNetwork) -> int:
+def count_layers(model: HierarchicalCompositionalNetwork) -> int:
     """Return the number of layers of features."""
     return 1 if model.layers is None else len(model.layers)
 
 
-def weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
+def choose_weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
     """Return the prior of a weight of each layer; the templates are last."""
     given: Any = model.p_weight
-    n = n_layers(model) + has_templates(model)
+    n = count_layers(model) + has_templates(model)
     if given is None:
         if not has_templates(model):
             return (ONE_LAYER,)
@@ -136,46 +136,48 @@ def weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
     return tuple(map(float, given)) if is_list(given) else (float(given),) * n
 
 
-def n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the chains per step (leaves with kept messages): the parameter, or 1, or 8 for many images."""
+def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+    """Return the chains per step (or leaves per step): the parameter, else 1, or 8 for many images."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
-def chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the minibatches per chain: the parameter, or 1, or 10 for many images."""
+def choose_chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+    """Return the minibatches per chain: the parameter, else 1, or 10 for many images."""
     return int(model.chain_batches or (CHAIN_BATCHES if n_rows >= MANY_ROWS else 1))
 
 
-def batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
+def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
     """Return the images per minibatch: the parameter, or 5, reduced so that ``n_rows`` fill all chains."""
     if model.batch_size is not None:
         return int(model.batch_size)
     if n_rows is None or not is_online(model):
         return BATCH_SIZE
-    return max(1, min(BATCH_SIZE, n_rows // (chain_batches(model, n_rows) * n_chains(model, n_rows))))
+    return max(
+        1, min(BATCH_SIZE, n_rows // (choose_chain_batches(model, n_rows) * choose_n_chains(model, n_rows)))
+    )
 
 
-def warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Return the number of warm-up images, which come first with one minibatch per step."""
     if not is_online(model):
         return 0
     if model.warmup_rows is not None:
         return int(model.warmup_rows)
-    serial = n_chains(model, n_rows) == chain_batches(model, n_rows) == 1
+    serial = choose_n_chains(model, n_rows) == choose_chain_batches(model, n_rows) == 1
     return 0 if serial else min(WARMUP_ROWS, n_rows)
 
 
-def n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Return the epochs of an online fit, or the passes with kept messages: the parameter or its default."""
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if is_online(model):
-        # A set of fewer images than a minibatch holds gets the same number of minibatches.
+        # A dataset smaller than one minibatch gets as many epochs as a dataset of one minibatch.
         return -(-MIN_ROWS_SEEN // max(n_rows, BATCH_SIZE))
     return PASSES if has_templates(model) else SWEEPS
 
 
-def max_fits(model: HierarchicalCompositionalNetwork) -> int:
+def count_max_fits(model: HierarchicalCompositionalNetwork) -> int:
     """Return the largest number of fits: restarts, or attempts until one with templates settles."""
     if has_templates(model) and not is_online(model) and model.n_epochs is None:
         return ATTEMPTS
@@ -183,7 +185,7 @@ def max_fits(model: HierarchicalCompositionalNetwork) -> int:
 
 
 def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
-    n = n_layers(model)
+    n = count_layers(model)
     if n > 1 and not has_templates(model):
         raise ValueError(
             f"layers has {n} entries, but several layers need a class layer on top: set templates to the "
@@ -240,11 +242,11 @@ def _check_used(model: HierarchicalCompositionalNetwork) -> None:
         )
 
 
-def _optional(name: str, doc: str, least: int = 1, **more: Any) -> Parameter:
+def _make_optional(name: str, doc: str, least: int = 1, **more: Any) -> Parameter:
     return Parameter(name, None, Whole(least, also=(None,)), doc, **more)
 
 
-def _chance(name: str, default: float, doc: str, below: float = 1.0) -> Parameter:
+def _make_probability(name: str, default: float, doc: str, below: float = 1.0) -> Parameter:
     give = f"give a number in (0, {below:g})"
     return Parameter(name, default, Number(give, above=0, below=below), doc)
 
@@ -268,8 +270,8 @@ PARAMETERS = Parameters(
             "pool", 3, Satisfies(is_pool, "give an odd number of at least 1: a pool has a middle"),
             "side of the pools between layers in pixels, odd", later=True,
         ),
-        _chance("p01", 1e-3, "probability that a pixel under a feature is 0", 0.5),
-        _chance("p10", 1e-3, "probability that a pixel under no feature is 1", 0.5),
+        _make_probability("p01", 1e-3, "probability that a pixel under a feature is 0", 0.5),
+        _make_probability("p10", 1e-3, "probability that a pixel under no feature is 1", 0.5),
         Parameter(
             "p_weight",
             None,
@@ -281,7 +283,7 @@ PARAMETERS = Parameters(
             ),
             "prior probability of a weight; None: 0.3; with templates 0.25, and 1e-20 for the templates",
         ),
-        _chance("p_sparsity", 1e-4, "prior probability of a feature at a place, without templates"),
+        _make_probability("p_sparsity", 1e-4, "prior probability of a feature at a place, without templates"),
         Parameter(
             "online",
             None,
@@ -294,8 +296,8 @@ PARAMETERS = Parameters(
             Number("give a number in (0, 1]; 1 forgets nothing", above=0, most=1),
             "share of the earlier evidence that remains after a minibatch",
         ),
-        _optional("batch_size", "images per minibatch; None: 5, or fewer for few images"),
-        _optional(
+        _make_optional("batch_size", "images per minibatch; None: 5, or fewer for few images"),
+        _make_optional(
             "n_epochs",
             "epochs; None: epochs that show at least 3,000 images, with kept messages 60 sweeps, with "
             "templates 300 passes",
@@ -325,9 +327,9 @@ PARAMETERS = Parameters(
             "(p01, p10) for images after learning, with templates; None: p01 and p10", later=True,
         ),
         Parameter("n_restarts", 1, Whole(), "number of fits; the one with the smallest compression is kept"),
-        _optional("n_chains", "chains per step; None: 1, or 8 from 10,000 images on"),
-        _optional("chain_batches", "minibatches per chain; None: 1, or 10 from 10,000 images on"),
-        _optional("warmup_rows", "warm-up images, one minibatch per step; None: 4,000 before chains", 0),
+        _make_optional("n_chains", "chains per step; None: 1, or 8 from 10,000 images on"),
+        _make_optional("chain_batches", "minibatches per chain; None: 1, or 10 from 10,000 images on"),
+        _make_optional("warmup_rows", "warm-up images, one minibatch per step; None: 4,000 before chains", 0),
         Parameter(
             "threshold", None, Number("give a number, or None for pixels of 0 and 1", also=(None,)),
             "pixels above it are 1; with filters: smallest step in grey levels, None: 64",
@@ -349,7 +351,7 @@ PARAMETERS = Parameters(
             Satisfies(is_shape, "give (height, width) or (channels, height, width), or None"),
             "shape of the images that flat rows hold",
         ),
-        _optional("patience", "end after this many epochs without better validation rows"),
+        _make_optional("patience", "end after this many epochs without better validation rows"),
         WARM_START,
         RANDOM_STATE,
         DEVICE,

@@ -23,7 +23,7 @@ from scalelatent.models.hcn.model.templates import TemplateEvidence
 
 from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, fit_order
 from .multi_layer import MultiLayer
-from .parameters import is_online, max_fits, n_epochs, warmup_rows
+from .parameters import choose_n_epochs, choose_warmup_rows, count_max_fits, is_online
 from .single_layer import MEASURED_ROWS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # The speed probe uses random images with this share of ones, and this many sweeps with kept messages.
 PROBE_SHARE_OF_ONES, PROBE_SWEEPS = 0.15, 4
-# Bytes of the names and shapes in the file of a leaf.
+# Bytes that the names and shapes of arrays take in the file of a leaf.
 LEAF_HEAD = 2**14
 # Assumed speed of one thread before the probe has run.
 PAIRS_PER_SECOND = 2e9
@@ -48,7 +48,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         remedy = f"set [engine] leaf_rows to {max(MIN_LEAF_ROWS, order.chain_rows // 4)}, or online=True"
     state = 16 * network.n_weights
     forecast.add_steps(
-        "learn", learner, order, 0, state, remedy, n_epochs=n_epochs(model, n), keeps_leaves=not online
+        "learn", learner, order, 0, state, remedy, n_epochs=choose_n_epochs(model, n), keeps_leaves=not online
     )
     name, reduction = network.final_pass()
     forecast.add_stage(name, {"train" if held is None else "validation": reduction}, state, smaller)
@@ -63,11 +63,15 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     decoding = network.sweeps_to_decode * sweep
     decoding *= 1 if online else PAIRS_WITH_MESSAGES / PAIRS_PER_SECOND
     one, each = forecast.epoch_seconds(order, row, 0.0), decoding / forecast.resources.slots
-    epochs, restarts, warm = n_epochs(model, n), int(model.n_restarts), warmup_rows(model, n) * row
+    epochs, restarts, warm = (
+        choose_n_epochs(model, n),
+        int(model.n_restarts),
+        choose_warmup_rows(model, n) * row,
+    )
     fewest = min(epochs, int(model.patience or epochs) + 1)
     usual, least, most = (
         fits * (warm + passes * one)
-        for fits, passes in ((restarts, epochs), (restarts, fewest), (max_fits(model), epochs))
+        for fits, passes in ((restarts, epochs), (restarts, fewest), (count_max_fits(model), epochs))
     )
     forecast.add_seconds("learn", usual, least, most)
     if n_held:
@@ -85,7 +89,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     # the next checkpoint is written, one epoch later.
     leaves = n * network.kept_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
     leaves *= min(epochs, KEEP_STATES + 2)
-    # Messages of 0 are not stored, and their number is unknown before the fit: the disk size is a bound.
+    # Zero messages are not stored, and a plan cannot know their number: the disk size is an upper bound.
     bound = isinstance(network, MultiLayer)
     return forecast.finish(shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding)
 
@@ -110,7 +114,7 @@ def _row_seconds(
         if online:
             return lambda: chains.run_chain(prepared, block, Stats.zeros(learner.layout()))
         assert isinstance(learner, (KeptMessages, LayeredMessages))
-        kept: LeafLearner = learner.alone(size, PROBE_SWEEPS)
+        kept: LeafLearner = learner.make_single_leaf_learner(size, PROBE_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.describe()} {size} {labelled}"

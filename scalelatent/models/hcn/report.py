@@ -26,16 +26,16 @@ from .parameters import has_templates, is_online
 from .report_figures import plot_bits, plot_parts
 from .report_multi_layer import layers_section
 from .report_shared import (
-    FILLED,
-    PLACES,
+    N_COMPLETED,
+    N_RANGES,
     FilledImages,
+    count_shown_images,
+    count_warmup_images,
     features_picture,
     filled_picture,
-    hide,
-    learning,
     learning_pictures,
-    shown,
-    warmed,
+    make_mask,
+    read_last_restart,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PartsEvidence", "collect_parts", "section"]
 
-# Upper bound of the updates of pairs for the figures: a few seconds on one core.
+# Upper bound of the pair updates that the figures may cost, a few seconds on one core.
 PAIR_UPDATES = 4e9
 LEAST_ROWS, MOST_ROWS = 20, 1000
 
@@ -63,7 +63,12 @@ def section(
     head, table = parts_numbers(run, model, evidence, rows)
     snippet = usage_snippet(run, model, verb="transform", gives="places of the features, uint8")
     return Section(
-        parts_subtitle(model), head, table, parts_pictures(run, model, evidence, rows), parts_words(), snippet
+        parts_subtitle(model),
+        head,
+        table,
+        parts_pictures(run, model, evidence, rows),
+        explain_numbers(),
+        snippet,
     )
 
 
@@ -108,7 +113,9 @@ def collect_parts(
     check_width(data, model.n_features_in_)
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
-    pieces = space_ranges(len(data), _rows_worth(layer.pairs) if sample_rows is None else sample_rows, PLACES)
+    pieces = space_ranges(
+        len(data), _count_sample_rows(layer.pairs) if sample_rows is None else sample_rows, N_RANGES
+    )
     numbers = np.concatenate([np.arange(a, b) for a, b in pieces])
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
     stats = Stats.zeros(length.layout())
@@ -118,12 +125,12 @@ def collect_parts(
             length.accumulate(length.prepare(None, backend), block, stats)
             if progress is not None:
                 progress(min(a + len(block.x), len(x)), len(x))
-        some = np.linspace(0, len(x) - 1, min(shown(layer.image), len(x))).astype(int)
+        some = np.linspace(0, len(x) - 1, min(count_shown_images(layer.image), len(x))).astype(int)
         evidence = layer.evidence(x[some])
         places = decoder.places(evidence, numbers[some], backend)
-        half = np.linspace(0, len(x) - 1, min(FILLED, len(x))).astype(int)
+        half = np.linspace(0, len(x) - 1, min(N_COMPLETED, len(x))).astype(int)
         whole = layer.evidence(x[half])
-        hidden, given = hide(whole.shape, layer.window[0])
+        hidden, given = make_mask(whole.shape, layer.window[0])
         made = reconstruct(decoder, np.where(given, whole, 0), numbers[half], backend, fills=True)
     return PartsEvidence(
         len(data),
@@ -136,7 +143,7 @@ def collect_parts(
     )
 
 
-def _rows_worth(pairs: int) -> int:
+def _count_sample_rows(pairs: int) -> int:
     return int(np.clip(PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
 
 
@@ -183,9 +190,9 @@ def parts_numbers(
     table.append(("features that pay for their bits", f"{int(used.sum())} of {len(used)}"))
     share = percent(float(weights.mean()))
     table.append(("weights on, of all features", f"{int(weights.sum()):,} ({share})"))
-    history = learning(run)
+    history = read_last_restart(run)
     if history and history[-1].get("rows_seen"):
-        head.append(("images seen", f"{int(history[-1]['rows_seen']) + warmed(run):,}"))
+        head.append(("images seen", f"{int(history[-1]['rows_seen']) + count_warmup_images(run):,}"))
     table.append(("passes", f"{model.n_iter_:,}"))
     seconds = sum(record.get("seconds") or 0.0 for record in history)
     trained = sum(record.get("rows") or 0 for record in history)
@@ -197,7 +204,7 @@ def parts_numbers(
     return head, table
 
 
-def parts_words() -> list[tuple[str, str]]:
+def explain_numbers() -> list[tuple[str, str]]:
     """Return explanations of the numbers."""
     bits_text = (
         "Bits of a description of the images by features, over the bits of their pixels. The description "
@@ -218,19 +225,19 @@ def parts_pictures(
     """Return all figures in the order of the page."""
     found = []
     if evidence is not None:
-        found.append(_parts(model, evidence, rows))
+        found.append(_parts_picture(model, evidence, rows))
     often = None if evidence is None else evidence.stats["placed"] / evidence.sampled
     found.append(features_picture(model.weights_[0], model.used_[0], often))
     found += learning_pictures(run)
     if evidence is not None:
-        if evidence.filled.any_hidden:
+        if evidence.filled.has_hidden_pixels:
             found.append(filled_picture(evidence.filled, rows, "the features"))
         if float(bits(evidence.stats["ones"], evidence.stats["known"])) > 0:
-            found.append(_bits(model, evidence, rows))
+            found.append(_bits_picture(model, evidence, rows))
     return found
 
 
-def _parts(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
+def _parts_picture(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
     words = (
         f"Evenly spaced {rows} images; their features, each in its colour; the places of the features, as "
         "numbers or dots; and the reconstructions (Figures 1, 3 and 5 of the paper). In a reconstruction "
@@ -245,7 +252,7 @@ def _parts(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, row
     return Picture("parts", "Images and their parts", words, alt, plot_parts(*drawn), wide=True)
 
 
-def _bits(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
+def _bits_picture(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
     places, features, errors = part_lengths(model._layer, model._decoder().weights, evidence.stats)
     whole = float(bits(evidence.stats["ones"], evidence.stats["known"]))
     parts = {"places": places, "features, once": features, "pixels not explained": errors}

@@ -44,7 +44,7 @@ __all__ = [
 MOST_FEATURES, ACROSS = 144, 16
 # Largest number of lines and columns in the figure of templates, and of classes in the figure of samples.
 MOST_LINES, MOST_CLASSES = 12, 10
-# Up to this number of places per image, a place is marked by the number of its feature, else by a dot.
+# If an image has at most this many places, label each by the number of its feature; else draw dots.
 NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
 _HIDDEN = np.array(to_rgb("#e9dcc3"))
@@ -74,7 +74,7 @@ def plot_parts(
     n = len(images)
     if not n:
         raise DataError("there are no images to draw: give at least one row")
-    side = _side(images.shape, n)
+    side = _panel_side(images.shape, n)
     figure = new_figure(n * side + 0.5, 4 * side * images.shape[2] / images.shape[3] + 0.1)
     names = ("image", "features", "places", "reconstruction")
     axes = figure.subplots(4, n, squeeze=False)
@@ -82,32 +82,32 @@ def plot_parts(
         line[0].set_ylabel(name, fontsize=9, color=INK)
     for k in range(n):
         places_of = np.argwhere(places[k])
-        _draw(axes[0, k], _tones(images[k], unknown[k]))
-        _draw(axes[1, k], _painted(places_of, weights, images.shape[1:]))
+        _draw_image(axes[0, k], _color_image(images[k], unknown[k]))
+        _draw_image(axes[1, k], _paint_features(places_of, weights, images.shape[1:]))
         _draw_places(axes[2, k], places_of, weights.shape, images.shape[1:])
-        _draw(axes[3, k], _compared(images[k], made[k], unknown[k]))
+        _draw_image(axes[3, k], _mark_differences(images[k], made[k], unknown[k]))
     return figure
 
 
-def _side(shape: tuple[int, ...], n: int) -> float:
-    """Return the side of a panel in inches."""
+def _panel_side(shape: tuple[int, ...], n: int) -> float:
+    """Return the side of one image panel in inches if ``n`` images are drawn."""
     most = max(shape[2:])
     return float(np.clip(most / 24, 1.25, max(1.25, 10.5 / n)))
 
 
-def _draw(axes: Axes, image: np.ndarray) -> None:
+def _draw_image(axes: Axes, image: np.ndarray) -> None:
     axes.imshow(image, interpolation="nearest")
-    _frame(axes)
+    _draw_frame(axes)
 
 
-def _frame(axes: Axes, color: str = LINE, width: float = 0.8) -> None:
+def _draw_frame(axes: Axes, color: str = LINE, width: float = 0.8) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set(color=color, linewidth=width)
 
 
-def _tones(
+def _color_image(
     image: np.ndarray,
     unknown: np.ndarray | None = None,
     ink: np.ndarray = _INK,
@@ -126,7 +126,7 @@ def _tones(
     return out
 
 
-def _painted(places_of: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+def _paint_features(places_of: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Return an image of the features in their colours; overlapping features mix."""
     total, hits = np.zeros((*shape[1:], 3)), np.zeros(tuple(shape[1:]))
     _, _, h, w = weights.shape
@@ -149,12 +149,12 @@ def _draw_places(axes: Axes, places_of: np.ndarray, features: tuple[int, ...], s
             axes.text(x, y, str(f), color=color_of(int(f)), **words)
         else:
             axes.plot(x, y, marker="o", markersize=4, color=color_of(int(f)), linestyle="none")
-    _frame(axes)
+    _draw_frame(axes)
 
 
-def _compared(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.ndarray:
+def _mark_differences(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.ndarray:
     """Return the reconstruction with marked differences from the image."""
-    out = _tones(made)
+    out = _color_image(made)
     missed, added = ((a & ~b & ~unknown).any(axis=0) for a, b in ((image, made), (made, image)))
     out[missed], out[added] = to_rgb(ACCENT), to_rgb(WARN)
     return out
@@ -179,7 +179,7 @@ def plot_features(
     shown = np.arange(len(weights))
     if len(weights) > MOST_FEATURES:  # the most frequent ones, in their order
         frequency = used.astype(float) if often is None else often
-        shown = _most(frequency, MOST_FEATURES)
+        shown = _find_largest(frequency, MOST_FEATURES)
     across = min(len(shown), max(8, min(ACROSS, math.ceil(math.sqrt(2 * len(shown))))))
     lines = -(-len(shown) // across)
     ratio = weights.shape[2] / weights.shape[3]
@@ -189,8 +189,10 @@ def plot_features(
             axes.set_axis_off()
             continue
         f = int(shown[k])
-        axes.imshow(_tones(weights[f], None, _INK if used[f] else _PALE, colors), interpolation="nearest")
-        _frame(axes, color_of(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
+        axes.imshow(
+            _color_image(weights[f], None, _INK if used[f] else _PALE, colors), interpolation="nearest"
+        )
+        _draw_frame(axes, color_of(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
         label = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
         color = color_of(f) if used[f] else MUTED
         axes.set_title(f"{f}", fontsize=7.5, color=color, pad=2, fontweight="bold" if used[f] else None)
@@ -210,7 +212,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
     figure = new_figure(8, 5.2 if compressed else 3.2)
     panels = figure.subplots(1 + compressed, 1, sharex=True, squeeze=False)[:, 0]
     seen, point = before + column(known, "rows_seen"), marker_style(known)
-    on, changed = column(known, "weights_on"), changes(known)
+    on, changed = column(known, "weights_on"), count_sign_changes(known)
     panels[0].plot(seen, on, color=INK, linewidth=1.6, label="on", **point)
     panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign per 100 images", **point)
     panels[0].set_ylabel("weights")
@@ -226,7 +228,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
     return figure
 
 
-def changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Return the weights that changed sign per 100 images since the previous record."""
     out, before = [], (None, 0.0, 0.0)
     for epoch, changed, seen in zip(
@@ -262,15 +264,15 @@ def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Fi
     n = len(images)
     if not n:
         raise DataError("there are no images to draw: give at least one row")
-    side = _side(images.shape, n)
+    side = _panel_side(images.shape, n)
     figure = new_figure(n * side + 0.5, 3 * side * images.shape[2] / images.shape[3] + 0.1)
     axes = figure.subplots(3, n, squeeze=False)
     for line, name in zip(axes, ("image", "given", "filled in"), strict=True):
         line[0].set_ylabel(name, fontsize=9, color=INK)
     for k in range(n):
-        _draw(axes[0, k], _tones(images[k]))
-        _draw(axes[1, k], _tones(images[k] & known[k], ~known[k]))
-        _draw(axes[2, k], _tones(filled[k]))
+        _draw_image(axes[0, k], _color_image(images[k]))
+        _draw_image(axes[1, k], _color_image(images[k] & known[k], ~known[k]))
+        _draw_image(axes[2, k], _color_image(filled[k]))
     return figure
 
 
@@ -286,16 +288,16 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
         Reconstructed edges of all images but the first.
     """
     n, colors = len(images), direction_colors(edges.shape[1])
-    side = _side(edges.shape, n)
+    side = _panel_side(edges.shape, n)
     figure = new_figure(n * side + 0.5, 3 * side * images.shape[1] / images.shape[2] + 0.3)
     axes = figure.subplots(3, n, squeeze=False)
     for line, name in zip(axes, ("image", "edges", "made"), strict=True):
         line[0].set_ylabel(name, fontsize=9, color=INK)
     axes[0, 0].set_title("key", fontsize=9, color=INK, pad=2)
     for k in range(n):
-        _draw(axes[0, k], np.repeat(images[k, :, :, None], 3, axis=2))
-        _draw(axes[1, k], _tones(edges[k], colors=colors))
-        _draw(axes[2, k], _tones(made[k - 1] if k else np.zeros_like(edges[0]), colors=colors))
+        _draw_image(axes[0, k], np.repeat(images[k, :, :, None], 3, axis=2))
+        _draw_image(axes[1, k], _color_image(edges[k], colors=colors))
+        _draw_image(axes[2, k], _color_image(made[k - 1] if k else np.zeros_like(edges[0]), colors=colors))
     return figure
 
 
@@ -309,7 +311,7 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
         Names of the templates.
     """
     counts = weights.sum(axis=(2, 3))
-    lines, columns = (_most(counts.sum(axis=1 - axis), MOST_LINES) for axis in (0, 1))
+    lines, columns = (_find_largest(counts.sum(axis=1 - axis), MOST_LINES) for axis in (0, 1))
     wide = min(1.25, 10 / len(columns))
     high = max(0.25, wide * weights.shape[2] / weights.shape[3])
     figure = new_figure(wide * len(columns) + 1, (high + 0.08) * len(lines) + 0.3)
@@ -319,13 +321,15 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
         axes[r, 0].set_ylabel(f"{template}: {names[template]}", fontsize=8, color=INK, **label_style)
         for c, feature in enumerate(columns):
             color = color_of(int(feature))
-            _draw(axes[r, c], _tones(weights[template, feature][None], None, np.array(to_rgb(color))))
+            _draw_image(
+                axes[r, c], _color_image(weights[template, feature][None], None, np.array(to_rgb(color)))
+            )
             if r == 0:
                 axes[r, c].set_title(f"{feature}", fontsize=7.5, color=color, pad=2, fontweight="bold")
     return figure, (len(lines), len(columns))
 
 
-def _most(counts: np.ndarray, n: int) -> np.ndarray:
+def _find_largest(counts: np.ndarray, n: int) -> np.ndarray:
     """Return the positions of the n largest numbers, in rising order."""
     return np.sort(np.argsort(-counts, kind="stable")[:n])
 
@@ -333,11 +337,11 @@ def _most(counts: np.ndarray, n: int) -> np.ndarray:
 def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
     """Plot images, bool (lines, n, channels, height, width), each line with its name."""
     lines, n, _, height, width = images.shape
-    side = _side(images.shape[1:], n)
+    side = _panel_side(images.shape[1:], n)
     figure = new_figure(n * side + 0.5, lines * side * height / width + 0.1)
     axes = figure.subplots(lines, n, squeeze=False)
     for r, name in enumerate(names):
         axes[r, 0].set_ylabel(name, fontsize=9, color=INK)
         for c in range(n):
-            _draw(axes[r, c], _tones(images[r, c], colors=colors))
+            _draw_image(axes[r, c], _color_image(images[r, c], colors=colors))
     return figure

@@ -17,14 +17,14 @@ from scalelatent.report.style import percent
 
 from .report_figures import MOST_CLASSES, direction_colors, plot_edges, plot_samples, plot_templates
 from .report_shared import (
-    FILLED,
-    PLACES,
+    N_COMPLETED,
+    N_RANGES,
     FilledImages,
+    count_shown_images,
     features_picture,
     filled_picture,
-    hide,
     learning_pictures,
-    shown,
+    make_mask,
 )
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fill_halves", "find_edges", "layers_section"]
 
-# Number of samples drawn per class.
-DRAWN = 6
+# Number of images that the report samples from the model per class.
+SAMPLES_PER_CLASS = 6
 
 
 def layers_section(
@@ -52,19 +52,21 @@ def layers_section(
                 edges = find_edges(model, data)
         except ScalelatentError as error:
             run.notes.append(f"The images could not be used, so their figure is missing: {error}")
-    head, table = _numbers(run, model, filled)
+    head, table = _collect_numbers(run, model, filled)
     subtitle = f"Hierarchical compositional network, {model._network.describe()}"
     snippet = usage_snippet(run, model, gives="the class of each image, or its cluster")
-    return Section(subtitle, head, table, _pictures(run, model, filled, edges, rows), _words(), snippet)
+    return Section(
+        subtitle, head, table, _make_pictures(run, model, filled, edges, rows), _explain_numbers(), snippet
+    )
 
 
 def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
     """Hide a part of evenly spaced images of a dataset and complete them with a fitted network."""
     check_width(data, model.n_features_in_)
-    pieces, layer = space_ranges(len(data), FILLED, PLACES), model._network.layer
+    pieces, layer = space_ranges(len(data), N_COMPLETED, N_RANGES), model._network.layer
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
     whole = layer.evidence(x)
-    hidden, given = hide(whole.shape, layer.window[0])
+    hidden, given = make_mask(whole.shape, layer.window[0])
     made = model.inpaint(x, given)
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
 
@@ -92,7 +94,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
     layer = model._network.layer
     assert layer.filters is not None
     size = layer.image[1:]
-    pieces = space_ranges(len(data), shown(layer.image) - 1, PLACES)
+    pieces = space_ranges(len(data), count_shown_images(layer.image) - 1, N_RANGES)
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
     made = model.reconstruct(x) > 0  # raises an error for images that are not grey
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
@@ -101,7 +103,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
     return EdgeImages(images, layer.filters.edges(images), made)
 
 
-def _numbers(
+def _collect_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the headline and the table of numbers."""
@@ -115,13 +117,13 @@ def _numbers(
         )
     if (error := run.event("scored").get("test_error")) is not None:
         head.append(("test error", percent(error)))
-    if filled is not None and filled.any_hidden:
+    if filled is not None and filled.has_hidden_pixels:
         of = count(len(filled.images), "image")
         table.append((f"wrong among the hidden pixels of {of}", percent(filled.wrong[0])))
     return head, table
 
 
-def _words() -> list[tuple[str, str]]:
+def _explain_numbers() -> list[tuple[str, str]]:
     """Return explanations of the numbers."""
     templates = (
         "An image has one template. Each weight of the template puts a feature near a place; a pool shifts "
@@ -131,7 +133,7 @@ def _words() -> list[tuple[str, str]]:
     return [("Templates", templates)]
 
 
-def _pictures(
+def _make_pictures(
     run: RunFiles,
     model: HierarchicalCompositionalNetwork,
     filled: FilledImages | None,
@@ -139,17 +141,17 @@ def _pictures(
     rows: str,
 ) -> list[Picture]:
     """Return all figures in the order of the page."""
-    found = [] if edges is None else [_edges(model, edges, rows)]
+    found = [] if edges is None else [_edges_picture(model, edges, rows)]
     of_edges = model.filters is not None
     for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
         found.append(features_picture(*one, layer=level, of_edges=of_edges and level == 1))
-    found += [_templates(model), _samples(model)]
-    if filled is not None and filled.any_hidden:
+    found += [_templates_picture(model), _samples_picture(model)]
+    if filled is not None and filled.has_hidden_pixels:
         found.append(filled_picture(filled, rows, "the best template of each image"))
     return found + learning_pictures(run)
 
 
-def _edges(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
+def _edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
     words = (
         f"Evenly spaced {rows} images; their edges, coloured by the strongest of {model.filters} directions; "
         "and the edges of the best template of each image. The bright disc is the key to the colours of "
@@ -169,7 +171,7 @@ def _class_word(model: HierarchicalCompositionalNetwork) -> str:
     return "cluster" if model._multi_layer("net").labels is None else "class"
 
 
-def _templates(model: HierarchicalCompositionalNetwork) -> Picture:
+def _templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     weights, kind = model.weights_[-1], _class_word(model)
     figure, drawn = plot_templates(weights, [f"{kind} {label}" for label in model.template_classes_])
     words = (
@@ -185,15 +187,24 @@ def _templates(model: HierarchicalCompositionalNetwork) -> Picture:
     return Picture("templates", "Templates by features", words, alt, figure, wide=True)
 
 
-def _samples(model: HierarchicalCompositionalNetwork) -> Picture:
+def _samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     classes, kind = model.classes_[:MOST_CLASSES], _class_word(model)
     n = len(classes)
-    made = model.sample(DRAWN * n, np.repeat(classes, DRAWN), noise=False, random_state=model.seed_) > 0
+    made = (
+        model.sample(
+            SAMPLES_PER_CLASS * n,
+            np.repeat(classes, SAMPLES_PER_CLASS),
+            noise=False,
+            random_state=model.seed_,
+        )
+        > 0
+    )
     words = f"Images of each {kind} (lines), drawn from the model without noise; pools shift their parts."
     if n < len(model.classes_):
         words += f" The figure shows the first {n} of {len(model.classes_)}."
-    alt = f"{DRAWN} images per line, {count(n, 'line')}; {percent(float(made.mean()))} of the pixels are on."
+    share = percent(float(made.mean()))
+    alt = f"{SAMPLES_PER_CLASS} images per line, {count(n, 'line')}; {share} of the pixels are on."
     colors = None if model.filters is None else direction_colors(made.shape[1])
     names = [f"{kind} {label}" for label in classes]
-    figure = plot_samples(made.reshape(n, DRAWN, *made.shape[1:]), names, colors)
+    figure = plot_samples(made.reshape(n, SAMPLES_PER_CLASS, *made.shape[1:]), names, colors)
     return Picture("samples", "Samples", words, alt, figure, wide=True)

@@ -13,10 +13,10 @@ from scalelatent.report.style import percent
 
 from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
 
-# Number of images that are completed, and number of positions in the dataset that they are read from.
-FILLED, PLACES = 100, 50
+# Number of images to complete, and number of evenly spaced ranges of the dataset that they come from.
+N_COMPLETED, N_RANGES = 100, 50
 # Largest number of images that are drawn side by side, and their largest total width in pixels.
-SHOWN, WIDE = 8, 320
+MAX_SHOWN, MAX_WIDTH = 8, 320
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class FilledImages:
     hidden: str
 
     @property
-    def any_hidden(self) -> bool:
+    def has_hidden_pixels(self) -> bool:
         """True if a known pixel was hidden."""
         return not bool(self.given.all())
 
     @property
     def wrong(self) -> tuple[float, float]:
-        """Share of wrong pixels among the hidden ones: of the completion, and of pixels of 0 instead."""
+        """Share of wrong hidden pixels: in the completion, and if all hidden pixels were 0."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
 
 
-def hide(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
-    """Return a description of the hidden part, and the mask of given pixels."""
+def make_mask(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
+    """Return a description of the hidden part of images, and the mask of the pixels that stay known."""
     height = shape[2]
     if height <= 4 * window:
         words, lines = "the lower half was hidden", np.arange(height) >= height // 2
@@ -62,12 +62,12 @@ def hide(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
     return words, given
 
 
-def shown(image: tuple[int, ...]) -> int:
+def count_shown_images(image: tuple[int, ...]) -> int:
     """Return the number of images that are drawn side by side."""
-    return int(np.clip(WIDE // max(image[1:]), 1, SHOWN))
+    return int(np.clip(MAX_WIDTH // max(image[1:]), 1, MAX_SHOWN))
 
 
-def learning(run: RunFiles) -> list[dict[str, Any]]:
+def read_last_restart(run: RunFiles) -> list[dict[str, Any]]:
     """Return the records of the last restart without its warm-up."""
     found = [record for record in run.history if record.get("weights_on") is not None]
     if not found:
@@ -75,7 +75,7 @@ def learning(run: RunFiles) -> list[dict[str, Any]]:
     return [record for record in found if record.get("stage") == found[-1].get("stage")]
 
 
-def warmed(run: RunFiles) -> int:
+def count_warmup_images(run: RunFiles) -> int:
     """Return the number of warm-up images of the last restart."""
     stages = [record for record in run.history if "_warmup" in str(record.get("stage"))]
     return int(stages[-1].get("rows_seen") or 0) if stages else 0
@@ -108,7 +108,7 @@ def features_picture(
 
 def learning_pictures(run: RunFiles) -> list[Picture]:
     """Return the figure of weights against images if there are at least two records."""
-    history, before = learning(run), warmed(run)
+    history, before = read_last_restart(run), count_warmup_images(run)
     if len(history) < 2:
         return []
     words = "Weights that are on, and weights that change sign, against images seen (Figure 6 of the paper)."
@@ -125,10 +125,10 @@ def learning_pictures(run: RunFiles) -> list[Picture]:
 
 
 def filled_picture(filled: FilledImages, rows: str, by: str) -> Picture:
-    """Return the figure of images, their given pixels and their completions by ``by``."""
+    """Return the figure of images, their given pixels and their completions; ``by`` names the method."""
     wrong, base = filled.wrong
     n = len(filled.images)
-    some = np.linspace(0, n - 1, min(shown(filled.images.shape[1:]), n)).astype(int)
+    some = np.linspace(0, n - 1, min(count_shown_images(filled.images.shape[1:]), n)).astype(int)
     words = (
         f"{rows.capitalize()} images, their given pixels ({filled.hidden}), and their completions by {by}. "
         f"In {count(n, 'image')} {percent(wrong)} of the hidden pixels are wrong; with 0 everywhere it would "

@@ -68,7 +68,7 @@ class SeveralObjects:
     device: str = "auto"
 
     @classmethod
-    def of(
+    def from_network(
         cls,
         network: MultiLayer,
         beliefs: np.ndarray,
@@ -92,11 +92,11 @@ class SeveralObjects:
 
     @property
     def places(self) -> tuple[int, int]:
-        """Numbers of rows and columns of places of a frame."""
+        """Number of vertical and of horizontal positions that a frame can take in an image."""
         return self.network.net.layers[-1].places[:2]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return scores of the classes at each place, each that of its best template.
+        """Return the scores of the classes at each place: the score of a class is that of its best template.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class SeveralObjects:
         return FoundObjects(labels, np.concatenate(positions), np.concatenate(scores), np.array(exact))
 
     def _scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of images of a block, and their class scores at each place."""
+        """Yield for each block of images its number of images and their class scores at each place."""
         ds, net = self._images(X), self.network.net
         backend, size = make_backend(self.device), self.network.wants.block_rows or 1
         with single_threaded():
@@ -167,7 +167,7 @@ class SeveralObjects:
                 yield len(x), np.stack(best, axis=3)
 
     def _images(self, X: Any) -> Dataset:
-        """Return images as a dataset; raise an error for images of another shape."""
+        """Return images as a dataset; raise an error if their shape is not ``image_shape``."""
         layer, X = self.network.net.layers[0], opened(X, "X")
         if not isinstance(X, Dataset):
             X = X if hasattr(X, "shape") else np.asarray(X)

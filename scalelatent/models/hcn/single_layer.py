@@ -24,12 +24,12 @@ from scalelatent.models.hcn.model.kept_messages import KeptMessages, LeafState, 
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
 
 from .fit import first_state, learn, visit_passes
-from .parameters import batch_size, damping, is_online, n_epochs
+from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_online
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Warn if messages of more than this share of the pixels still changed in the last sweep.
+# Warn if messages of more than this share of pixels still changed in the last sweep.
 MAX_MOVED_SHARE = 0.9
 # Warn that no image converged only if at least this many images were decoded.
 MIN_ROWS_TO_WARN = 20
@@ -110,11 +110,17 @@ class SingleLayer:
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> EvidenceLearner:
         layer = self.layer
-        common = layer, float(model.forgetting), batch_size(model, n_rows), seed, int(model.patience or 0)
+        common = (
+            layer,
+            float(model.forgetting),
+            choose_batch_size(model, n_rows),
+            seed,
+            int(model.patience or 0),
+        )
         if is_online(model):
             return EvidenceLearner(*common)
         sweeps = visit_passes(layer.pairs, n_rows)
-        return KeptMessages(*common, damping(model), n_rows, sweeps, n_epochs(model, n_rows))
+        return KeptMessages(*common, choose_damping(model), n_rows, sweeps, choose_n_epochs(model, n_rows))
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> EvidenceState:
         before = model._network

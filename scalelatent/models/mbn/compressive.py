@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 # Rows that `score` reads at a time.
 SCORE_ROWS = 2**16
 STAGE = "compressive_epochs"
-# Rows of a range that is read at once, and ranges that are shuffled together.
+# Number of rows per contiguous range that is read at once, and number of ranges shuffled together.
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-# Upper bounds of a piece of validation rows: rows, and numbers.
+# Validation reads pieces of at most this many rows and at most this many numbers.
 EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
-# Ranges of rows that the scales come from, and rows of each.
+# Number of sampled ranges from which the scales are computed, and number of rows per range.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
-# Upper bounds of a piece of rows: rows, and bytes (as float64, or as stored for CSR rows).
+# Upper bounds of a piece: number of rows, and bytes (as float64, or as stored for CSR rows).
 PIECE_ROWS, PIECE_BYTES = 1024, 2**24
 
 
@@ -194,7 +194,7 @@ class CompressiveMBN(StreamedEstimator):
         torch = import_torch()
         choose_torch_device(torch, self.device)
         with restored_on_failure(self):
-            rows, outputs = self._pairs(X, y, "X", reset=True)
+            rows, outputs = self._make_pair(X, y, "X", reset=True)
             watched = {"rows": rows, "output": outputs}
             if validation is not None:
                 held = self._held_pair(*rows_and_labels(validation), outputs.n_features)
@@ -247,7 +247,7 @@ class CompressiveMBN(StreamedEstimator):
         batch = min(int(self.batch_size), n_rows)
         return RowOrder(n_rows, seed, batch, run_rows=run, buffer_runs=BUFFER_RUNS)
 
-    def _pairs(self, X: Any, y: Any, what: str, *, reset: bool) -> tuple[Dataset, Dataset]:
+    def _make_pair(self, X: Any, y: Any, what: str, *, reset: bool) -> tuple[Dataset, Dataset]:
         """Return rows and their outputs as datasets."""
         if y is None:
             raise DataError(
@@ -273,7 +273,7 @@ class CompressiveMBN(StreamedEstimator):
         return rows, y
 
     def _held_pair(self, X: Any, y: Any, width: int) -> tuple[Dataset, Dataset]:
-        rows, outputs = self._pairs(X, y, "validation", reset=False)
+        rows, outputs = self._make_pair(X, y, "validation", reset=False)
         if outputs.n_features != width:
             raise DataError(
                 f"validation: the output has {outputs.n_features} columns, but that of the training rows has "
@@ -308,7 +308,7 @@ class CompressiveMBN(StreamedEstimator):
         See the class.
         """
         check_is_fitted(self)
-        rows, outputs = self._pairs(X, y, "X", reset=False)
+        rows, outputs = self._make_pair(X, y, "X", reset=False)
         off, spread = 0.0, Spread(outputs.n_features)
         for a in range(0, len(rows), SCORE_ROWS):
             b = min(a + SCORE_ROWS, len(rows))
@@ -425,7 +425,7 @@ class Trainer:
         return (self._to_device(_make_dense(z)).to(self.torch.float32) - self.mean) / self.output_scale[1]
 
     def step(self, x: DenseOrCsr, z: DenseOrCsr, share: float) -> float:
-        """Take one step of Adam after a share of the training; return the mean squared error before it."""
+        """Take one Adam step, return the error before it; ``share`` is the completed part of the training."""
         rate = 0.5 * self.learning_rate * (1 + math.cos(math.pi * share))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -560,7 +560,7 @@ def check_rows(dataset: Dataset, name: str) -> None:
 
 
 class Spread:
-    """Means of columns, and the sum of squares around the means, of rows that arrive in pieces."""
+    """Running means of columns, and sum of squares around the means, of rows added in pieces."""
 
     def __init__(self, columns: int) -> None:
         self.mean = np.zeros(columns)
@@ -578,12 +578,12 @@ class Spread:
         self._count = count
 
     def add_sparse(self, values: np.ndarray, count: int) -> None:
-        """Add ``count`` numbers, all of them 0 except ``values``, around 0 instead of their mean."""
+        """Add ``count`` numbers of which only ``values`` are nonzero, with squares around 0, not the mean."""
         part = values.astype(np.float64)
         self.squares += float(part @ part)
         self._count += count
 
-    def deviation(self) -> float:
+    def compute_deviation(self) -> float:
         """Return the root of the mean square over all columns, or 1 if it is 0."""
         return float(np.sqrt(self.squares / (self._count * len(self.mean)))) or 1.0
 
@@ -602,7 +602,7 @@ def measure_scales(x: Dataset, z: Dataset) -> tuple[tuple[float, float], tuple[n
     outputs = Spread(z.n_features)
     for piece in check_pieces(z, "the output", sample_ranges(z)):
         outputs.add(_make_dense(piece))
-    return (float(rows.mean[0]), rows.deviation()), (outputs.mean, outputs.deviation())
+    return (float(rows.mean[0]), rows.compute_deviation()), (outputs.mean, outputs.compute_deviation())
 
 
 def sample_ranges(dataset: Dataset) -> list[tuple[int, int]]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # Upper bounds of the rows and clusterings of the small networks.
 SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
-# Networks that see all features, and networks that see half of them; one of each would be noisier.
+# Number of networks on all features, and of networks on half of them; one of each would be noisier.
 NETWORKS = 2
 # Numbers of clusters to try if n_classes is None.
 CLUSTER_COUNTS = (2, 4, 8, 16)
@@ -89,7 +89,7 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
 
 
 def _choose_schedule(model: MultilayerBootstrapNetwork, n: int, decay: float) -> tuple[int, ...]:
-    """Return the centroids of each layer of a small network over ``n`` rows, down to the same last layer."""
+    """Return the number of centroids of each layer of a small network on ``n`` rows."""
     k1 = n // 2 if model.k1 is None else min(n // 2, int(model.k1))
     least = math.ceil(1.5 * (model.n_classes or 2)) if model.k_last is None else int(model.k_last)
     return tuple(make_schedule(n, max(2, k1), decay, max(2, min(least, k1)), None))
@@ -100,7 +100,7 @@ def _make_first_layers(
 ) -> list[Layer]:
     """Return the first layers of the networks: those that see all features, then those that see a half."""
     p, layers = train.n_features, []
-    # Half of fewer than four features is too little.
+    # Use all features if there are fewer than four, because half of them would be too few.
     mask = choose_mask(make_stream(seed, "halves", 0, 0), p, p // 2 if p >= 4 else p)
     halves = (mask, ~mask) if p >= 4 else (mask, mask)
     for number in range(2 * NETWORKS):
@@ -124,7 +124,7 @@ def _make_first_layers(
 
 def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
     """Return the layers above a first layer."""
-    # A clustering uses at least one of the few units of a small network.
+    # Raise the fraction so that a clustering uses at least one one-hot unit of the layer below.
     least = min((first.n_clusterings * k for k in ks[:-1]), default=1)
     return make_layers(
         list(ks),
@@ -170,7 +170,7 @@ def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, d
         def run(first: int) -> None:
             some = range(first, min(first + layer.group_size, layer.n_clusterings))
             centroids = [layer.take(which, source, layer.rows(which)) for which in some]
-            out[:, some.start : some.stop] = layer.codes(backend, rows, centroids, first)
+            out[:, some.start : some.stop] = layer.compute_codes(backend, rows, centroids, first)
 
         return run
 

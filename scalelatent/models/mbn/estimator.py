@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 # Without a run folder, a network of at most this size is kept in memory.
-MEMORY_BYTES = 2**27
+MAX_BYTES_IN_MEMORY = 2**27
 COMPONENT_ATTRIBUTES = (
     "components_",
     "mean_projection_",
@@ -243,7 +243,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
             assert len(stored) == len(self._centroids)  # a fit writes its centroids
             sizes = [sets.dataset.nbytes for sets in stored]
-            if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MEMORY_BYTES:
+            if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MAX_BYTES_IN_MEMORY:
                 self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
             else:
                 self._centroids, self._codes = read_into_memory(stored, self._codes)
@@ -446,7 +446,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         number = self._layer_number(layer)
         projection = None
         if what == "output" and self.output == "pca":
-            projection = CodeProjection.of(self._find_components(number))
+            projection = CodeProjection.from_components(self._find_components(number))
         return Network(self._layers[:number], self._centroids[:number], projection)
 
     def _find_components(self, number: int) -> Components:

@@ -61,15 +61,15 @@ if TYPE_CHECKING:
 
 # Largest number of rows whose components come from the matrix of inner products of all rows.
 KERNEL_ROWS = 1024
-# With fewer clusterings the NMI falls, on images and on text.
+# Warn below this many clusterings: clustering quality (NMI) falls, on images and on text.
 FEW_CLUSTERINGS = 50
-# Upper bounds of the rows and centroids that `plan` measures.
+# Upper bounds of the rows and centroids with which `plan` measures the speed.
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
-# Rows of a strip of cpu/lists.py.
+# Number of rows that cpu/lists.py codes together (a strip).
 STRIP_ROWS = 1024
 # Typical number of passes until the components converge.
 PCA_PASSES = 12
-# Stands for the centroids of a layer if none are read.
+# Placeholder for the centroids of a layer if no centroids are read.
 _NO_SETS = ArraySets(np.empty((0, 0)), 0)
 # Typical seconds of choosing the decay.
 DECAY_SECONDS = 30.0
@@ -135,7 +135,7 @@ def pca_steps(
         found = yield Derive(_compute_all_components, (codes, layer.k, model.device))
         return _pad_components(found.first(count), count), []
     stats: Stats = yield Collect(f"{name}-counts", CodeCounts(layer.n_clusterings, layer.k), Rows(codes))
-    learner = StreamedPca.of(np.array(stats["counts"]), len(codes), count)
+    learner = StreamedPca.create(np.array(stats["counts"]), len(codes), count)
     start = learner.start(stream(model.seed_, "mbn-pca"))
     result = yield Learn(name, learner, start, {"train": Rows(codes)}, None, _no_predictor)
     _warn_unsettled(learner, result.state)
@@ -251,7 +251,7 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
     for layer in layers:
         set_bytes, code_size = _centroid_bytes(layer, train), np.dtype(layer.code_dtype).itemsize
         tiles = tile_layout(n, row_bytes, LayerCoder(layer, _NO_SETS, 0, sets))
-        memory = _memory(layer, train, set_bytes, row_bytes, tiles, resources)
+        memory = _estimate_memory(layer, train, set_bytes, row_bytes, tiles, resources)
         forecast.check_memory(f"layer {layer.number} (k = {layer.k})", memory, _find_remedy(layer))
         strips = -(-n // tiles["shard_rows"])
         count = strips * -(-sets // tiles["tile_columns"])
@@ -292,7 +292,7 @@ def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> floa
         return 0.0
     write, read = forecast.scratch_rates()
     shards = max(1, -(-nbytes // SHARD_BYTES))
-    # Each shard reads all rows and picks those of its sets.
+    # To write one shard, a task reads all rows and keeps those that are centroids in this shard.
     seconds = nbytes * (write + 2 / GATHER_RATE) + shards * dataset_bytes * read
     return seconds / min(forecast.resources.slots, shards)
 
@@ -300,7 +300,7 @@ def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> floa
 def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[float, float]:
     """Return the seconds of one clustering of a layer: per row, and to prepare its centroids."""
     if not forecast.measure:
-        return layer.flops_per_row() / FLOP_RATE, layer.set_flops() / FLOP_RATE
+        return layer.flops_per_row() / FLOP_RATE, layer.preparation_flops() / FLOP_RATE
     n = min(PROBE_ROWS, len(train))
     k, below = min(layer.k, PROBE_CENTROIDS, n), min(layer.k_below, PROBE_CENTROIDS)
     name = f"mbn_layer {layer.metric} {layer.csr} {layer.dtype} {layer.width}x{layer.k_below} {k} {n}"
@@ -314,7 +314,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
         sets = [small.take(which, x, small.rows(which)) for which in range(small.group_size)]
         backend = make_backend("cpu")
         some = convert_rows(small, backend, x[:rows] if rows < n else x)
-        return lambda: small.codes(backend, some, sets, 0)
+        return lambda: small.compute_codes(backend, some, sets, 0)
 
     few, grown = max(1, n // 8), layer.k / k
     whole = forecast.probe(name, partial(make, n), 0.0, rows=layer.group_size)
@@ -323,7 +323,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
     part = forecast.probe(f"{name} few", partial(make, few), 0.0, rows=layer.group_size)
     per_row = max(whole - part, 0.1 * whole) / (n - few) if n > few else whole
     per_set = max(part - few * per_row, 0.0)
-    # In the first layer a row meets all centroids; above it only those that share a unit, whatever k is.
+    # A first layer compares a row with all centroids; an upper layer only with those that share a unit.
     return per_row * (grown if layer.number == 1 else 1.0), per_set * grown
 
 
@@ -361,7 +361,7 @@ def _converted_bytes(layer: Layer, train: Dataset, rows: int) -> int:
     return int(4 * entries * rows)
 
 
-def _memory(
+def _estimate_memory(
     layer: Layer,
     train: Dataset,
     centroids: int,
@@ -384,7 +384,7 @@ def _memory(
     else:
         # float32 centroids twice: packed, and while they are being packed.
         ready = 8 * layer.k * layer.n_columns
-    # Very many rows have larger tiles.
+    # With very many rows, tiles have more columns.
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
     rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
     return {
@@ -401,7 +401,7 @@ def _add_pca(forecast: Forecast, model: MultilayerBootstrapNetwork, layer: Layer
         forecast.add_eigenvectors("pca", n, 2)
         return
     count, threads = int(model.n_components or model.n_classes or 2), forecast.resources.threads
-    learner = StreamedPca.of(np.zeros((layer.n_clusterings, layer.k)), n, count)
+    learner = StreamedPca.create(np.zeros((layer.n_clusterings, layer.k)), n, count)
     codes = RowShape(n, layer.n_clusterings)
     stage = make_stage("mbn_pca", learner, {"train": codes}, "cpu")
     nbytes, rows = stage.reductions["train"].layout().nbytes, stage.grids["train"].block_rows

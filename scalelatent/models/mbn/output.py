@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from .estimator import MultilayerBootstrapNetwork
 
-# Names of the arrays of a layer's components.
+# Names of the arrays in which the components of a layer are saved.
 PARTS = ("table", "offset", "variance")
 
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """A network from a folder; ``codes`` are those that its fit left in the run folder, by layer."""
+    """A network read from a folder; ``codes`` maps layers to the codes in the run folder of its fit."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[StoredSets, ...]

@@ -17,14 +17,14 @@ from scalelatent.contract.parameters import (
 )
 
 
-def _optional(name: str, doc: str) -> Parameter:
+def _make_optional(name: str, doc: str) -> Parameter:
     return Parameter(name, None, Whole(also=(None,)), doc)
 
 
 PARAMETERS = Parameters(
     (
         Parameter("n_clusterings", 400, Whole(), "clusterings of each layer"),
-        _optional("k1", "centroids of the first layer's clusterings; None: half of the rows"),
+        _make_optional("k1", "centroids of the first layer's clusterings; None: half of the rows"),
         Parameter(
             "decay",
             0.5,
@@ -36,7 +36,7 @@ PARAMETERS = Parameters(
             ),
             "ratio of the numbers of centroids of two layers; 'auto' chooses it without labels",
         ),
-        _optional("k_last", "fewest centroids that a layer may have"),
+        _make_optional("k_last", "fewest centroids that a layer may have"),
         Parameter(
             "feature_fraction",
             0.5,
@@ -50,7 +50,7 @@ PARAMETERS = Parameters(
             Whole(also=(None,), give="give a number of components, or None for n_classes"),
             "components of the output",
         ),
-        _optional("n_classes", "expected number of clusters"),
+        _make_optional("n_classes", "expected number of clusters"),
         Parameter("output", "pca", Choice(("pca", "codes")), "what transform returns"),
         Parameter("keep_codes", False, Flag(), "keep the codes of all layers"),
         RANDOM_STATE,

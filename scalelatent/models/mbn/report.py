@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkEvidence", "collect_network", "section"]
 
-# Rows in the figures.
+# Number of rows in the figures.
 SAMPLE_ROWS = 2000
 
 
@@ -40,7 +40,7 @@ def section(
     progress: Callable[[int, int], None] | None,
 ) -> Section:
     """Return the section of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
-    # The history is that of the streamed PCA, which small networks do not need.
+    # Drop the note about a missing history: only the streamed PCA of large networks writes one.
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     scores = _recorded_scores(run) if rows == "test" else None
     collect = partial(collect_network, model, scores=scores, progress=progress)
@@ -196,9 +196,9 @@ def _count_of_all(rows: int, evidence: NetworkEvidence) -> str:
 
 def network_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
     """Return all figures in the order of the page."""
-    found = [_output(evidence, rows), _layers(evidence, rows)]
+    found = [_output_picture(evidence, rows), _layers_picture(evidence, rows)]
     if evidence.retrieval is not None:
-        found.append(_retrieval(evidence, evidence.retrieval, rows))
+        found.append(_retrieval_picture(evidence, evidence.retrieval, rows))
     return found
 
 
@@ -217,7 +217,7 @@ def _explain_colours(evidence: NetworkEvidence) -> str:
     return "Colours are classes, which the network has not seen."
 
 
-def _output(evidence: NetworkEvidence, rows: str) -> Picture:
+def _output_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     what = "output" if evidence.ranked_by == "cosine" else "codes"
     words = (
         f"The first two components of the {what} of {_describe_rows(evidence, rows)} (Figures 8 and 9 of the "
@@ -233,7 +233,7 @@ def _output(evidence: NetworkEvidence, rows: str) -> Picture:
     return Picture("output", "Output", words, alt + ".", figure)
 
 
-def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
+def _layers_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(evidence.ks, 1)]
     words = (
         f"{_describe_rows(evidence, rows).capitalize()} at each layer: the first two principal components of "
@@ -246,7 +246,7 @@ def _layers(evidence: NetworkEvidence, rows: str) -> Picture:
     return Picture("layers", "Output of each layer", words, alt, figure, wide=True)
 
 
-def _retrieval(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
+def _retrieval_picture(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
     by_cosine = evidence.ranked_by == "cosine"
     which = _describe_rows(evidence, rows).replace("all ", "the ", 1)
     nearest = "by the cosine of the output" if by_cosine else "by the number of codes that two rows share"

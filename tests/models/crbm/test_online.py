@@ -104,7 +104,7 @@ def test_the_best_epoch_is_kept_and_patience_ends() -> None:
         thetas.append(state.theta)
         state = _scored(learner, state, wrong)
         assert learner.is_done(state) == (epoch == 3)
-    kept, epoch = learner.weights(state)
+    kept, epoch = learner.best_parameters(state)
     assert epoch == 2
     assert (kept == thetas[1]).all()
     told = learner.summary(state)

@@ -12,9 +12,9 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.crbm.kernels import products
 from scalelatent.models.crbm.kernels.products import (
     add_outer_difference,
-    affine,
     ascend_outer,
     ascend_outer_difference,
+    write_affine_map,
     write_outer_difference,
 )
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
@@ -56,7 +56,7 @@ def test_affine(rows, units, features, way_of):
     rng = np.random.default_rng(rows)
     x, w, b = normal(rng, rows, features), normal(rng, units, features), normal(rng, units)
     out = np.full((rows, units), np.nan, dtype=np.float32)
-    affine(x, w, b, out, np)
+    write_affine_map(x, w, b, out, np)
     assert_allclose(out, x.astype("f8") @ w.astype("f8").T + b, rtol=0, atol=1e-6 * features + 1e-5)
 
 
@@ -67,8 +67,8 @@ def test_a_row_does_not_depend_on_its_place(units, way_of):
     for rows, features in ((20, 3), (33, 70), (201, 17)):
         x, w, b = normal(rng, rows, features), normal(rng, units, features), normal(rng, units)
         order, found = rng.permutation(rows), np.empty((2, rows, units), dtype=np.float32)
-        affine(x, w, b, found[0], np)
-        affine(x[order], w, b, found[1], np)
+        write_affine_map(x, w, b, found[0], np)
+        write_affine_map(x[order], w, b, found[1], np)
         np.testing.assert_array_equal(found[0][order], found[1])
 
 
@@ -214,6 +214,6 @@ def test_a_row_has_the_same_logits_beside_any_others():
     rng = np.random.default_rng(2)
     x, w, b = normal(rng, 20, 50), normal(rng, 33, 50), normal(rng, 33)
     whole, part = np.empty((20, 33), np.float32), np.empty((3, 33), np.float32)
-    affine(x, w, b, whole, np)
-    affine(x[11:14], w, b, part, np)
+    write_affine_map(x, w, b, whole, np)
+    write_affine_map(x[11:14], w, b, part, np)
     np.testing.assert_array_equal(part, whole[11:14])

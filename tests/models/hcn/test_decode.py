@@ -18,7 +18,7 @@ from scalelatent.models.hcn.model.decode import (
     reconstruct,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
-from scalelatent.models.hcn.model.sampling import sample
+from scalelatent.models.hcn.model.sampling import draw_images
 from tests.models.hcn.cases import Kernels
 
 BACKEND = Kernels()
@@ -86,9 +86,9 @@ def test_rows_are_decoded_independently(decoder) -> None:
 
 
 def test_samples(decoder) -> None:
-    found = sample(decoder, 3, 0, 40, BACKEND)
-    assert_array_equal(found[10:20], sample(decoder, 3, 10, 20, BACKEND))
-    clean = sample(decoder, 3, 0, 40, BACKEND, noise=False)
+    found = draw_images(decoder, 3, 0, 40, BACKEND)
+    assert_array_equal(found[10:20], draw_images(decoder, 3, 10, 20, BACKEND))
+    clean = draw_images(decoder, 3, 0, 40, BACKEND, noise=False)
     assert 0.02 < (found != clean).mean() < 0.04
     evidence = decoder.layer.evidence(clean.reshape(40, -1))
     again = reconstruct(decoder, evidence, np.arange(40), BACKEND)

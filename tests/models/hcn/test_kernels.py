@@ -13,7 +13,7 @@ from scalelatent.kernels.streams import stage_word
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import placements, sweeps
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
-from scalelatent.models.hcn.kernels.windows import count_pairs, starts
+from scalelatent.models.hcn.kernels.windows import count_pairs, message_starts
 from tests.models.hcn.cases import draw_sweep, no_messages
 
 # chains, images, (channels, height, width), window, features
@@ -100,7 +100,7 @@ def test_beliefs_are_priors_and_messages_after_many_updates() -> None:
         order = shuffled(0, "test", epoch, np.zeros(1), evidence.size)
         sweeps.sweep_messages(evidence, order, s, w, *messages, 0.7)
     sums = [prior.astype("f8") for prior in priors]
-    begins = starts((6, 7), (3, 2), 5)
+    begins = message_starts((6, 7), (3, 2), 5)
     for index in range(evidence.size):
         of = reference.windows(index, evidence[0], sums[0][0], sums[1][0])[1:]
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
@@ -142,7 +142,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 
 def test_pairs() -> None:
-    counts = starts((24, 24), (8, 6), 32)
+    counts = message_starts((24, 24), (8, 6), 32)
     assert counts[-1] == count_pairs((24, 24), (8, 6), 32)
     assert np.diff(counts).max() == 1536
 

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import pools, sweeps
 from scalelatent.models.hcn.kernels.units import ABSENT, GRID
-from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, starts
+from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, message_starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
 
 # images, (channels, height, width), side of a pool
@@ -53,7 +53,7 @@ def test_pools_equal_the_reference(shape) -> None:
 def test_trees_equal_the_reference(shape) -> None:
     n, (channels, height, width), (h, wide), n_features = shape
     rng = np.random.default_rng(1)
-    room = starts((height, width), (h, wide), n_features)[-1] + MESSAGE_ROOM
+    room = message_starts((height, width), (h, wide), n_features)[-1] + MESSAGE_ROOM
     s = rng.integers(-(10**6), 10**6, (n, height - h + 1, width - wide + 1, n_features), np.int32)
     w = rng.integers(-(10**6), 10**6, (channels, h, wide, n_features), np.int32)
     kept = [rng.integers(-(10**6), 10**6, (n, channels, room), np.int32) for _ in range(2)]

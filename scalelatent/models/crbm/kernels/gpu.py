@@ -26,7 +26,7 @@ THREADS = 512  # threads of a block, as in gpu.cu
 # of a row do not depend on the batch.
 CLUSTER_EDGES = 2**14
 _STATIC_BYTES = 8192  # shared memory of the kernels besides the messages
-_LEAST_PROCESSORS = 16  # a slice of a GPU with fewer may not have room for eight blocks at once
+_LEAST_PROCESSORS = 16  # with fewer multiprocessors eight blocks may not fit at once
 _NULL = np.uint64(0)  # a null pointer
 _kernels = Kernels(__package__, THREADS)
 _launch = _kernels.launch

@@ -14,7 +14,7 @@ import numpy as np
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.jit import entry, given
 
-# Upper bound of |W|: beyond it a message, at most e^|W|, times a belief leaves the range of float32.
+# Upper bound of |W|. A message is at most e^|W|; for larger W message times belief exceeds float32.
 MAX_WEIGHT = 40.0
 # A row has converged if no belief changed by more in its last sweep (the paper's epsilon).
 CONVERGED = 1e-3

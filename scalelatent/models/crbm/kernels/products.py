@@ -16,8 +16,9 @@ from scalelatent.kernels.arrays import Array, align
 from .cpu import few_rows
 from .update import StepArrays, StepRates, add_to, ascend
 
-# Largest number of rows for which the tiles are faster than OpenBLAS; with vectors of eight floats both are
-# equally fast there (benchmarks/crbm_steps.py --parts products).
+# Largest number of rows for which the tiles are used instead of OpenBLAS. Up to this number the tiles are
+# faster with vectors of sixteen floats; with eight floats both are equally fast at this number
+# (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
 # With fewer units BLAS computes a product as a matrix times a vector.
 _FEW_UNITS = 8
@@ -30,14 +31,14 @@ def fits_tiles(rows: Array, *others: Array) -> bool:
     )
 
 
-def affine(x: Array, weights: Array, bias: Array, out: Array, xp: ModuleType) -> None:
+def write_affine_map(x: Array, weights: Array, bias: Array, out: Array, xp: ModuleType) -> None:
     """Write x weights^T + bias to ``out``."""
     if x.shape[1] == weights.shape[1] and fits_tiles(x, weights, bias, out):
-        # Aligned rows: otherwise each vector is loaded from two cache lines.
+        # Align the rows, because loading an unaligned vector reads two cache lines.
         few_rows.products(align(x), weights, bias, out)
         return
     if xp is np and len(weights) < _FEW_UNITS:
-        # In a matrix times a vector of BLAS the sum of a row depends on the position of the row.
+        # BLAS multiplies a matrix by a vector with sums whose order depends on the position of the row.
         np.einsum("ij,kj->ik", x, weights, out=out)
     else:
         xp.matmul(x, weights.T, out=out)

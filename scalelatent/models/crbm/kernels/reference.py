@@ -37,7 +37,7 @@ class _Graph:
 
 
 def make_coupling(w: np.ndarray) -> PlainCoupling:
-    """Return what every inference needs of the couplings W; batches with the same W share it."""
+    """Return the couplings W in the form that the kernels take; batches with the same W share it."""
     return PlainCoupling(np.array(w, dtype=np.float64))
 
 

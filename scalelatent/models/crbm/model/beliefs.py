@@ -32,7 +32,7 @@ def sweeps_at_epoch(n_sweeps: int | None, epoch: int) -> int:
 
 
 def couple(weights: Array, backend: Backend) -> AnyCoupling:
-    """Return what every inference needs of W, (v, h); all rows that share W share the result."""
+    """Return W, (v, h), in the form that the inference kernels take; all rows share the result."""
     return backend.kernel("crbm_make_coupling")(weights)
 
 
@@ -55,7 +55,7 @@ def infer(
 
 
 class PreparedInference(NamedTuple):
-    """Parameters on the backend, and what the inference needs of W."""
+    """Parameters on the backend, with W in the form that the inference takes."""
 
     backend: Backend
     shape: CrbmShape

@@ -25,7 +25,7 @@ from scalelatent.kernels.arrays import Array, HostRows, check_same_width
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, WeightError
-from scalelatent.models.crbm.kernels.products import affine, fits_tiles
+from scalelatent.models.crbm.kernels.products import fits_tiles, write_affine_map
 
 # A batch of CSR rows becomes a dense matrix of the columns that it uses, or of all columns if it uses more
 # than this share of them.
@@ -131,7 +131,7 @@ def compute_biases(
         if seen is None or not seen.x.shape[1]:
             b[...] = bias
         else:
-            affine(seen.x, seen.select_columns(weights), bias, b, backend.xp)
+            write_affine_map(seen.x, seen.select_columns(weights), bias, b, backend.xp)
         out.append(b)
     return out[0], out[1]
 

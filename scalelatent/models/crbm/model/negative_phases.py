@@ -216,13 +216,13 @@ def _lssvm(work: PhaseInput) -> Phase:
 
 @dataclass(frozen=True)
 class Learner:
-    """How one learner computes its negative phase and predicts."""
+    """Description of a learner: its negative phase, its inference for predictions, and what it uses."""
 
     negative: Callable[[PhaseInput], Phase]
-    # Inference that predicts, matched to training as in the paper
+    # Name of the inference that predicts; it matches the training, as in the paper
     inference: str
     # Whether the negative phase sends messages, which need the coupling of W
-    couples: bool = True
+    sends_messages: bool = True
     # Default number of Gibbs steps; 0: the learner does not sample
     gibbs_steps: int = 0
     # Whether the learner uses the costs of wrong outputs
@@ -232,10 +232,10 @@ class Learner:
 LEARNERS: dict[str, Learner] = {
     "mle-bp": Learner(_mle_bp, "sum-product"),
     "mle-mf": Learner(_mle_mf, "mean-field"),
-    "cd": Learner(_cd, "mean-field", couples=False, gibbs_steps=1),
-    "pcd": Learner(_pcd, "mean-field", couples=False, gibbs_steps=1),
-    "cd-percloss": Learner(_cd_percloss, "mean-field", couples=False, gibbs_steps=10),
+    "cd": Learner(_cd, "mean-field", sends_messages=False, gibbs_steps=1),
+    "pcd": Learner(_pcd, "mean-field", sends_messages=False, gibbs_steps=1),
+    "cd-percloss": Learner(_cd_percloss, "mean-field", sends_messages=False, gibbs_steps=10),
     "mssvm": Learner(_mssvm, "mixed-product", costs=True),
     "lssvm": Learner(_lssvm, "max-product", costs=True),
-    "logistic": Learner(_logistic, "independent", couples=False),
+    "logistic": Learner(_logistic, "independent", sends_messages=False),
 }

@@ -48,7 +48,7 @@ from .state import (
 
 
 class PreparedStep(NamedTuple):
-    """Parameters on the backend, coupling of W if the learner sends messages, state, costs of wrong units."""
+    """Input of one step: parameters on the backend, coupling of W (or None), state, costs of wrong units."""
 
     backend: Backend
     theta: Array
@@ -70,7 +70,7 @@ class CrbmLearner:
     weight_decay: float
     # Sweeps of an inference; None: 7 + epoch, epochs counted from 1
     n_sweeps: int | None
-    # A row stops sweeping as soon as no belief has changed by more; None: never
+    # A row stops sweeping as soon as no belief changes by more than ``tol``; None: it never stops early
     tol: float | None
     gibbs_steps: int
     # float32 (2, v): loss of a unit that is wrongly 1, and wrongly 0 (mssvm and lssvm)
@@ -87,18 +87,18 @@ class CrbmLearner:
     targets: Targets
     validation_targets: Targets
     validation_inference: str
-    # Relative amount by which an error must be below the best one to reset the patience
+    # The patience restarts if the validation error is below the best one by this relative amount
     gain: float = 0.0
 
     # -- the contract ----------------------------------------------------------------------------------------
 
     @property
     def wants(self) -> Wants:
-        """CSR rows, and outputs."""
+        """Request for rows, which may be CSR, and for their outputs."""
         return Wants(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Gradient or its factors (with local steps: change of the parameters), then measurements."""
+        """Statistics of a chain: gradient, or its factors, or change by local steps; then measurements."""
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
@@ -113,19 +113,19 @@ class CrbmLearner:
 
     @property
     def factored(self) -> bool:
-        """Whether chains return dv, dh and x of their rows, and the step computes the products.
+        """True if chains return the factors dv, dh and x of their rows, and the step computes the products.
 
-        They do if these are fewer numbers than the gradients of Wvx and Whx.
+        Chains return the factors if they are fewer numbers than the gradients of Wvx and Whx.
         """
         shape, rows = self.shape, self.n_chains * self.chain_rows
         units = shape.n_visible + shape.n_hidden
         return not self.local_steps and rows * (units + shape.n_observed) < units * shape.n_observed
 
     def flops_per_row(self) -> float:
-        """Operations per row of the products and of the messages of a typical inference."""
+        """Floating-point operations per row: matrix products, and messages of a typical inference."""
         shape = self.shape
         edges = shape.n_visible * shape.n_hidden
-        sweeps = (self.n_sweeps or 16) if LEARNERS[self.learner].couples else self.gibbs_steps
+        sweeps = (self.n_sweeps or 16) if LEARNERS[self.learner].sends_messages else self.gibbs_steps
         return 4.0 * shape.n_weights + 16.0 * edges * sweeps
 
     @property
@@ -148,7 +148,7 @@ class CrbmLearner:
         # Local steps copy the parameters, so they need no aligned copy here.
         theta = backend.asarray(state.theta if self.local_steps else align(state.theta), np.float32)
         coupling = None
-        if LEARNERS[self.learner].couples and not self.local_steps:
+        if LEARNERS[self.learner].sends_messages and not self.local_steps:
             coupling = couple(self.shape.split(theta).W, backend)
         return PreparedStep(backend, theta, coupling, state, backend.asarray(self.cost, np.float32))
 
@@ -229,7 +229,7 @@ class CrbmLearner:
         )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
-        """Keep the best parameters; ``stale`` counts ends of epochs, whatever the number of validations."""
+        """Return the state with the best parameters so far; ``stale`` counts epochs, not validations."""
         error, changed = CrbmScoring.errors(stats)
         state = replace(state, validation_error=error, changed_error=changed)
         if error < state.best_error:
@@ -251,9 +251,11 @@ class CrbmLearner:
             "validation_error": state.validation_error if self.has_validation else None,
             "changed_error": None if np.isnan(state.changed_error) else state.changed_error,
             "best_error": state.best_error if np.isfinite(state.best_error) else None,
-            "converged": converged if LEARNERS[self.learner].couples else None,
+            "converged": converged if LEARNERS[self.learner].sends_messages else None,
             "learning_rate": self.rate(max(epoch - 1, 0)),
-            "n_sweeps": sweeps_at_epoch(self.n_sweeps, epoch) if LEARNERS[self.learner].couples else None,
+            "n_sweeps": sweeps_at_epoch(self.n_sweeps, epoch)
+            if LEARNERS[self.learner].sends_messages
+            else None,
         }
         return out
 
@@ -263,7 +265,7 @@ class CrbmLearner:
 
     # -- for the estimator -----------------------------------------------------------------------------------
 
-    def weights(self, state: CrbmState) -> tuple[np.ndarray, int]:
+    def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
         """Return (parameters, their epoch): those with the lowest validation error, else the last ones."""
         if self.has_validation and state.best_epoch:
             return state.best, state.best_epoch
@@ -336,8 +338,8 @@ class CrbmLearner:
             n = len(part.x)
             some = None if kept is None else kept[:n]
             with self._report_divergence(backend, theta, state):
-                couples = LEARNERS[self.learner].couples
-                coupling = couple(self.shape.split(theta).W, backend) if couples else None
+                sends_messages = LEARNERS[self.learner].sends_messages
+                coupling = couple(self.shape.split(theta).W, backend) if sends_messages else None
                 seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
             ascend_phase(self.shape, backend, arrays, seen, v, phase, self._step_rates(n, block.epoch))
             measures.add(phase)
@@ -353,7 +355,7 @@ class CrbmLearner:
 
     @contextmanager
     def _report_divergence(self, backend: Backend, theta: Array, state: CrbmState) -> Iterator[None]:
-        """Replace a `WeightError` inside by the error of a diverged fit."""
+        """Convert a `WeightError` that is raised inside the context to the error of a diverged fit."""
         try:
             yield
         except WeightError as error:
@@ -380,7 +382,7 @@ class CrbmLearner:
     ) -> None:
         if particles is not None:
             at = self._places(block)
-            # Statistics are additive, so the change is added.
+            # Statistics of blocks are summed, so add the change instead of the new states.
             stats["particles"][at] += backend.to_host(particles).astype(np.float64) - state.particles[at]
 
 

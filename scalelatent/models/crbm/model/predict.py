@@ -41,7 +41,7 @@ class CrbmScoring:
         return Wants(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Wrong and all outputs, wrong and all changed outputs; whether some x is not binary."""
+        """Return the layout: counts of outputs (wrong, all, wrong changed, changed); blocks not binary."""
         return Layout((("units", (4,)), ("strange", ())))
 
     def flops_per_row(self) -> float:

@@ -37,8 +37,8 @@ class CrbmState:
     particles: np.ndarray
     # float64 (4,): sums of the current epoch
     sums: np.ndarray
-    # Measurements of the last epoch during training: mean loss per unit, share of units that the negative
-    # phase had wrong, share of rows that converged
+    # Measured in training over the last epoch: mean loss per unit, share of units in which the negative
+    # phase differs from the row, share of converged rows
     objective: float = float("nan")
     train_error: float = float("nan")
     converged: float = float("nan")
@@ -84,8 +84,8 @@ def compute_shares(state: CrbmState, n_visible: int) -> tuple[float, float, floa
 
 def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
     """Return why the parameters are not usable: not finite, or too large for float32 messages; else ''."""
-    # A NaN in Wvx or Whx comes with a NaN in a bias, because their gradients are products with those of the
-    # biases. So W and the biases, far fewer numbers, are enough.
+    # A NaN in Wvx or Whx implies a NaN in a bias, because the gradients of Wvx and Whx are products with the
+    # gradients of the biases. So it is enough to check W and the biases, which are far fewer numbers.
     most = largest_magnitude(theta[: shape.n_visible * shape.n_hidden])
     if not np.isfinite([most, largest_magnitude(theta[shape.n_weights :])]).all():
         return NOT_FINITE

@@ -12,7 +12,7 @@ from scalelatent.kernels.cuda import Kernels
 from scalelatent.kernels.streams import stage_word
 
 from .units import HARD
-from .windows import MESSAGE_ROOM, starts
+from .windows import MESSAGE_ROOM, message_starts
 
 _launch = Kernels(__package__, 256).launch
 
@@ -23,7 +23,7 @@ def _sizes(*numbers: int) -> tuple[np.int32, ...]:
 
 def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[cupy.ndarray, int]:
     """Return the positions of the messages of each pixel, on the device, and the number of messages."""
-    begins = starts(image, window, n_features)
+    begins = message_starts(image, window, n_features)
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
 
 

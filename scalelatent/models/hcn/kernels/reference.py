@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .units import ABSENT, HARD, POOL_FLOOR
-from .windows import shifts, starts, window
+from .windows import message_starts, shifts, window
 
 
 def and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
@@ -89,7 +89,7 @@ def sweep_messages(
     evidence, order, s, w
         See :func:`sweep`.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, pairs)
-        Messages, changed in place; those of a pixel are contiguous, see :func:`~.windows.starts`.
+        Messages, changed in place; those of a pixel are contiguous, see :func:`~.windows.message_starts`.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
         1 for each line of a pixel's window with a nonzero message in ``to_w``; changed in place. Few lines
         have one, and kernels skip the others.
@@ -103,7 +103,7 @@ def sweep_messages(
     """
     n_chains, _, n_channels, height, width = evidence.shape
     image = height, width
-    begins = starts(image, w.shape[2:4], w.shape[4])
+    begins = message_starts(image, w.shape[2:4], w.shape[4])
     moved = np.zeros(n_chains, np.int64)
     for k in range(n_chains):
         for index in order[k]:
@@ -237,7 +237,7 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 def at_targets(messages: np.ndarray) -> np.ndarray:
     """Move messages of pools, (…, shifts, H, W), from the pools to the targets of their shifts.
 
-    A target that no pool reaches has ABSENT.
+    A target that no pool reaches gets the value ``ABSENT``.
     """
     out, (height, width) = np.full(messages.shape, ABSENT, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
@@ -257,7 +257,7 @@ def at_sources(messages: np.ndarray) -> np.ndarray:
 def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Return the messages of ORs to the shifts of pools, int64 (…, shifts, H, W).
 
-    Shifts that leave the image have ABSENT.
+    Shifts that leave the image get the value ``ABSENT``.
     """
     t = at_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
@@ -329,7 +329,7 @@ def lower_pools(
 
 
 def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to R, from beliefs and the trees' own messages.
+    """Return the messages of trees to the reconstruction R, from beliefs and the trees' own messages.
 
     Parameters
     ----------
@@ -344,7 +344,7 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
     """
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
-    begins = starts(image, (h, width), n_features)
+    begins = message_starts(image, (h, width), n_features)
     out = np.empty((len(s), n_channels, *image), np.int32)
     for index in np.ndindex(out.shape):
         n, a, y, x = index
@@ -357,7 +357,7 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
 
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to R, for fixed weights and after one pass up.
+    """Return the messages of trees to the reconstruction R, for fixed weights and after one pass up.
 
     In this case a tree has sent its evidence to the places of weights that are on, and 0 to all others.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
-    """Return for one axis the places whose features reach a pixel, and the flipped weights that they use."""
+    """Return along one axis the slice of places whose features cover pixel ``at``, and of flipped weights."""
     first, last = max(0, at - feature + 1), min(places - 1, at)
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
 
@@ -19,8 +19,8 @@ def shifts(n: int) -> list[tuple[int, int]]:
     return [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)]
 
 
-def starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return the position of the first pair of each pixel, and their total number, int64 (pixels + 1,)."""
+def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
+    """Return the position of the first message of each pixel, then the total number, int64 (pixels + 1,)."""
     counts = [
         [at.stop - at.start for at, _ in (window(i, f, n - f + 1) for i in range(n))]
         for n, f in zip(image, feature, strict=True)
@@ -30,14 +30,14 @@ def starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) ->
 
 
 @functools.lru_cache(maxsize=16)
-def trees(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return five numbers for the tree of each pixel, int64 (pixels, 5), read-only.
+def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
+    """Return the memory layout of the tree of each pixel: five numbers, int64 (pixels, 5), read-only.
 
-    They are the number of lines of the window, the pairs per line, and the offsets in bytes of the first
+    The columns are the number of lines of the window, the pairs per line, and the byte offsets of the first
     place, the first weight of a channel and the first message.
     """
     (height, width), (h, w) = image, feature
-    begins, out = starts(image, feature, n_features), np.empty((height, width, 5), np.int64)
+    begins, out = message_starts(image, feature, n_features), np.empty((height, width, 5), np.int64)
     for y, x in np.ndindex(height, width):
         (r, i), (c, j) = window(y, h, height - h + 1), window(x, w, width - w + 1)
         s = (r.start * (width - w + 1) + c.start) * n_features

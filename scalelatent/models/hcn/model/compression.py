@@ -41,7 +41,7 @@ def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 class DescriptionLength:
     """Counts for a description length (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    The features are those of the learner's state; if the state is None, those of the decoder.
+    The counts use the features of the learner's state, or those of the decoder if the state is None.
     """
 
     decoder: Decoder
@@ -142,7 +142,7 @@ def part_lengths(
 
 
 def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float:
-    """Return the description length over the bits of the images; NaN if these are all 0 or all 1."""
+    """Return the description length divided by the bits of the images; NaN if all pixels are equal."""
     whole = float(bits(stats["ones"], stats["known"]))
     return length(layer, weights, stats) / whole if whole else float("nan")
 

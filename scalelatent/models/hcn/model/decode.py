@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels.units import from_units
 from .layer import FeatureLayer, hide_unknown, rows_of
 
 SWEEPS = 10
-# Bytes of beliefs in S that one block of rows may take.
+# Upper bound of the bytes of beliefs in S for one block of rows.
 PART_BYTES = 2**25
 
 

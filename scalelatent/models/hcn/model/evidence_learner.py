@@ -220,7 +220,7 @@ class EvidenceLearner:
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Return the state with the compression that these counts give."""
+        """Return the state with the compression computed from the counts of a validation pass."""
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state
@@ -258,7 +258,7 @@ def add_evidence(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stat
 def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return the beliefs with each feature moved to the middle of its window.
 
-    First beliefs fill the part of the window that a feature leaves.
+    The part of the window that a moved feature no longer covers gets the initial beliefs.
     """
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]

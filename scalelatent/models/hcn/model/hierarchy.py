@@ -321,7 +321,7 @@ class Hierarchy:
     def forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Run a pass up under fixed weights: that of a convolutional network (section 3.4).
+        """Run a pass up under fixed weights, the forward pass of a convolutional network (section 3.4).
 
         Parameters
         ----------

@@ -185,7 +185,7 @@ class KeptMessages(EvidenceLearner):
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
 
-    def alone(self, n_rows: int, sweeps: int) -> KeptMessages:
+    def make_single_leaf_learner(self, n_rows: int, sweeps: int) -> KeptMessages:
         """Return the learner for a single leaf of ``n_rows`` images with this number of sweeps per visit."""
         return replace(self, n_rows=n_rows, single_leaf_sweeps=sweeps)
 

@@ -118,7 +118,7 @@ class FeatureLayer:
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
     def evidence(self, x: np.ndarray) -> np.ndarray:
-        """Return the messages of pixels in units, 0 if unknown: int32 (rows, channels, height, width)."""
+        """Return the messages of pixels in 1/256 nat, 0 if unknown: int32 (rows, channels, height, width)."""
         off, on = self.evidence_of
         if self.filters is not None:
             edges = self.filters.edges(np.ascontiguousarray(x, np.uint8).reshape(-1, *self.image[1:]))

@@ -23,11 +23,11 @@ from .hierarchy import Hierarchy, LayerMessages, visit_images
 from .layer import FLOPS_PER_PAIR, rows_of
 from .templates import TemplateCounts
 
-# A fit has settled after this many passes in which no weight changed. Errors swing before they fall at once,
-# so a few quiet passes are not enough.
+# A fit has converged if no weight changed sign in this many passes. The error often oscillates and then drops
+# suddenly, so a few passes without a change are not enough.
 SETTLED = 20
 _PARTS = tuple(field.name for field in fields(LayerMessages))
-# Arrays that are stored without their zeros: trees without evidence send 0, and so do weights that are off.
+# Arrays that are stored without their zeros. Trees without evidence and weights that are off send 0.
 _SPARSE = ("to_s", "to_w", "held")
 
 
@@ -266,7 +266,7 @@ class LayeredMessages(LayeredEvidence):
         """Return the floating-point operations per image and pass."""
         return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
 
-    def alone(self, n_rows: int, passes: int) -> LayeredMessages:
+    def make_single_leaf_learner(self, n_rows: int, passes: int) -> LayeredMessages:
         """Return the learner for a single leaf of ``n_rows`` images with this number of passes per visit."""
         most = max(passes, self.max_passes)
         return replace(self, n_rows=n_rows, single_leaf_passes=passes, max_passes=most)

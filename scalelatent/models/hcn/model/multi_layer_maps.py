@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels.units import GRID
 from .hierarchy import Hierarchy
 from .layer import hide_unknown, rows_of
 
-# Bytes of a forward pass that one block of rows may take.
+# Upper bound of the bytes of a forward pass over one block of rows.
 PART_BYTES = 2**25
 
 
@@ -80,7 +80,7 @@ class ScoreMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class ClassMap(NetworkMap):
-    """Scores of the classes, each that of its best template (a LabelMap).
+    """Map rows to class scores; the score of a class is that of its best template (a LabelMap).
 
     With ``labelled`` the map also labels each row with its best class.
     """

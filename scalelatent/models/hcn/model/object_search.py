@@ -14,7 +14,7 @@ from .hierarchy import Hierarchy
 
 Place = tuple[int, int]
 
-# The search for the best choice of an image ends after this many partial choices.
+# The search for the best places in one image ends after it has examined this many partial choices.
 MAX_CHOICES = 2000
 
 
@@ -49,20 +49,20 @@ def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple
         include the greedy choice.
     """
     search = _Search(frame)
-    search.extend(np.maximum(gains, 0), most, 0.0, [])
+    search.add_places(np.maximum(gains, 0), most, 0.0, [])
     return sorted(search.places, key=lambda place: place[::-1]), search.n_choices < MAX_CHOICES
 
 
 @dataclass
 class _Search:
-    """Branch and bound: the best choice so far, its gain, and the number of choices so far."""
+    """Branch-and-bound search: best choice so far, its gain, and number of examined choices."""
 
     frame: tuple[int, int]
     best_gain: float = 0.0
     places: list[Place] = field(default_factory=list)
     n_choices: int = 0
 
-    def extend(self, gains: np.ndarray, most: int, gain: float, chosen: list[Place]) -> None:
+    def add_places(self, gains: np.ndarray, most: int, gain: float, chosen: list[Place]) -> None:
         """Add up to ``most`` places to a choice with this gain; ``gains`` is 0 at places that overlap it.
 
         At least one best choice contains the place of the largest gain or a place that overlaps this place.
@@ -70,10 +70,10 @@ class _Search:
         """
         if gain > self.best_gain:
             self.best_gain, self.places = gain, chosen
-        if not most or gain + self._bound(gains, most) <= self.best_gain:
+        if not most or gain + self._bound_gain(gains, most) <= self.best_gain:
             return
-        near = self._near(np.unravel_index(gains.argmax(), gains.shape))
-        sums, rest = gains[near], self._bound(gains, most - 1)
+        near = self._find_overlapping(np.unravel_index(gains.argmax(), gains.shape))
+        sums, rest = gains[near], self._bound_gain(gains, most - 1)
         for at in np.argsort(-sums, axis=None, kind="stable"):
             row, column = (int(i) for i in np.unravel_index(at, sums.shape))
             more = gain + float(sums[row, column])
@@ -82,17 +82,17 @@ class _Search:
             self.n_choices += 1
             place = near[0].start + row, near[1].start + column
             left = gains.copy()
-            left[self._near(place)] = 0
-            self.extend(left, most - 1, more, [*chosen, place])
+            left[self._find_overlapping(place)] = 0
+            self.add_places(left, most - 1, more, [*chosen, place])
 
-    def _near(self, place: tuple[np.intp | int, ...]) -> tuple[slice, slice]:
+    def _find_overlapping(self, place: tuple[np.intp | int, ...]) -> tuple[slice, slice]:
         """Return the places whose frames overlap the frame at ``place``."""
         (row, column), (height, width) = (int(i) for i in place), self.frame
         return slice(max(0, row - height + 1), row + height), slice(
             max(0, column - width + 1), column + width
         )
 
-    def _bound(self, gains: np.ndarray, most: int) -> float:
+    def _bound_gain(self, gains: np.ndarray, most: int) -> float:
         """Return an upper bound of the gain of ``most`` places.
 
         The frames of two places in one cell of the size of a frame overlap, so a choice has at most one place

@@ -11,7 +11,7 @@ from .decode import Decoder
 from .layer import FeatureLayer
 
 
-def sample(
+def draw_images(
     decoder: Decoder, seed: int, start: int, stop: int, backend: Backend, noise: bool = True
 ) -> np.ndarray:
     """Return images start to stop, uint8 (rows, channels, height, width); seed and i determine image i."""

@@ -28,11 +28,11 @@ from .layer import rows_of
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# Bytes of a forward pass that one block of rows may take.
+# Upper bound of the bytes of a forward pass over one block of rows.
 BLOCK_BYTES = 2**25
-# A label of -1 marks a row without a class.
+# Request for rows that may have no class; the label of such a row is -1.
 SOME_LABELS = Wants(unlabelled=True)
-# Lower than every score: score of a template that an image may not come to.
+# Score of a template that an image must not be assigned to; it is lower than every real score.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
@@ -45,7 +45,7 @@ def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
 
 
 def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
-    """Return the class of each template, from the number of rows (classes, templates) that came to it.
+    """Return the class of each template, from its number of rows of each class, (classes, templates).
 
     Each class gets ``per_class`` templates. The largest numbers decide first; templates without rows fill
     the classes that are not full.
@@ -159,7 +159,7 @@ class RowCodes:
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence(ForwardReduction):
-    """Evidence for the templates from the images that come to them (a Reduction).
+    """Sum the evidence for each template over the images assigned to it (a Reduction).
 
     The sums are whole units, so they are identical in any order of the rows.
 
@@ -200,7 +200,7 @@ class TemplateEvidence(ForwardReduction):
             stats["evidence"][template] += one / GRID
 
     def _allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that may come to a template, and which templates each of them may come to."""
+        """Return the rows that may be assigned to templates, and a mask of the templates allowed for each."""
         used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
         allowed = np.broadcast_to(used, (n_rows, self.net.n_templates))
         if block.y is not None and self.net.classes is not None:
@@ -210,7 +210,7 @@ class TemplateEvidence(ForwardReduction):
         return among, allowed[among]
 
     def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the beliefs of all layers; those of the templates are the first ones plus the evidence."""
+        """Return the beliefs of all layers; those of templates are initial beliefs plus evidence."""
         priors = self.net.split(first)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
         most = BELIEF_LIMIT // (2 * GRID)

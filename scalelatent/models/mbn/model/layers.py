@@ -27,8 +27,8 @@ SHORT_CODES = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # A lower bound in a message is rounded up, so that the number in the message is large enough.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
-# Upper bounds of the clusterings of an upper layer that are coded together, and of the bits that number their
-# centroids.
+# At most _GROUP clusterings of an upper layer are coded together, and the numbers of all their centroids fit
+# into _GROUP_BITS bits.
 _GROUP, _GROUP_BITS = 8, 16
 # Cost of a look-up in multiply-adds, and cost of preparing a centroid in look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
@@ -42,7 +42,7 @@ def floor_share(fraction: float, n: int) -> int:
 def make_schedule(
     n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None
 ) -> list[int]:
-    """Return the centroids of the clusterings of each layer, k_{l+1} = floor(decay k_l)."""
+    """Return the number k_l of centroids per clustering of each layer l, k_{l+1} = floor(decay k_l)."""
     if not 0 < decay < 1:
         raise ValueError(f"decay={decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'")
     k = n // 2 if k1 is None else int(k1)
@@ -93,7 +93,7 @@ class ArraySets:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer without its centroids; all random draws follow from these numbers."""
+    """Parameters of a layer, without its centroids; they determine all random draws of the layer."""
 
     number: int  # counted from 1
     seed: int
@@ -130,7 +130,7 @@ class Layer:
 
     @property
     def wants(self) -> Wants:
-        """CSR rows, if the input is CSR."""
+        """Request for rows: as CSR if the input is CSR."""
         return Wants(csr=self.csr)
 
     @property
@@ -169,7 +169,7 @@ class Layer:
             return _LOOKUP_FLOPS * self.width
         return 2.0 * self.k * self.n_columns
 
-    def set_flops(self) -> float:
+    def preparation_flops(self) -> float:
         """Return the cost of preparing the centroids of a clustering."""
         if self.number > 1:
             return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
@@ -177,15 +177,15 @@ class Layer:
 
     @property
     def group_size(self) -> int:
-        """Number of clusterings that :meth:`codes` computes together."""
+        """Number of clusterings that :meth:`compute_codes` computes together."""
         if self.number == 1:
             return 1
         return max(1, min(_GROUP, 2**_GROUP_BITS >> (self.k - 1).bit_length()))
 
-    def codes(
+    def compute_codes(
         self, backend: Backend, x: Array | CsrRows, centroids: Sequence[HostRows], first: int
     ) -> np.ndarray:
-        """Return the codes of rows, (rows, sets), by clusterings from ``first`` on with these centroids."""
+        """Return the codes of rows, (rows, clusterings), for the clusterings from ``first`` on."""
         if self.number == 1:
             found = [self._nearest(backend, x, part, first + i) for i, part in enumerate(centroids)]
             return np.stack(found, axis=1)

@@ -35,7 +35,7 @@ class LayerCoder:
 
     @property
     def wants(self) -> Wants:
-        """Rows in the form that the layer takes."""
+        """Request for rows in the form that the layer takes."""
         return self.layer.wants
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -45,16 +45,16 @@ class LayerCoder:
         return replace(self, first=self.first + first, stop=self.first + stop)
 
     def row_bytes(self) -> int:
-        """Return the bytes of a row of codes in one tile."""
+        """Return the bytes of one code, the entry of one row and one column of codes."""
         return np.dtype(self.layer.code_dtype).itemsize
 
     def flops_per_row(self) -> float:
-        """Return the cost of a column per row, in operations of a matrix product."""
+        """Return the cost of coding a row by one clustering, in operations of a matrix product."""
         return self.layer.flops_per_row()
 
     def column_flops(self) -> float:
-        """Return the cost of preparing a column."""
-        return self.layer.set_flops()
+        """Return the cost of preparing one clustering, which computes one column of codes."""
+        return self.layer.preparation_flops()
 
     def prepare(self, backend: Backend) -> Backend:
         """Return the backend; :meth:`fill` prepares the centroids of each clustering."""
@@ -67,7 +67,9 @@ class LayerCoder:
         for first in range(self.first, self.stop, self.layer.group_size):
             stop = min(first + self.layer.group_size, self.stop)
             centroids = [self.centroids.read(which) for which in range(first, stop)]
-            out[:, first - self.first : stop - self.first] = self.layer.codes(prepared, x, centroids, first)
+            out[:, first - self.first : stop - self.first] = self.layer.compute_codes(
+                prepared, x, centroids, first
+            )
             yield
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
@@ -142,7 +144,7 @@ class Network:
 
     @property
     def wants(self) -> Wants:
-        """Rows in the form that the first layer takes."""
+        """Request for rows in the form that the first layer takes."""
         return self.layers[0].wants
 
     def output(self) -> tuple[tuple[int, ...], str]:

@@ -79,7 +79,7 @@ def kernel_components(codes: np.ndarray, k: int, kernel: FindKernel) -> Componen
     values, u = values[kept], np.ascontiguousarray(u[:, kept])
     vectors = np.zeros((*mean.shape, len(values)))
     kernel("mbn_scatter_add")(codes, u, vectors)
-    # Columns of u sum to zero, so the mean row drops out.
+    # The columns of u sum to zero, so subtracting the mean row would not change the vectors.
     return make_components(vectors.reshape(-1, len(values)) / np.sqrt(values), values / n, mean)
 
 
@@ -176,7 +176,7 @@ class StreamedPca:
     max_iter: int
 
     @classmethod
-    def of(
+    def create(
         cls, counts: np.ndarray, n_rows: int, n_components: int, tol: float = 1e-4, max_iter: int = 200
     ) -> StreamedPca:
         """Return the learner of at most ``n_components`` components; there may be fewer."""
@@ -223,7 +223,7 @@ class StreamedPca:
 
 
 class UnitBasis(NamedTuple):
-    """Basis as a table of units, and its product with the mean row."""
+    """Basis as a table with one row per one-hot unit, and its product with the mean row."""
 
     kernel: FindKernel
     table: np.ndarray
@@ -272,7 +272,7 @@ class CodeProjection:
     what = "transform"
 
     @classmethod
-    def of(cls, components: Components) -> CodeProjection:
+    def from_components(cls, components: Components) -> CodeProjection:
         return cls(components.table, components.offset)
 
     def output(self) -> tuple[tuple[int, ...], str]:

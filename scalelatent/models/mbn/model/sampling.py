@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-# Below this share single positions are drawn; from it on a mask of all positions is drawn.
+# A draw of less than this share of n numbers draws single numbers; a larger draw draws a mask of all n.
 _FEW = 1 / 16
 
 
 def make_stream(seed: int, purpose: str, layer: int, clustering: int) -> np.random.Philox:
-    """Return the random stream of one draw."""
+    """Return the random stream of one draw; ``purpose`` is a short name, such as "columns"."""
     key = np.array([seed % 2**64, int.from_bytes(purpose.encode(), "little")], dtype=np.uint64)
     # The high words of the counter differ, so that streams of different layers never overlap.
     return np.random.Philox(key=key, counter=np.array([0, 0, clustering, layer], dtype=np.uint64))
@@ -43,7 +43,7 @@ def choose_mask(bits: np.random.Philox, n: int, m: int) -> np.ndarray:
 
 
 def _draw_below(bits: np.random.Philox, n: int, count: int) -> np.ndarray:
-    # The remainder of 64 bits differs from a uniform number by a probability of at most n / 2^64.
+    # The remainder of a 64-bit number modulo n is uniform up to an error of n / 2^64 in each probability.
     return (np.asarray(bits.random_raw(count)) % np.uint64(n)).astype(np.int64)
 
 

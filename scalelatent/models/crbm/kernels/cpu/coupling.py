@@ -12,8 +12,8 @@ from scalelatent.kernels.tiles import packed_matrix
 from scalelatent.kernels.vectors import BYTES
 from scalelatent.models.crbm.kernels.inference import choose_limits
 
-# Kernels compute 8 units, or 16 edges, at a time on every machine: the order of a sum over a row depends on
-# this number. LLVM splits a vector that is wider than the registers of the machine.
+# Kernels compute 8 units, or 16 edges, at a time on every machine. The numbers are fixed because they
+# determine the order of sums. LLVM splits a vector that is wider than the registers of the machine.
 UNITS, EDGES = 8, 16
 # Bytes of 8 units, and of 16 edges. The latter is also a cache line.
 UNIT_BYTES, LINE_BYTES = BYTES * UNITS, BYTES * EDGES
@@ -26,12 +26,13 @@ ROWS = 8
 class Coupling:
     """Couplings, and their exponentials padded to whole vectors and blocks of rows.
 
-    The padding has W = 0: its messages are 1 up to the last bit, and change no other unit.
+    The padding has W = 0, so its messages are 1 within rounding and do not change any other unit.
     """
 
     # float32 (v, h), not a copy
     w: np.ndarray
-    # Results of :func:`..inference.choose_limits`
+    # Number of messages to multiply before mantissa and exponent are split, and upper bound of |log odds|
+    # in beliefs; both come from :func:`..inference.choose_limits`
     factors: int
     limit: float
 

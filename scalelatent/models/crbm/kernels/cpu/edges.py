@@ -15,7 +15,7 @@ from scalelatent.kernels.vectors import F32, I64, LANES, Vectors, instructions
 from .coupling import EDGES, LINE_BYTES, ROWS
 
 HALF = ROWS // 2
-# Rows whose products are computed at once: the two products of each row stay in registers.
+# Number of rows whose products are computed together, so that the two products of each row fit registers.
 GATHERED = HALF if LANES == EDGES else 2
 
 
@@ -36,7 +36,7 @@ def _make_gather(rows: int) -> Callable[..., None]:
         def edges(i: ir.Value, products: list[ir.Value]) -> list[ir.Value]:
             tj, uj, out = lanes.load(t, i), lanes.load(u, i), []
             places = [b.add(i, step) for step in steps]
-            # All loads come before the stores: a load after a store to the same offset of another page waits.
+            # Load before storing, because a load waits for a store to the same offset of another memory page.
             loaded = [(lanes.load(a, at), lanes.load(m, at)) for at in places]
             for r, (at, (ar, message)) in enumerate(zip(places, loaded, strict=True)):
                 s = b.fmul(message, uj)
@@ -89,7 +89,7 @@ def _send_messages(
             values.append(value)
     inverse = b.fdiv(lanes.constant(1.0), b.fmul(*edges.under))
     for at, over, other in zip(places, edges.over, edges.under[::-1], strict=True):
-        # In this order a divisor lies within e^(+-W), and the quotient within e^(+-2W).
+        # This order of products keeps the intermediate quotient between e^-2|W| and e^2|W|.
         message = b.fmul(b.fmul(over, inverse), other)
         lanes.store(message, m, at)
         product = b.fmul(product, message)
@@ -102,10 +102,10 @@ def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
         lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
         n: ir.Value, p: ir.Value, e: ir.Value, a2: ir.Value, m2: ir.Value,
     ) -> None:  # fmt: skip
-        """Replace s at ``m`` by messages to the hidden units; multiply each column's product, p 2^e, by them.
+        """Replace the products s at ``m`` by messages to the hidden units.
 
-        With ``split`` p becomes a mantissa again. The next rows of exp(W) and messages, at ``a2`` and ``m2``,
-        are fetched into the cache.
+        Multiply p 2^e, the product of each column, by its messages; with ``split``, normalize p to a mantissa
+        afterwards. Prefetch the next rows of exp(W) at ``a2`` and of messages at ``m2`` into the cache.
         """
         b = lanes.b
         steps = [b.mul(step, I64(r)) for r in range(rows)]
@@ -142,7 +142,7 @@ def scatter_pairs(
     lanes: Vectors, a: ir.Value, m: ir.Value, row_step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
     n: ir.Value, p: ir.Value, e: ir.Value, c: ir.Value, z: ir.Value, ez: ir.Value,
 ) -> None:  # fmt: skip
-    """Scatter the messages of two rows, and store what pair beliefs and the Bethe estimate need.
+    """Send messages of two rows to the hidden units; store inputs of pair beliefs and the Bethe estimate.
 
     P(v_i = 1 | h_j = 1) is stored at ``c``, which may be ``m``. The product of (x + y) / N of each column, z
     2^ez, is multiplied by the factors of both rows.

@@ -79,7 +79,7 @@ def _make_dots(rows: int, units: int) -> Callable[..., None]:
         v: Vectors, x: ir.Value, x_step: ir.Value, w: ir.Value, w_step: ir.Value, n: ir.Value, bias: ir.Value,
         out: ir.Value, out_step: ir.Value, ahead: ir.Value,
     ) -> None:  # fmt: skip
-        """Write out[r, u] = sum_k x[r, k] w[u, k] + bias[u]; fetch two lines per step at ``ahead``."""
+        """Write out[r, u] = sum_k x[r, k] w[u, k] + bias[u]; prefetch two lines per step from ``ahead``."""
         xs = [v.b.add(x, v.b.mul(x_step, I64(r))) for r in range(rows)]
         ws = [v.b.add(w, v.b.mul(w_step, I64(u))) for u in range(units)]
         lanes = (_lane_sums(v, xs, ws, n, lane, ahead) for lane in range(0, SIDE, LANES))
@@ -103,7 +103,7 @@ def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) ->
     for u in range(0, units, _UNITS):
         several = units - u >= _UNITS
         w_at, bias_at = w.ctypes.data + u * row, bias.ctypes.data + BYTES * u
-        # One half of the next units is fetched with the first rows, the other half with the following rows.
+        # The first rows prefetch one half of the next units, the following rows prefetch the other half.
         ahead, more = w_at, 0
         if units - u >= 2 * _UNITS:
             ahead, more = w_at + _UNITS * row, _UNITS // 2 * row
@@ -177,7 +177,7 @@ def _make_outers(end: str) -> Callable[..., None]:
         row, size = BYTES * features, out.itemsize
         some = empty((n, TALL_TILE_ROWS), np.float32)
         for u in range(0, units, TALL_TILE_ROWS):
-            # Contiguous columns stay in the first-level cache; in a row of left two tiles share a line.
+            # Copy the columns of left, because contiguous columns stay in the first-level cache.
             for i in range(n):
                 for k in range(min(TALL_TILE_ROWS, units - u)):
                     some[i, k] = left[i, u + k]
@@ -246,7 +246,7 @@ def ascend_outer(
     theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
     left: np.ndarray, x: np.ndarray, decay: np.float32, momentum: np.float32,
 ) -> None:  # fmt: skip
-    """Set ``new_velocity`` to momentum velocity - decay theta + left^T x, and ``new_theta`` to theta plus it.
+    """Write momentum velocity - decay theta + left^T x to ``new_velocity``; add it to theta: ``new_theta``.
 
     Velocities may be empty. The new arrays may be the old ones.
     """

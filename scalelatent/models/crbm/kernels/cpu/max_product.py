@@ -37,7 +37,7 @@ def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
 def _gather(
     lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lh: ir.Value, n: ir.Value, totals: ir.Value
 ) -> None:
-    """Replace messages of four visible units by those of the hidden units, and write the sum of each row."""
+    """Replace messages from four visible units with messages to them, and write the sum of each row."""
     b = lanes.b
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
 
@@ -58,7 +58,7 @@ def _gather(
 def _scatter(
     lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lv: ir.Value, n: ir.Value, totals: ir.Value
 ) -> None:
-    """Replace the messages to four visible units by those back, and add these to the sum of each column."""
+    """Replace messages to four visible units with messages from them, and add these to the column sums."""
     b = lanes.b
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
     own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]

@@ -239,8 +239,8 @@ def _infer(
             _add_pairs(m[: part.stop - first], h_units, pairs)
 
 
-# One compiled body per type of the pair beliefs.
-_INFER = {
+# One compiled function for each dtype of the pair beliefs.
+_INFER_BY_DTYPE = {
     name: entry(
         *(given("f4", 2), types.int64, *INPUTS, *RESULTS),
         *(filled("f8", 1), filled(name, 2), *[filled("f4", 3)] * 4),
@@ -275,7 +275,7 @@ def _run(
     m = aligned((group, *a.shape))
     v_units, h_units = aligned((group, UNIT_FIELDS, len(a))), aligned((group, _FIELDS, a.shape[1]))
     added = np.empty((0, 0), dtype=np.float32) if pairs is None else pairs
-    _INFER[added.dtype.name](
+    _INFER_BY_DTYPE[added.dtype.name](
         *(a, coupling.factors, bv, bh, n_sweeps, limit, *results, log_z, added),
         *(m, v_units, h_units, make_scratch(coupling.limit, group)),
     )

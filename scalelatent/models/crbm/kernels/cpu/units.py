@@ -30,7 +30,7 @@ PRODUCT, EXPONENT, MOVED, LIMIT = range(4)
 def _store_beliefs(
     lanes: Vectors, new: ir.Value, units: ir.Value, step: ir.Value, moved: ir.Value, limit: ir.Value
 ) -> None:
-    """Store new log odds of eight units with their beliefs; raise ``moved`` to the largest change."""
+    """Store new log odds and beliefs of eight units; raise ``moved`` to the largest change of a belief."""
     b = lanes.b
     log_odds, on, off = (b.add(units, b.mul(step, I64(k))) for k in (LOG_ODDS, ON, OFF))
     t, u = lanes.sigmoids(new, lanes.load(limit))

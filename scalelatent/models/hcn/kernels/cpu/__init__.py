@@ -1,1 +1,1 @@
-"""Kernels in numba, with whole numbers."""
+"""Numba kernels that compute with integers, so that results do not depend on the order of sums."""

@@ -9,7 +9,7 @@ from scalelatent.kernels.jit import entry, filled, given, part
 
 
 @part
-def _add(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) -> None:
+def _add_count(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) -> None:
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for i in range(h):
@@ -19,10 +19,10 @@ def _add(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) 
 
 
 @part
-def _alone(
+def _sum_evidence(
     evidence: np.ndarray, layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
 ) -> float:
-    """Return the evidence of a feature's pixels that are under ``count`` features."""
+    """Return the summed evidence of those pixels of a feature that exactly ``count`` features cover."""
     n_channels, h, width, _ = w.shape
     total = 0.0
     for a in range(n_channels):
@@ -34,8 +34,8 @@ def _alone(
 
 
 @part
-def _spread(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
-    """Add a pixel's evidence to the gains of all features that could cover it."""
+def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
+    """Add ``value`` to the gain of every feature at every place that would cover pixel (y, x)."""
     _, h, width, n_features = w.shape
     high, wide, _ = gains.shape
     for r in range(max(0, y - h + 1), min(high - 1, y) + 1):
@@ -58,9 +58,9 @@ def _toggle(
                 if w[a, h - 1 - y + r, width - 1 - x + c, f]:
                     layers[a, y, x] += count
                     if count == 1 and layers[a, y, x] == 1:
-                        _spread(gains, w, a, y, x, -evidence[a, y, x])
+                        _add_gains(gains, w, a, y, x, -evidence[a, y, x])
                     elif count == -1 and layers[a, y, x] == 0:
-                        _spread(gains, w, a, y, x, evidence[a, y, x])
+                        _add_gains(gains, w, a, y, x, evidence[a, y, x])
 
 
 @entry(given("u1", 4), given("u1", 4), filled("i4", 4))
@@ -70,7 +70,7 @@ def _cover(s: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
             for c in range(s.shape[2]):
                 for f in range(s.shape[3]):
                     if s[n, r, c, f]:
-                        _add(out[n], w, r, c, f, 1)
+                        _add_count(out[n], w, r, c, f, 1)
 
 
 @entry(given("i4", 4), given("u1", 4), numba.float64, filled("u1", 4), filled("i4", 4), filled("f8", 3))
@@ -84,14 +84,14 @@ def _improve(
             for y in range(layers.shape[2]):
                 for x in range(layers.shape[3]):
                     if layers[n, a, y, x] == 0 and evidence[n, a, y, x] != 0:
-                        _spread(gains, w, a, y, x, evidence[n, a, y, x])
+                        _add_gains(gains, w, a, y, x, evidence[n, a, y, x])
         while True:
             most, best = 0.0, (-1, 0, 0)
             for r in range(high):
                 for c in range(wide):
                     for f in range(n_features):
                         if s[n, r, c, f]:
-                            gain = cost - _alone(evidence[n], layers[n], w, r, c, f, 1)
+                            gain = cost - _sum_evidence(evidence[n], layers[n], w, r, c, f, 1)
                             if gain > most or (gain == most and best[0] >= 0 and not s[n][best]):
                                 most, best = gain, (r, c, f)
                         elif gains[r, c, f] - cost > most:

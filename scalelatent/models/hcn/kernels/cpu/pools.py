@@ -8,11 +8,11 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import zeros
 from scalelatent.models.hcn.kernels.units import ABSENT, POOL_FLOOR
-from scalelatent.models.hcn.kernels.windows import trees
+from scalelatent.models.hcn.kernels.windows import make_tree_layouts
 
-from .trees import tree_of
+from .trees import make_passes
 
-_look_off, _look_on, _, _ = tree_of(2, wide=True)
+_look_off, _look_on, _, _ = make_passes(2, wide=True)
 
 _0, _ABSENT, _MOST, _ALL = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), np.float32(1)
 
@@ -32,20 +32,20 @@ def _side(n: int) -> int:
 
 
 @part
-def _lands(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return for a shift into row y: the row of its pools, the first pool, the first target, their number."""
+def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
+    """Return where shift ``d`` reaches row ``y``: row of pools, first pool, first target, their number."""
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
 
 
 @part
-def _gather(
+def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Compute of the messages that arrive in a row: the positive sum, the largest and the second largest."""
+    """Compute the positive sum and the two largest of the messages that arrive at each pixel of a row."""
     total[:], first[:], second[:] = _0, _ABSENT, _ABSENT
     for d in range(down.shape[0]):
-        source, of, to, n = _lands(d, side, y, down.shape[1], down.shape[2])
+        source, of, to, n = _find_pool_range(d, side, y, down.shape[1], down.shape[2])
         row, sums, ones, twos = down[d, source, of : of + n], total[to:], first[to:], second[to:]
         for x in range(n):
             t, one = row[x], ones[x]
@@ -59,9 +59,9 @@ def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, r
     """Compute the messages of ORs to shifts, for one channel of an image."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
-        _gather(down, side, y, total, first, second)
+        _sum_messages(down, side, y, total, first, second)
         for d in range(down.shape[0]):
-            source, of, to, n = _lands(d, side, y, down.shape[1], down.shape[2])
+            source, of, to, n = _find_pool_range(d, side, y, down.shape[1], down.shape[2])
             row, out, under = down[d, source, of : of + n], up[d, source, of:], below[y, to:]
             sums, ones, twos = total[to:], first[to:], second[to:]
             for x in range(n):
@@ -88,7 +88,7 @@ def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, s
     given("i4", 4), given("i4", 3), given("i4", 5), filled("i4", 4), numba.float32, filled("i4", 3),
     filled("i4", 2),
 )  # fmt: skip
-def _raise(
+def _pass_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: np.float32,
     up: np.ndarray, rows: np.ndarray,
 ) -> None:  # fmt: skip
@@ -108,7 +108,7 @@ def _raise(
     given("i4", 4), given("i4", 3), given("i4", 4), filled("i4", 5), numba.int64, filled("i4", 3),
     filled("i4", 2), filled("i4", 4),
 )  # fmt: skip
-def _lower(
+def _pass_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int, up: np.ndarray,
     rows: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
@@ -127,7 +127,7 @@ def _lower(
                             new = _clip(chance[x] + min(top[x], -best))
                             row[x] = -_MOST if chance[x] == _ABSENT else new
             for y in range(down.shape[3]):
-                _gather(down[n, a], side, y, total, first, second)
+                _sum_messages(down[n, a], side, y, total, first, second)
                 for x in range(down.shape[4]):
                     out[n, a, y, x] = _clip(first[x] + total[x] - max(first[x], _0))
 
@@ -178,7 +178,7 @@ def raise_pools(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
     """Pass messages up through the pools of a layer."""
-    _raise(below, prior, down, evidence, damping, *_scratch(down))
+    _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
 def lower_pools(
@@ -186,21 +186,21 @@ def lower_pools(
 ) -> np.ndarray:
     """Pass messages down through the pools of a layer; ``down`` changes."""
     out = np.empty_like(below)
-    _lower(below, prior, above, down, rounds, *_scratch(down), out)
+    _pass_down(below, prior, above, down, rounds, *_scratch(down), out)
     return out
 
 
 def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to R."""
+    """Return the messages of trees to the reconstruction R."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
-    _lower_trees(s, w, to_s, to_w, trees(image, (h, width), n_features), out)
+    _lower_trees(s, w, to_s, to_w, make_tree_layouts(image, (h, width), n_features), out)
     return out
 
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to R, for fixed weights and after one pass up."""
+    """Return the messages of trees to the reconstruction R, for fixed weights and after one pass up."""
     first, total = np.full(evidence.shape, _ABSENT), np.zeros(evidence.shape, np.int32)
     _lower_features(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))

@@ -10,21 +10,21 @@ import numpy as np
 from scalelatent.kernels.jit import entry, filled, given, part
 from scalelatent.kernels.memory import empty
 from scalelatent.models.hcn.kernels.units import HARD
-from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, trees
+from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, make_tree_layouts
 
-from .trees import fetch, tree_of
+from .trees import make_passes, prefetch
 
-_look_off, _look_on, _off, _on = tree_of(0)
-_look_off_1, _look_on_1, _off_1, _on_1 = tree_of(1)
+_look_off, _look_on, _off, _on = make_passes(0)
+_look_off_1, _look_on_1, _off_1, _on_1 = make_passes(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
-# The first messages of a tree are prefetched if it has at least FAR pairs; BEGINNING is their size in bytes.
+# A tree with at least FAR pairs prefetches the first BEGINNING bytes of its messages.
 FAR, BEGINNING = 512, 1024
 
 
 @part
 def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
-    """Return g of all pairs but the largest, and g of the largest pair, for b > 0."""
+    """Return the size of the messages of all pairs but the largest, and of the largest pair, for b > 0."""
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
 
@@ -56,12 +56,12 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
     """Update all trees of some images once, without keeping messages."""
-    _sweep(evidence, order, s, w, trees(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
+    _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
-def _sweeping(wide: bool) -> Callable[..., None]:
+def _make_sweep(wide: bool) -> Callable[..., None]:
     """Return the body of a sweep with messages of int16, or of int32 if ``wide``."""
-    look_off, look_on, send_off, send_on = tree_of(2, wide)
+    look_off, look_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 
     @part
@@ -86,11 +86,13 @@ def _sweeping(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                if far and p + 1 < order.shape[1]:  # the processor prefetches the rest itself
+                # Prefetch the first messages of the next tree; the processor prefetches the others itself.
+                if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
-                    fetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], BEGINNING)
-                if b <= _0:  # also for 0: kept messages may come from other evidence
+                    prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], BEGINNING)
+                # Evidence of 0 sends messages of 0, which must replace kept messages of earlier evidence.
+                if b <= _0:
                     total = look_off(tree, (-b,), _ALL)
                     change = send_off(tree, (-b - total, -b, _0), damping)
                 else:
@@ -102,7 +104,7 @@ def _sweeping(wide: bool) -> Callable[..., None]:
     return sweep
 
 
-_sweep_short, _sweep_wide = _sweeping(False), _sweeping(True)
+_sweep_short, _sweep_wide = _make_sweep(False), _make_sweep(True)
 
 
 @entry(
@@ -137,7 +139,7 @@ def sweep_messages(
     for messages in (to_s, to_w):
         if messages.shape[3] < size + MESSAGE_ROOM:
             raise ValueError(f"messages of {size} pairs need room for {size + MESSAGE_ROOM}")
-    found = trees(evidence.shape[3:5], w.shape[2:4], w.shape[4])
+    found = make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     kernel = _sweep_messages if to_s.dtype == np.int16 else _sweep_wide_messages
     kernel(evidence, order, s, w, to_s, to_w, held, damping, found, moved)
     return moved
@@ -187,5 +189,5 @@ def decode(
     moved = np.zeros(len(order), np.int64)
     kept = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)
     hard = np.where(w, np.int32(HARD), np.int32(-HARD))
-    _decode(evidence, order, s, hard, kept, n_sweeps, trees(*sizes), moved)
+    _decode(evidence, order, s, hard, kept, n_sweeps, make_tree_layouts(*sizes), moved)
     return moved

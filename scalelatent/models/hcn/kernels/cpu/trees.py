@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from numba.core.typing.templates import Signature
 
 _BITS = ir.IntType(LANES)  # one bit per SIMD lane
-LEAST = -(2**29)  # belief in a place or weight outside the tree; the sum of two is no overflow
-HELD, LIVE = 1, 2  # bits of the byte of a line: nonzero messages to weights; not quiet
+BELIEF_OUTSIDE = -(2**29)  # belief in a place or weight outside the tree; the sum of two fits int32
+HELD, LIVE = 1, 2  # flags of a line: it has nonzero messages to weights; the sweep must not skip it
 
 Values = list[ir.Value]
 
@@ -63,8 +63,8 @@ class _Code(Vectors):
         """Return the smaller of two values in each lane."""
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
-    def both(self, s: ir.Value, w: ir.Value) -> ir.Value:
-        """Return the message of a pair to the OR."""
+    def pair_message(self, s: ir.Value, w: ir.Value) -> ir.Value:
+        """Return the message of pairs to the OR, from the messages of their places and weights."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
     def lanes_of(self, mask: ir.Value) -> ir.Value:
@@ -82,7 +82,7 @@ class _Code(Vectors):
         other: Callable[[], Values] | None = None,
         before: Sequence[ir.Value] = (),
     ) -> Values:
-        """Emit body() under a condition, else other() or the values ``before``."""
+        """Emit code that runs body() if a condition holds, and else runs other() or yields ``before``."""
         b = self.b
         entry, inside, done = b.block, b.append_basic_block("some"), b.append_basic_block("all")
         outside = b.append_basic_block("none") if other else done
@@ -123,7 +123,7 @@ class _Pairs:
                 found = code.load(self._spots[which], 0, code.ints)
             else:
                 found = code.bits(code.load(self._spots[which], mask=self.mask))
-                found = code.b.select(self.mask, found, code.integer(LEAST))
+                found = code.b.select(self.mask, found, code.integer(BELIEF_OUTSIDE))
             self._found[which] = found
         return self._found[which]
 
@@ -163,7 +163,7 @@ class _Pairs:
             for which, change in changes.items():
                 change = self._damped(change)
                 self._add(which, change)
-                self._keep(which, change)
+                self._store_kept(which, change)
                 moved = b.or_(moved, self._unlike_zero(change))
             return [moved, held()]
 
@@ -189,7 +189,7 @@ class _Pairs:
             belief = self.code.b.bitcast(belief, self.code.vec)
         self.code.store(belief, self._spots[which], mask=self.mask)
 
-    def _keep(self, which: int, change: ir.Value) -> None:
+    def _store_kept(self, which: int, change: ir.Value) -> None:
         raw = self.code.b.add(self._kept(which), self.code.narrow(change))
         if self.mask is not None:
             raw = self.code.b.select(self.mask, raw, self._kept(which))
@@ -198,10 +198,10 @@ class _Pairs:
 
 
 class _Tree:
-    """Lines of a tree.
+    """Loops over the lines of an AND-OR tree in generated code.
 
-    The values are the number of lines, the pairs per line, the bytes between lines of S and of W, and the
-    addresses of S, W, the kept messages and the bytes of the lines.
+    ``tree`` lists LLVM values: the number of lines, the pairs per line, the bytes between two lines of S and
+    of W, and the addresses of S, of W, of the kept messages and of the flag bytes of the lines.
     """
 
     def __init__(self, code: _Code, tree: Values) -> None:
@@ -294,11 +294,11 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
 
     def code_of(code: _Code, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
         b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
-        least = code.integer(2 * LEAST)
+        least = code.integer(2 * BELIEF_OUTSIDE)
         limit = b.sub(zero, most) if on else zero
 
         def value(pairs: _Pairs, carried: Values) -> Values:
-            t = code.both(pairs.cavity(0), pairs.cavity(1))
+            t = code.pair_message(pairs.cavity(0), pairs.cavity(1))
             if not on:
                 return [b.add(carried[0], code.min(code.max(t, zero), most))]
             first, second = carried
@@ -313,7 +313,7 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
             return found
 
         if not on:
-            # Larger sums than 2 |b| have the same effect; the bound keeps the sum of lanes within int32.
+            # A sum above 2 |b| has the same effect as 2 |b|. The limit keeps the sum over lanes within int32.
             return code.fold(code.min(tree.walk([zero], run)[0], b.add(most, most)), b.add)
 
         def join(x: Values, y: Values) -> Values:
@@ -334,12 +334,13 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
     def code_of(code: _Code, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        # With ``on``: g is x, and y for the pairs of the largest value z. Else x is -(b + sum) and y is -b.
+        # With ``on`` the size of a message is x, or y for the pairs of the largest value z. Without ``on`` x
+        # is -(b + sum) and y is -b.
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_kept == 2 else None
 
         def message(other: ir.Value, size: ir.Value) -> ir.Value:
-            """Return the message for a g of this absolute size."""
+            """Return a message, limited to this absolute size, from the other input of the pair."""
             if on:
                 return code.min(code.max(b.add(other, size), zero), size)
             return b.sub(zero, code.min(code.max(other, zero), size))
@@ -350,7 +351,7 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
 
         def live(pairs: _Pairs, carried: Values) -> Values:
             s, w = pairs.cavity(0), pairs.cavity(1)
-            t = code.both(s, w)
+            t = code.pair_message(s, w)
             if on:
                 size = b.select(b.icmp_signed("==", t, z), y, x)
             else:
@@ -379,8 +380,8 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
 
 
 @instructions()
-def fetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
-    """Prefetch some bytes."""
+def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
+    """Prefetch ``size`` bytes from ``address`` on into the cache."""
 
     def line(i: ir.Value, _: ir.Value) -> Values:
         code.fetch(address, i)
@@ -389,8 +390,8 @@ def fetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
     code.loop(I64(0), size, I64(64), [], line, may_be_empty=True)
 
 
-def tree_of(n_kept: int, wide: bool = False) -> Passes:
-    """Return the first passes for b < 0 and b > 0, and the second passes for both.
+def make_passes(n_kept: int, wide: bool = False) -> Passes:
+    """Return four functions: the first passes for evidence b < 0 and b > 0, then the second passes for both.
 
     ``n_kept`` is the number of kept messages per pair. They are int16, or int32 if ``wide``.
     """

@@ -31,14 +31,14 @@ from scalelatent.kernels.tiles import Sums, add, make_tile
 from scalelatent.kernels.vectors import BYTES, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
 
-# The sums of a tile take three quarters of the registers; with so many rows arithmetic takes longer than the
+# Rows and vectors of a tile. Its sums fill three quarters of the registers, and arithmetic takes longer than
 # loads.
 ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
 # Bytes of a panel that stay in the first-level cache during a strip; wider panels are processed in parts of
 # the columns.
 _PANEL_BYTES = 26_000
-# Rows of a strip: 190 kB of the second-level cache for 392 columns.
+# Number of rows of a strip; with 392 columns they take 190 kB of the second-level cache.
 STRIP = 120
 _BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
 
@@ -91,9 +91,15 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
 
 
 def _update_best(
-    v: Vectors, sums: Sums, begun: ir.Value, scale: ir.Value, bias: ir.Value, base: ir.Value, state: ir.Value
+    v: Vectors,
+    sums: Sums,
+    partial: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value,
+    base: ir.Value,
+    state: ir.Value,
 ) -> None:
-    """Compare the scores of a tile with the best of their lanes; ``begun`` are sums over earlier columns."""
+    """Compare the scores of a tile with the best of their lanes; ``partial`` has sums of earlier columns."""
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
     indices = [v.counted(base, LANES * k) for k in range(VECS)]
     for r, row in enumerate(sums):
@@ -101,7 +107,7 @@ def _update_best(
         kinds = v.vec, v.vec, v.ints
         best = [v.load(state, place, kind) for place, kind in zip(places, kinds, strict=True)]
         for k, value in enumerate(row):
-            total = v.b.fadd(v.load(begun, v.wide * (VECS * r + k)), value)
+            total = v.b.fadd(v.load(partial, v.wide * (VECS * r + k)), value)
             score = v.b.fadd(v.b.fmul(total, scales[k]), biases[k])
             best = v.update_best_two(score, indices[k], best)
         for value, place in zip(best, places, strict=True):
@@ -150,10 +156,10 @@ def _square(x: np.ndarray) -> np.float32:
 
 @part
 def _scan(
-    strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, begun: np.ndarray,
+    strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, partial: np.ndarray,
     state: np.ndarray,
 ) -> None:  # fmt: skip
-    """Find best, second best and index of each row and lane; ``begun`` is scratch for sums, filled with 0."""
+    """Find best, second best and index of each row and lane; ``partial`` is zeroed scratch space for sums."""
     q = strip.shape[1]
     row, wide = BYTES * q, BYTES * PANEL
     words = same_bytes(state, np.int32)
@@ -166,7 +172,7 @@ def _scan(
     for first in range(0, len(scale), PANEL):
         panel = packed.ctypes.data + first * row
         if last:
-            begun[:] = 0.0
+            partial[:] = 0.0
         for c in range(0, last, width):
             for i in range(0, n, ROWS):
                 _sums(
@@ -176,7 +182,7 @@ def _scan(
                     panel + c * wide,
                     wide,
                     width,
-                    begun.ctypes.data + i * wide,
+                    partial.ctypes.data + i * wide,
                     wide,
                 )
         for i in range(0, n, ROWS):
@@ -187,7 +193,7 @@ def _scan(
                 panel + last * wide,
                 wide,
                 q - last,
-                begun.ctypes.data + i * wide,
+                partial.ctypes.data + i * wide,
                 scale.ctypes.data + BYTES * first,
                 bias.ctypes.data + BYTES * first,
                 first,
@@ -254,7 +260,7 @@ def _nearest(
 ) -> None:  # fmt: skip
     n, q = len(x), len(columns)
     strip = empty((STRIP, q), np.float32)
-    begun, state = (
+    partial, state = (
         zeros((STRIP, PANEL), np.float32),
         empty((STRIP, _FIELDS, LANES), np.float32),
     )
@@ -266,14 +272,14 @@ def _nearest(
         for i in range(len(rows)):
             rows[i] = first + i
         lengths = _gather(x, rows, columns, strip)
-        _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, begun, state)
+        _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, partial, state)
         for i in range(len(rows)):
             index, score, following = _find_winner(state[i], words[i])
             out[rows[i]] = index
             least = score - 2.0 * (slope * lengths[i] + floor)
             if following >= least:
                 doubtful[doubts] = rows[i]
-                # Rounded down, because it is compared with float32 scores.
+                # Round the floor down, because float32 scores are compared with it.
                 floors[doubts] = least - 1e-7 * abs(least)
                 doubts += 1
     codes = empty(STRIP, np.int32)

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Rows of a strip. More rows use a list more often while it is in the cache, but also write to more lines.
+# Number of rows of a strip. More rows reuse a cached list more often, but write to more cache lines.
 _STRIP = 1024
-# Clusterings below that are transposed at a time, one line of codes.
+# Number of clusterings of the layer below whose codes are transposed together, one cache line of codes.
 _GROUP = 32
 _COPIED = 16
-# Counters whose largest is found at once, and counters that are cleared in the time of one single counter.
+# Counters whose maximum is found at once, and counters that can be cleared in the time of a single one.
 _RUN, _CLEARED = 128, 16
-# A row has room for twice the members that it meets with uniform codes, and at most this many per look-up. A
-# row that meets more is counted separately.
+# The buffer of a row holds twice the members that a row has if codes are uniform, and at most this many per
+# look-up. Rows with more members are counted by a separate function.
 _MAX_ROOM = 8
 _LANES = 8
 
@@ -92,7 +92,7 @@ def _transpose_tile(typingctx, source, down, target, across, like):  # type: ign
         v = Vectors(builder, _LANES)
         rows = [v.load(source, builder.mul(down, I64(i)), kind) for i in range(_LANES)]
         low, high = [0, 8, 1, 9, 2, 10, 3, 11], [4, 12, 5, 13, 6, 14, 7, 15]
-        # Three perfect shuffles of the 64 numbers.
+        # Interleaving the two halves of the 64 numbers three times transposes the 8 x 8 tile.
         for _ in range(3):
             pairs = [(rows[i // 2], rows[i // 2 + 4]) for i in range(_LANES)]
             rows = [v.shuffle(*pair, high if i % 2 else low) for i, pair in enumerate(pairs)]
@@ -134,7 +134,9 @@ def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turne
             turned[v - begin, i - first] = x[i, v]
 
 
-def _list(codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, members: np.ndarray) -> None:
+def _write_lists(
+    codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, members: np.ndarray
+) -> None:
     """Write the lists of all clusterings below to ``start`` and ``members``."""
     sets, k, clusterings = codes.shape
     below = units.shape[2]
@@ -222,7 +224,7 @@ def _count_all_members(
     codes: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, shared: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Do the same for a row with more members than there is room for, directly from the lists."""
+    """Count the shared units of a row with more members than there is room for, directly from the lists."""
     for v in range(len(codes)):
         for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
             shared[members[v, m]] += 1
@@ -234,7 +236,7 @@ def _count_all_members(
     shared[:] = 0
 
 
-def _count(
+def _count_shared_units(
     x: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, out: np.ndarray
 ) -> None:
     n, clusterings = x.shape
@@ -271,9 +273,10 @@ def _count(
 
 
 _list_short, _list_long = (
-    entry(given(code, 3), given("b1", 3), types.int64, filled(code, 2), filled(code, 2))(_list)
+    entry(given(code, 3), given("b1", 3), types.int64, filled(code, 2), filled(code, 2))(_write_lists)
     for code in ("u2", "u4")
 )
 _count_short, _count_long = (
-    entry(*[given(code, 2)] * 3, types.int64, types.int64, filled("i4", 2))(_count) for code in ("u2", "u4")
+    entry(*[given(code, 2)] * 3, types.int64, types.int64, filled("i4", 2))(_count_shared_units)
+    for code in ("u2", "u4")
 )

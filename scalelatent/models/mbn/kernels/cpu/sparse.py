@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 _LANES, _VECS, _SETS = 8, 8, 2
 # Bytes of a column in a panel.
 _PANEL_BYTES = _VECS * _LANES * BYTES
-# A dense column costs a row about k / 10 steps (k / 30 for counts); a posting costs about two.
+# A column is stored dense if at least one of this many centroids has an entry in it. For a row, a dense
+# column costs about k / 10 steps (k / 30 for counts), and a posting costs about two.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
 # Upper bound of the bytes of the sums of a strip, so that a panel is read from the first two levels of cache.
 _SUM_BYTES = 2**19
 _ABSENT = -1
 _COUNT_MAX = 2**15 - 1
-# int16 is used if at most one of this many centroids may have sums beyond int16; such rows take about seven
-# times as long.
+# Counts are stored as int16 if sums may exceed int16 for at most one of this many centroids. A row whose sums
+# may exceed int16 takes about seven times as long.
 _FEW = 64
 
 
@@ -136,7 +137,7 @@ def _largest_counts(
         return none
     most = np.zeros(p, dtype=np.int32)
     np.maximum.at(most, column, sizes.astype(np.int32))
-    # The centroids stand for the rows.
+    # The rows are unknown here, so use the centroids as a sample of the rows.
     sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
     return most if np.count_nonzero(sums > _COUNT_MAX) * _FEW <= k else none
 
@@ -173,12 +174,12 @@ def _split_entries(
     for e in range(np.uint64(len(data))):
         value, column = data[e], np.uint64(indices[e])
         place = np.int64(slot[column])
-        # Sign bits instead of comparisons, which would become unpredictable branches.
+        # Use sign bits, because comparisons would compile to branches that the processor cannot predict.
         seen = one - (np.uint64(place) >> sign)
         low = np.uint64(place - _ABSENT) >> sign
         if len(most):
             count = np.int32(min(max(value, -beyond), beyond))
-            # An entry that no sum uses may have any value.
+            # Ignore entries that no sum uses.
             fractions |= ((seen | low) != 0) & (np.float32(count) != value)
             bound += abs(np.int64(count)) * most[column]
             values[i, dense], weights[posted] = count, count
@@ -211,14 +212,14 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
         scalar, size = (I16, 2) if whole else (F32, BYTES)
         vector = ir.VectorType(scalar, v.wide // size)
 
-        def operands(e: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
+        def load_operands(e: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
             column = builder.add(panel, v.load(places, builder.mul(e, I64(8)), I64))
             value = v.load(values, builder.mul(e, I64(size)), scalar)
             parts = [v.load(column, v.wide * k, vector) for k in range(_VECS)]
             return [v.spread(value, vector.count)], parts, ()
 
         begun = [v.load(sums, v.wide * k, vector) for k in range(_VECS)]
-        (totals,) = sum_products(v, [begun], count, operands, may_be_empty=True)
+        (totals,) = sum_products(v, [begun], count, load_operands, may_be_empty=True)
         for k, total in enumerate(totals):
             v.store(total, sums, v.wide * k)
         if whole:
@@ -281,7 +282,7 @@ def _find_leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.flo
     for n in range(1, lane):
         top = max(top, lanes[n])
     least = top - slack
-    # Rounded down, because it is compared with float32 scores.
+    # Round the limit down, because float32 scores are compared with it.
     least = np.float32(least - 1e-7 * abs(least)) if slack > 0 else np.float32(top)
     count, code = 0, np.int32(2**31 - 1)
     for n in range(lane):
@@ -304,7 +305,7 @@ def _add_postings(
 
 
 @part
-def _product(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns: np.ndarray) -> float:
+def _multiply_rows(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns: np.ndarray) -> float:
     """Return the product of two sparse rows in float64, summed from left to right."""
     total, a, b = 0.0, 0, 0
     while a < len(indices) and b < len(columns):
@@ -326,7 +327,7 @@ def _decide(
     for j in range(exact.shape[1]):
         if np.float32(sums[j]) * scale[j] + bias[j] >= least:
             a, b = pointers[j], pointers[j + 1]
-            total = _product(data, indices, values[a:b], columns[a:b])
+            total = _multiply_rows(data, indices, values[a:b], columns[a:b])
             score = total * exact[0, j] + exact[1, j]
             if score > best:
                 best, code = score, j
@@ -340,7 +341,7 @@ def _decide_among_all(
 ) -> int:  # fmt: skip
     """Return the centroid of the largest score in float64 among all; ``sums`` is scratch.
 
-    Columns are added in the order of the row's entries, so the sums equal those of :func:`_product`.
+    Columns are added in the order of the row's entries, so the sums equal those of :func:`_multiply_rows`.
     """
     full, k = len(sums), exact.shape[1]
     width = _PANEL_BYTES // panels.itemsize
