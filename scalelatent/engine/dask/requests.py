@@ -21,10 +21,10 @@ __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "wo
 
 ASK_SECONDS = 30.0  # timeout of an answer in seconds; chosen, not measured
 # Errors from a worker that may have left the cluster; if it is still there, its first task reports the cause.
-ABSENCE_ERRORS = (TimeoutError, ConnectionError)
+GONE_ERRORS = (TimeoutError, ConnectionError)
 LOOP_SECONDS = 5.0  # seconds added to the workers' timeouts, in case the client's event loop hangs
-# Maximum number of concurrent calls. With one call per worker, some of 1,000 workers did not answer within 60 s; with 32 calls
-# all answered (simulated_cluster.py, on the same busy machine).
+# Maximum number of concurrent calls. With one call per worker, some of 1,000 workers did not answer within
+# 60 s; with 32 calls all answered (simulated_cluster.py, on the same busy machine).
 MAX_CONCURRENT_CALLS = 32
 
 Answer = TypeVar("Answer")

@@ -12,7 +12,7 @@ from distributed import WorkerPlugin
 from scalelatent.errors import RunError
 from scalelatent.storage.stores import locate_recorded
 
-from .requests import ABSENCE_ERRORS, ask_workers
+from .requests import GONE_ERRORS, ask_workers
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -55,7 +55,7 @@ def _check_seen(client: Client, url: str, access: Access) -> None:
     blind = {
         address: found
         for address, found in seen.items()
-        if found != here and not isinstance(found, ABSENCE_ERRORS)
+        if found != here and not isinstance(found, GONE_ERRORS)
     }
     if blind:
         words = {access.hide(str(found)) for found in blind.values() if isinstance(found, Exception)}
