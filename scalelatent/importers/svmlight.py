@@ -196,7 +196,7 @@ def import_svmlight(
     dtype: npt.DTypeLike = np.float64,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import svmlight text, `LABEL COLUMN:VALUE COLUMN:VALUE ... # comment`; memory is bounded.
+    """Import svmlight text: lines of a label and pairs COLUMN:VALUE; memory is bounded.
 
     Several labels in a row, `3,17 COLUMN:VALUE ...`, become CSR multi-labels; rows without any label become a
     dataset without labels. Columns in any order are sorted and entries of the same place are added; the
