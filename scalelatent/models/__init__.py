@@ -1,8 +1,8 @@
-"""The models: one folder each, with everything that is its own.
+"""Models, one folder each.
 
-``model/`` is the mathematics (no Dask, no zarr, no files), ``kernels/`` its bodies (`reference`, the oracle;
-numba; CuPy), the files beside them are the shell. A folder's ``KINDS`` are what it tells the rest of the
-package (:class:`scalelatent.contract.kinds.Kind`); every folder here is found.
+In a folder, ``model/`` holds the mathematics, without Dask, zarr or files. ``kernels/`` holds the compiled
+functions: reference, numba and CuPy bodies. The other files connect both with the estimator, the engine and the
+report. ``KINDS`` of a folder declares its models (:class:`scalelatent.contract.kinds.Kind`).
 """
 
 from __future__ import annotations

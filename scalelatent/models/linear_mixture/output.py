@@ -42,7 +42,7 @@ def density_likelihood(likelihood: str) -> str:
 
 @dataclass(frozen=True)
 class FittedMixture:
-    """What predictions need.
+    """Fitted parameters that predictions need.
 
     Attributes
     ----------

@@ -161,7 +161,7 @@ def responsibilities(scores: np.ndarray, temperature: float) -> tuple[np.ndarray
 
 @dataclass(frozen=True)
 class AssignmentRule:
-    """How a pass assigns rows: by the score of which likelihood, to one component or to several."""
+    """Rule by which a pass assigns rows: the likelihood, and one component per row or shares of all."""
 
     likelihood: str
     is_soft: bool
