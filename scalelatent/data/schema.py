@@ -279,8 +279,9 @@ def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
 
 
 def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
-    """Raise a `DataError` that names the row of the first label that is missing in a pandas column, mixes
-    strings with numbers, or ends in NUL, because numpy would change or refuse such a label.
+    """Raise a `DataError` that names the row of the first label that numpy would change or refuse.
+
+    Such a label is missing in a pandas column, mixes strings with numbers, or ends in NUL.
     """
     if hasattr(y, "isna"):
         missing = np.argwhere(np.asarray(y.isna()))

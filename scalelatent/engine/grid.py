@@ -44,7 +44,7 @@ class RowGrid:
 
     @cached_property
     def depth(self) -> int:
-        """Number of levels above the leaves: the smallest `d` with `8**d >= n_leaves`"""
+        """Number of levels above the leaves: the smallest `d` with `8**d >= n_leaves`."""
         depth = 0
         while FAN_IN**depth < self.n_leaves:
             depth += 1

@@ -63,8 +63,9 @@ def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
 
 
 def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks: Any) -> Any:
-    """Return the result of ``validate_data``. Refuse masked entries, whose mask scikit-learn would drop, and
-    shorten its error messages to one line.
+    """Return the result of ``validate_data``.
+
+    Refuse masked entries, whose mask scikit-learn would drop, and shorten its error messages to one line.
     """
     for array, name in zip(arrays, "Xy", strict=False):
         refuse_masked(array, name)
@@ -144,8 +145,10 @@ def check_any_weight(weight: Any) -> None:
 
 
 def warn_of_rounding(model: BaseEstimator, ds: Dataset) -> None:
-    """Warn if rounding to float32 removes much of the spread of a feature, for a model that converts rows to
-    float32 before it subtracts a mean. Read at most 256 rows, and none if float32 holds their dtype.
+    """Warn if rounding to float32 removes much of the spread of a feature.
+
+    It concerns models that convert rows to float32 before they subtract a mean. At most 256 rows are read,
+    and none if float32 holds their dtype.
     """
     if ds.is_sparse or np.can_cast(ds.dtype, np.float32):
         return
@@ -247,8 +250,9 @@ def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
 
 
 def check_finite(x: DenseOrCsr, what: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
-    """Raise DataError for NaN, infinity and values beyond float32 (or ``largest``), with the first such row
-    and feature. Row numbers start at ``first``.
+    """Raise DataError for NaN, infinity and values beyond float32 (or ``largest``).
+
+    The message names the first such row and feature. Row numbers start at ``first``.
     """
     if x.dtype.kind != "f":
         return

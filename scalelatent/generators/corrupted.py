@@ -222,7 +222,6 @@ def make_corrupted(
     >>> np.unique((noisy.read_x(0, 100) != clean.read_x(0, 100)).sum(axis=1)).tolist()  # 10 % of 64
     [6]
     """
-
     location = locate(url)
     clean_location = locate(clean_url(location.url) if clean is None else clean)
     place, clean_place = location.url, clean_location.url

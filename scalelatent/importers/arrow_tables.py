@@ -99,7 +99,7 @@ def import_csv(
     features: Sequence[str] | None = None,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import columns of CSV files with a header line; files may be compressed by gzip, bzip2 or zstd.
+    r"""Import columns of CSV files with a header line; files may be compressed by gzip, bzip2 or zstd.
 
     The text is read twice, first to count its rows. Features are read as float64; `convert_dataset` changes
     the dtype.
@@ -124,7 +124,7 @@ def import_csv(
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder, "t.csv")
-    ...     _ = file.write_text("w,h,kind\\n1,2,a\\n3,4.5,b\\n")
+    ...     _ = file.write_text("w,h,kind\n1,2,a\n3,4.5,b\n")
     ...     import_csv(file, "memory://doc-csv", label="kind", overwrite=True).read_x(0, 2).tolist()
     [[1.0, 2.0], [3.0, 4.5]]
     """

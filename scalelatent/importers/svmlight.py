@@ -177,7 +177,6 @@ def _read_blocks(file: PathOrUrl, name: str) -> Iterator[np.ndarray]:
 
 def parse_blocks(file: PathOrUrl, name: str, *, keep: bool) -> Generator[ParsedBlock]:
     """Yield the parsed blocks of a file, in order; threads parse a few blocks ahead."""
-
     threads = min(dask.system.cpu_count(), _MAX_THREADS)
 
     def parse(_: int, block: np.ndarray) -> ParsedBlock:
@@ -196,7 +195,7 @@ def import_svmlight(
     dtype: npt.DTypeLike = np.float64,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import svmlight text: lines of a label and pairs COLUMN:VALUE; memory is bounded.
+    r"""Import svmlight text: lines of a label and pairs COLUMN:VALUE; memory is bounded.
 
     Several labels in a row, `3,17 COLUMN:VALUE ...`, become CSR multi-labels; rows without any label become a
     dataset without labels. Columns in any order are sorted and entries of the same place are added; the
@@ -237,7 +236,7 @@ def import_svmlight(
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with open(f"{folder}/a.svm", "w") as text:
-    ...         _ = text.write("1 1:0.5 4:2\\n-1 2:1\\n")
+    ...         _ = text.write("1 1:0.5 4:2\n-1 2:1\n")
     ...     ds = import_svmlight(f"{folder}/a.svm", "memory://doc-svmlight", overwrite=True)
     >>> ds.read_x(0, 2).toarray().tolist(), ds.read_y(0, 2).tolist()
     ([[0.5, 0.0, 0.0, 2.0], [0.0, 1.0, 0.0, 0.0]], [1, -1])

@@ -72,7 +72,7 @@ def import_tokens(
     drop_empty: bool = False,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import RCV1-v2 from its token files: counts of the most frequent word stems, and topics.
+    r"""Import RCV1-v2 from its token files: counts of the most frequent word stems, and topics.
 
     The files are read twice, line by line: first to find the most frequent stems, then to write the rows;
     with `drop_empty` once more, to count the remaining rows. Memory holds the vocabulary (300,000 stems) and
@@ -113,9 +113,9 @@ def import_tokens(
     --------
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> text = ".I 7\\n.W\\noil oil price\\n\\n.I 9\\n.W\\nprice goal\\n"
+    >>> text = ".I 7\n.W\noil oil price\n\n.I 9\n.W\nprice goal\n"
     >>> _ = (folder / "tokens.dat").write_text(text)
-    >>> _ = (folder / "topics").write_text("M14 7 1\\nMCAT 7 1\\nGSPO 9 1\\n")
+    >>> _ = (folder / "topics").write_text("M14 7 1\nMCAT 7 1\nGSPO 9 1\n")
     >>> ds = import_tokens([folder / "tokens.dat"], folder / "topics", "memory://doc-tokens", stems=2)
     >>> ds.read_x(0, 2).toarray().tolist(), ds.attrs["provenance"]["stems"]
     ([[2, 1], [0, 1]], ['oil', 'price'])

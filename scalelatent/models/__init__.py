@@ -1,8 +1,8 @@
 """Models, one folder each.
 
-In a folder, ``model/`` holds the mathematics, without Dask, zarr or files. ``kernels/`` holds the compiled
-functions: reference, numba and CuPy bodies. The other files connect both with the estimator, the engine and the
-report. ``KINDS`` of a folder declares its models (:class:`scalelatent.contract.kinds.Kind`).
+In a folder, ``model/`` holds the mathematics, without Dask, zarr or files. ``kernels/`` holds the reference,
+numba and CuPy bodies. The other files connect both with the estimator, the engine and the report. ``KINDS``
+of a folder declares its models (:class:`scalelatent.contract.kinds.Kind`).
 """
 
 from __future__ import annotations

@@ -80,8 +80,11 @@ class Location(ABC):
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
-        """Create a small file atomically; return False if it exists. If several writers try, one succeeds.
-        Each writer must give different bytes, because it recognises its own file by the content."""
+        """Create a small file atomically; return False if it exists.
+
+        If several writers try, one succeeds. Each writer must give different bytes, because it recognises its
+        own file by the content.
+        """
 
     @abstractmethod
     def delete(self, key: str) -> None:

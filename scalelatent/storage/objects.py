@@ -98,7 +98,7 @@ class ObjectLocation(Location):
 
     @property
     def filesystem(self) -> tuple[AbstractFileSystem, str]:
-        """fsspec file system and the path in it, for libraries that read files by themselves."""
+        """Fsspec file system and the path in it, for libraries that read files by themselves."""
         return self._fs, self._root
 
     def at(self, key: str) -> ObjectLocation:

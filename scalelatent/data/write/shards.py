@@ -491,8 +491,9 @@ def _parse_marker(raw: bytes) -> dict[str, Any] | None:
 def _check_and_cast(
     column: Column, values: RowsLike | LabelsLike, shapes: list[tuple[int, ...]], start: int, what: str
 ) -> DenseOrCsr:
-    """Check rows or targets that begin at row `start`; return them in the dtype of the column and in
-    `shapes[0]`, which is the shape of the shard; the other `shapes` are also accepted.
+    """Check rows or targets that begin at row `start`; return them in the dtype of the column.
+
+    The result has the shape `shapes[0]`, which is that of the shard; the other `shapes` are also accepted.
     """
     if is_sparse(values) != isinstance(column, CsrGroups):
         kind, step = "dense", "pass x.toarray()"

@@ -1,6 +1,6 @@
-"""Kernels of capsule regression in numpy and float64; tests compare the numba and CuPy kernels with them.
+r"""Kernels of capsule regression in numpy and float64; tests compare the numba and CuPy kernels with them.
 
-Symbols (paper, equations 2.13 to 2.19): h = W x are the latent means, q_i = \\|h_i\\|^2, q is their sum, f_i
+Symbols (paper, equations 2.13 to 2.19): h = W x are the latent means, q_i = \|h_i\|^2, q is their sum, f_i
 = q_i / q, and beta = q / 2. The posterior of class y enters through two numbers per row: one for the capsule
 of the row's class, and one for all other capsules.
 """

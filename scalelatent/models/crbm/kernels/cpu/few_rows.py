@@ -126,7 +126,7 @@ def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) ->
 
 
 def _make_finish(end: str) -> Callable[..., None]:
-    """Return the code that stores the sums of a tile of left^T X in matrices whose rows have ``row`` bytes:
+    """Return the code that stores the sums of a tile of left^T X in matrices whose rows have ``row`` bytes.
 
     plus   out = base + sums
     less   out = sums - subtracted
