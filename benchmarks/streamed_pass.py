@@ -26,7 +26,7 @@ import numpy as np
 from common import interleaved, parser, stored_rows, write_part
 
 import scalelatent as sl
-from scalelatent.data.read.chunks import Recycled
+from scalelatent.data.read.chunks import RecyclingAllocator
 from scalelatent.deploy.probes import peak_bytes
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.cache import PieceCache
@@ -59,7 +59,7 @@ def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
 
 def with_fresh_pages(call: Callable[[], Any]) -> None:
     """The same, but rows are read into memory that comes from the system."""
-    with patch.object(Recycled, "empty", lambda self, shape, dtype: np.empty(shape, dtype)):
+    with patch.object(RecyclingAllocator, "empty", lambda self, shape, dtype: np.empty(shape, dtype)):
         call()
 
 

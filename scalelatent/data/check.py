@@ -17,7 +17,7 @@ from scalelatent.storage.disk import Location, locate
 from .checksums import check_digests, read_digests, shard_digest
 from .read.stored import open_group, own_columns, read_attrs, unfinished
 from .schema import DatasetAttrs
-from .write.batches import MAX_THREADS, in_order
+from .write.batches import MAX_THREADS, map_in_order
 
 if TYPE_CHECKING:
     from scalelatent.kernels.arrays import DenseOrCsr
@@ -51,7 +51,7 @@ class DatasetCheck:
     bad: tuple[BadFile, ...]
     """Bad files in the order of their rows; empty if the dataset is intact."""
     checksums: bool
-    """Whether the dataset has a table of checksums, with which a fit detects a shard of another dataset."""
+    """True if the dataset has a table of checksums, with which a fit detects a shard of another dataset."""
 
 
 class _CheckedPart:
@@ -171,7 +171,7 @@ def check_dataset(
     def check(_: int, at: tuple[_CheckedPart, int]) -> tuple[_CheckedPart, int, tuple[int, list[BadFile]]]:
         return *at, at[0].check(at[1])
 
-    with closing(in_order(shards, check, threads, "scalelatent-check", ahead=threads)) as checked:
+    with closing(map_in_order(shards, check, threads, "scalelatent-check", ahead=threads)) as checked:
         for part, shard, (nbytes, found) in checked:
             size += nbytes
             bad += found

@@ -252,7 +252,7 @@ class PairedRows(RowSource):
     def nnz(self) -> int:
         return self.dataset.nnz or 0
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return int(self.part(start, stop).nnz or 0)
 
     def part(self, start: int, stop: int) -> Dataset:

@@ -194,7 +194,7 @@ class StoredCsr(_Column, StoredColumn):
         same = kind == self.compressors["indices"]
         return ChunkLayout(self.group_rows, self.group_rows, kind if same else "auto")
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         total = 0
         for number, a, b in self._parts(start, stop):
             first, _ = self.bounds(number)

@@ -275,7 +275,7 @@ class Dataset:
     @property
     def nnz(self) -> int | None:
         """Number of stored entries of CSR rows, else None; a slice of a stored dataset reads row pointers."""
-        return self._columns.x.entries(self._start, self._stop) if self.is_sparse else None
+        return self._columns.x.count_entries(self._start, self._stop) if self.is_sparse else None
 
     @property
     def nbytes(self) -> int:

@@ -96,13 +96,13 @@ class DatasetAttrs:
     classes: list[Label] | None = None
     """Sorted distinct labels, numbers or strings; None without labels."""
     codes: bool = False
-    """Whether `y` holds indices into `classes` (string labels) instead of the labels themselves."""
+    """True if `y` holds indices into `classes` (string labels) instead of the labels themselves."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """Origin of the rows: importer or generator, its parameters, file names, software version."""
     fingerprint: str | None = None
     """SHA-256 of the content; None until the last shard is written."""
     complete: bool = False
-    """Whether the writer has finished; readers refuse an unfinished dataset."""
+    """True if the writer has finished; readers refuse an unfinished dataset."""
     x_kind: str = "dense"
     """Kind of the rows: 'dense' or 'csr'."""
     y_kind: str = "labels"

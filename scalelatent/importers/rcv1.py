@@ -83,9 +83,11 @@ class Topics:
 
     def paired_with(self, x: RowReader, documents: Callable[[], np.ndarray]) -> PairedReader:
         """Return a reader of the topics of the rows that `x` read last; `documents` returns their numbers."""
-        return PairedReader(x, np.dtype(np.uint8), lambda: self.of(documents()), len(self.names), self.name)
+        return PairedReader(
+            x, np.dtype(np.uint8), lambda: self.topics_of(documents()), len(self.names), self.name
+        )
 
-    def of(self, documents: np.ndarray) -> csr_array:
+    def topics_of(self, documents: np.ndarray) -> csr_array:
         """Return the topics of documents, CSR uint8 (n, topics)."""
         index = np.minimum(np.searchsorted(self._documents, documents), len(self._documents) - 1)
         missing = np.flatnonzero(self._documents[index] != documents)

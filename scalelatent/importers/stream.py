@@ -65,7 +65,7 @@ class RowReader:
     """(n_rows, *feature_shape) as the source declares it."""
     dtype: np.dtype
     sparse: bool = False
-    """Whether `read` returns scipy CSR arrays."""
+    """True if `read` returns scipy CSR arrays."""
     nnz: int | None = None
     """Number of stored entries of CSR rows, if known before they are read."""
 

@@ -22,7 +22,7 @@ import numpy as np
 from scalelatent.data.csr import canonical
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
-from scalelatent.data.write.batches import Progress, in_order
+from scalelatent.data.write.batches import Progress, map_in_order
 from scalelatent.errors import DataError
 
 from . import svmlight_kernels as kernels
@@ -183,7 +183,7 @@ def parse_blocks(file: PathOrUrl, name: str, *, keep: bool) -> Generator[ParsedB
     def parse(_: int, block: np.ndarray) -> ParsedBlock:
         return _parse(block, keep)
 
-    return in_order(_read_blocks(file, name), parse, threads, "scalelatent-svmlight", ahead=threads)
+    return map_in_order(_read_blocks(file, name), parse, threads, "scalelatent-svmlight", ahead=threads)
 
 
 def import_svmlight(

@@ -26,7 +26,7 @@ class _Unreadable(WrappedRows):
     def read(self, start: int, stop: int) -> Any:
         raise AssertionError("read was called")
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         raise AssertionError("entries was called")
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 
 import scalelatent as sl
 from scalelatent.data import create_dataset
-from scalelatent.data.read.chunks import MAX_FREE, Recycled
+from scalelatent.data.read.chunks import MAX_FREE, RecyclingAllocator
 
 ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # a chunk is 256 KiB
 F4 = np.dtype("f4")
@@ -88,7 +88,7 @@ def test_little_is_kept_and_none_of_it_travels(tmp_path):
 
 
 def test_empty_is_that_of_numpy():
-    memory = Recycled()
+    memory = RecyclingAllocator()
     for shape in ((0, 3), (7,), (2**17, 4), (2**23, 4), ()):
         array = memory.empty(shape, F4)
         assert (array.shape, array.dtype) == (shape, F4)

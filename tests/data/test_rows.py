@@ -12,7 +12,7 @@ from scalelatent.data.checksums import chunk_crcs
 from scalelatent.data.columns import as_binary
 from scalelatent.data.csr import canonical
 from scalelatent.data.csr_store import shard_bytes
-from scalelatent.data.read.chunk_files import Damage, entry
+from scalelatent.data.read.chunk_files import DamagedFileError, entry
 from scalelatent.data.read.selected import select_rows
 from scalelatent.data.read.sources import ArrayRows, RowSource, as_source
 from scalelatent.data.schema import check_label_values, refuse_masked
@@ -55,7 +55,7 @@ def test_checksums_of_a_shard_are_those_of_its_chunks() -> None:
 def test_a_chunk_that_was_never_written_is_damage() -> None:
     index = np.array([[0, 90], [2**64 - 1, 2**64 - 1]], dtype="<u8")
     assert entry(index, 0) == (0, 90)
-    with pytest.raises(Damage, match="chunk 1 was never written"):
+    with pytest.raises(DamagedFileError, match="chunk 1 was never written"):
         entry(index, 1)
 
 

@@ -22,7 +22,7 @@ _CRC_BYTES = 4
 _MAX_INDEXES = 4096  # maximum number of cached indexes of one reader; an index has 16 bytes per chunk
 
 
-class Damage(Exception):
+class DamagedFileError(Exception):
     """Error for a shard file that has changed since it was written."""
 
 
@@ -40,7 +40,7 @@ class Chunks(Protocol):
         ...
 
 
-class Fetched:
+class FetchedChunk:
     """Bytes of one chunk that was fetched from an object store."""
 
     def __init__(self, data: bytes) -> None:
@@ -58,7 +58,7 @@ class Fetched:
         return self._data[len(flat) :]
 
 
-class Indexes:
+class ShardIndexCache:
     """Cache of the shard indexes of an object store; it is emptied above `_MAX_INDEXES` indexes."""
 
     def __init__(self, location: Location) -> None:
@@ -74,8 +74,8 @@ class Indexes:
         for key, raw in zip(missing, fetched, strict=True):
             try:
                 found[key] = _parse_index(raw, n_chunks)
-            except Damage as damage:
-                raise Damage(f"{damage} ({self._location.name_of(key)})") from damage
+            except DamagedFileError as damage:
+                raise DamagedFileError(f"{damage} ({self._location.name_of(key)})") from damage
         if len(self._cache) > _MAX_INDEXES:
             self._cache = {}
         self._cache |= found
@@ -87,7 +87,9 @@ class Indexes:
 
 def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
     if len(raw) < 16 * n_chunks + _CRC_BYTES:
-        raise Damage(f"it has {len(raw)} bytes, fewer than its index of {16 * n_chunks + _CRC_BYTES} bytes")
+        raise DamagedFileError(
+            f"it has {len(raw)} bytes, fewer than its index of {16 * n_chunks + _CRC_BYTES} bytes"
+        )
     return np.frombuffer(_checked(raw, "its index")[0], "<u8").reshape(-1, 2)
 
 
@@ -95,7 +97,7 @@ def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
     """Return offset and length of the bytes of a chunk from the index of its shard."""
     offset, length = (int(v) for v in index[chunk])
     if offset == _ABSENT:
-        raise Damage(f"its chunk {chunk} was never written")
+        raise DamagedFileError(f"its chunk {chunk} was never written")
     return offset, length
 
 
@@ -122,7 +124,7 @@ class ShardFile:
             self._index = _parse_index(self.read(self.size - length, length), self.n_chunks)
         offset, length = entry(self._index, chunk)
         if offset + length > self.size:
-            raise Damage(
+            raise DamagedFileError(
                 f"its chunk {chunk} ends at byte {offset + length}, but the file has {self.size} bytes"
             )
         return offset, length
@@ -130,7 +132,7 @@ class ShardFile:
     def read(self, offset: int, length: int) -> bytes:
         data = os.pread(self._fd, length, offset)
         if len(data) != length:
-            raise Damage(f"expected {length} bytes at byte {offset}, found {len(data)}")
+            raise DamagedFileError(f"expected {length} bytes at byte {offset}, found {len(data)}")
         return data
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
@@ -145,7 +147,9 @@ class ShardFile:
             )
             more = os.preadv(self._fd, rest, offset + done)
             if not more:
-                raise Damage(f"expected {len(view) + _CRC_BYTES} bytes at byte {offset}, found {done}")
+                raise DamagedFileError(
+                    f"expected {len(view) + _CRC_BYTES} bytes at byte {offset}, found {done}"
+                )
             done += more
         return bytes(tail)
 
@@ -157,11 +161,11 @@ Decoder = Callable[[Chunks, int, np.ndarray], bytes]
 def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
     """Verify the checksum at the end of `data`; return the bytes before the checksum, and the checksum."""
     if len(data) < _CRC_BYTES:
-        raise Damage(f"{what} has {len(data)} bytes")
+        raise DamagedFileError(f"{what} has {len(data)} bytes")
     body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
     checksum = data[-_CRC_BYTES:]
     if crc32c.crc32c(body.data).to_bytes(4, "little") != checksum:
-        raise Damage(f"the checksum of {what} is wrong")
+        raise DamagedFileError(f"the checksum of {what} is wrong")
     return body.data, checksum
 
 
@@ -197,10 +201,10 @@ def _raw_decoder(sharded: bool) -> Decoder:
     def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
         offset, length = file.extent(chunk, sharded)
         if length != out.nbytes + _CRC_BYTES:
-            raise Damage(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
+            raise DamagedFileError(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
         checksum = file.read_into(out, offset)
         if crc32c.crc32c(out.reshape(-1).view(np.uint8).data).to_bytes(4, "little") != checksum:
-            raise Damage(f"the checksum of chunk {chunk} is wrong")
+            raise DamagedFileError(f"the checksum of chunk {chunk} is wrong")
         return checksum
 
     return decode
@@ -218,7 +222,7 @@ def _packed_decoder(sharded: bool, codec: str) -> Decoder:
         try:
             unpack(body, out.reshape(-1).view(np.uint8))
         except (RuntimeError, ValueError) as error:
-            raise Damage(f"chunk {chunk} cannot be decompressed: {error}") from error
+            raise DamagedFileError(f"chunk {chunk} cannot be decompressed: {error}") from error
         return checksum
 
     return decode

@@ -19,10 +19,10 @@ from scalelatent.storage.plain_files import SpecialFileError
 
 from .chunk_files import (
     Chunks,
-    Damage,
-    Fetched,
-    Indexes,
+    DamagedFileError,
+    FetchedChunk,
     ShardFile,
+    ShardIndexCache,
     entry,
     find_decoder,
     has_our_keys,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("scalelatent")
 
-# `Recycled` reuses buffers of MIN_BYTES to MAX_BYTES and keeps at most MAX_FREE free ones. New memory
-# costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The C library
-# already reuses smaller arrays; larger arrays are read only once.
+# `RecyclingAllocator` reuses buffers of MIN_BYTES to MAX_BYTES and keeps at most MAX_FREE free ones. New
+# memory costs a page fault per page, and its release stalls other cores (benchmarks/streamed_pass.py). The C
+# library already reuses smaller arrays; larger arrays are read only once.
 MIN_BYTES, MAX_BYTES = 2**18, 2**24
 MAX_FREE = 4
 
@@ -82,8 +82,8 @@ class StoredRows(StoredColumn):
             shards, chain = codecs_of(array)
             names = " + ".join(name for name, _ in chain)
             _warn_slow_decoding(location.url, self._name, f"{names} in shards" if shards else names)
-        self._indexes = Indexes(location)
-        self._memory = Recycled()
+        self._indexes = ShardIndexCache(location)
+        self._memory = RecyclingAllocator()
         self._crcs: np.ndarray | None = None
         self._only: int | None = None  # the only tile to read; None reads all tiles
 
@@ -190,7 +190,7 @@ class StoredRows(StoredColumn):
                 with ShardFile(path, self._per_shard) as file:
                     for a, b in self.pieces(start, stop):
                         self._decode(file, a, b, out[a - start : b - start][columns], tile)
-            except (Damage, OSError) as error:
+            except (DamagedFileError, OSError) as error:
                 self._raise(shard, error, tile)
 
     def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
@@ -213,7 +213,7 @@ class StoredRows(StoredColumn):
             return
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
         if found != written:
-            raise Damage(
+            raise DamagedFileError(
                 f"its chunk {chunk} is intact, but differs from the chunk that was written (checksum "
                 f"{found:08x} instead of {written:08x}), as if the file came from another dataset"
             )
@@ -232,8 +232,8 @@ class StoredRows(StoredColumn):
                 ranges = self._ranges([(a, b) for a, b, _, _ in part], keys)
                 for at, data in enumerate(self._location.read_ranges(ranges)):
                     a, b, _, columns = part[at]
-                    self._decode(Fetched(data), a, b, out[a - start : b - start][columns], shards[at][1])
-            except (Damage, OSError) as error:
+                    self._decode(FetchedChunk(data), a, b, out[a - start : b - start][columns], shards[at][1])
+            except (DamagedFileError, OSError) as error:
                 self._indexes.clear()  # the objects may have changed since the indexes were read
                 names = map(self._location.name_of, keys)
                 bad = next((k for k, name in enumerate(names) if name in str(error)), at)
@@ -264,7 +264,7 @@ class StoredRows(StoredColumn):
         first, last = shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.shape[0])
         if isinstance(error, FileNotFoundError):
             what = "is missing"
-        elif isinstance(error, Damage):
+        elif isinstance(error, DamagedFileError):
             what = f"is damaged: {error}"
         elif isinstance(error, OSError):
             what = f"cannot be read: {error.strerror or error}"
@@ -284,14 +284,14 @@ class StoredRows(StoredColumn):
         ) from error
 
 
-class Recycled:
+class RecyclingAllocator:
     """Allocator of uninitialized arrays; it reuses the memory of an array after all views are deleted."""
 
     def __init__(self) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=MAX_FREE)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Recycled, ()
+        return RecyclingAllocator, ()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

@@ -49,8 +49,8 @@ class JoinedRows(RowSource):
     def nnz(self) -> int:
         return sum(source.nnz for source in self._sources)
 
-    def entries(self, start: int, stop: int) -> int:
-        return sum(source.entries(a, b) for source, a, b, _ in self._parts(start, stop))
+    def count_entries(self, start: int, stop: int) -> int:
+        return sum(source.count_entries(a, b) for source, a, b, _ in self._parts(start, stop))
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         parts = [_read(*part) for part in self._parts(start, stop)]

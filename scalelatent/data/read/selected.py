@@ -48,7 +48,7 @@ class SelectedRows(RowSource):
         self.shape, self.dtype, self.sparse = (len(rows), *feature_shape), np.dtype(dtype), sparse
         self._read, self._rows = read, rows
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         parts = (self.read(a, b) for a, b in self.pieces(start, stop))
         return sum(int(part.nnz) for part in parts if not isinstance(part, np.ndarray))
 

@@ -36,9 +36,9 @@ class RowSource(ABC):
     """Shape (n_rows, *feature_shape)."""
     dtype: np.dtype
     sparse: bool = False
-    """Whether the rows are CSR."""
+    """True if the rows are CSR."""
     knows_entries: bool = False
-    """Whether `nnz` is available without a pass over all rows."""
+    """True if `nnz` is available without a pass over all rows."""
     reads_at_once: int = 1
     """Best number of parallel reads; more than 1 if each read waits for a network."""
 
@@ -59,14 +59,14 @@ class RowSource(ABC):
         """Chunks, shards and codec of stored rows; None for other rows."""
         return None
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         """Return the number of stored entries of the CSR rows `start:stop`."""
         raise TypeError(f"{type(self).__name__} holds dense rows")
 
     @property
     def nnz(self) -> int:
         """Number of stored entries of all CSR rows."""
-        return self.entries(0, self.shape[0])
+        return self.count_entries(0, self.shape[0])
 
 
 class StoredColumn(RowSource):
@@ -127,8 +127,8 @@ class WrappedRows(RowSource):
     def layout(self) -> ChunkLayout | None:
         return self._source.layout
 
-    def entries(self, start: int, stop: int) -> int:
-        return self._source.entries(start, stop)
+    def count_entries(self, start: int, stop: int) -> int:
+        return self._source.count_entries(start, stop)
 
 
 class ArrayRows(RowSource):
@@ -276,7 +276,7 @@ class CsrSource(RowSource):
         values = rows.data.astype(self.dtype, copy=False)
         self._rows = csr.canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, what)[0]
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return int(self._rows.indptr[stop] - self._rows.indptr[start])
 
     def read(self, start: int, stop: int) -> csr_array:
@@ -328,7 +328,7 @@ class BackedCsr(RowSource):
             )
         return found
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return int(self._indptr[stop]) - int(self._indptr[start])
 
     def read(self, start: int, stop: int) -> csr_array:

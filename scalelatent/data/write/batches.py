@@ -98,7 +98,7 @@ class RowBatch:
         return cls(*columns)
 
 
-def in_order(
+def map_in_order(
     items: Iterable[Item], work: Callable[[int, Item], Done], threads: int, name: str, *, ahead: int
 ) -> Generator[Done]:
     """Yield `work(number, item)` in order, computed by threads; at most `ahead` results wait at one time.
@@ -136,7 +136,7 @@ def write_shards(
         return writer.shard_bounds(shard)[1]
 
     threads = min(threads or min(cpu_count(), MAX_THREADS), writer.n_shards)
-    with closing(in_order(batches, write, threads, "scalelatent-write", ahead=threads - 1)) as written:
+    with closing(map_in_order(batches, write, threads, "scalelatent-write", ahead=threads - 1)) as written:
         for done in written:
             if progress is not None:
                 progress(done, writer.n_rows)

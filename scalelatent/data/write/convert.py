@@ -298,7 +298,7 @@ class SparseRows(WrappedRows):
         """Number of values that are not zero; the first use reads all rows."""
         return self._count(0, self.shape[0])
 
-    def entries(self, start: int, stop: int) -> int:
+    def count_entries(self, start: int, stop: int) -> int:
         return self.nnz if (start, stop) == (0, self.shape[0]) else self._count(start, stop)
 
     def _count(self, start: int, stop: int) -> int:

@@ -86,7 +86,7 @@ class ShardWriter:
         self.next_step = "resume with --resume (resume=True): the shards written before are intact"
         """Last step in the error message about a full disk; each caller sets its own."""
         self.is_only_writer = False
-        """Whether no other writer ever wrote here, so that a shard needs no deletion before the write."""
+        """True if no other writer ever wrote here, so that a shard needs no deletion before the write."""
 
     @classmethod
     def attach(cls, url: str | os.PathLike[str]) -> Self:
