@@ -506,9 +506,9 @@ class FitSession:
             task = start_sets(stage, dataset, step.sets, place.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
-            kept = self._done(step, stage, written, begin, missing=list(missing))
+            kept = self._store_result(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in kept.get("missing", ()))
-        return StoredSets(json.dumps(_spec(kept, place)), step.sets.set_rows, missing)
+        return StoredSets(json.dumps(_locate_spec(kept, place)), step.sets.set_rows, missing)
 
     def encode(self, step: Encode) -> Rows | None:
         """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""
@@ -533,12 +533,12 @@ class FitSession:
                 **tile_layout(len(dataset), dataset.nbytes // len(dataset), step.row_map),
             )
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            kept = self._done(step, stage, written, begin)
+            kept = self._store_result(step, stage, written, begin)
         for name in step.over:
             gone = self._place(name, False)
             if not gone.is_empty():
                 gone.clear()
-        return None if place.is_empty() else Rows(open_spec(_spec(kept, place)))
+        return None if place.is_empty() else Rows(open_spec(_locate_spec(kept, place)))
 
     def _rows(self, rows: Rows | None, stage: str) -> Dataset:
         if rows is None:
@@ -552,7 +552,7 @@ class FitSession:
         # Kept output is in the run folder, even if the scratch folder is elsewhere.
         return codes_place(self._records.place, name) if kept else self.scratch().at(f"{name}.zarr")
 
-    def _done(
+    def _store_result(
         self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: object
     ) -> dict[str, Any]:
         kept = {"spec": json.dumps(written.spec()), **more}
@@ -602,7 +602,7 @@ def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, A
     return {"shard_rows": rows, "tile_columns": columns}
 
 
-def _spec(kept: dict[str, Any], place: Location) -> DatasetSpec:
+def _locate_spec(kept: dict[str, Any], place: Location) -> DatasetSpec:
     """Return the spec of a dataset that a step wrote, at its present place: the run folder may have moved."""
     spec: DatasetSpec = json.loads(kept["spec"])
     return {**spec, "url": place.url}

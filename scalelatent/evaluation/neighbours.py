@@ -16,7 +16,7 @@ Tangents = Callable[[np.ndarray], np.ndarray]
 # Rows whose neighbours are searched at a time, and training rows per block.
 QUERY_ROWS, BLOCK_ROWS = 256, 4096
 # Singular values below this share of the largest count as 0.
-_FLAT = 1e-4
+_TOL = 1e-4
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _blocks(train: Dataset) -> Iterator[tuple[int, np.ndarray]]:
 def _make_planes(x: np.ndarray, tangents: Tangents) -> np.ndarray:
     """Return orthonormal tangents (n, kinds, p); dependent ones become 0."""
     _, length, ways = np.linalg.svd(np.asarray(tangents(x), dtype=np.float64), full_matrices=False)
-    return np.asarray(ways * (length > _FLAT * np.maximum(length[:, :1], np.finfo(float).tiny))[:, :, None])
+    return np.asarray(ways * (length > _TOL * np.maximum(length[:, :1], np.finfo(float).tiny))[:, :, None])
 
 
 def _one_sided_distances(

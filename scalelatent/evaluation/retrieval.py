@@ -194,9 +194,9 @@ def retrieval_accuracy(
     >>> retrieval_accuracy(rows, ["a", "a", "b", "b"]).to_dict()["accuracy"]
     [1.0, 0.3333]
     """
-    rows, given_labels = _rows_and_labels(output, labels)
+    rows, given_labels = _get_rows_and_labels(output, labels)
     scores = make_scores(rows, metric)
-    words, same = _topic_words(given_labels, scores.n)
+    words, same = _encode_topics(given_labels, scores.n)
     levels_to_score = _check_levels(levels, scores.n)
     query_rows = _draw_queries(queries, scores.n, resolve_seed(random_state))
     step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * scores.n)))
@@ -221,7 +221,7 @@ def retrieval_accuracy(
     return RetrievalCurve(levels_to_score, total / len(query_rows), scores.n, len(query_rows))
 
 
-def _rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[Any, Any]:
+def _get_rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[Any, Any]:
     if isinstance(output, Dataset):
         if labels is None and output.has_y:
             labels = output.read_y(0, len(output))
@@ -233,7 +233,7 @@ def _rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[Any, 
     return output, labels
 
 
-def _topic_words(labels: Any, n: int) -> tuple[np.ndarray, bool]:
+def _encode_topics(labels: Any, n: int) -> tuple[np.ndarray, bool]:
     """Return the topics of each document as bits, uint64 (n, words), or one class each (n, 1), and True."""
     if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
         topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))

@@ -156,7 +156,7 @@ class Vectors:
         """Return the smaller value of each lane; the values are not NaN."""
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
 
-    def contend(self, score: Value, index: Value, best: Sequence[Value]) -> list[Value]:
+    def update_best(self, score: Value, index: Value, best: Sequence[Value]) -> list[Value]:
         """Return (best score, second best, index of the best) of each lane after one more score.
 
         Of equal scores, the first stays the best.

@@ -85,7 +85,7 @@ class DaskPass(Work[Span]):
     def _span_key(self, span: Span) -> str:
         level = "" if span.level == self._levels[span.part] else f"{span.level}-"
         role = POOLED if self.window.unequal else None
-        return self.key(role, f"{_letter(span.part)}{level}{span.index:04d}")
+        return self.key(role, f"{_part_prefix(span.part)}{level}{span.index:04d}")
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class DaskPass(Work[Span]):
 
     def label(self, item: Span) -> str:
         """Return the label of a span in names of tasks and files."""
-        return f"{_letter(item.part)}{item.level}-{item.index:04d}"
+        return f"{_part_prefix(item.part)}{item.level}-{item.index:04d}"
 
     def shards_of(self, item: Span) -> list[tuple[str, int, int]]:
         """Return the shards that a span reads."""
@@ -285,7 +285,7 @@ def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: s
     return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{token}"
 
 
-def _letter(part: str) -> str:
+def _part_prefix(part: str) -> str:
     """Return the prefix of a part in names of its tasks; keys of two parts must differ."""
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
@@ -313,7 +313,7 @@ class _Tree:
             if len(children) == 1:
                 self._nodes[level, index] = children[0]
                 continue
-            key = self._owner.key("merge", f"{_letter(self._part)}{level}-{index:04d}")
+            key = self._owner.key("merge", f"{_part_prefix(self._part)}{level}-{index:04d}")
             graph.add(key, task_merge, [graph.hold(child) for child in children], priority=5)
             self._nodes[level, index] = key
 

@@ -32,7 +32,7 @@ from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
 from .online_steps import DaskSteps
 from .pools import Pools
-from .requests import AWAY, ask_workers
+from .requests import GONE_ERRORS, ask_workers
 from .scheduler_listener import KERNELS, listener
 from .trial import clear_attempts, find_suspect_items, run_isolated
 from .watch import NoProgress, Retry, Watch, WorkerDied
@@ -155,7 +155,7 @@ class DaskExecutor:
                 wrong.update(ask_workers(self.client, folder_trouble, place.url, mark))
         finally:
             place.delete(mark)
-        blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, AWAY)}
+        blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, GONE_ERRORS)}
         if blind:
             raise RunError(
                 f"worker(s) {', '.join(blind)} do not see {what} {place.url} "

@@ -74,9 +74,9 @@ class Shards(Work[int]):
         a, b = self._writer.shard_bounds(item)
         return b - a
 
-    def mine(self, key: str) -> bool:
+    def owns(self, key: str) -> bool:
         """Return whether the task with this key belongs to the map."""
-        return self._others or super().mine(key)
+        return self._others or super().owns(key)
 
     def about(self, item: int) -> ItemWords:
         """Return the description of a shard for the event log."""

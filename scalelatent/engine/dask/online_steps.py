@@ -281,7 +281,7 @@ class DaskSteps:
         return out
 
     def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> SegmentEnd:
-        count = min(self._length(len(workers)), stop - place.step)
+        count = min(self._choose_steps(len(workers)), stop - place.step)
         edges = [self._order.n_chains * i // len(workers) for i in range(len(workers) + 1)]
         begin, last = time.perf_counter(), place
         futures: list[Future] = []
@@ -306,7 +306,7 @@ class DaskSteps:
         self.spread_steps += count
         return out
 
-    def _length(self, groups: int) -> int:
+    def _choose_steps(self, groups: int) -> int:
         """Return the number of steps of a segment on ``groups`` workers."""
         wanted = self._seconds / (self._work / groups + self._cost)
         return max(1, min(int(wanted), SEGMENT_STEPS))

@@ -21,11 +21,11 @@ __all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "wo
 
 ASK_SECONDS = 30.0  # timeout of an answer in seconds; chosen, not measured
 # Errors from a worker that may have left the cluster; if it is still there, its first task reports the cause.
-AWAY = (TimeoutError, ConnectionError)
+GONE_ERRORS = (TimeoutError, ConnectionError)
 LOOP_SECONDS = 5.0  # seconds added to the workers' timeouts, in case the client's event loop hangs
-# Concurrent calls. With one call per worker, some of 1,000 workers did not answer within 60 s; with 32 calls
-# all answered (simulated_cluster.py, on the same busy machine).
-CALLS = 32
+# Maximum number of concurrent calls. With one call per worker, some of 1,000 workers did not answer within
+# 60 s; with 32 calls all answered (simulated_cluster.py, on the same busy machine).
+MAX_CONCURRENT_CALLS = 32
 
 Answer = TypeVar("Answer")
 
@@ -81,7 +81,7 @@ def ask_workers(
     async def ask_all(groups: list[list[str]]) -> dict[str, Any]:
         return {a: found for part in await asyncio.gather(*map(ask, groups)) for a, found in part.items()}
 
-    size = -(-len(addresses) // CALLS)
+    size = -(-len(addresses) // MAX_CONCURRENT_CALLS)
     groups = [addresses[i : i + size] for i in range(0, len(addresses), size)] if addresses else []
     longest = limit * (2 if size > 1 else 1) + LOOP_SECONDS
     answers = _bounded(client, longest, lambda: client.sync(ask_all, groups))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Share of a worker's memory limit. A lost worker that used more was most likely killed by its nanny, which
 # kills at 95 % (test_machines.py).
-FULL = 0.8
+FULL_SHARE = 0.8
 ATTEMPTS_FILE = "attempts.json"
 # Maximum seconds to wait until cancelled tasks end, timeout of a worker's answer in seconds, and maximum
 # number of trials of one item.
@@ -227,7 +227,7 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     if lost:
         return f"{lost[-1]}. Use device='cpu' for this fit"
     members = [executor.watch.members[address] for address in workers if address in executor.watch.members]
-    full = any(m.memory_limit and m.memory > FULL * m.memory_limit for m in members)
+    full = any(m.memory_limit and m.memory > FULL_SHARE * m.memory_limit for m in members)
     memory = (
         "give workers more memory (`dask worker --memory-limit`, [cluster] memory_limit) or fewer threads"
     )

@@ -313,7 +313,7 @@ class Watch:
         if not link.connected:
             raise link.lost("a pass was waited for", str(getattr(self._executor.client, "status", "closed")))
         busy = {
-            address: [key for key in keys if current.mine(key)] for address, keys in link.processing().items()
+            address: [key for key in keys if current.owns(key)] for address, keys in link.processing().items()
         }
         busy = {address: keys for address, keys in busy.items() if keys}
         if busy:

@@ -346,7 +346,7 @@ class Work(Generic[Item]):
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}
 
-    def mine(self, key: str) -> bool:
+    def owns(self, key: str) -> bool:
         """Return whether the task with this key belongs to this work."""
         return key.endswith(self.token)
 

@@ -12,7 +12,7 @@ from distributed import WorkerPlugin
 from scalelatent.errors import RunError
 from scalelatent.storage.stores import locate_recorded
 
-from .requests import AWAY, ask_workers
+from .requests import GONE_ERRORS, ask_workers
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -53,7 +53,9 @@ def _check_seen(client: Client, url: str, access: Access) -> None:
     here = _stamp(url, access.mark)
     seen = ask_workers(client, _stamp, url, access.mark)
     blind = {
-        address: found for address, found in seen.items() if found != here and not isinstance(found, AWAY)
+        address: found
+        for address, found in seen.items()
+        if found != here and not isinstance(found, GONE_ERRORS)
     }
     if blind:
         words = {access.hide(str(found)) for found in blind.values() if isinstance(found, Exception)}

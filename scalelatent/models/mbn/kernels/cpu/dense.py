@@ -109,7 +109,7 @@ def _update_best(
         for k, value in enumerate(row):
             total = v.b.fadd(v.load(partial, v.wide * (VECS * r + k)), value)
             score = v.b.fadd(v.b.fmul(total, scales[k]), biases[k])
-            best = v.contend(score, indices[k], best)
+            best = v.update_best(score, indices[k], best)
         for value, place in zip(best, places, strict=True):
             v.store(value, state, place)
 

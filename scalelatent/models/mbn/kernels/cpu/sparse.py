@@ -228,7 +228,9 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
         best = [v.load(lanes, v.wide * place, kind) for place, kind in kept]
         for k, total in enumerate(totals):
             score = builder.fadd(builder.fmul(total, v.load(scale, v.wide * k)), v.load(bias, v.wide * k))
-            best[k % _SETS :: _SETS] = v.contend(score, v.counted(j, _LANES * k), best[k % _SETS :: _SETS])
+            best[k % _SETS :: _SETS] = v.update_best(
+                score, v.counted(j, _LANES * k), best[k % _SETS :: _SETS]
+            )
         for value, (place, _) in zip(best, kept, strict=True):
             v.store(value, lanes, v.wide * place)
         return context.get_dummy_value()
