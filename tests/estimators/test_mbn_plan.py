@@ -54,7 +54,7 @@ class _Hasty(StreamedPca):
     """Two passes at most."""
 
     @classmethod
-    def of(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
+    def create(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
         return StreamedPca.create(counts, n_rows, n_components, max_iter=2)
 
 
