@@ -92,7 +92,7 @@ def test_sums_that_are_lost_before_they_were_fetched_are_computed_again(
 def test_what_an_m_step_tells_is_asked_for_where_its_event_is_lost(
     client: Any, fit: Any, alone: Any, same: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor.DaskExecutor, "told", lambda self, current: None)
+    monkeypatch.setattr(executor.DaskExecutor, "pass_report", lambda self, current: None)
     same(fit(client), alone())
 
 

@@ -54,7 +54,7 @@ class _Hasty(StreamedPca):
     """Two passes at most."""
 
     @classmethod
-    def of(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
+    def create(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
         return StreamedPca.create(counts, n_rows, n_components, max_iter=2)
 
 
@@ -71,10 +71,10 @@ def test_a_chosen_decay_is_refused_where_there_is_no_room_for_it(
     with pytest.raises(PlanError, match=r"lower k1 .*; decay='auto' has chosen 0.9: a smaller decay needs"):
         auto.fit(rows, run_dir=tmp_path / "run")
     monkeypatch.undo()
-    memory = mbn_fit._memory
+    memory = mbn_fit._estimate_memory
     grown = {"process": 1, "centroids": 2**50}
     monkeypatch.setattr(
-        mbn_fit, "_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
+        mbn_fit, "_estimate_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
     )
     assert auto.plan(rows)["decay"] == 0.8  # the largest that fits
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)

@@ -325,7 +325,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> Dataset:
         X, y = opened(X, what), y if has_templates(self) else None
         if is_plain(X):
-            X = self._plain_images(X, y, what, reset)
+            X = self._prepare_images(X, y, what, reset)
             y = None if isinstance(X, Dataset) else y
         how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}
         ds = super()._given_rows(X, y, sample_weight, **how)
@@ -334,7 +334,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             self._check_image(ds.feature_shape, ds.url or "X")
         return ds
 
-    def _plain_images(self, X: Any, y: LabelsLike | None, what: str, reset: bool) -> Any:
+    def _prepare_images(self, X: Any, y: LabelsLike | None, what: str, reset: bool) -> Any:
         """Return validation images as a dataset, other rows unchanged; raise an error for a single image."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{what} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")

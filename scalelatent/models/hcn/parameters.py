@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 N_FEATURES, WINDOW, BATCH_SIZE = 32, (8, 6), 5
 # From 10,000 images on, a step has 8 chains of 10 minibatches, after a warm-up of 4,000 images.
 MANY_ROWS, CHAINS, CHAIN_BATCHES, WARMUP_ROWS = 10_000, 8, 10, 4_000
-# n_epochs=None: epochs that show at least 3,000 images online, or 60 sweeps with kept messages.
+# Length of a fit for n_epochs=None: online, as many epochs as show at least 3,000 images; with kept messages,
+# 60 sweeps.
 MIN_ROWS_SEEN, SWEEPS = 3_000, 60
 # n_epochs=None with templates and kept messages: an attempt that has not settled after 300 passes is followed
 # by another one, up to 5 attempts.
 PASSES, ATTEMPTS = 300, 5
 # p_weight=None: prior of a weight of a single layer, of features below templates, and of templates.
 ONE_LAYER, FEATURES, TEMPLATES = 0.3, 0.25, 1e-20
-# damping=None with templates.
+# Weight of new messages for damping=None in a network with templates.
 LAYERED_DAMPING = 0.2
 
 

@@ -17,7 +17,7 @@ KINDS = (
         report="scalelatent.models.mbn.report:section",
         report_seconds=3.5,
         report_rows=2000,
-        scoring_seconds=2e-4,  # k-means of a row's output
+        scoring_seconds=2e-4,  # time of k-means per row of the output
     ),
     Kind(
         "compressive",

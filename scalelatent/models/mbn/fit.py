@@ -373,8 +373,9 @@ def _estimate_memory(
     threads = resources.threads
     at_once = layer.group_size
     if layer.number > 1:
-        # Per clustering: codes as rows and as lists, and units, one set of which is being drawn as bytes. Per
-        # code: the start of its lists. Per strip: the centroids that its rows meet (cpu/lists.py).
+        # The first sum counts, for each clustering, its codes as rows and as lists, and its drawn units. The
+        # second sum counts the starts of the lists of each code and the units being drawn. The third sum is
+        # for the centroids that share units with the rows of a strip (cpu/lists.py).
         word = 2 if layer.k * at_once < SHORT_CODES else 4
         ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)
         ready += layer.width * layer.k_below * (8 + word)
@@ -416,13 +417,15 @@ def _add_pca(forecast: Forecast, model: MultilayerBootstrapNetwork, layer: Layer
     if not forecast.measure:
         return
 
-    def block() -> Block:
+    def draw_block() -> Block:
         x = np.random.default_rng(0).integers(0, layer.k, (rows, layer.n_clusterings))
         return Block(x.astype(layer.code_dtype), None, None, 0)
 
     counts = replace(stage, name="mbn_counts", work={"train": CodeCounts(layer.n_clusterings, layer.k)})
     counting, a_pass = (
-        forecast.pass_seconds(one, forecast.measure_rates(one, state, block, about=f" {layer.code_dtype}"))
+        forecast.pass_seconds(
+            one, forecast.measure_rates(one, state, draw_block, about=f" {layer.code_dtype}")
+        )
         for one, state in ((counts, None), (stage, learner.start(np.random.default_rng(0))))
     )
     forecast.add_seconds("pca-counts", counting)

@@ -40,7 +40,7 @@ class Decoder:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per image of the inference."""
+        """Bytes of memory that the inference needs per image."""
         return 6 * int(np.prod(self.layer.places)) + 16 * self.layer.n_pixels
 
     @property
@@ -50,7 +50,7 @@ class Decoder:
 
     @property
     def wants(self) -> Wants:
-        """Requests of maps and reductions that decode rows."""
+        """Request for rows of the maps and reductions that decode: rows per block, and scratch memory."""
         return Wants(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(

@@ -175,7 +175,7 @@ class Hierarchy:
         return [self._start_layer(*one, n_rows) for one in zip(layers, floors, strict=True)]
 
     def message_layers(self, own_class_only: bool) -> tuple[FeatureLayer, ...]:
-        """Return the layers with as many features as messages exist for, see :meth:`start`."""
+        """Return the layers with only the features that have messages in one image, see :meth:`start`."""
         *below, top = self.layers
         return *below, replace(top, n_features=self.per_class) if own_class_only else top
 

@@ -101,7 +101,7 @@ class FeatureLayer:
 
     @cached_property
     def evidence_of(self) -> tuple[np.int32, np.int32]:
-        """Messages of a pixel that is 0 and of a pixel that is 1, in units."""
+        """Messages of a pixel that is 0 and of a pixel that is 1, in units of 1/256 nat."""
         off, on = (
             to_units(np.clip(nats, -MESSAGE_LIMIT / GRID, MESSAGE_LIMIT / GRID))
             for nats in (np.log(self.p01) - np.log1p(-self.p10), np.log1p(-self.p01) - np.log(self.p10))
@@ -110,7 +110,7 @@ class FeatureLayer:
 
     @cached_property
     def prior(self) -> np.int32:
-        """Belief in each place before any image, in units."""
+        """Belief in each place before any image, in units of 1/256 nat."""
         return np.int32(to_units(log_odds(self.p_sparsity)))
 
     def no_places(self, n_rows: int) -> np.ndarray:
@@ -181,7 +181,7 @@ class FeatureLayer:
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
     def is_exact(self, w: np.ndarray) -> bool:
-        """Return True if int32 can hold sums of these beliefs in W, in units."""
+        """Return True if int32 can hold sums of these beliefs in W, in units of 1/256 nat."""
         return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT)
 
 

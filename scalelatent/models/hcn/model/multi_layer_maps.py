@@ -42,7 +42,7 @@ class FixedNetwork:
 
     @property
     def wants(self) -> Wants:
-        """Requests of maps that run forward passes."""
+        """Request for rows of the maps that run forward passes."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
         return Wants(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 

@@ -186,7 +186,7 @@ class StreamedPca:
         return cls(counts / n_rows, n_rows, d, min(max(2 * d, d + _SPARE), most), tol, max_iter)
 
     def start(self, rng: np.random.Generator) -> PcaState:
-        """Return random orthonormal columns."""
+        """Return the initial state, whose basis has random orthonormal columns."""
         basis = np.linalg.qr(rng.standard_normal((self.mean.size, self.width)))[0]
         return PcaState(0, basis, np.zeros_like(basis), np.zeros(self.width), np.inf)
 

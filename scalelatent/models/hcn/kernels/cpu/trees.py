@@ -127,7 +127,7 @@ class _Pairs:
             self._found[which] = found
         return self._found[which]
 
-    def old(self, which: int) -> ir.Value | None:
+    def old_messages(self, which: int) -> ir.Value | None:
         """Load the messages of the last sweep; None if messages are not kept."""
         if 2 + which >= len(self._spots):
             return None
@@ -140,7 +140,7 @@ class _Pairs:
 
     def cavity(self, which: int) -> ir.Value:
         """Return beliefs minus the messages of this tree."""
-        belief, old = self.belief(which), self.old(which)
+        belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
@@ -149,11 +149,11 @@ class _Pairs:
         Return bits of the pairs with a changed message, and of the weights with a nonzero message.
         """
         code, b = self.code, self.code.b
-        if self.old(0) is None:
+        if self.old_messages(0) is None:
             for which, message in new.items():
                 self._add(which, message)
             return [_BITS(0), _BITS(0)]
-        changes = {which: b.sub(message, self.old(which)) for which, message in new.items()}
+        changes = {which: b.sub(message, self.old_messages(which)) for which, message in new.items()}
 
         def held() -> ir.Value:
             return self._unlike_zero(self._kept(1)) if 1 in new else _BITS(0)
@@ -257,7 +257,7 @@ Passes: TypeAlias = tuple[
 def _inline(
     n_kept: int, wide: bool, n_numbers: int, result: types.Type, code_of: CodeOf
 ) -> Callable[..., Any]:
-    """Return a function for numba kernels of a tree, ``n_numbers`` int32 numbers and a damping."""
+    """Return a numba function that inlines the code; it takes a tree, int32 numbers and a damping."""
     n_tree = 7 + n_kept
     arguments = (
         types.UniTuple(types.int64, n_tree),
@@ -334,8 +334,8 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
     def code_of(code: _Code, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        # With ``on`` the size of a message is x, or y for the pairs of the largest value z. Without ``on`` x
-        # is -(b + sum) and y is -b.
+        # With ``on``, x is the largest absolute value of messages of most pairs; y is that of the pairs whose
+        # value is the largest one, z. Without ``on``, x is -(b + sum) and y is -b.
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_kept == 2 else None
 

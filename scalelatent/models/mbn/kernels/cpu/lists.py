@@ -59,7 +59,7 @@ class PackedLists:
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
-    """Make lists for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
+    """Sort the centroids by codes for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
     sets, k, v = codes.shape
     below, shift = units.shape[2], max(_RUN.bit_length() - 1, (k - 1).bit_length())
     short = max(sets << shift, sets * k + 1, v + 1, below + 1) <= 2**16
@@ -85,7 +85,7 @@ def _transpose_tile(typingctx, source, down, target, across, like):  # type: ign
     """Transpose 8 x 8 numbers of the type of the array ``like``; addresses and byte steps are int64."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _LANES)
 
-    def append(
+    def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
     ) -> ir.Value:
         source, down, target, across, _ = args
@@ -100,7 +100,7 @@ def _transpose_tile(typingctx, source, down, target, across, like):  # type: ign
             v.store(row, target, builder.mul(across, I64(i)))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4, like), append
+    return types.void(*[types.int64] * 4, like), generate
 
 
 @intrinsic
@@ -108,14 +108,14 @@ def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
     """Copy sixteen numbers of the type of the array ``like``; addresses are int64."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _COPIED)
 
-    def append(
+    def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
     ) -> ir.Value:
         v = Vectors(builder)
         v.store(v.load(args[1], 0, kind), args[0])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, like), append
+    return types.void(types.int64, types.int64, like), generate
 
 
 @part

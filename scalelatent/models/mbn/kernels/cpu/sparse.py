@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# In the scan the sums with the centroids of a panel stay in eight registers, and each lane keeps the best and
-# the second best score. Wider vectors are not faster, because loads are the limit.
+# Lanes per vector, vectors per panel, and groups of lanes that keep scores. The sums of a panel stay in eight
+# registers, and each lane keeps its two best scores. Loads limit the speed, so wider vectors are not faster.
 _LANES, _VECS, _SETS = 8, 8, 2
 # Bytes of a column in a panel.
 _PANEL_BYTES = _VECS * _LANES * BYTES
@@ -204,7 +204,7 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
     """
     whole = isinstance(kind.dtype, types.Integer)
 
-    def append(
+    def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
     ) -> ir.Value:
         places, values, count, panel, sums, scale, bias, lanes, j, _ = args
@@ -235,7 +235,7 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
             v.store(value, lanes, v.wide * place)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 9, kind), append
+    return types.void(*[types.int64] * 9, kind), generate
 
 
 def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
