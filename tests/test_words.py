@@ -34,7 +34,8 @@ def sentences(path: Path) -> list[tuple[int, str]]:
     """Return line and text of each comment and string."""
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
-    return [(token.start[0], token.string) for token in tokens if token.type in kinds]
+    # The name of a stored file stays as earlier versions wrote it.
+    return [(t.start[0], t.string) for t in tokens if t.type in kinds and not t.string.endswith('.json"')]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

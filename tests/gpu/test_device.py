@@ -554,7 +554,7 @@ def test_doctor_multiplies_and_compiles_on_every_card(fake, monkeypatch):
 def test_warm_compiles_the_cuda_texts(fake, monkeypatch):
     from scalelatent.deploy import warm
 
-    monkeypatch.setattr(warm, "_missing", lambda kinds: (3, []))
+    monkeypatch.setattr(warm, "_find_uncompiled", lambda kinds: (3, []))
     fake.COMPILED.clear()
     assert sorted(warm.warm()["cuda"]) == ["capsule", "crbm", "hcn", "linear_mixture", "mbn"]
     assert len(set(fake.COMPILED)) == 5

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Share of a worker's memory limit. A lost worker that used more was most likely killed by its nanny, which
 # kills at 95 % (test_machines.py).
 FULL_SHARE = 0.8
-ATTEMPTS_FILE = "attempts.json"
+ATTEMPTS_FILE = "begun.json"
 # Maximum seconds to wait until cancelled tasks end, timeout of a worker's answer in seconds, and maximum
 # number of trials of one item.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
