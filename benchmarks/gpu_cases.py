@@ -257,17 +257,17 @@ def mbn_cases(few: bool) -> Iterator[Case]:
             x, w = ((rng.random((m, p)) * 254 + 1).astype(dtype) for m in (n, k))
             columns = np.arange(0, p, 2)
             packed, theirs = (
-                gpu.pack_bases(w[:, columns], "euclidean"),
-                reference.pack_bases(w[:, columns], "euclidean"),
+                gpu.make_bank(w[:, columns], "euclidean"),
+                reference.make_bank(w[:, columns], "euclidean"),
             )
             want = reference.nearest(x, columns, theirs)
             yield f"nearest, {dtype}, k = {k}", [gpu.nearest(x, columns, packed)], [want], 0.0
     base = rng.normal(size=100) * 100
     x, w = ((base + rng.normal(size=(m, 100)) * 1e-2).astype("f4") for m in (20, 64))
-    want = reference.nearest(x, np.arange(100), reference.pack_bases(w, "euclidean"))
+    want = reference.nearest(x, np.arange(100), reference.make_bank(w, "euclidean"))
     yield (
         "nearest, all in doubt",
-        [gpu.nearest(x, np.arange(100), gpu.pack_bases(w, "euclidean"))],
+        [gpu.nearest(x, np.arange(100), gpu.make_bank(w, "euclidean"))],
         [want],
         0.0,
     )
@@ -303,7 +303,7 @@ def crbm_cases(few: bool) -> Iterator[Case]:
     ways = {"one block": (edges, static), "kept": (0, static), "cluster": (0, 2**20)}
     try:
         for way, (gpu.CLUSTER_EDGES, gpu._STATIC_BYTES) in ways.items():
-            gpu._card.cache_clear()
+            gpu._read_properties.cache_clear()
             for v, h in [(17, 40)] if few else [(1, 1), (17, 40), (30, 5)]:
                 w, bv, bh = draw_graph(v, h, 2, 0.5)
                 for method in ("sum_product", "mixed_product", "max_product", "mean_field"):
@@ -323,7 +323,7 @@ def crbm_cases(few: bool) -> Iterator[Case]:
                     yield f"pairs, {v} x {h}, {dtype}, {way}", [pairs.get()], [wanted], 2e-5
     finally:
         gpu.CLUSTER_EDGES, gpu._STATIC_BYTES = edges, static
-        gpu._card.cache_clear()
+        gpu._read_properties.cache_clear()
 
 
 def hcn_cases(few: bool) -> Iterator[Case]:

@@ -91,5 +91,5 @@ def test_csr_rows_slice_join_and_densify() -> None:
     assert rows[7:3].shape == (0, 30)
     joined = CsrRows.concatenate([rows[3:10], rows[10:10], rows[10:30][5:]])
     np.testing.assert_array_equal(joined.to_dense(), np.concatenate([DENSE[3:10], DENSE[15:30]]))
-    with pytest.raises(ValueError, match="step 1"):
+    with pytest.raises(ValueError, match="step of a slice of CsrRows must be 1"):
         rows[::2]

@@ -42,5 +42,5 @@ def test_without_gpu_workers_the_environment_stays(monkeypatch: pytest.MonkeyPat
 def test_what_the_environment_names(monkeypatch: pytest.MonkeyPatch, named: str, seen: list[str]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert visible_gpus() == seen
-    with pytest.raises(JobError, match=rf"this machine shows {len(seen)} CUDA device"):
+    with pytest.raises(JobError, match=rf"this machine has {len(seen)} visible GPU"):
         worker_specs(0, 1, len(seen) + 1, "1GB", {})

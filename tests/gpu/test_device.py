@@ -543,7 +543,7 @@ def test_doctor_multiplies_and_compiles_on_every_card(fake, monkeypatch):
     fake.Device.count = 2
     fake.LAUNCHED.clear()
     assert find().status == "ok"
-    assert "each compiles and multiplies" in find().found
+    assert "each GPU compiles and computes" in find().found
     assert [name for name, _ in fake.LAUNCHED].count("gemm") == 4
     monkeypatch.setattr(fake.cublas, "create", _raises(ImportError("libcublasLt.so.13 is missing")))
     assert find().status == "fail"

@@ -146,7 +146,7 @@ def test_a_job_from_plan_to_report(digits):
     assert scalelatent("status", "--json", cwd=digits).json()[0]["id"] == state["id"]
     assert "nothing to resume" in scalelatent("resume", "run", cwd=digits).err
     ignored = scalelatent("resume", "run", "--set", "cluster.workers=2", cwd=digits, code=2).err
-    assert "is done, and --set cluster.workers=2 cannot change it" in ignored
+    assert "is done, so --set cluster.workers=2 cannot change it" in ignored
     assert "scalelatent fit JOB --set" in ignored
 
     score = scalelatent(
@@ -250,7 +250,7 @@ def test_demo(tmp_path):
     assert Path(told["report"]).is_file()
     said = scalelatent("demo", "--rows", 5000, cwd=tmp_path, code=2)
     assert "--overwrite" in said.err
-    assert "already holds a demo" in said.err
+    assert "already contains a demo" in said.err
     (folder / "notes.txt").write_text("mine")
     from scalelatent.jobs.demo import prepare
 

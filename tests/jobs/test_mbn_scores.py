@@ -87,7 +87,7 @@ def test_a_run_whose_output_is_codes(folder: Path) -> None:
     codes = load_model(folder / "coded").codes(x[400:600].astype(np.uint8))
     assert scores["retrieval"] == retrieval_accuracy(codes, y[400:600], metric="overlap").to_dict()
     said = scalelatent("score", "coded", "x.zarr", "--metric", "nmi", cwd=folder, code=2)
-    assert "ask for retrieval, or fit with output='pca'" in said
+    assert "use the metric retrieval, or fit with output='pca'" in said
 
 
 def test_missing_labels_and_unknown_metrics_are_named(folder: Path) -> None:
