@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike
 
+logger = logging.getLogger("scalelatent")
 _current: ContextVar[Client | None] = ContextVar("scalelatent_client", default=None)
 _job: ContextVar[str] = ContextVar("scalelatent_job", default="")
 CLOSE_SECONDS = 60  # time limit for the end of all processes of a cluster
@@ -226,8 +227,15 @@ def start_cluster(
 def close_cluster(started: SpecCluster) -> None:
     """End a cluster of `start_cluster` and all its processes."""
     # Dask raises a KeyError for a worker that was replaced on a busy machine, but closes the cluster.
-    with suppress(KeyError):
-        started.close(timeout=CLOSE_SECONDS)
+    try:
+        with suppress(KeyError):
+            started.close(timeout=CLOSE_SECONDS)
+    except TimeoutError:
+        logger.warning(
+            "the processes of the local cluster did not end within %d s; they end with this process. Results "
+            "are complete",
+            CLOSE_SECONDS,
+        )
 
 
 def is_loopback(host: str) -> bool:
