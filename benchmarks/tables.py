@@ -1030,6 +1030,12 @@ def defaults_clusters() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{model['nmi']:.1f} %" for model in line["models"].values())
 
 
+@shown("set|compositional network, 20 templates|logistic regression|3 neighbours")
+def defaults_parts() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["parts"]:
+        yield line["set"], *(f"{model['error']:.1f} %" for model in line["models"].values())
+
+
 @shown("task|scalelatent|rivals")
 def defaults_others() -> Iterable[Iterable[Any]]:
     found = read("defaults")
