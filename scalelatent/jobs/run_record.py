@@ -170,10 +170,7 @@ class RunRecord:
         elif lost is not None:
             # A driver without a cluster cannot know whether another driver has started. The state stays
             # "running"; readers report the run as failed as soon as its lock is free.
-            state, text = (
-                "running",
-                f"the connection to the scheduler {lost} was lost ({raised}); {next_step}",
-            )
+            state, text = "running", f"the scheduler {lost} was lost ({raised}); {next_step}"
         elif isinstance(raised, ScalelatentError):
             state, text = "failed", str(raised)
         else:

@@ -46,7 +46,7 @@ def test_a_cluster_is_as_good_as_its_client(dask_cluster, rows, tmp_path: Path) 
 
 @pytest.mark.parametrize("given", ["tcp://127.0.0.1:8786", 3])
 def test_what_is_neither_is_refused(rows, given) -> None:
-    with pytest.raises(TypeError, match="neither a distributed.Client nor a cluster"):
+    with pytest.raises(TypeError, match="neither a distributed.Client nor a running cluster"):
         sl.CapsuleRegression().fit(*rows, client=given)
 
 
@@ -61,5 +61,5 @@ def test_clients_that_cannot_be_waited_for_are_refused_at_once(dask_cluster, row
         asyncio.run(call())
     with Client(dask_cluster, set_as_default=False) as client:
         pass
-    with pytest.raises(sl.errors.RunError, match="is closed: make a new one"):
+    with pytest.raises(sl.errors.RunError, match="is closed; create a new one"):
         sl.CapsuleRegression().fit(*rows, client=client)

@@ -459,7 +459,7 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
             model.predict(ds, out="memory://only-here/out.zarr", client=client)
         refused = open_dataset(NotToBeSent(folder / "a.zarr"))
-        with pytest.raises(RunError, match="a store that the workers cannot be given .*only here"):
+        with pytest.raises(RunError, match="a store that cannot be sent to the workers .*only here"):
             capsule(rows=refused, client=client)
 
 
