@@ -7,7 +7,7 @@ are imported; wall seconds depend on what else the machine does. "bound" is what
 a warm one. "stages" splits the compiler's CPU seconds into type inference, lowering to LLVM's code, LLVM
 itself, and numba's other passes. "functions" lists the functions that cost the compiler most CPU seconds;
 the seconds of a function exclude the functions that it calls. Code for a machine without AVX-512 is compiled
-with the environment variables NUMBA_CPU_NAME=haswell and SCALELATENT_LANES=8 (results/cold_kernels_avx2.json).
+with NUMBA_CPU_NAME=haswell and SCALELATENT_LANES=8 in the environment (results/cold_kernels_avx2.json).
 """
 
 from __future__ import annotations
