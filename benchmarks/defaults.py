@@ -310,17 +310,12 @@ def outputs(seed: int) -> list[dict[str, Any]]:
     for name, (x, v) in sets.items():
         train, test, outs, other = train_test_split(x, v, test_size=0.3, random_state=seed)
         outs[:2] = [[0], [1]]  # LogisticRegression refuses a label that has one value in all training rows
-        line: dict[str, Any] = {"set": name, "shape": [*train.shape, v.shape[1]], "models": {}}
-        for model, make in models.items():
-            begin = time.perf_counter()
-            fitted = make().fit(train, outs)
-            seconds = time.perf_counter() - begin
-            wrong = 100 * float((fitted.predict(test) != other).mean())
-            line["models"][model] = {"error": round(wrong, 2), "seconds": round(seconds, 2)}
+        made = [(model, make()) for model, make in models.items()]
+        line = classified(name, (train, outs, test, other), made)
+        line["shape"].append(v.shape[1])
         line["models"]["the commoner value"] = {
             "error": round(100 * float((other != (outs.mean(0) > 0.5)).mean()), 2)
         }
-        print(line, flush=True)
         lines.append(line)
     return lines
 
