@@ -19,7 +19,7 @@ import warnings
 from typing import Any
 
 import numpy as np
-from common import mnist, parser, rcv1_subset, write_part
+from common import mnist, parser, rcv1_subset, single_topics, write_part
 from threadpoolctl import threadpool_limits
 
 import scalelatent as sl
@@ -88,14 +88,10 @@ def algorithms(a: Any) -> dict[str, Any]:
 
 def clusterings(a: Any) -> dict[str, Any]:
     """NMI against V."""
-    counts, topics, names = rcv1_subset()
-    single = np.flatnonzero(np.diff(topics.indptr) == 1)
-    y = topics[single].indices
-    common = np.flatnonzero(np.bincount(y, minlength=len(names)) >= 100)
-    keep = np.isin(y, common)
-    rows = single[keep]
+    counts, topics, _ = rcv1_subset()
+    rows, y = single_topics(topics)
     order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])
-    x, y = counts[rows[order]], y[keep][order]
+    x, y = counts[rows[order]], y[order]
     n = len(np.unique(y))
     out: dict[str, Any] = {"documents": len(y), "topics": n, "nmi": {}}
 

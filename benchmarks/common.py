@@ -199,6 +199,16 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     return x[held], y[held][:, [topics.index(leaf) for leaf in leaves]], leaves
 
 
+def single_topics(topics: Any) -> tuple[Any, Any]:
+    """(rows, topics) of the documents with one topic, of topics with at least 100 such documents."""
+    import numpy as np
+
+    rows = np.flatnonzero(np.diff(topics.indptr) == 1)
+    y = topics[rows].indices
+    common = np.isin(y, np.flatnonzero(np.bincount(y) >= 100))
+    return rows[common], y[common]
+
+
 def open_or(path: Path, make: Callable[[], Any]) -> Any:
     """The dataset at a place, made where it is not there yet."""
     import scalelatent as sl

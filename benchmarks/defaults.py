@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from common import data_folder, mnist, parser, rcv1_subset, usps, write_part
+from common import data_folder, mnist, parser, rcv1_subset, single_topics, usps, write_part
 from sklearn.cluster import KMeans, SpectralClustering
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.decomposition import PCA
@@ -283,14 +283,6 @@ def densities(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def single_topics(counts: Any, topics: Any) -> tuple[Any, np.ndarray]:
-    """Documents with one topic, of topics with at least 100 of them."""
-    rows = np.flatnonzero(np.diff(topics.indptr) == 1)
-    y = topics[rows].indices
-    common = np.isin(y, np.flatnonzero(np.bincount(y) >= 100))
-    return normalize(counts[rows[common]].astype(np.float32)), y[common]
-
-
 def outputs(seed: int) -> list[dict[str, Any]]:
     """Binary digits of scikit-learn and, with the real data, 5,000 documents with their commonest topics."""
     digits = (load_digits().data > 7).astype(np.uint8)
@@ -346,7 +338,9 @@ def parts(seed: int) -> list[dict[str, Any]]:
 
 def documents(seed: int) -> list[dict[str, Any]]:
     """Documents of the RCV1 subset; needs the real data."""
-    x, y = single_topics(*rcv1_subset()[:2])
+    counts, topics, _ = rcv1_subset()
+    rows, y = single_topics(topics)
+    x = normalize(counts[rows].astype(np.float32))
     train, test, codes, other = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
     models = [(m, MODELS[m](seed)) for m in MODELS if m not in ("CapsuleRegression, the paper's", "RBF SVM")]
     return [classified("RCV1, one topic", (train, codes, test, other), models)]
