@@ -468,7 +468,10 @@ def test_entry_point_runs():
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "NO_COLOR": "1"}
     )
     assert done.returncode == 2
-    assert done.stderr.strip() == "error: run folder /no/such/folder does not exist"
+    assert done.stderr.strip() == (
+        "error: /no/such/folder does not exist; give the folder that [job] out of a job file, or run_dir in "
+        "Python, names"
+    )
     assert done.stdout == ""
 
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.errors import JobError, ScalelatentError, StoreError
+from scalelatent.errors import DataError, JobError, ScalelatentError, StoreError
 from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.write_checks import describe_contents
 
 from .datasets import data_at_start, open_job_data
 from .runfolder import RunFolder, is_run_folder
@@ -124,12 +125,11 @@ def write_report(
     from scalelatent.report.build import build_report
     from scalelatent.report.runfiles import check_width
 
-    estimator, folder = load_run(run)
-    if folder is None:
-        raise JobError(f"{run} is a saved model; give the run folder of the model")
+    folder = RunFolder.open(run)
+    estimator, _ = load_run(run)
     if data is not None:
         check_width(data, estimator.n_features_in_)
-        return build_report(folder.url, model=estimator, data=data, role="given", progress=progress)
+        return build_report(folder.url, model=estimator, data=data, role="evaluation", progress=progress)
     return build_report(folder.url, model=estimator, data=_job_rows(folder, print_line), progress=progress)
 
 
@@ -141,12 +141,16 @@ def report_model(
     """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`."""
     from scalelatent.data import Dataset
     from scalelatent.report.build import build_report
+    from scalelatent.report.runfiles import check_width
 
     place, role = locate(folder), None
+    if place.has("zarr.json") or os.path.isfile(place.url):
+        raise DataError(f"{place.url} {describe_contents(place, 'a run folder')}; give another folder")
     if data is not None:
-        role = "given"
+        role = "evaluation"
         if not isinstance(data, Dataset):
-            data = Dataset.from_arrays(*data) if isinstance(data, tuple) else Dataset.from_arrays(data)
+            data = Dataset.from_arrays(*(data if isinstance(data, tuple) else (data,)))
+        check_width(data, model.n_features_in_)
     elif is_run_folder(place.url):
         data = _job_rows(RunFolder(place.url), lambda line: None)
     else:
@@ -156,7 +160,6 @@ def report_model(
             role = "training" if name == "train" else name
             with suppress(ScalelatentError):  # the rows have changed or moved
                 data = Dataset.from_spec(specs[name])
-    place.make()
     return build_report(place.url, model=model, data=data, role=role)
 
 
