@@ -96,22 +96,8 @@ def write_rows(
     write = getattr(estimator, method)
     if layer is not None and "layer" not in inspect.signature(write).parameters:
         raise JobError(f"a {kind} has no layers; remove --layer")
-    place = locate(out)
-    if not place.is_empty() or os.path.exists(place.url):
-        if dataset.url is not None and _same(place.url, dataset.url):
-            raise JobError(f"output {out} is the dataset to read; choose another output")
-        if not overwrite:
-            raise JobError(f"output {out} exists; choose another output, or add --overwrite to replace it")
-        # An output that is not a dataset raises an error here, so that other files are not replaced.
-        open_dataset(out)
     write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
-
-
-def _same(out: str, source: str) -> bool:
-    """Return whether two addresses name the same location, also through links."""
-    local = os.path.exists(out) and os.path.exists(source)
-    return os.path.samefile(out, source) if local else out == source
 
 
 def write_report(
