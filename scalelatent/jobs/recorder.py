@@ -43,7 +43,7 @@ _KEY_OF_ROLE = {
 
 
 @contextmanager
-def recorded(call: FitCall) -> Iterator[Callback]:
+def record_fit(call: FitCall) -> Iterator[Callback]:
     """Yield a callback that records a fit in its run folder, and record how the fit ends."""
     record = _Record(call)
     with record.exit:
