@@ -87,7 +87,7 @@ def opened(x: Any, what: str = "x") -> Any:
     if isinstance(x, np.ma.MaskedArray):
         refuse_masked(x, what)
         return x.data
-    if isinstance(x, str | os.PathLike):
+    if isinstance(x, str | os.PathLike) and what.lower() == "x":
         path = os.fspath(x)
         raise DataError(
             f"{what} is the path {path!r:.200}; pass the rows: scalelatent.open_dataset({path!r:.200})"
