@@ -133,7 +133,7 @@ def test_report_says_that_rows_were_in_memory(tmp_path):
     assert "were in memory" in told.output
     assert f".report('{tmp_path / 'run'}', data=(X, y))" in told.output
     sl.load_model(tmp_path / "run").report(tmp_path / "run", data=(X, Y))
-    assert "given error" in (tmp_path / "run" / "report" / "index.html").read_text()
+    assert "evaluation error" in (tmp_path / "run" / "report" / "index.html").read_text()
 
 
 @pytest.mark.parametrize("resume", [False, True])
