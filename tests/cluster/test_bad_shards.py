@@ -55,17 +55,17 @@ class Poison(WorkerPlugin):
 
 class Events(Callback):
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
         self.passes: list[int] = []
 
     def on_event(self, info: dict[str, Any]) -> None:
-        self.told.append(info)
+        self.reported.append(info)
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.passes.append(record["pass"])
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        return [info for info in self.told if info["event"] == name]
+        return [info for info in self.reported if info["event"] == name]
 
 
 class FromPass(Events):
@@ -138,7 +138,7 @@ def test_a_shard_that_kills_workers_is_named_after_three_deaths(
     assert reads_of_the_chunk(text)
     for step in ("scalelatent data info --verify", "memory_limit", "on_bad_shard", "resume"):
         assert step in text
-    assert len(events.of("worker_lost")) == 3
+    assert len(events.infos("worker_lost")) == 3
     assert not list((tmp_path / "engine").glob("trial-*"))
     if where == "pass":
         assert events.passes == [1, 2]
@@ -164,10 +164,14 @@ def test_it_is_left_out_where_that_was_asked_for(
     with pytest.raises(KeyboardInterrupt):
         fit(poisoned, run_dir=tmp_path, callbacks=[events, InterruptAt(2, "pass_end")], **options)
     assert deaths() == 3
-    (told,) = events.of("shard_quarantined")
-    assert told["shard"].endswith("train/x/c/3/0")
-    assert (told["first_row"], told["stop_row"], told["rows"], told["deaths"]) == (*SHARD, 1200, 3)
-    assert told["stage"] == "capsule_svd"
+    (reported,) = events.infos("shard_quarantined")
+    assert reported["shard"].endswith("train/x/c/3/0")
+    assert (reported["first_row"], reported["stop_row"], reported["rows"], reported["deaths"]) == (
+        *SHARD,
+        1200,
+        3,
+    )
+    assert reported["stage"] == "capsule_svd"
     mark.unlink()
     poisoned.wait_for_workers(3, timeout=60)
     model = fit(poisoned, run_dir=tmp_path, resume=True, projection=20)
@@ -184,9 +188,9 @@ def test_a_broken_shard_is_left_out_at_once(
     skip = {"on_bad_shard": "skip"}
     model = fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
     same(model, fit(x=rows.train, sample_weight=_without(rows)))
-    (told,) = events.of("shard_quarantined")
-    assert (told["rows"], told["deaths"]) == (1200, 0)
-    assert "is missing" in told["why"]
+    (reported,) = events.infos("shard_quarantined")
+    assert (reported["rows"], reported["deaths"]) == (1200, 0)
+    assert "is missing" in reported["why"]
     assert deaths() == 0
 
 
@@ -212,8 +216,8 @@ def test_a_shard_that_breaks_while_passes_are_short(
     events, train = Removes(shard), open_dataset(tmp_path / "rows")
     skip = {"on_bad_shard": "skip", "cache": 0}
     fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
-    (told,) = events.of("shard_quarantined")
-    assert (told["rows"], told["deaths"]) == (1200, 0)
+    (reported,) = events.infos("shard_quarantined")
+    assert (reported["rows"], reported["deaths"]) == (1200, 0)
     assert events.passes == [1, 2, 3, 4, 5]
 
 

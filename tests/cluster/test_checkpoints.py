@@ -22,11 +22,11 @@ toys = load_online_toys()
 
 class Checkpoints(Callback):
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
         assert Path(info["path"]).exists()
-        self.told.append(info)
+        self.reported.append(info)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def _durable(folder: Path) -> list[str]:
 def test_batch(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, loaded: list[int]) -> None:
     watch = Checkpoints()
     there = fit(client, run_dir=tmp_path, callbacks=watch, engine={"checkpoint_passes": 1})
-    assert [info["pass"] for info in watch.told] == [1, 2, 3, 4, 5]
+    assert [info["pass"] for info in watch.reported] == [1, 2, 3, 4, 5]
     assert loaded == [5]
     assert _durable(tmp_path / "engine") == ["durable-capsule_estep-000005"]
     same(there, alone())
@@ -67,7 +67,7 @@ def test_online(client: Any, tmp_path: Path, loaded: list[int]) -> None:
         DaskExecutor(client, store), stage, learner.start(), order=order, n_epochs=3,
         callbacks=Callbacks(watch), store=store, checkpoint_seconds=0,
     )  # fmt: skip
-    assert [(info["pass"], info["step"]) for info in watch.told][-1] == (3, 0)
+    assert [(info["pass"], info["step"]) for info in watch.reported][-1] == (3, 0)
     assert loaded == [30]
     assert _durable(tmp_path / "run") == ["durable-toy_step-000030"]
     total, kept, _ = store.latest_state("toy_step")  # type: ignore[misc]

@@ -73,8 +73,10 @@ def test_same_bits(
         for name in FIELDS:
             np.testing.assert_array_equal(getattr(other, name), getattr(fits[0], name))
         keys = ("objective", "train_error", "validation_error", "changed_error", "converged")
-        told = [[[record[key] for key in keys] for record in model.history_] for model in (fits[0], other)]
-        assert told[0] == told[1]
+        reported = [
+            [[record[key] for key in keys] for record in model.history_] for model in (fits[0], other)
+        ]
+        assert reported[0] == reported[1]
 
 
 def test_arrays_and_corruption_on_a_cluster(client: Any, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_rows_are_held_out_on_a_cluster(client: Any, pairs: tuple[Dataset, Datas
     history, weights = alone.history_, alone.W_
     model.fit(pairs[0], client=client, run_dir=tmp_path / "run")
     np.testing.assert_array_equal(model.W_, weights)
-    errors = [[record["validation_error"] for record in told] for told in (history, model.history_)]
+    errors = [[record["validation_error"] for record in reported] for reported in (history, model.history_)]
     assert errors[0] == errors[1]
 
 

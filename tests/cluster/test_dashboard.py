@@ -149,8 +149,8 @@ def test_half_a_screen_in_the_dark_with_rounds_and_a_report(client: Any, page: P
         rate = "document.querySelector('path.line[data-series=rows_per_s]').closest('svg')"
         whole = "document.querySelector('#charts').getBoundingClientRect().width"
         assert page.js(f"{rate}.getBoundingClientRect().width / {whole}") > 0.9  # a row of its own
-        told = page.js(f"[...{rate}.querySelectorAll('text')].map(t => t.textContent)")
-        assert "1000" in told  # the axis is for the many, not for the one
-        assert not any(text.endswith("k") for text in told)
+        reported = page.js(f"[...{rate}.querySelectorAll('text')].map(t => t.textContent)")
+        assert "1000" in reported  # the axis is for the many, not for the one
+        assert not any(text.endswith("k") for text in reported)
     finally:
         page.call("Emulation.setEmulatedMedia", features=[])

@@ -70,8 +70,8 @@ def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositional
         *keys,
         "rows_at_rest" if one.templates is None else "rows_moved" if one.online is None else "pass",
     )
-    told = [[[record[key] for key in keys] for record in model.history_] for model in (one, other)]
-    assert told[0] == told[1]
+    reported = [[[record[key] for key in keys] for record in model.history_] for model in (one, other)]
+    assert reported[0] == reported[1]
 
 
 class Kill(Callback):

@@ -102,12 +102,12 @@ def test_killed_workers(mortal: Any, some: Dataset, alone: Any, tmp_path: Path) 
 def test_a_resume_in_mid_pass(client: Any, some: Dataset, alone: Any, tmp_path: Path) -> None:
     engine = {**ENGINE, "checkpoint_seconds": 0.0}
     how: dict[str, Any] = {"client": client, "run_dir": tmp_path, "engine": engine}
-    stop, told = StopWithin(4), Log()
+    stop, reported = StopWithin(4), Log()
     with pytest.raises(KeyboardInterrupt):
         classifier().fit(some, callbacks=stop, **how)
     assert 4 <= stop.passes < alone.n_iter_
-    m = classifier().fit(some, resume=True, callbacks=told, **how)
+    m = classifier().fit(some, resume=True, callbacks=reported, **how)
     same(m, alone)
     # The pass that was stopped may have come to its end on the workers.
-    assert told.of("pass_end")[0]["pass"] - stop.passes in (1, 2)
+    assert reported.infos("pass_end")[0]["pass"] - stop.passes in (1, 2)
     assert not list((tmp_path / "engine" / "sets").glob("*"))

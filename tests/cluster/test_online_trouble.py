@@ -190,11 +190,11 @@ def test_a_worker_that_hangs_is_passed_over(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     class Log(Callback):
         def on_event(self, info: dict[str, Any]) -> None:
-            told.append(info)
+            reported.append(info)
 
     hung = sorted(workers.nthreads())[0]
     workers.run(_hang, str(tmp_path / "over"), workers=[hung])
@@ -204,7 +204,7 @@ def test_a_worker_that_hangs_is_passed_over(
         assert time.monotonic() - begin < 11
     finally:
         (tmp_path / "over").touch()
-    (redone,) = [info for info in told if info["event"] == "steps_redone"]
+    (redone,) = [info for info in reported if info["event"] == "steps_redone"]
     assert re.fullmatch(rf"no message arrived for \d s from {hung}", redone["reason"])
     assert (redone["pass"], redone["step"]) == (1, 0)
 
@@ -298,9 +298,9 @@ def test_the_error_of_steps_that_do_not_get_on_names_no_memory(steps: Any) -> No
 
     with pytest.raises(
         RunError, match=r"failed 4 times.*no message arrived for 301 s from a\. .*resume"
-    ) as told:
+    ) as reported:
         steps._redone(run, online.Place(), "the steps")
-    assert "memory" not in str(told.value)
+    assert "memory" not in str(reported.value)
 
 
 def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any, steps: Any) -> None:
@@ -310,8 +310,8 @@ def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any, steps: A
     assert _eventually(lambda: taken not in mortal.nthreads())
     os.kill(pids[killed], signal.SIGKILL)
     assert _eventually(lambda: killed not in mortal.nthreads())
-    told = [message for _, message in mortal.get_events("all")]
-    lost = {m["worker"]: m["expected"] for m in told if m.get("action") == "remove-worker"}
+    reported = [message for _, message in mortal.get_events("all")]
+    lost = {m["worker"]: m["expected"] for m in reported if m.get("action") == "remove-worker"}
     assert lost == {taken: True, killed: False}
     segment, place = online.Segment(steps, online.Place(), 0), online.Place()
     segment.worker_lost([], killed, alone=True, expected=False)  # none of its tasks

@@ -101,7 +101,7 @@ def test_every_row_is_computed_once(fitted: SimpleNamespace) -> None:
         for iteration, n, _, _ in own:
             rows[iteration] += n
     assert rows == [LEAF_ROWS * LEAVES] * PASSES
-    assert [e for e in fitted.log.of("event") if e["event"] in ("span_redone", "worker_lost")] == []
+    assert [e for e in fitted.log.infos("event") if e["event"] in ("span_redone", "worker_lost")] == []
 
 
 def test_speeds_are_found_out(fitted: SimpleNamespace) -> None:
@@ -125,8 +125,8 @@ def test_the_fast_worker_has_its_share_and_does_not_wait(fitted: SimpleNamespace
 
 
 def test_what_computed_is_told(fitted: SimpleNamespace) -> None:
-    told = [event for event in fitted.log.of("event") if event["event"] == "devices"]
-    assert [event["devices"] for event in told] == ["cpu 3 workers"]
+    reported = [event for event in fitted.log.infos("event") if event["event"] == "devices"]
+    assert [event["devices"] for event in reported] == ["cpu 3 workers"]
 
 
 def test_dask_leaves_tasks_of_a_pool_where_they_are(pool: Any, fitted: SimpleNamespace) -> None:
@@ -154,12 +154,12 @@ def test_a_worker_for_each_card(rows: SimpleNamespace, monkeypatch: pytest.Monke
     with sl.cluster("local", workers=1, threads=2, gpus=1, dashboard_address=None) as client:
         found = client.run(_sees)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        told = {w["name"]: (w["nthreads"], w["resources"].get("GPU")) for w in workers}
+        reported = {w["name"]: (w["nthreads"], w["resources"].get("GPU")) for w in workers}
         if importlib.util.find_spec("cupy") is None:
             with pytest.raises(RunError, match="CuPy"):
                 CapsuleRegression(device="gpu", **options).fit(rows.train, client=client, engine=engine)
         there = CapsuleRegression(device="cpu", **options).fit(rows.train, client=client, engine=engine)
-    assert told == {"cpu-0": (2, None), "gpu-0": (1, 1)}
+    assert reported == {"cpu-0": (2, None), "gpu-0": (1, 1)}
     assert dict(found.values()) == {"cpu-0": "-1", "gpu-0": "GPU-7"}
     here = CapsuleRegression(device="cpu", n_jobs=1, **options).fit(rows.train, engine=engine)
     np.testing.assert_array_equal(there.W_, here.W_)

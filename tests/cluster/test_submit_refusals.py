@@ -167,19 +167,19 @@ def test_workers_without_the_package(job: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with start(preload=[OTHER_NUMBA]) as cluster:
         with pytest.raises(JobError, match=r"differ from those of this environment") as error:
             submit_job(job(), scheduler=cluster.scheduler_address)
         assert not (tmp_path / "run").exists()
         with open_client(cluster.scheduler_address) as client:
-            check_versions(client, allow_mismatch=True, print_line=told.append)
+            check_versions(client, allow_mismatch=True, print_line=reported.append)
     lines = str(error.value).splitlines()
     assert lines[1].split() == ["package", "here", "scheduler", "workers"]
     assert [line.split()[0] for line in lines[2:-1]] == ["numba"]
     assert "0.1.2 (tcp://" in lines[2]
     assert "--allow-mismatch" in lines[-1]
-    assert told[0].splitlines()[1:] == lines[1:-1]
+    assert reported[0].splitlines()[1:] == lines[1:-1]
 
 
 def test_an_unknown_job(client: Any, tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def test_other_things_than_schedulers(schedulers: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(b"", "sends nothing for"), (b"SSH-2.0-x", "another program listens")]
+    ("said", "reported"), [(b"", "sends nothing for"), (b"SSH-2.0-x", "another program listens")]
 )
 def test_something_that_is_silent_or_talks_otherwise(
-    said: bytes, told: str, monkeypatch: pytest.MonkeyPatch
+    said: bytes, reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import threading
 
@@ -268,7 +268,7 @@ def test_something_that_is_silent_or_talks_otherwise(
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        assert told in refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        assert reported in refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         server.shutdown(socket.SHUT_RDWR)
     thread.join(10)
     for one in kept:

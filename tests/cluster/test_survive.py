@@ -71,9 +71,9 @@ def test_all_workers_killed_in_a_collect_and_in_a_map(
     assert log.done
     assert time.monotonic() - begin < 90
     same(model, alone(projection=20))
-    assert len(log.of("worker_lost")) >= 2
-    assert not any(event["expected"] for event in log.of("worker_lost"))
-    assert len(log.of("worker_joined")) >= 2
+    assert len(log.infos("worker_lost")) >= 2
+    assert not any(event["expected"] for event in log.infos("worker_lost"))
+    assert len(log.infos("worker_joined")) >= 2
 
 
 @pytest.mark.slow
@@ -84,8 +84,8 @@ def test_a_killed_worker_is_told_with_its_spans(
     address, pid = sorted(pids(mortal).items())[0]
     log = Log("capsule_estep", lambda: os.kill(pid, signal.SIGKILL), 0.2)
     same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
-    assert [event["worker"] for event in log.of("worker_lost")] == [address]
-    redone = log.of("span_redone")
+    assert [event["worker"] for event in log.infos("worker_lost")] == [address]
+    redone = log.infos("span_redone")
     assert redone
     for event in redone:
         assert event["stage"] == "capsule_estep"
@@ -147,7 +147,7 @@ def test_a_span_that_hangs_is_given_to_another_worker(
         (tmp_path / "mark.over").touch()
     assert time.monotonic() - begin < 45
     assert (tmp_path / "mark.taken").exists()
-    assert any("it sent no message for" in event["why"] for event in log.of("span_redone"))
+    assert any("it sent no message for" in event["why"] for event in log.infos("span_redone"))
 
 
 class Cancel(Callback):
@@ -234,7 +234,7 @@ def test_a_worker_whose_card_is_lost_is_restarted(mortal: Any, fit: Any, alone: 
     log, victim = Log(), min(mortal.nthreads())
     mortal.run(_lose_card, workers=[victim])
     same(fit(mortal, callbacks=log), alone())
-    (event,) = log.of("card_lost")
+    (event,) = log.infos("card_lost")
     assert event["worker"] == victim
     assert re.search(
         "is restarted, and its tasks go to other workers. GPU 0 .*IllegalAddress", event["message"]

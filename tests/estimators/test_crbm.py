@@ -326,9 +326,9 @@ def test_a_tenth_is_held_out_and_ends_the_default_fit(caplog: pytest.LogCaptureF
     same(m, asked)
     assert m.history_[0]["validation_error"] == asked.history_[0]["validation_error"]
     same(default().fit(x, v), m)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert told[0].startswith("n_epochs=None holds out 40 of the 403 rows of X, and ends the fit when")
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == 1
+    assert reported[0].startswith("n_epochs=None holds out 40 of the 403 rows of X, and ends the fit when")
     assert default().plan(x, v)["passes"]["at_most"] == 50
 
 
@@ -408,10 +408,10 @@ def test_a_default_fit_is_resumed_with_its_held_out_rows(tmp_path: Path) -> None
 
 
 def test_plan_says_what_a_fit_needs(pair: Pair, held: Pair) -> None:
-    told = make(n_epochs=3).plan(*pair, validation=held)
-    assert told["stages"]["learn"]["steps_per_pass"] == 15
-    assert told["passes"] == {"at_least": 3, "expected": 3, "at_most": 3}
-    assert told["expected_seconds_at_least"] >= 3 * told["seconds_per_pass"] * 0.99
+    reported = make(n_epochs=3).plan(*pair, validation=held)
+    assert reported["stages"]["learn"]["steps_per_pass"] == 15
+    assert reported["passes"] == {"at_least": 3, "expected": 3, "at_most": 3}
+    assert reported["expected_seconds_at_least"] >= 3 * reported["seconds_per_pass"] * 0.99
     with pytest.raises(sl.errors.PlanError, match="lower n_hidden"):
         make(n_hidden=10**6).plan(*pair, memory_limit="2GB")
 
@@ -513,8 +513,8 @@ def test_predict_warns_of_a_tolerance_that_is_not_met(pair: Pair, tmp_path: Path
     for call in (model.predict, model.predict_marginals):
         with pytest.warns(
             UserWarning, match=r"tol=0.001 was not met by .* of the rows within 60 sweeps"
-        ) as told:
+        ) as reported:
             call(pair[0])
-        assert told[0].filename == __file__
+        assert reported[0].filename == __file__
     with pytest.warns(UserWarning, match="was not met"):
         model.predict(Dataset.from_arrays(pair[0]), out=tmp_path / "v.zarr")

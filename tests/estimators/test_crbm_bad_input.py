@@ -152,10 +152,10 @@ def test_a_finished_fit_goes_on_with_more_epochs(pair: Pair, held: Pair, tmp_pat
 
 @pytest.mark.parametrize("learner", ["mle-bp", "cd"])
 def test_local_steps_that_diverge_are_not_the_fault_of_the_rows(learner: str, pair: Pair) -> None:
-    with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try") as told:
+    with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try") as reported:
         make(learner=learner, learning_rate=1e6, local_steps=3, n_chains=2).fit(*pair)
-    assert isinstance(told.value, FloatingPointError)
-    assert "rows" not in str(told.value)
+    assert isinstance(reported.value, FloatingPointError)
+    assert "rows" not in str(reported.value)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "good", "bad", "told"),
+    ("allowed", "good", "bad", "reported"),
     [
         (Whole(2), 2, 1, "v=1: give a whole number of at least 2"),
         (Whole(also=(None,)), None, "auto", "v='auto': give a whole"),
@@ -88,10 +88,10 @@ def test_numbers() -> None:
         (Items(Whole(), "give sizes"), np.array([3]), 3, "v=3: give sizes"),
     ],
 )
-def test_what_is_allowed(allowed: Any, good: Any, bad: Any, told: str) -> None:
+def test_what_is_allowed(allowed: Any, good: Any, bad: Any, reported: str) -> None:
     parameter = Parameter("v", None, allowed, "")
     parameter.check(good)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         parameter.check(bad)
 
 

@@ -95,11 +95,11 @@ def refused(x: pd.DataFrame) -> pd.DataFrame:
 def test_a_refused_refit_leaves_the_last_model(name: str) -> None:
     model, x, y = make(name)
     model.fit(x, y)
-    before, told = learned(model), output(model, x)
+    before, reported = learned(model), output(model, x)
     with pytest.raises(ValueError, match="nan|NaN"):
         model.fit(refused(x), y)
     same(before, learned(model))
-    np.testing.assert_array_equal(output(model, x), told)
+    np.testing.assert_array_equal(output(model, x), reported)
     with pytest.raises(ValueError):
         model.transform(x.iloc[:, :5])
 
@@ -108,12 +108,12 @@ def test_a_refused_refit_leaves_the_last_model(name: str) -> None:
 def test_an_interrupted_refit_leaves_the_last_model(name: str) -> None:
     model, x, y = make(name)
     model.fit(x, y)
-    before, told = learned(model), output(model, x)
+    before, reported = learned(model), output(model, x)
     other = x.iloc[:, ::-1]
     with pytest.raises(KeyboardInterrupt, match="the model of the previous fit is kept"):
         model.fit(other, y, callbacks=Stop())
     same(before, learned(model))
-    np.testing.assert_array_equal(output(model, x), told)
+    np.testing.assert_array_equal(output(model, x), reported)
 
 
 @pytest.mark.parametrize("name", CASES)

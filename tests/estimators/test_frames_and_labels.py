@@ -48,7 +48,7 @@ def test_an_rbm_keeps_the_names_of_its_columns(conditional: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (
             lambda d: d.rename(columns={"a": "z"}),
@@ -60,10 +60,10 @@ def test_an_rbm_keeps_the_names_of_its_columns(conditional: bool) -> None:
     ],
 )
 def test_columns_that_differ_from_those_of_the_fit_are_named(
-    change: Callable[[pd.DataFrame], pd.DataFrame], told: str
+    change: Callable[[pd.DataFrame], pd.DataFrame], reported: str
 ) -> None:
     model = capsule().fit(FRAME, LABELS)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         model.predict(change(FRAME))
 
 
@@ -85,7 +85,7 @@ def test_frames_that_are_read_in_pieces_have_names_too(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "told"),
+    ("frame", "reported"),
     [
         (FRAME.assign(a=pd.Timestamp("2020")), "column 'a' holds values of type datetime64.*dates by"),
         (FRAME.assign(b=pd.Categorical(["x", "y", "z"] * 20)), "column 'b' holds values of type category"),
@@ -93,8 +93,8 @@ def test_frames_that_are_read_in_pieces_have_names_too(kind: str) -> None:
         (FRAME[[]], r"data frame of shape \(60, 0\), without columns"),
     ],
 )
-def test_a_column_that_is_no_number_is_named(frame: pd.DataFrame, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_a_column_that_is_no_number_is_named(frame: pd.DataFrame, reported: str) -> None:
+    with pytest.raises(DataError, match=reported):
         capsule().fit(frame, LABELS)
 
 

@@ -94,10 +94,10 @@ def test_what_was_learned_is_told(kind: str) -> None:
     from scalelatent.jobs.runs import model_info
 
     model = FITS[kind](_rows())
-    told = learned_of(model)
-    assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(told)
-    assert told["seed_"] == model.seed_
-    assert model_info(model)["learned"] == told
+    reported = learned_of(model)
+    assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(reported)
+    assert reported["seed_"] == model.seed_
+    assert model_info(model)["learned"] == reported
     drawn = model._repr_mimebundle_()
     assert drawn["text/plain"] == repr(model)
     for text in (type(model).__name__, f"<th>seed_</th><td>{model.seed_}</td>"):

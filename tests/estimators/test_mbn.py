@@ -218,10 +218,10 @@ def test_saved_and_loaded_without_pickle(
 def test_layers_are_announced_with_their_numbers(digits: Any) -> None:
     log = Log()
     model = _network(decay="auto", n_clusterings=4, k_last=3).fit(digits[0][:100], callbacks=log)
-    assert log.of("stage")[0] == {"stage": "mbn_decay", "rows": 100, "tries": 9}
+    assert log.infos("stage")[0] == {"stage": "mbn_decay", "rows": 100, "tries": 9}
     for hook in ("stage", "event", "progress"):
-        told = [info for info in log.of(hook) if info.get("stage") == "mbn_code-l1"]
-        assert {(info["layer"], info["layers"], info["k"]) for info in told} == {(1, len(model.ks_), 50)}
+        reported = [info for info in log.infos(hook) if info.get("stage") == "mbn_code-l1"]
+        assert {(info["layer"], info["layers"], info["k"]) for info in reported} == {(1, len(model.ks_), 50)}
 
 
 def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> None:
@@ -456,15 +456,15 @@ def test_rows_that_cannot_be_used(digits: Any, oracle: Any, tmp_path: Path) -> N
 
 def test_a_plan_names_what_would_not_fit(digits: Any) -> None:
     ds = sl.Dataset.from_arrays(digits[0])
-    told = _network(n_classes=20).plan(ds)
-    assert [layer["k"] for layer in told["layers"].values()] == [300, 150, 75, 37]
-    assert told["tasks"] == sum(layer["tasks"] for layer in told["layers"].values())
-    assert told["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
+    reported = _network(n_classes=20).plan(ds)
+    assert [layer["k"] for layer in reported["layers"].values()] == [300, 150, 75, 37]
+    assert reported["tasks"] == sum(layer["tasks"] for layer in reported["layers"].values())
+    assert reported["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
     codes = 600 * 12 * 2
-    centroids = sum(layer["centroid_bytes"] for layer in told["layers"].values())
-    assert told["disk_bytes"] == centroids + 2 * codes
+    centroids = sum(layer["centroid_bytes"] for layer in reported["layers"].values())
+    assert reported["disk_bytes"] == centroids + 2 * codes
     assert _network(n_classes=20, keep_codes=True).plan(ds)["disk_bytes"] == centroids + 4 * codes
-    assert told["expected_seconds"] > 0
+    assert reported["expected_seconds"] > 0
     with pytest.raises(PlanError, match=r"layer 1 \(k = 300\) would need .* MiB a worker .*lower k1"):
         _network().plan(ds, memory_limit="600MB")
 
@@ -533,9 +533,9 @@ def test_few_clusterings_are_warned_of_where_the_user_is(digits: Any) -> None:
     network = sl.MultilayerBootstrapNetwork(n_clusterings=49, k1=20, n_classes=10, random_state=0)
     with pytest.warns(
         UserWarning, match="n_clusterings=49: with fewer than 50 clusterings rows hardly"
-    ) as told:
+    ) as reported:
         network.fit_transform(digits[0][:100])
-    assert told[0].filename == __file__
+    assert reported[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clone(network).set_params(n_clusterings=50).fit(digits[0][:100])

@@ -134,8 +134,8 @@ def test_a_bad_row_is_named_by_its_own_number(tmp_path: Path, kind: str) -> None
     rows = sl.Dataset.from_arrays(x)
     if kind == "zeros":
         rows = rows.save(tmp_path / "x.zarr", chunk_rows=10)
-    told = "row 13, feature 2 is nan" if kind == "NaN" else "x.zarr: row 13 is all zeros"
-    with pytest.raises(DataError, match=told):
+    reported = "row 13, feature 2 is nan" if kind == "NaN" else "x.zarr: row 13 is all zeros"
+    with pytest.raises(DataError, match=reported):
         score_decays(_network(metric="cosine"), rows, 0)
 
 

@@ -93,12 +93,12 @@ def test_auto_leaves_out_decays_whose_layers_cannot_be() -> None:
 
 
 def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monkeypatch: Any) -> None:
-    told = _network().plan(rows)
+    reported = _network().plan(rows)
     codes = 600 * 12 * 2
-    assert told["scratch_bytes"] == 2 * codes
-    assert told["run_bytes"] == told["disk_bytes"] - codes
+    assert reported["scratch_bytes"] == 2 * codes
+    assert reported["run_bytes"] == reported["disk_bytes"] - codes
     assert _network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
-    free = {"run": told["run_bytes"], "scratch": told["scratch_bytes"]}
+    free = {"run": reported["run_bytes"], "scratch": reported["scratch_bytes"]}
     monkeypatch.setattr(
         LocalLocation, "free_bytes", lambda self: free.get(self.url.rsplit("/", 1)[-1], 2**60)
     )
@@ -150,8 +150,8 @@ def test_rows_that_kernels_take_converted_are_counted(dtype: str) -> None:
     rest = []
     for kind in (dtype, "float32"):
         x = sl.Dataset.from_arrays(np.ones((5000, 300), kind))
-        told = _network(k1=4, n_classes=2, n_jobs=3).plan(x)
-        rest.append(told["peak_bytes_per_worker"] - told["cache_bytes"])
+        reported = _network(k1=4, n_classes=2, n_jobs=3).plan(x)
+        rest.append(reported["peak_bytes_per_worker"] - reported["cache_bytes"])
     assert rest[0] - rest[1] == pytest.approx(3 * 4 * 5000 * 300, rel=0.05)
 
 
@@ -211,8 +211,8 @@ def test_centroids_of_half_of_the_rows_that_memory_cannot_hold(
     peaks = [m.plan(x)["peak_bytes_per_worker"] for m in (half, small)]
     limit = int(sum(peaks) / 2 / ALLOWED_SHARE)
     monkeypatch.setattr(base, "find_resources", lambda *_: find_resources(None, 1, limit))
-    told = r"layer 1 \(k = 10000\) would need .* MiB a worker .*: lower k1 \(it is 10000\), or"
-    with pytest.raises(PlanError, match=told):
+    reported = r"layer 1 \(k = 10000\) would need .* MiB a worker .*: lower k1 \(it is 10000\), or"
+    with pytest.raises(PlanError, match=reported):
         half.fit(x, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert small.fit(x, run_dir=tmp_path / "run").ks_ == [50]

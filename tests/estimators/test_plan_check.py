@@ -70,8 +70,8 @@ def test_a_process_that_compiles_its_kernels_stays_under_what_plans_count_for_it
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, _ = _models()[kind]
-    told = model.set_params(n_jobs=1).plan(*rows)
-    peak = told["peak_bytes_per_worker"] - told["cache_bytes"]
+    reported = model.set_params(n_jobs=1).plan(*rows)
+    peak = reported["peak_bytes_per_worker"] - reported["cache_bytes"]
     for share, fits in ((1.001, True), (0.999, False)):
         small = find_resources(None, 1, int(share * peak / ALLOWED_SHARE))
         monkeypatch.setattr(base, "find_resources", lambda *_, small=small: small)
@@ -116,28 +116,28 @@ def test_a_network_of_half_of_many_rows_takes_long() -> None:
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10)
     rows, one_thread = sl.Dataset.from_arrays(x), Resources(1, 1, 2**36)
-    told = model._plan(engine_plan.Forecast("mbn", rows, None, one_thread, {}, measure=False))
-    assert told["expected_seconds"] > 3600
-    assert "lower k1 (it is 30000)" in (engine_plan.long_fit(told) or "")
+    reported = model._plan(engine_plan.Forecast("mbn", rows, None, one_thread, {}, measure=False))
+    assert reported["expected_seconds"] > 3600
+    assert "lower k1 (it is 30000)" in (engine_plan.long_fit(reported) or "")
 
 
 def test_all_stages_are_in_the_plan(tmp_path: Path) -> None:
     x = RNG.normal(size=(3000, 300)).astype(np.float32)
     ds = sl.Dataset.from_arrays(x, np.arange(3000) % 5).save(tmp_path / "rows.zarr")
-    told = sl.CapsuleRegression(capsule_dim=2, max_iter=9).plan(ds[:2500], validation=ds[2500:])
+    reported = sl.CapsuleRegression(capsule_dim=2, max_iter=9).plan(ds[:2500], validation=ds[2500:])
     stages = {"looking at labels", "svd", "directions", "project-train", "project-validation"}
-    assert set(told["seconds"]) == stages | {"moments", "start", "estep", "temperature"}
-    assert all(seconds > 0 for seconds in told["seconds"].values())
-    assert told["expected_seconds"] == pytest.approx(sum(told["seconds"].values()))
-    assert told["disk_bytes"] > told["scratch_bytes"] == 3000 * 197 * 4
-    assert told["passes"] == {"at_least": 9, "expected": 9, "at_most": 9}
+    assert set(reported["seconds"]) == stages | {"moments", "start", "estep", "temperature"}
+    assert all(seconds > 0 for seconds in reported["seconds"].values())
+    assert reported["expected_seconds"] == pytest.approx(sum(reported["seconds"].values()))
+    assert reported["disk_bytes"] > reported["scratch_bytes"] == 3000 * 197 * 4
+    assert reported["passes"] == {"at_least": 9, "expected": 9, "at_most": 9}
 
 
 def test_a_schedule_without_a_fixed_number_of_passes_has_a_range() -> None:
-    told = sl.CapsuleRegression(capsule_dim=2, algorithm="em").plan(X, Y)
-    least, most = told["expected_seconds_at_least"], told["expected_seconds_at_most"]
-    assert least < told["expected_seconds"] < most
-    assert told["passes"]["at_least"] < told["passes"]["expected"] < told["passes"]["at_most"]
+    reported = sl.CapsuleRegression(capsule_dim=2, algorithm="em").plan(X, Y)
+    least, most = reported["expected_seconds_at_least"], reported["expected_seconds_at_most"]
+    assert least < reported["expected_seconds"] < most
+    assert reported["passes"]["at_least"] < reported["passes"]["expected"] < reported["passes"]["at_most"]
 
 
 def test_the_cache_is_counted_as_it_is(tmp_path: Path) -> None:

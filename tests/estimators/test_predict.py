@@ -99,14 +99,14 @@ def test_out_streams_to_a_dataset(
     plain: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str
 ) -> None:
     stored = Dataset.from_arrays(*digits).save(tmp_path / "in", chunk_rows=64)
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     class Tell(Callback):
         def on_progress(self, info: dict[str, Any]) -> None:
-            told.append(info)
+            reported.append(info)
 
     out = getattr(plain, method)(stored, out=tmp_path / "out.zarr", callbacks=[Tell()])
-    assert told[-1]["rows_done"] == told[-1]["rows_total"] == 600
+    assert reported[-1]["rows_done"] == reported[-1]["rows_total"] == 600
     again = open_dataset(tmp_path / "out.zarr")
     for ds in (out, again):
         expected = getattr(plain, "predict_proba" if method == "predict" else method)(stored)

@@ -107,13 +107,13 @@ def test_a_notebook_shows_the_cluster_of_a_fit(notebook, monkeypatch):
 
         fresh("capsule").fit(X, Y, client=cluster, callbacks=Joins())
         page = cluster.dashboard_link
-    (told,) = notebook.cells
-    assert "1 worker\n" in told[0]["text/plain"]
-    assert "2 workers\n" in told[-1]["text/plain"]
-    assert any("at most" in mime_bundle["text/html"] for mime_bundle in told)  # the time left
-    assert "objective" in told[-1]["text/html"]
-    assert f'<a href="{page}" target="_blank">dashboard</a>' in told[-1]["text/html"]
-    assert f"dashboard: {page}" in told[-1]["text/plain"]
+    (reported,) = notebook.cells
+    assert "1 worker\n" in reported[0]["text/plain"]
+    assert "2 workers\n" in reported[-1]["text/plain"]
+    assert any("at most" in mime_bundle["text/html"] for mime_bundle in reported)  # the time left
+    assert "objective" in reported[-1]["text/html"]
+    assert f'<a href="{page}" target="_blank">dashboard</a>' in reported[-1]["text/html"]
+    assert f"dashboard: {page}" in reported[-1]["text/plain"]
 
 
 @pytest.mark.cluster
@@ -154,9 +154,9 @@ def test_ctrl_c_keeps_the_passes_that_were_done(name):
         model.fit(*MODELS[name][1], callbacks=StopAfter(2))
     whole = fresh(name).fit(*MODELS[name][1])
     assert [record["pass"] for record in model.history_] == [1, 2]
-    told = ("pass", "objective", "train_error")
-    assert [[r[k] for k in told] for r in model.history_] == [
-        [r[k] for k in told] for r in whole.history_[: len(model.history_)]
+    reported = ("pass", "objective", "train_error")
+    assert [[r[k] for k in reported] for r in model.history_] == [
+        [r[k] for k in reported] for r in whole.history_[: len(model.history_)]
     ]
     with pytest.raises(NotFittedError):
         model.predict(MODELS[name][1][0])

@@ -35,13 +35,13 @@ def shifted(column: int, offset: float) -> np.ndarray:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_offset_that_float32_cannot_hold_beside_the_spread_is_named_once(name: str) -> None:
-    with pytest.warns(DataConversionWarning) as told:
+    with pytest.warns(DataConversionWarning) as reported:
         MODELS[name](shifted(3, 1e6))
-    (message,) = [str(one.message) for one in told if one.category is DataConversionWarning]
+    (message,) = [str(one.message) for one in reported if one.category is DataConversionWarning]
     assert message.startswith("feature 3 has values up to 1e+06 and a standard deviation of ")
     assert "1 of 5 features" in message
     assert "Subtract the mean" in message
-    assert told[0].filename == __file__
+    assert reported[0].filename == __file__
 
 
 @pytest.mark.parametrize(

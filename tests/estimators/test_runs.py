@@ -49,9 +49,9 @@ def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
     log = Log()
     model = _fit(digits, held_out, tmp_path / "run", [log])
-    assert log.told[0][0] == "fit_start"
-    assert log.told[-1][0] == "fit_end"
-    start = log.of("fit_start")[0]
+    assert log.reported[0][0] == "fit_start"
+    assert log.reported[-1][0] == "fit_end"
+    start = log.infos("fit_start")[0]
     assert (start["rows"], start["features"], start["members"], start["max_iter"], start["seed"]) == (
         600,
         64,
@@ -60,10 +60,10 @@ def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_pa
         0,
     )
     assert start["resumed_pass"] is None
-    stages = [i["stage"] for i in log.of("stage")]
+    stages = [i["stage"] for i in log.infos("stage")]
     assert stages.index("capsule_svd") < stages.index("capsule_moments") < stages.index("capsule_estep")
-    assert log.of("pass_end") == model.history_
-    assert [i["pass"] for i in log.of("checkpoint")] == list(range(1, 9))
+    assert log.infos("pass_end") == model.history_
+    assert [i["pass"] for i in log.infos("checkpoint")] == list(range(1, 9))
     for record in model.history_:
         assert {
             "pass",
@@ -76,7 +76,7 @@ def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_pa
             "bytes_read",
         } <= set(record)
         assert {"active_members", "nu", "round"} <= set(record)
-    end = log.of("fit_end")[0]
+    end = log.infos("fit_end")[0]
     assert end["passes"] == 8
     assert end["pass_seconds"] > 0
 
@@ -117,8 +117,8 @@ def test_interrupt_and_resume(
     log = Log()
     _same(_fit(digits, held_out, folder, log, resume=True), whole)
     if what == "pass_end":
-        assert [r["pass"] for r in log.of("pass_end")] == list(range(at + 2, 9))
-        assert log.of("fit_start")[0]["resumed_pass"] in (at + 1, None)
+        assert [r["pass"] for r in log.infos("pass_end")] == list(range(at + 2, 9))
+        assert log.infos("fit_start")[0]["resumed_pass"] in (at + 1, None)
 
 
 def test_resume_with_other_threads(
@@ -135,9 +135,9 @@ def test_resume_of_a_finished_fit_reads_it_again(
     _fit(digits, held_out, tmp_path)
     log = Log()
     _same(_fit(digits, held_out, tmp_path, log, resume=True), whole)
-    assert log.of("pass_end") == []
+    assert log.infos("pass_end") == []
     # Its rows are not projected again: nothing is left that would want them.
-    assert [i["stage"] for i in log.of("stage")] == []
+    assert [i["stage"] for i in log.infos("stage")] == []
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
 
 
@@ -320,7 +320,7 @@ def test_a_killed_process_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     model = CapsuleRegression(n_jobs=1, **options).fit(
         x, y, run_dir=tmp_path, resume=True, callbacks=log, engine=engine
     )
-    assert log.of("pass_end")[0]["pass"] >= 20
+    assert log.infos("pass_end")[0]["pass"] >= 20
     assert [r["pass"] for r in model.history_] == list(range(1, 401))
     expected = CapsuleRegression(n_jobs=1, **options).fit(x, y, engine=engine)
     np.testing.assert_array_equal(model.W_, expected.W_)

@@ -118,8 +118,8 @@ def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
     one_pass = digits[0].nbytes + 4 * len(digits[0])
     log = Log()
     search = Search(base, grid, cv=4, refit=False).fit(train, callbacks=log, engine={"cache": 0})
-    assert [r["bytes_read"] for r in log.of("pass_end")] == [one_pass] * 9
-    assert [r["candidates"] for r in log.of("pass_end")] == [24] * 4 + [12] * 5
+    assert [r["bytes_read"] for r in log.infos("pass_end")] == [one_pass] * 9
+    assert [r["candidates"] for r in log.infos("pass_end")] == [24] * 4 + [12] * 5
     assert log.stages == [
         "search_moments-1-4",
         "search-24_estep",
@@ -128,7 +128,7 @@ def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
         "search_score-000-f0-24",
     ]
     assert search.n_passes_ == 9 + 3
-    assert {len(r["members"]) for r in log.of("pass_end")} == {24, 12}
+    assert {len(r["members"]) for r in log.infos("pass_end")} == {24, 12}
 
 
 def test_candidates_of_one_projection_share_its_rows(digits: Arrays, held_out: Arrays) -> None:
@@ -194,7 +194,7 @@ def test_a_finished_search_is_read_again(digits: Arrays, tmp_path: Path) -> None
     first = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
     log = Log()
     again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True, callbacks=log)
-    assert log.of("pass_end") == []
+    assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
     _same(first.best_estimator_, again.best_estimator_)
     assert not list(tmp_path.rglob("state-*"))[3:]  # those of the refit
@@ -227,7 +227,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
     search = search.fit(*digits, validation=held_out, engine=SMALL, callbacks=log)
     passes = search.results_["n_passes"].tolist()
     assert sorted(passes) == [3, 3, 6, 12, 30]
-    assert [e["candidates"] for e in log.of("event") if e["event"] == "halved"] == [3, 2, 1]
+    assert [e["candidates"] for e in log.infos("event") if e["event"] == "halved"] == [3, 2, 1]
     assert passes[search.best_index_] == 30
     for i, own in enumerate(grid):
         alone = clone(base).set_params(**own, max_iter=passes[i])

@@ -129,7 +129,7 @@ def test_interrupt_and_resume(kind: str, at: int, rows: dict[str, Arrays], tmp_p
     assert again.cv_results_["mean_test_score"].tolist() == whole.cv_results_["mean_test_score"].tolist()
     x = rows[kind][0]
     np.testing.assert_array_equal(again.transform(x), whole.transform(x))
-    scored = [e for e in log.of("event") if e["event"] == "candidate_scored"]
+    scored = [e for e in log.infos("event") if e["event"] == "candidate_scored"]
     assert len(scored) == 4  # what was done is not done again
     assert not (tmp_path / "candidates" / "000-f0").exists()
 
@@ -139,7 +139,7 @@ def test_a_finished_search_by_validation_rows_is_read_again(pair: Pair, held: Pa
     first = clone(search).fit(*pair, validation=held, run_dir=tmp_path)
     log = Log()
     again = clone(search).fit(*pair, validation=held, run_dir=tmp_path, resume=True, callbacks=log)
-    assert not [e for e in log.of("event") if e["event"] == "candidate"]
+    assert not [e for e in log.infos("event") if e["event"] == "candidate"]
     np.testing.assert_array_equal(again.best_estimator_.W_, first.best_estimator_.W_)
     assert [p.name for p in (tmp_path / "candidates").iterdir() if any(p.iterdir())] == [
         f"{first.best_index_:03d}"

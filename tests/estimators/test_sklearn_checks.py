@@ -122,10 +122,10 @@ def test_a_default_is_cut_to_the_rows_and_told_once(
     for _ in range(2):
         model = CapsuleRegression(max_iter=2, init=init).fit(x, y)
         assert (model.capsule_dim, model.capsule_dim_) == (None, expected)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (expected < 8)
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == (expected < 8)
     assert all(
-        f"capsule_dim=None is {expected} here, not 8: the training rows have " in text for text in told
+        f"capsule_dim=None is {expected} here, not 8: the training rows have " in text for text in reported
     )
     with pytest.raises(ValueError, match="capsule_dim"):  # what was asked for is not cut
         CapsuleRegression(capsule_dim=8).fit(x, y)

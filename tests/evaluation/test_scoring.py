@@ -110,10 +110,10 @@ def test_codes_are_ranked_by_the_codes_that_rows_share():
     assert score_dataset(Coded(), ds)["retrieval"]["accuracy"][:4] == [1.0] * 4
     assert score_dataset(Coded(), ds, ["retrieval"]) == score_dataset(Coded(), ds)
     for name in ("nmi", "accuracy"):
-        told = (
+        reported = (
             f"metric '{name}' clusters components.*codes.*use the metric retrieval, or fit with output='pca'"
         )
-        with pytest.raises(JobError, match=told):
+        with pytest.raises(JobError, match=reported):
             score_dataset(Coded(), ds, ["retrieval", name])
-        with pytest.raises(JobError, match=told):
+        with pytest.raises(JobError, match=reported):
             score_output(x, ds, [name], metric="overlap")

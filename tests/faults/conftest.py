@@ -12,10 +12,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
     rows = []
     for status in ("passed", "failed"):
         for report in terminalreporter.stats.get(status, []):
-            told = dict(report.user_properties)
-            if all(column in told for column in COLUMNS[:3]):
-                told.setdefault("outcome", "FAILED")
-                rows.append([str(told[column]) for column in COLUMNS])
+            reported = dict(report.user_properties)
+            if all(column in reported for column in COLUMNS[:3]):
+                reported.setdefault("outcome", "FAILED")
+                rows.append([str(reported[column]) for column in COLUMNS])
     # With the whole suite it would be lost among other tables.
     if not rows or (len(rows) < terminalreporter._numcollected and config.option.verbose < 1):
         return

@@ -173,8 +173,8 @@ def test_large_graphs_alone_have_clusters_and_say_what_they_keep(emulated_gpu, f
 
 
 def test_cards_without_clusters_have_a_block_a_graph(emulated_gpu, fake, monkeypatch):
-    told = fake.runtime.getDeviceProperties(0)
-    monkeypatch.setattr(fake.runtime, "getDeviceProperties", lambda device: told | {"major": 8})
+    reported = fake.runtime.getDeviceProperties(0)
+    monkeypatch.setattr(fake.runtime, "getDeviceProperties", lambda device: reported | {"major": 8})
     assert emulated_gpu._choose_kernel("sum_product", 784, 256) == ("crbm_sum_product", 1, 0)
 
 

@@ -28,9 +28,9 @@ def test_kernels_go_on_where_the_grid_ends(fake, gpu, cases, monkeypatch):
 
 
 def test_shared_memory_of_a_kernel_is_enlarged_once_per_device(fake, use_device, monkeypatch):
-    told, device = [], cuda.current_device
+    reported, device = [], cuda.current_device
     monkeypatch.setattr(
-        cuda, "_allow_more_shared_memory", lambda function: told.append((function.name, device()))
+        cuda, "_allow_more_shared_memory", lambda function: reported.append((function.name, device()))
     )
     monkeypatch.setattr(fake.RawKernel, "__call__", lambda *args, **options: None)
     kernels = cuda.Kernels("scalelatent.models.crbm.kernels")
@@ -38,7 +38,7 @@ def test_shared_memory_of_a_kernel_is_enlarged_once_per_device(fake, use_device,
         use_device(number)
         kernels.launch("crbm_sum_product_kept", (1,), shared_bytes=60_000)
         kernels.launch("crbm_sum_product", (1,))
-    assert told == [("crbm_sum_product_kept", 0), ("crbm_sum_product_kept", 1)]
+    assert reported == [("crbm_sum_product_kept", 0), ("crbm_sum_product_kept", 1)]
 
 
 def test_a_table_of_the_host_is_copied_and_a_table_of_the_device_is_used_as_it_is(fake, gpu):

@@ -74,9 +74,9 @@ def test_a_mixed_pool_learns_what_one_process_learns(real: Any, data: Any) -> No
         np.testing.assert_allclose(fits[device].W_, alone.W_, rtol=0, atol=WEIGHTS * scale)
         got, want = (model.history_[-1]["objective"] for model in (fits[device], alone))
         np.testing.assert_allclose(got, want, rtol=10 * TOLERANCE)
-    told = [event for event in log.of("event") if event["event"] == "devices"]
-    assert told[0]["devices"] == "cpu 2 workers, gpu 1 worker"
-    assert "depend" in told[0]["message"]
+    reported = [event for event in log.infos("event") if event["event"] == "devices"]
+    assert reported[0]["devices"] == "cpu 2 workers, gpu 1 worker"
+    assert "depend" in reported[0]["message"]
 
 
 def test_a_full_card_computes_in_halves(real: Any, data: Any, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
     def build(job):
         return Fresh(**job.estimator_params())
 
-    def report(result, data, told):
+    def report(result, data, reported):
         result.folder.place.write("report/index.html", b"<html></html>")
         result.report = result.folder.report_url
 

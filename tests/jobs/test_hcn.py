@@ -167,8 +167,8 @@ def test_a_job_of_classes(folder: Path) -> None:
     assert state["test_error"] == pytest.approx(1 - model.score(images[80:]))
     assert "4 templates of" in (folder / "traits" / "report" / "index.html").read_text()
     scalelatent("predict", "traits", "traits.zarr", "--out", "classes.zarr", cwd=folder)
-    told = open_dataset(folder / "classes.zarr")
-    np.testing.assert_array_equal(told.read_y(0, 100), model.predict(images))
+    reported = open_dataset(folder / "classes.zarr")
+    np.testing.assert_array_equal(reported.read_y(0, 100), model.predict(images))
     said = scalelatent("score", "traits", "traits.zarr", "--metric", "compression", cwd=folder, code=2)
     assert "unknown metric 'compression' of a network with templates" in said.err
     again = ("--out", "bad", "--set", "model.pool=2")

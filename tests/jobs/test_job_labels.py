@@ -65,8 +65,8 @@ def test_a_job_finds_clusters_of_labelled_rows(folder: Path) -> None:
     state = scalelatent("status", "run", "--json", cwd=folder).json()
     assert state["test_error"] == pytest.approx(1 - same.score(X[40:], Y[40:]))
     # With labels there are templates of two classes.
-    scalelatent("fit", "job.toml", "--out", "told", "--set", "data.labels=true", cwd=folder)
-    assert sl.load_model(folder / "told").classes_.tolist() == [0, 1]
+    scalelatent("fit", "job.toml", "--out", "reported", "--set", "data.labels=true", cwd=folder)
+    assert sl.load_model(folder / "reported").classes_.tolist() == [0, 1]
 
 
 def data_of(folder: Path, kind: str, **data: Any) -> Any:

@@ -53,8 +53,8 @@ def _events(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_job_from_plan_to_transform_and_one_that_was_killed(folder: Path) -> None:
-    told = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
-    assert [layer["k"] for layer in told["layers"].values()] == [1000, 500, 250, 125, 62, 31, 15]
+    reported = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
+    assert [layer["k"] for layer in reported["layers"].values()] == [1000, 500, 250, 125, 62, 31, 15]
     said = scalelatent("fit", "job.toml", cwd=folder)
     assert "mbn_code-l3, layer 3 of 7, k = 250: 6,000 rows" in said.err
     stages = [event["stage"] for event in _events(folder / "run") if event["event"] == "layer_written"]

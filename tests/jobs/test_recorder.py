@@ -128,10 +128,10 @@ def test_what_only_python_has_is_resumed_in_python(tmp_path, rows, what):
 
 def test_report_says_that_rows_were_in_memory(tmp_path):
     model().fit(X, Y, run_dir=tmp_path / "run")
-    told = run("report", tmp_path / "run")
-    assert told.exit_code == 0
-    assert "were in memory" in told.output
-    assert f".report('{tmp_path / 'run'}', data=(X, y))" in told.output
+    reported = run("report", tmp_path / "run")
+    assert reported.exit_code == 0
+    assert "were in memory" in reported.output
+    assert f".report('{tmp_path / 'run'}', data=(X, y))" in reported.output
     sl.load_model(tmp_path / "run").report(tmp_path / "run", data=(X, Y))
     assert "evaluation error" in (tmp_path / "run" / "report" / "index.html").read_text()
 

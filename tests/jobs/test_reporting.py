@@ -63,9 +63,9 @@ def test_given_rows_fill_the_sections_that_need_rows(given: Any, tmp_path: Path,
     figure = given(kind)
     scalelatent("report", "run", cwd=tmp_path)
     assert figure not in figures(tmp_path)  # the rows of the fit lived in memory
-    told = scalelatent("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
+    reported = scalelatent("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
     assert figure in figures(tmp_path)
-    page = Path(tmp_path, told["report"]).read_text()
+    page = Path(tmp_path, reported["report"]).read_text()
     assert "evaluation" in page
     assert "30" in page
     assert "at hand" not in page

@@ -55,12 +55,12 @@ def test_a_run_leaves_everything_in_its_folder(prepared):
 
 def test_skipped_rows_are_reported(prepared):
     job, folder = prepared("engine.on_bad_shard=skip")
-    told = {"event": "shard_quarantined", "shard": "small.zarr/x/c/3/0", "rows": 1200, "deaths": 3}
+    reported = {"event": "shard_quarantined", "shard": "small.zarr/x/c/3/0", "rows": 1200, "deaths": 3}
 
     class Find(Callback):
         def on_fit_start(self, info):
             for _ in range(2):
-                RunLog(folder).on_event(told)
+                RunLog(folder).on_event(reported)
 
     result = run_job(job, folder, callbacks=[Find()])
     state = folder.read_state()
@@ -162,7 +162,7 @@ def test_full_disk_gives_a_readable_error(prepared, fake):
 
 def test_first_signal_stops_after_the_pass(prepared, fake):
     job, folder = prepared()
-    told = []
+    reported = []
 
     def interrupt(number):
         if number == 3:
@@ -171,12 +171,12 @@ def test_first_signal_stops_after_the_pass(prepared, fake):
     fake.before_pass = staticmethod(interrupt)
     earlier = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run_job(job, folder, print_line=told.append)
+        run_job(job, folder, print_line=reported.append)
     assert signal.getsignal(signal.SIGINT) is earlier
     state = folder.read_state()
     assert state["state"] == "cancelled"
     assert f"scalelatent resume {folder.path}" in state["error"]
-    assert any("Ctrl-C again" in line for line in told)
+    assert any("Ctrl-C again" in line for line in reported)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3]
     fake.before_pass = None
     run_job(job, folder, resume=True)
@@ -313,14 +313,14 @@ def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     x = np.random.default_rng(0).integers(0, 256, (60, 12), dtype=np.uint8)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")
-    told = []
+    reported = []
     sections = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},
         "data": {"train": str(tmp_path / "x.zarr")},
         "model": {"kind": "mbn", "n_clusterings": 4, "n_classes": 2},
     }
-    result = runner.run_new_job(resolve(sections, environ={}), print_line=told.append)
-    (line,) = [line for line in told if "n_clusterings=4" in line]
+    result = runner.run_new_job(resolve(sections, environ={}), print_line=reported.append)
+    (line,) = [line for line in reported if "n_clusterings=4" in line]
     assert line.startswith("warning: n_clusterings=4: with fewer than 50")
     events = result.folder.records("events.jsonl")
     assert [e["message"] for e in events if e["event"] == "warning"] == [line.removeprefix("warning: ")]

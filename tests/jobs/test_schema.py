@@ -81,6 +81,6 @@ def test_the_verb_prints_and_writes_it(capsys: pytest.CaptureFixture[str], tmp_p
         with pytest.raises(SystemExit) as ended:
             main(["schema", *arguments])
         assert not ended.value.code
-        told = capsys.readouterr().out
-        found = told if "--out" not in arguments else (tmp_path / "job.json").read_text(encoding="utf-8")
+        reported = capsys.readouterr().out
+        found = reported if "--out" not in arguments else (tmp_path / "job.json").read_text(encoding="utf-8")
         assert json.loads(found) == job_schema()

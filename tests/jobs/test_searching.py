@@ -67,14 +67,14 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_best_candidate_becomes_the_model_of_the_run(place: Path, kind: str) -> None:
     job = _job(kind)
     result = _fit(job)
-    state, told = result.folder.read_state(), json.loads((place / "run/search.json").read_text())
+    state, reported = result.folder.read_state(), json.loads((place / "run/search.json").read_text())
     _, grid = MODELS[kind]
     assert job.search is not None
     base = runner.build_estimator(job)
     data = runner.open_job_data(job)
     search = Search(base, candidates_of(job), cv=2).fit(data.train)
-    assert [one["score"] for one in told["candidates"]] == search.cv_results_["mean_test_score"].tolist()
-    assert len(told["candidates"]) == int(np.prod([len(v) for v in grid.values()]))
+    assert [one["score"] for one in reported["candidates"]] == search.cv_results_["mean_test_score"].tolist()
+    assert len(reported["candidates"]) == int(np.prod([len(v) for v in grid.values()]))
     assert state["search"]["best_params"] == search.best_params_
     assert state["search"]["best_score"] == search.best_score_
     assert state["state"] == "done"

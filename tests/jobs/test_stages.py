@@ -88,5 +88,5 @@ def test_compilation_for_scoring_is_reported(fake: Any, workplace: SimpleNamespa
     fake.score = score
     log = Log()
     run_new_job(load_job(workplace.job), callbacks=[log])
-    events = [info["event"] for info in log.of("event")]
+    events = [info["event"] for info in log.infos("event")]
     assert events == ["compiling_kernels", "kernel_compiled"]

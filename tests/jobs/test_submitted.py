@@ -76,12 +76,12 @@ STEPS = {
 
 @pytest.mark.parametrize("slow", STEPS)
 def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow):
-    told = threading.Event()
+    reported = threading.Event()
 
     def step(name):
         def run(*args, **more):
             if name == slow:
-                assert told.wait(10), "the step is over before its line was told"
+                assert reported.wait(10), "the step is over before its line was told"
                 raise JobError("the step ended")
 
         return run
@@ -96,7 +96,7 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
 
     def tell(line):
         if line.startswith(f"waiting for {STEPS[slow]}"):
-            told.set()
+            reported.set()
 
     monkeypatch.setattr(submit, "SILENT_SECONDS", 0.02)
     monkeypatch.setattr(submit, "connect", connect)
@@ -115,10 +115,10 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
 
 
 def test_submit_prints_nothing_for_quick_steps():
-    told = []
-    with submit._report_waiting("nothing", told.append):
+    reported = []
+    with submit._report_waiting("nothing", reported.append):
         pass
-    assert not told
+    assert not reported
 
 
 # -- states --------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_starts_are_counted_and_a_lost_driver_is_reported(folder):
 
 
 def test_a_driver_waits_for_the_one_before_it(folder):
-    told, held, release = [], threading.Event(), threading.Event()
+    reported, held, release = [], threading.Event(), threading.Event()
 
     def hold():
         with RunFolder(folder.url).lock():
@@ -154,11 +154,11 @@ def test_a_driver_waits_for_the_one_before_it(folder):
         pass
     timer = threading.Timer(0.7, release.set)
     timer.start()
-    with folder.lock(patience=20, waiting=told.append):
+    with folder.lock(patience=20, waiting=reported.append):
         assert release.is_set()
     thread.join(10)
-    assert len(told) == 1
-    assert f"waiting up to 20 s for process {os.getpid()} on host" in told[0]
+    assert len(reported) == 1
+    assert f"waiting up to 20 s for process {os.getpid()} on host" in reported[0]
 
 
 def test_progress_is_written_at_most_once_per_second(folder):
@@ -166,9 +166,9 @@ def test_progress_is_written_at_most_once_per_second(folder):
     assert folder.read_progress() == {}
     for done in (1, 2, 3):
         callback.on_progress({"stage": "em", "pass": 1, "rows_done": done, "rows_total": 3})
-    told = folder.read_progress()
-    assert (told["rows_done"], told["rows_total"]) == (1, 3)
-    assert time.time() - epoch_seconds(told["time"]) < 60
+    reported = folder.read_progress()
+    assert (reported["rows_done"], reported["rows_total"]) == (1, 3)
+    assert time.time() - epoch_seconds(reported["time"]) < 60
     callback._written_at = float("-inf")
     callback.on_progress({"stage": "em", "pass": 1, "rows_done": 3, "rows_total": 3})
     assert folder.read_progress()["rows_done"] == 3
@@ -254,7 +254,7 @@ def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch
 
 
 def test_follow_reports_passes_once_and_again_after_a_restart(folder):
-    seen, progress, told = [], [], []
+    seen, progress, reported = [], [], []
 
     class Watch(Callback):
         def on_pass_end(self, record):
@@ -266,7 +266,7 @@ def test_follow_reports_passes_once_and_again_after_a_restart(folder):
     folder.begin("queued")
     result = []
     thread = threading.Thread(
-        target=lambda: result.append(control.follow(folder, [Watch()], print_line=told.append, poll=0.02))
+        target=lambda: result.append(control.follow(folder, [Watch()], print_line=reported.append, poll=0.02))
     )
     thread.start()
 
@@ -276,10 +276,10 @@ def test_follow_reports_passes_once_and_again_after_a_restart(folder):
             time.sleep(0.01)
         assert what()
 
-    wait_for(lambda: told == ["queued"])
+    wait_for(lambda: reported == ["queued"])
     with folder.lock():
         folder.update_state(state="running", driver="tcp://a:1")
-        wait_for(lambda: told[1:] == ["running on tcp://a:1"])
+        wait_for(lambda: reported[1:] == ["running on tcp://a:1"])
         for number in (1, 2, 3):
             folder.append("metrics.jsonl", {"pass": number})
         folder.write_progress({"rows_done": 7})
@@ -305,11 +305,11 @@ def test_follow_gives_up_a_queued_job_whose_scheduler_is_gone(folder, monkeypatc
 def test_follow_waits_a_while_for_a_lost_driver(folder, monkeypatch):
     monkeypatch.setattr(control, "RESTART_SECONDS", 0.3)
     folder.begin("running", submitted=1.0)
-    told = []
+    reported = []
     begin = time.monotonic()
-    assert control.follow(folder, print_line=told.append, poll=0.02)["driver_lost"]
+    assert control.follow(folder, print_line=reported.append, poll=0.02)["driver_lost"]
     assert time.monotonic() - begin > 0.3
-    assert told == ["the driver is lost; waiting for the cluster to restart it"]
+    assert reported == ["the driver is lost; waiting for the cluster to restart it"]
 
 
 def test_events_are_given_as_they_come(folder):
@@ -356,9 +356,9 @@ def judged(name, view):
 
 def test_a_cluster_without_the_package():
     same, without = versions(), versions() | {"scalelatent": None}
-    told = {"a": same, "b": without}
+    reported = {"a": same, "b": without}
     (found,) = judged(
-        "versions", checks.ClusterView("tcp://head:8786", scheduler={"versions": without}, versions=told)
+        "versions", checks.ClusterView("tcp://head:8786", scheduler={"versions": without}, versions=reported)
     )
     said = str(found.refusal())
     assert found.check == "package"

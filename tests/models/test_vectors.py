@@ -102,9 +102,9 @@ def test_other_vectors_give_the_same_bits() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told.pop("lanes") == other
-    assert told == digests()
+    reported = json.loads(done.stdout)
+    assert reported.pop("lanes") == other
+    assert reported == digests()
 
 
 if __name__ == "__main__":

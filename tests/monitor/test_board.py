@@ -64,9 +64,9 @@ def test_steps_after_the_fit_are_separate_stages() -> None:
     assert (job["stage"], job["rows_done"], job["rows_total"]) == ("scoring", 0, 500)
     assert job["progress"] == 0
     assert job["seconds_left"] is None
-    told = {"kind": "progress", "run": "runs/a", "stage": "scoring", "pass": 0, "rows_per_s": 50.0}
-    board.update({**told, "rows_done": 100, "rows_total": 500}, now + 2)
-    board.update({**told, "rows_done": 250, "rows_total": 500}, now + 5)
+    reported = {"kind": "progress", "run": "runs/a", "stage": "scoring", "pass": 0, "rows_per_s": 50.0}
+    board.update({**reported, "rows_done": 100, "rows_total": 500}, now + 2)
+    board.update({**reported, "rows_done": 250, "rows_total": 500}, now + 5)
     job = board.summary(now + 5)[0]
     assert job["progress"] == 0.5
     assert job["seconds_left"] == pytest.approx(5.0, rel=0.5)
@@ -75,8 +75,8 @@ def test_steps_after_the_fit_are_separate_stages() -> None:
 def test_how_far_the_whole_fit_is() -> None:
     board = Board()
     now = feed_fit(board, "runs/a", 10)  # of 100 passes
-    told = {"kind": "progress", "run": "runs/a", "stage": "capsule_estep", "rows_total": 1000}
-    board.update({**told, "pass": 11, "rows_done": 500}, now)
+    reported = {"kind": "progress", "run": "runs/a", "stage": "capsule_estep", "rows_total": 1000}
+    board.update({**reported, "pass": 11, "rows_done": 500}, now)
     assert board.summary(now)[0]["overall"] == pytest.approx(0.105)
     board.update({"kind": "event", "run": "runs/a", "name": "stage", "stage": "report"}, now)
     assert board.summary(now)[0]["overall"] == 1.0
@@ -87,8 +87,8 @@ def test_how_far_a_network_is() -> None:
     board.update({"kind": "state", "run": "runs/n", "state": "running"}, 0.0)
     assert board.summary(0.0)[0]["overall"] is None
     for stage, rows, overall in (("mbn_gather-l3", 50, 0.5), ("mbn_code-l3", 50, 0.625)):
-        told = {"kind": "progress", "stage": stage, "pass": 0, "rows_done": rows, "rows_total": 100}
-        board.update({**told, **where}, 1.0)
+        reported = {"kind": "progress", "stage": stage, "pass": 0, "rows_done": rows, "rows_total": 100}
+        board.update({**reported, **where}, 1.0)
         assert board.summary(1.0)[0]["overall"] == overall
 
 
@@ -101,10 +101,10 @@ def test_board_shows_rounds_of_nu_and_the_report() -> None:
     done = {"kind": "state", "run": "runs/a", "state": "done", "report": "/runs/a/report/index.html"}
     assert board.summary(now)[0]["report"] is None
     board.update(done, now)
-    told = board.jobs["runs/a"].detail(now)
-    assert told["report"] == "/runs/a/report/index.html"
-    assert told["curves"][0]["round"] == [1, 1, 2]
-    assert told["overall"] == 1.0
+    reported = board.jobs["runs/a"].detail(now)
+    assert reported["report"] == "/runs/a/report/index.html"
+    assert reported["curves"][0]["round"] == [1, 1, 2]
+    assert reported["overall"] == 1.0
 
 
 def test_board_shows_the_layer_number() -> None:

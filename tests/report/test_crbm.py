@@ -75,12 +75,12 @@ def test_page_names_the_sample_size_and_prefers_the_exact_score(
     model, data = fitted("corruption"), Dataset.from_arrays(V)
     sampled = collect_rbm(model, data).errors
     run = RunFiles(locate(tmp_path), history=[])
-    told = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
-    assert told["test error of 50 rows"] == f"{100 * sampled.all_error:.2f} %"
+    reported = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
+    assert reported["test error of 50 rows"] == f"{100 * sampled.all_error:.2f} %"
     run.events = [{"event": "scored", "test_error": model.errors(data)["all"]}]
-    told = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
-    assert told["test error"] == f"{100 * model.errors(data)['all']:.2f} %"
-    assert told["error where changed of 50 rows"] == f"{100 * sampled.changed_error:.2f} %"
+    reported = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
+    assert reported["test error"] == f"{100 * model.errors(data)['all']:.2f} %"
+    assert reported["error where changed of 50 rows"] == f"{100 * sampled.changed_error:.2f} %"
     assert "training error of 50 rows" in dict(
         rbm_numbers(run, model, collect_rbm(model, data), "training")[0]
     )

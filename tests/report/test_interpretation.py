@@ -146,8 +146,8 @@ def test_what_a_crbm_is_worth_is_held_against_doing_nothing(tmp_path: Path) -> N
     assert dict(table)["seed"] == "1234567"
     other = RbmEvidence(400, v, evidence.predicted, None, False, None, evidence.errors, {})
     ones = v.mean(axis=0)
-    told = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["ignoring x"]
-    assert told == f"{100 * np.minimum(ones, 1 - ones).mean():.2f} %"
+    reported = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["ignoring x"]
+    assert reported == f"{100 * np.minimum(ones, 1 - ones).mean():.2f} %"
 
 
 def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path: Path) -> None:

@@ -99,17 +99,17 @@ def test_recorded_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pyt
     assert scores["nmi"] == score_dataset(model, data, ["nmi"])["nmi"]
     (tmp_path / "job.json").write_text(json.dumps({"data": {"train": "x.zarr", "test": "x.zarr"}}))
 
-    def told() -> str:
+    def reported() -> str:
         page = Path(build_report(tmp_path, model=model, data=data)).read_text()
         return re.search(r"NMI</th><td>(.*?)</td>", page).group(1)
 
     # Without a record they are computed, by the function that `score` uses.
-    assert told().startswith(f"{100 * scores['nmi']:.2f} % for the clusters of smallest inertia")
-    assert "mean of 50 restarts" in told()
+    assert reported().startswith(f"{100 * scores['nmi']:.2f} % for the clusters of smallest inertia")
+    assert "mean of 50 restarts" in reported()
     record = {"event": "scored", **{f"test_{name}": value for name, value in scores.items()}, "test_nmi": 0.5}
     (tmp_path / "events.jsonl").write_text(json.dumps(record) + "\n")
     monkeypatch.setattr(mbn, "score_clusters", lambda *_: pytest.fail("computed again"))
-    assert told().startswith("50.00 % for")
+    assert reported().startswith("50.00 % for")
 
 
 def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +122,9 @@ def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: py
     rows = np.linspace(0, 299, 120).astype(int)
     assert found["nmi"] == score_clusters(model, Dataset.from_arrays(x[rows], y[rows]))["nmi"]
     evidence = collect_network(model, data, sample_rows=50)
-    told = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
-    assert told["rows in the figures"] == "50, evenly spaced"
-    assert told["rows that k-means clustered"] == "120, evenly spaced"
+    reported = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
+    assert reported["rows in the figures"] == "50, evenly spaced"
+    assert reported["rows that k-means clustered"] == "120, evenly spaced"
 
 
 def test_output_codes_are_drawn_by_their_plane() -> None:

@@ -107,10 +107,10 @@ def test_the_best_epoch_is_kept_and_patience_ends() -> None:
     kept, epoch = learner.best_parameters(state)
     assert epoch == 2
     assert (kept == thetas[1]).all()
-    told = learner.summary(state)
-    assert told["best_error"] == 0.05
-    assert told["validation_error"] == 0.05
-    assert told["changed_error"] == pytest.approx(2.5 / 20)
+    reported = learner.summary(state)
+    assert reported["best_error"] == 0.05
+    assert reported["validation_error"] == 0.05
+    assert reported["changed_error"] == pytest.approx(2.5 / 20)
 
 
 def test_a_gain_too_small_counts_as_none_for_patience_and_is_kept() -> None:

@@ -133,8 +133,8 @@ def test_the_peak_of_a_fit_stays_under_its_plan_and_near_it(tmp_path):
     Dataset.from_arrays(rows, np.arange(40_000) % 10).save(tmp_path / "rows.zarr")
     command = [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr")]
     out = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
-    told = json.loads(out.stdout.splitlines()[-1])
-    assert told["peak"] <= told["plan"] <= 1.5 * told["peak"], told
+    reported = json.loads(out.stdout.splitlines()[-1])
+    assert reported["peak"] <= reported["plan"] <= 1.5 * reported["peak"], reported
 
 
 def usps(root: Path) -> tuple[np.ndarray, ...]:

@@ -150,8 +150,8 @@ def test_stepwise_with_tangents_and_its_plan(digits):
     m = classifier(algorithm="stepwise", tangents=("shift-x",), image_shape=(8, 8)).fit(digits.x, digits.y)
     assert m.score(digits.test_x, digits.test_y) > 0.94
     assert len(m.history_) == 6
-    told = m.plan(digits.x, digits.y)
-    assert told["stages"]["stepwise"]["rows"] == 1000
+    reported = m.plan(digits.x, digits.y)
+    assert reported["stages"]["stepwise"]["rows"] == 1000
     with pytest.raises(ValueError, match="stepwise EM clusters without tangents"):
         m.set_params(tangent_weight=1.0).fit(digits.x, digits.y)
     m.set_params(tangent_weight=0.0, batch_rows=101)  # becomes 104: each step has four chains of rows
@@ -315,9 +315,9 @@ def test_rows_that_are_all_zeros_are_fitted_and_scored_without_a_warning(likelih
         warnings.simplefilter("error", RuntimeWarning)
         d = density(n_components=2, n_dims=2, likelihood=likelihood).fit(rows)
         m = classifier(n_components=2, n_dims=2, likelihood=likelihood).fit(rows, np.arange(60) % 2)
-        told = d.score_samples(rows)
-        assert np.isfinite(told).all()
-        assert np.ptp(told) == 0.0
+        reported = d.score_samples(rows)
+        assert np.isfinite(reported).all()
+        assert np.ptp(reported) == 0.0
         np.testing.assert_allclose(m.predict_proba(rows), 0.5)
 
 
@@ -443,9 +443,9 @@ def test_one_number_for_each_class_and_two_classes(digits):
 
 
 def test_plan(digits):
-    told = classifier().plan(digits.x, digits.y)
-    assert told["stages"]["em"]["rows"] == 1000
-    assert told["expected_seconds"] < 60
+    reported = classifier().plan(digits.x, digits.y)
+    assert reported["stages"]["em"]["rows"] == 1000
+    assert reported["expected_seconds"] < 60
     with pytest.raises(PlanError, match="lower n_components or n_dims"):
         classifier(n_components=200, n_dims=40).plan(
             np.zeros((3000, 784), "u1"), np.arange(3000) % 10, memory_limit="2GB"

@@ -26,17 +26,17 @@ CASES = [("error", "hard"), ("error", "soft"), ("ppca", "soft"), ("factor-analys
 def test_no_pass_is_worse_than_the_one_before(likelihood, assignment, h):
     x = made_rows(400, 12, 4, 3)
     em, state = main_em(x, 4, h, likelihood, assignment, q=max(h, 1))
-    told = [s.objective for s in passes(em, state, x, n=25)]
-    slack = 1e-6 * np.abs(told[:-1])
-    assert (np.diff(told) <= slack).all(), told
-    assert told[-1] < told[0]
+    reported = [s.objective for s in passes(em, state, x, n=25)]
+    slack = 1e-6 * np.abs(reported[:-1])
+    assert (np.diff(reported) <= slack).all(), reported
+    assert reported[-1] < reported[0]
 
 
 def test_spare_directions_do_not_make_the_error_rise():
     x = made_rows(500, 20, 5, 4, seed=2)
     em, state = main_em(x, 5, 3, q=8)
-    told = [s.objective for s in passes(em, state, x, n=25)]
-    assert (np.diff(told) <= 1e-6 * np.abs(told[:-1])).all()
+    reported = [s.objective for s in passes(em, state, x, n=25)]
+    assert (np.diff(reported) <= 1e-6 * np.abs(reported[:-1])).all()
 
 
 def test_without_dimensions_it_is_lloyds_k_means_label_for_label():
@@ -59,20 +59,20 @@ def gaussian_mixture(kind, x, state, k, n):
         "diag": np.repeat(1.0 / variance[:, None], p, axis=1),
     }[kind]
     options = {"weights_init": now.weights, "means_init": now.means, "precisions_init": precision}
-    told = []
+    reported = []
     for i in range(1, n + 1):
         model = GaussianMixture(k, covariance_type=kind, tol=0, reg_covar=0, max_iter=i, **options)
         with pytest.warns(ConvergenceWarning):
-            told.append(model.fit(x.astype("f8")).lower_bound_)
-    return np.array(told)
+            reported.append(model.fit(x.astype("f8")).lower_bound_)
+    return np.array(reported)
 
 
 @pytest.mark.parametrize(("likelihood", "kind"), [("ppca", "spherical"), ("factor-analysis", "diag")])
 def test_limits_are_gaussian_mixtures(likelihood, kind):
     x = made_rows(500, 6, 3, 2, seed=4)
     em, state = main_em(x, 3, 0, likelihood, "soft", q=1)
-    told = -np.array([s.objective for s in passes(em, state, x, n=8)])
-    np.testing.assert_allclose(told, gaussian_mixture(kind, x, state, 3, 8), rtol=1e-6)
+    reported = -np.array([s.objective for s in passes(em, state, x, n=8)])
+    np.testing.assert_allclose(reported, gaussian_mixture(kind, x, state, 3, 8), rtol=1e-6)
 
 
 def test_one_component_is_the_subspace_of_pca():
@@ -91,13 +91,13 @@ def test_one_component_is_the_subspace_of_pca():
 def test_one_model_has_the_likelihood_of_scikit_learns(likelihood):
     x = made_rows(500, 10, 1, 2, seed=6, noise=1.0)
     em, state = main_em(x, 1, 2, likelihood, "soft")
-    told = -passes(em, state, x, n=1500)[-1].objective
+    reported = -passes(em, state, x, n=1500)[-1].objective
     peer = FactorAnalysis(2, tol=1e-10, max_iter=5000) if likelihood == "factor-analysis" else PCA(2)
     wide = x.astype("f8")
     if likelihood == "factor-analysis":
-        assert abs(told - peer.fit(wide).score(wide)) < 1e-3
+        assert abs(reported - peer.fit(wide).score(wide)) < 1e-3
     else:  # sklearn divides the covariance by n - 1
-        assert abs(told - peer.fit(wide).score(wide)) < 1e-2
+        assert abs(reported - peer.fit(wide).score(wide)) < 1e-2
 
 
 def test_images_are_moments_times_bases():
@@ -229,8 +229,8 @@ def test_the_compiled_kernels_keep_the_laws(likelihood, assignment):
     x = made_rows(400, 12, 4, 3)
     em, state = main_em(x, 4, 3, likelihood, assignment, q=8)
     states = {backend: passes(em, state, x, n=20, backend=backend) for backend in ("numba", "reference")}
-    told = np.array([s.objective for s in states["numba"]])
+    reported = np.array([s.objective for s in states["numba"]])
     rounding = 1e-7 * (x * x).sum(axis=1).mean()  # a score in float32 is a difference of squares
-    assert (np.diff(told) <= 1e-6 * np.abs(told[:-1]) + rounding).all()
+    assert (np.diff(reported) <= 1e-6 * np.abs(reported[:-1]) + rounding).all()
     wanted = [s.objective for s in states["reference"]]
-    np.testing.assert_allclose(told, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(reported, wanted, rtol=1e-4, atol=1e-4)

@@ -166,11 +166,11 @@ def test_candidates_of_a_search_read_the_rows_once_a_pass(digits, tmp_path):
     search = Search(m, grid, n_jobs=1).fit(
         rows, validation=held, callbacks=log, engine=uncached, run_dir=tmp_path / "run"
     )
-    passes = log.of("pass_end")
+    passes = log.infos("pass_end")
     alone = clone(m).set_params(**search.best_params_)
-    told = Log()
-    alone.fit(rows, validation=held, callbacks=told, engine=uncached)
-    once = told.of("pass_end")[0]["bytes_read"]
+    reported = Log()
+    alone.fit(rows, validation=held, callbacks=reported, engine=uncached)
+    once = reported.infos("pass_end")[0]["bytes_read"]
     assert once > 0
     assert passes[0]["candidates"] == 16
     assert {record["bytes_read"] for record in passes} == {once}
@@ -187,7 +187,7 @@ def test_candidates_of_one_smoothing_share_the_smoothed_rows(digits):
     held, log = (digits.test.read_x(0, 400), digits.test.read_y(0, 400)), Log()
     grid = {"n_components": [2, 3], "n_dims": [2, 4]}
     search = Search(m, grid, n_jobs=1).fit(digits.x, digits.y, validation=held, callbacks=log)
-    assert {record["rows"] for record in log.of("pass_end")} == {600}
+    assert {record["rows"] for record in log.infos("pass_end")} == {600}
     alone = clone(m).set_params(**search.best_params_).fit(digits.x, digits.y, validation=held)
     np.testing.assert_array_equal(search.best_estimator_.bases_, alone.bases_)
 
@@ -278,8 +278,8 @@ def test_probabilities_by_training_rows_are_about_right(likelihood):
     options: dict[str, Any] = {**SMALL, "n_components": 6, "n_dims": 5, "likelihood": likelihood}
     m = LinearMixtureClassifier(**options).fit(x[~held], y[~held])
     found = log_loss(y[held], m.predict_proba(x[held]))
-    told = clone(m).fit(x[~held], y[~held], validation=(x[held], y[held]))
-    least = log_loss(y[held], told.predict_proba(x[held]))
+    reported = clone(m).fit(x[~held], y[~held], validation=(x[held], y[held]))
+    least = log_loss(y[held], reported.predict_proba(x[held]))
     assert least <= found < 1.2 * least
     assert m.predict_proba(x[held]).max(axis=1).mean() == pytest.approx(m.score(x[held], y[held]), abs=0.03)
 
@@ -294,9 +294,11 @@ def test_components_of_few_rows_have_fewer_directions(caplog):
         m.fit(x, y)
         assert (np.linalg.norm(m.bases_, axis=1) > 0.5).sum(axis=1).tolist() == [4, 2]
         assert m.history_[-1]["cut"] == 2
-        told = [record.message for record in caplog.records if "too few rows for n_dims=4" in record.message]
-        assert len(told) == 1
-        assert "1 of 2 components" in told[0]
+        reported = [
+            record.message for record in caplog.records if "too few rows for n_dims=4" in record.message
+        ]
+        assert len(reported) == 1
+        assert "1 of 2 components" in reported[0]
         assert np.isfinite(m.predict_proba(x)).all()
         # Directions that no basis spans reconstruct nothing of other rows.
         span = x[60:] - x[60:].mean(axis=0)
@@ -332,10 +334,10 @@ n_jobs = 1
         if kind == "linear_mixture"
         else {"test_log_likelihood": model.score(digits.test)}
     )
-    told = result.folder.read_state()
+    reported = result.folder.read_state()
     for name, value in wanted.items():
-        assert told[name] == pytest.approx(value)
-    assert told["pass"] == model.n_iter_
-    assert told["objective"] is not None
+        assert reported[name] == pytest.approx(value)
+    assert reported["pass"] == model.n_iter_
+    assert reported["objective"] is not None
     assert (tmp_path / "run" / "report" / "means.png").exists()
     assert not list((tmp_path / "run" / "engine" / "sets").glob("*"))

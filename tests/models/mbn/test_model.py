@@ -106,8 +106,10 @@ def test_the_fraction_that_a_message_suggests_is_enough(n: int) -> None:
 
 def test_an_upper_layer_that_would_see_nothing() -> None:
     options = {**OPTIONS, "n_features": 200, "n_clusterings": 4, "fraction": 0.01}
-    told = r"layer 3: feature_fraction=0.01 of 24 one-hot units .* selects nothing: give at least 0.0416667"
-    with pytest.raises(ValueError, match=told):
+    reported = (
+        r"layer 3: feature_fraction=0.01 of 24 one-hot units .* selects nothing: give at least 0.0416667"
+    )
+    with pytest.raises(ValueError, match=reported):
         make_layers([12, 6, 3], **options)
     layers = make_layers([12, 6, 3], **{**options, "fraction": 0.0416667})
     assert [int(layer.draw_units(0).sum()) for layer in layers[1:]] == [2, 1]
@@ -190,8 +192,8 @@ def test_rows_that_have_no_place(sparse: bool) -> None:
     with pytest.raises(ValueError, match=r"row 100, feature 0 is -inf \(infinite\)"):
         checked([[-np.inf, 1], [0, 1]], "euclidean")
     for value in ("1e+39", "-1e+20", "2e+18"):
-        told = rf"row 101, feature 1 is {re.escape(value)}, .* scale the features, .* beyond 1e\+18"
-        with pytest.raises(ValueError, match=told):
+        reported = rf"row 101, feature 1 is {re.escape(value)}, .* scale the features, .* beyond 1e\+18"
+        with pytest.raises(ValueError, match=reported):
             checked([[0, 1], [0, float(value)]], "euclidean")
 
 

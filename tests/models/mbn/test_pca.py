@@ -80,8 +80,8 @@ def test_many_rows_by_em(codes: np.ndarray, svd: Any) -> None:
     learner, state = _streamed(codes, 5, tol=1e-6)
     assert 2 < state.iteration < 200
     _check(learner.components(state), codes, svd, 5, 1e-6)
-    told = learner.summary(state)
-    assert told["objective"] == pytest.approx(1 - svd[2][:5].sum() / svd[2].sum())
+    reported = learner.summary(state)
+    assert reported["objective"] == pytest.approx(1 - svd[2][:5].sum() / svd[2].sum())
     # Without a tolerance it would go on: the number of passes ends it.
     assert _streamed(codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
 

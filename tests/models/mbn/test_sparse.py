@@ -171,12 +171,12 @@ def test_a_column_that_a_clustering_does_not_see_may_be_anything() -> None:
         csr_rows(np.array([[0, 4.0, 0], [0, 0, 2.0]])), np.arange(1, 3), "euclidean"
     )
     room = np.empty((1, 4), np.int64), np.empty((1, 4), np.int16), np.empty(4, np.int64), np.empty(4, "i2")
-    told = []
+    reported = []
     for row in x:
         one = csr_rows(row[None])
         *counts, length = _split_entries(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
-        told.append((*map(int, counts), bool(length >= 0)))
-    assert told == [(2, 0, True), (1, 0, False), (1, 0, False)]
+        reported.append((*map(int, counts), bool(length >= 0)))
+    assert reported == [(2, 0, True), (1, 0, False), (1, 0, False)]
     assert sparse.nearest_sparse(csr_rows(x), bank).tolist() == [1, 0, 0]
 
 
