@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from common import averaged, mnist, rcv1_subset, usps
-from defaults import small_sets
+from defaults import small_sets, splits
 from hcn_common import n_found
 from hcn_single import SETS as IMAGES
 from hcn_single import estimator, image_of, placed_kinds
@@ -117,20 +117,23 @@ def percent(value: float) -> float:
 # -- classification
 
 
-def small_set(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows, standardised if they are measurements, and class numbers of a set of defaults.py."""
+def small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return rows and class numbers of a set of defaults.py, and whether its rows are standardised."""
     found = next((given for given in small_sets() if given[0] == name), None)
     if found is None:
         raise FileNotFoundError(f"{name} needs SCALELATENT_DATA")
     _, x, y, measurements = found
-    rows = StandardScaler().fit_transform(x) if measurements else np.asarray(x, np.float32)
-    return rows, np.unique(y, return_inverse=True)[1]
+    return (
+        x if measurements else np.asarray(x, np.float32),
+        np.unique(y, return_inverse=True)[1],
+        measurements,
+    )
 
 
 def split(name: str, seed: int) -> Rows:
-    """Return 70 % training and 30 % held-out rows of a set without test rows."""
-    x, y = small_set(name)
-    train, test, target, truth = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
+    """Return 70 % training and 30 % held-out rows of a set, standardised by the training rows."""
+    x, y, measurements = small_set(name)
+    train, target, test, truth = next(splits(x, y, measurements, seed))
     return Rows(train, target, test, truth)
 
 
@@ -229,23 +232,21 @@ def usps_levels(seed: int) -> Rows:
     rows, rng = usps_rows(seed), np.random.default_rng(seed)
     return replace(
         rows,
-        train=256 * rows.train + rng.random(rows.train.shape, dtype=np.float32),
-        test=256 * rows.test + rng.random(rows.test.shape, dtype=np.float32),
+        train=256.0 * rows.train.astype(float) + rng.random(rows.train.shape),
+        test=256.0 * rows.test.astype(float) + rng.random(rows.test.shape),
     )
 
 
 def mnist_levels(seed: int, n: int) -> Rows:
     """Return MNIST in 256 grey levels, made continuous, then averaged to 16 x 16 pixels."""
     rows, rng = mnist_rows(seed, n), np.random.default_rng(seed)
-    train, test = (
-        averaged((255 * x + rng.random(x.shape, dtype=np.float32)) / 256) * 256
-        for x in (rows.train, rows.test)
-    )
+    noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
+    train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
     return replace(rows, train=train, test=test)
 
 
 def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
-    """Leave a class out of the training rows, and plant outliers among the held-out rows.
+    """Leave one of the rarer classes out of the training rows, and plant outliers among the held-out rows.
 
     The truth is 0 for rows of the other classes, 1 for rows of the class that was left out, and 2 for rows
     of which each column comes from one of two held-out rows.
@@ -253,8 +254,8 @@ def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
 
     def make(seed: int) -> Rows:
         rows = load(seed)
-        classes = np.unique(rows.target)
-        absent = classes[seed % len(classes)]
+        counts = np.bincount(rows.target)
+        absent = np.argsort(counts, kind="stable")[seed % (len(counts) - 1)]
         usual, rng = rows.test[rows.truth != absent], np.random.default_rng(seed)
         mixed = np.where(rng.random(usual.shape) < 0.5, usual[rng.permutation(len(usual))], usual)
         other = rows.test[rows.truth == absent]
@@ -320,9 +321,10 @@ DENSITY = Task(
         "LinearMixture": density(linear_mixture),
         "LinearMixture, chosen": density(
             linear_mixture,
-            lambda seed: linear_mixture(seed, 1),
-            lambda seed: linear_mixture(seed, 5),
-            lambda seed: linear_mixture(seed, 20),
+            *(
+                lambda seed, k=k, h=h: linear_mixture(seed, k, h)
+                for k, h in ((1, None), (5, None), (20, None), (1, 0.99), (3, 0.99), (10, 0.99))
+            ),
         ),
         "GaussianMixture": density(
             *(lambda seed, k=k: GaussianMixture(k, random_state=seed) for k in (1, 3, 10))
@@ -345,7 +347,8 @@ def all_rows(name: str) -> Callable[[int], Rows]:
     """Return the loader of a set of which all rows are clustered."""
 
     def make(seed: int) -> Rows:
-        x, y = small_set(name)
+        x, y, measurements = small_set(name)
+        x = StandardScaler().fit_transform(x) if measurements else x
         return Rows(x, None, x, y)
 
     return make
@@ -581,7 +584,7 @@ def documents(seed: int) -> Rows:
     counts, topics, _ = rcv1_subset(500)
     rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
     found = topics[rows].toarray()
-    common = np.argsort(-found.sum(axis=0), kind="stable")[:20]
+    common = np.argsort(-found.sum(axis=0, dtype=np.int64), kind="stable")[:20]
     return halves((counts[rows].toarray() > 0).astype(np.uint8), found[:, common], seed)
 
 
