@@ -17,27 +17,29 @@ folder SCALELATENT_DATA. What is absent is skipped.
 
 from __future__ import annotations
 
+import os
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+os.environ |= dict.fromkeys(THREADS, "1")
+
 import argparse
 import datetime
 import json
-import os
+import logging
+import multiprocessing
 import resource
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from common import parser, write_part
 from rivals_tasks import NEEDS, TASKS
 
-THREADS = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-)
 Unit = tuple[str, str, str, int]
 
 
@@ -54,20 +56,31 @@ def measure(unit: Unit, limit: int) -> dict[str, Any]:
     answer = run(rows, seed)
     seconds = round(time.process_time() - begin, 3)
     resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
-    return {**task.score(rows, answer), "cpu_seconds": seconds, "date": datetime.date.today().isoformat()}
+    return {**task.score(rows, answer), "cpu_seconds": seconds}
+
+
+def send_record(sender: Connection, unit: Unit, limit: int) -> None:
+    """Measure a unit and send its record."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    sender.send(measure(unit, limit))
 
 
 def run_unit(unit: Unit, limit: int) -> dict[str, Any] | None:
     """Return the record of a unit that runs in another process, or None if it failed."""
-    command = [sys.executable, __file__, "--limit", str(limit), "--unit", json.dumps(unit)]
-    done = subprocess.run(command, env=os.environ | THREADS, capture_output=True, text=True, check=False)
-    if done.returncode == -signal.SIGXCPU:
-        return {"over_seconds": limit, "date": datetime.date.today().isoformat()}
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        print(f"{' / '.join(map(str, unit))} failed: {reason}", flush=True)
-        return None
-    return json.loads(done.stdout.splitlines()[-1])
+    fork = multiprocessing.get_context("fork")  # the modules are imported once
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=send_record, args=(sender, unit, limit))
+    process.start()
+    sender.close()
+    try:
+        record = receiver.recv()
+    except EOFError:
+        record = None
+    process.join()
+    if process.exitcode == -signal.SIGXCPU:
+        record = {"over_seconds": limit}
+    return record and {**record, "date": datetime.date.today().isoformat()}
 
 
 def planned(args: argparse.Namespace) -> Iterator[Unit]:
@@ -115,20 +128,16 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on")
     arguments.add_argument("--limit", type=int, default=300, help="CPU seconds of a unit")
     arguments.add_argument("--again", action="store_true", help="repeat units that the file has")
-    arguments.add_argument("--unit", type=json.loads, help=argparse.SUPPRESS)
     args = arguments.parse_args()
-    if args.unit:
-        warnings.simplefilter("ignore")
-        print(json.dumps(measure(tuple(args.unit), args.limit)))
-        return
     for unit in planned(args):
         part, seed = "/".join(unit[:3]), unit[3]
         found = records(args.out).get(part, {})
         if not args.again and is_measured(found, seed, args.limit):
             continue
+        print(f"{part}/{seed}", flush=True)
         record = run_unit(unit, args.limit)
         if record is not None:
-            print(f"{part}/{seed}: {record}", flush=True)
+            print(record, flush=True)
             write_part(args.out, part, args.seed, found | {str(seed): record})
 
 
