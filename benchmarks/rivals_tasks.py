@@ -288,10 +288,9 @@ def likelihood(model: Any, train: np.ndarray, held: np.ndarray) -> float:
         return -np.inf
 
 
-def linear_mixture(seed: int, components: int | None = None, dims: int | None = None) -> Any:
-    return sl.LinearMixture(
-        n_components=components, n_dims=dims, likelihood="ppca", random_state=seed, n_jobs=1
-    )
+def linear_mixture(seed: int, components: int | None = None, dims: int | None = None, **given: Any) -> Any:
+    given = {"likelihood": "ppca", "random_state": seed, "n_jobs": 1} | given
+    return sl.LinearMixture(n_components=components, n_dims=dims, **given)
 
 
 class Kernels:
@@ -326,6 +325,9 @@ DENSITY = Task(
     },
     methods={
         "LinearMixture": density(linear_mixture),
+        "LinearMixture, factor analysis": density(
+            lambda seed: linear_mixture(seed, likelihood="factor-analysis")
+        ),
         "LinearMixture, chosen": density(
             linear_mixture,
             *(
@@ -343,7 +345,7 @@ DENSITY = Task(
         "isolation forest": density(lambda seed: IsolationForest(random_state=seed), is_density=False),
     },
     score=density_score,
-    first=lambda rows, method: Rows(rows.train[:200], None, rows.test[:50], rows.truth[:50]),
+    first=lambda rows, method: Rows(rows.train[:200], None, rows.test[::20], rows.truth[::20]),
 )
 
 
@@ -453,9 +455,10 @@ def silhouettes(seed: int) -> Rows:
     size, place = rng.uniform(7, 9.5, (n, 1, 1)), rng.uniform(-2, 2, (2, n, 1, 1))
     row, column = np.mgrid[:28, :28] - 13.5
     y, x = row - place[0], column - place[1]
-    angle, order = np.arctan2(y, x)[..., None], np.arange(1, 6)
-    outline = (np.cos(order * angle) * waves[:, None, None, :, 0]).sum(axis=-1)
-    outline += (np.sin(order * angle) * waves[:, None, None, :, 1]).sum(axis=-1)
+    angle, outline = np.arctan2(y, x), np.zeros((n, 28, 28))
+    for order in range(1, 6):
+        cosine, sine = waves[:, order - 1].T[..., None, None]
+        outline += cosine * np.cos(order * angle) + sine * np.sin(order * angle)
     images = (np.hypot(y, x) < size * np.exp(outline)).astype(np.uint8).reshape(n, 784)
     upper, lower = images[:, :392], images[:, 392:]
     return Rows(upper[:IMAGE_ROWS], lower[:IMAGE_ROWS], upper[IMAGE_ROWS:], lower[IMAGE_ROWS:])
