@@ -724,5 +724,5 @@ def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = No
 def warn_reduced(name: str, value: int | str, default: int | str, why: str) -> None:
     """Warn once that a default value was reduced to the largest value that the rows allow."""
     logger.warning(
-        "%s=None is %s here, not %s: %s; a number that you give is never cut", name, value, default, why
+        f"{name} is {value} instead of its default {default}, because {why}; {name}= sets another value"
     )
