@@ -1,4 +1,4 @@
-"""`fit` runs the check of `plan`: it refuses the same, and says before it begins that it will take long."""
+"""`fit` checks its plan: it refuses the same fits, and warns before it starts if the fit will take long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V = (X > 0).astype(np.uint8)
 
 
 def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
-    """A model of each kind and algorithm, what it is fitted to, and what would shorten that."""
+    """Return a model of each kind and algorithm, its rows, and the parameter that would shorten its fit."""
     em = {"capsule_dim": 2, "max_iter": 2}
     online = {"capsule_dim": 2, "n_epochs": 1}
     return {
@@ -59,7 +59,7 @@ print(peak_bytes())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["capsule", "mixture", "hcn"])
-def test_a_process_that_compiles_its_kernels_stays_under_what_plans_count_for_it(kind, tmp_path) -> None:
+def test_compiling_takes_less_memory_than_plans_assume(kind, tmp_path) -> None:
     command = [sys.executable, "-c", FIRST_FIT, kind]
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     out = subprocess.run(command, capture_output=True, text=True, timeout=170, check=True, env=env)
@@ -88,7 +88,7 @@ def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_fit_is_told_of_before_it_begins(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_fit_is_announced_before_it_starts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, shorter = _models()[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error", LongFitWarning)
@@ -111,8 +111,8 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
     model.fit(*rows)
 
 
-def test_a_network_of_half_of_many_rows_takes_long() -> None:
-    """A default network on the images of MNIST, as one thread would build it."""
+def test_a_bootstrap_network_with_half_of_many_rows_takes_long() -> None:
+    """The default network on the images of MNIST, computed by one thread."""
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10)
     rows, one_thread = sl.Dataset.from_arrays(x), Resources(1, 1, 2**36)
@@ -140,7 +140,7 @@ def test_a_schedule_without_a_fixed_number_of_passes_has_a_range() -> None:
     assert reported["passes"]["at_least"] < reported["passes"]["expected"] < reported["passes"]["at_most"]
 
 
-def test_the_cache_is_counted_as_it_is(tmp_path: Path) -> None:
+def test_the_plan_counts_the_actual_cache(tmp_path: Path) -> None:
     ds = sl.Dataset.from_arrays(X, Y).save(tmp_path / "rows.zarr")
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=2)
     cached = [model.plan(ds, engine={"cache": cache})["cache_bytes"] for cache in (0, "8KiB", "auto")]

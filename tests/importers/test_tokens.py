@@ -97,7 +97,7 @@ def test_the_verb_keeps_leaf_topics_only(files, tmp_path: Path) -> None:
     assert ds.attrs["provenance"]["topics"] == ["GPOL", "M141"]
     wanted = [["GPOL" in own, "M141" in own] for own in held.values()]
     np.testing.assert_array_equal(ds.read_y(0, 39).toarray(), wanted)
-    assert not np.all(np.any(wanted, axis=1))  # some have none, and stay
+    assert not np.all(np.any(wanted, axis=1))  # Some documents have no topic and stay.
     assert ds.n_features == 10
     done = CliRunner().invoke(app, ["data", "import", "rcv1", str(tmp_path / "x"), *how])
     assert done.exit_code == 2
@@ -185,7 +185,7 @@ def test_files_that_change_during_the_import_are_refused(with_empty, tmp_path: P
         (".I 7\n.W\noil oil\n", "2 stems are needed, but there are 1 different ones"),
     ],
 )
-def test_damaged_files_are_named_and_leave_nothing(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_names_damaged_files_and_no_output_is_left(tmp_path: Path, text: str, message: str) -> None:
     tokens, topics = tmp_path / "tokens.dat", tmp_path / "topics"
     tokens.write_text(text)
     topics.write_text("GPOL 7 1\n")

@@ -56,7 +56,7 @@ def test_comparison_lists_differences_and_results(tmp_path: Path) -> None:
     }
     assert wanted.items() <= first.items()
     assert (first["best_validation_error"], first["test_error"]) == (0.125, 0.0621)
-    assert "validation_error" not in first  # of the last pass, whose weights were not kept
+    assert "validation_error" not in first  # The last pass measured it, and its weights were not kept.
     assert reported["notes"] == []
     ((caption, columns, rows),) = comparison_tables(reported)
     assert caption == "capsule: test rows of t.zarr"
@@ -92,7 +92,7 @@ def test_kinds_and_test_rows_form_separate_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_runs_that_are_not_done_tell_how_far_they_are(tmp_path: Path, state: str) -> None:
+def test_unfinished_runs_show_their_progress(tmp_path: Path, state: str) -> None:
     runs = [make(tmp_path, "a"), make(tmp_path, "b", state={"state": state})]
     reported = compare_runs(runs)
     run = reported["runs"][1]
@@ -101,7 +101,7 @@ def test_runs_that_are_not_done_tell_how_far_they_are(tmp_path: Path, state: str
     assert reported["notes"] == [f"unfinished: {run['id']}; their errors are those of the last pass"]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folders_that_are_not_runs_are_refused(tmp_path: Path) -> None:
     a = make(tmp_path, "a")
     for runs, message in (
         ([a], "a comparison needs two or more run folders"),
@@ -112,7 +112,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
             compare_runs(runs)
 
 
-def test_on_the_command_line_and_as_a_page(tmp_path: Path) -> None:
+def test_a_comparison_is_printed_and_written_as_a_page(tmp_path: Path) -> None:
     runs = [make(tmp_path, name, capsule_dim=dim) for name, dim in (("a", 4), ("b", 8))]
     out = str(tmp_path / "page")
     said = CliRunner().invoke(app, ["compare", *runs, "--out", out])

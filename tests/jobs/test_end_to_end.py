@@ -177,7 +177,7 @@ def test_a_job_from_plan_to_report(digits):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.slow
-def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number):
+def test_an_interrupted_job_resumes_to_the_same_bits(digits, undisturbed, number):
     run = digits / f"stopped-{number}"
     with started("fit", "long.toml", "--out", run, cwd=digits) as process:
         wait_for_passes(run, process, 5)
@@ -199,7 +199,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_interrupted_on_a_cluster_and_resumed_in_process(digits, undisturbed):
+def test_a_job_interrupted_on_a_cluster_resumes_in_one_process(digits, undisturbed):
     run = digits / "stopped-cluster"
     with started("fit", "long.toml", "--out", run, "--set", "cluster.workers=2", cwd=digits) as process:
         wait_for_passes(run, process, 5)
@@ -218,7 +218,7 @@ def test_a_job_that_cannot_fit_is_refused(digits):
     assert "memory" in said.err
 
 
-def test_wrong_keys_are_named(digits):
+def test_the_error_names_unknown_keys(digits):
     said = scalelatent(
         "fit", "job.toml", "--set", "model.capsule_dims=4", "--out", "never", cwd=digits, code=2
     )
@@ -226,7 +226,7 @@ def test_wrong_keys_are_named(digits):
     assert not (digits / "never").exists()
 
 
-def test_wrong_values_are_refused_before_work(digits):
+def test_invalid_values_are_refused_before_work_starts(digits):
     said = scalelatent("fit", "job.toml", "--set", "model.capsule_dim=0", "--out", "bad", cwd=digits, code=2)
     assert said.err.splitlines()[-1].startswith("error: [model] capsule_dim=0")
     assert not (digits / "bad").exists()
@@ -240,7 +240,7 @@ def test_wrong_values_are_refused_before_work(digits):
 
 
 @pytest.mark.cluster
-def test_demo(tmp_path):
+def test_the_demo_fits_reports_and_names_the_next_steps(tmp_path):
     reported = scalelatent("demo", "--rows", 5000, "--json", cwd=tmp_path).json()
     folder = tmp_path / "scalelatent-demo"
     assert reported["state"] == "done"
@@ -259,7 +259,7 @@ def test_demo(tmp_path):
     assert not (folder / "run").exists()
 
 
-def test_demo_touches_no_other_folder(tmp_path):
+def test_the_demo_changes_no_other_folder(tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
     said = scalelatent("demo", "--rows", 2000, "--out", tmp_path, "--overwrite", cwd=tmp_path, code=2)
     assert "not empty" in said.err

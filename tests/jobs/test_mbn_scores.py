@@ -60,7 +60,7 @@ def folder(tmp_path_factory: Any) -> Path:
     return place
 
 
-def test_scores_of_a_run(folder: Path) -> None:
+def test_a_run_has_scores(folder: Path) -> None:
     reported = json.loads(
         scalelatent(
             "score", "run", "x.zarr", "--rows", "400:600", "--metric", "nmi,accuracy",
@@ -76,7 +76,7 @@ def test_scores_of_a_run(folder: Path) -> None:
     assert "nmi spread" in scalelatent("score", "run", "x.zarr", cwd=folder)
 
 
-def test_a_run_whose_output_is_codes(folder: Path) -> None:
+def test_a_run_may_output_codes(folder: Path) -> None:
     job = JOB.replace('out = "run"', 'out = "coded"') + 'output = "codes"\n'
     (folder / "coded.toml").write_text(job)
     reported = json.loads(scalelatent("fit", "coded.toml", "--json", cwd=folder))
@@ -90,7 +90,7 @@ def test_a_run_whose_output_is_codes(folder: Path) -> None:
     assert "use the metric retrieval, or fit with output='pca'" in said
 
 
-def test_missing_labels_and_unknown_metrics_are_named(folder: Path) -> None:
+def test_the_error_names_missing_labels_and_unknown_metrics(folder: Path) -> None:
     said = scalelatent("score", "run", "bare.zarr", "--metric", "nmi", cwd=folder, code=2)
     assert "bare.zarr has no labels" in said
     said = scalelatent("score", "run", "x.zarr", "--metric", "nmi,f1_macro", cwd=folder, code=2)
@@ -107,7 +107,7 @@ def test_the_report_can_be_written_again(folder: Path) -> None:
     assert b"Output of each layer" in before
 
 
-def test_a_small_network_is_scored_in_its_place(folder: Path) -> None:
+def test_a_compressive_network_is_scored_in_place_of_the_bootstrap_network(folder: Path) -> None:
     pytest.importorskip("torch")
     ds = Dataset.from_arrays(load_digits().data[:400].astype(np.uint8))
     output = load_model(folder / "run").transform(ds)

@@ -108,7 +108,8 @@ def test_a_job_is_planned_from_start_to_report(small_job):
     assert needs["expected_seconds"] == pytest.approx(sum(needs["seconds"].values()))
     fit = build_estimator(job).plan(open_job_data(job).train)
     assert needs["expected_seconds"] > fit["expected_seconds"]
-    assert needs["peak_bytes_per_worker"] > fit["peak_bytes_per_worker"]  # figures of the report
+    # The figures of the report take more memory.
+    assert needs["peak_bytes_per_worker"] > fit["peak_bytes_per_worker"]
     workers = plan_job(load_job(small_job, settings=["cluster.workers=2", "cluster.memory_limit=2GiB"]))
     assert workers["seconds"]["starting workers"] > 0
 
@@ -179,10 +180,10 @@ def test_plan_warns_about_a_long_fit():
     ]
     assert plan_lines({**needs, "expected_seconds": 60.0}) == ["plan: about 3 h"]
     assert plan_lines({**needs, "keeping_rows": "cache = 0.3"})[2] == "[engine] cache = 0.3"
-    assert plan_lines({}) == []  # a model of another package
+    assert plan_lines({}) == []  # Models of other packages have no such lines.
 
 
-def test_rates_are_measured_again_when_asked(small_job, monkeypatch):
+def test_rates_are_measured_again_on_request(small_job, monkeypatch):
     asked = []
     monkeypatch.setattr(Rates, "measure_again", lambda self: asked.append(self))
     for measure in ([], ["--measure"]):

@@ -90,7 +90,7 @@ def test_repeated_passes_replace_their_records(prepared, fake):
     fake.fail = DataError("gone")
     with pytest.raises(DataError):
         run_job(job, folder)
-    (folder.path / "engine" / "passes").write_text("1")  # the checkpoint is older than the last record
+    (folder.path / "engine" / "passes").write_text("1")  # The checkpoint is older than the last record.
     fake.fail = None
     run_job(job, folder, resume=True)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
@@ -107,7 +107,8 @@ def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepa
             for number in (3, 4) if resumed else (1, 2, 3):
                 log.on_pass_end({"stage": "estep", "pass": number})
             log.on_event({"event": "candidate_scored", "fit": fit})
-    log.on_pass_end({"stage": "estep", "pass": 1})  # of the best, on all rows
+    # This record belongs to the best candidate, fitted on all rows.
+    log.on_pass_end({"stage": "estep", "pass": 1})
     records = folder.records("metrics.jsonl")
     assert [(record.get("fit"), record["pass"]) for record in records] == [
         *((1, number) for number in (1, 2, 3)),
@@ -209,7 +210,7 @@ def test_a_failing_report_is_a_warning(prepared, monkeypatch):
     from scalelatent.report import build
 
     _, folder = prepared()
-    monkeypatch.undo()  # the real _report, over a report that breaks
+    monkeypatch.undo()  # The real _report is restored; the report that it writes fails.
 
     def broken(*_, **__):
         raise RuntimeError("no fonts")
@@ -250,14 +251,14 @@ def test_callbacks_of_the_user_are_called(prepared):
         ("data.target=small.zarr", "learns no outputs"),
     ],
 )
-def test_rows_that_are_not_there(prepared, setting, message):
+def test_missing_rows_are_an_error_before_the_fit(prepared, setting, message):
     job, folder = prepared(setting)
     with pytest.raises(JobError, match=message):
         run_job(job, folder)
     assert folder.read_state()["state"] == "failed"
 
 
-def test_unreachable_scheduler(prepared):
+def test_an_unreachable_scheduler_is_an_error(prepared):
     job, folder = prepared("cluster.scheduler=tcp://127.0.0.1:9")
     with pytest.raises(JobError, match=r"scheduler 'tcp://127.0.0.1:9': no program listens there"):
         run_job(job, folder)
@@ -271,10 +272,10 @@ def test_a_refused_job_leaves_no_folder(workplace, fake):
     workplace.run.mkdir()
     with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
-    assert list(workplace.run.iterdir()) == []  # a folder of the user's own stays
+    assert list(workplace.run.iterdir()) == []  # A folder that the user created stays.
 
 
-def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fake):
+def test_a_folder_that_another_driver_uses_is_not_removed(workplace, fake):
     """A resume starts between the creation of a folder and its first driver."""
     job, other = load_job(workplace.job), ExitStack()
 
@@ -289,7 +290,7 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
 
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
-def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
+def test_a_run_does_not_wait_for_workers_that_do_not_answer(monkeypatch, trouble):
     from scalelatent.engine.dask import requests
     from scalelatent.jobs.job_cluster import read_peak_bytes
 

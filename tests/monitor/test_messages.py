@@ -17,7 +17,7 @@ from scalelatent.monitor.progress import describe_record, format_duration
 from scalelatent.monitor.times import epoch_seconds, time_text
 
 
-def test_fields_are_read_with_care() -> None:
+def test_invalid_fields_are_read_as_defaults() -> None:
     assert number({"rows": 5}, "rows") == 5.0
     assert number({"rows": "many"}, "rows") == number({"rows": float("inf")}, "rows") == 0.0
     assert clip("a long word", 6) == "a lon…"
@@ -29,7 +29,7 @@ def test_fields_are_read_with_care() -> None:
     assert scalars({"pass": np.int64(3), "objective": float("nan"), "W": np.zeros(3)}) == {"pass": 3}
 
 
-def test_words() -> None:
+def test_spans_are_described_in_words() -> None:
     span = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 17}
     assert span_text(span) == "capsule_estep, pass 3, span 17"
     assert span_text(span | {"part": "validation"}).endswith("validation span 17")

@@ -39,12 +39,12 @@ def test_the_page_is_in_the_frame_of_the_dashboard(watched: SimpleNamespace, get
     assert 'href="scalelatent"' in page
     assert 'href="status"' in page
     assert "{%" not in page
-    assert "https://cdn" not in page  # works on machines without a way out
+    assert "https://cdn" not in page  # The page works on machines without internet access.
     status, page = get(f"{watched.base}/status")
     assert page.count('href="scalelatent"') == 1
 
 
-def test_install_again_changes_nothing(watched: SimpleNamespace, get: Any) -> None:
+def test_a_second_installation_changes_nothing(watched: SimpleNamespace, get: Any) -> None:
     before = watched.scheduler.plugins[PLUGIN]
     assert monitor.install(watched.client) == ""
     assert watched.scheduler.plugins[PLUGIN] is before
@@ -124,7 +124,7 @@ def test_spans_come_from_the_workers(watched: SimpleNamespace, jobs: Any, get: A
     )
 
 
-def test_an_unknown_job_is_404_and_so_is_everything_after_the_plugin_has_gone(get: Any) -> None:
+def test_unknown_jobs_and_a_removed_plugin_give_404(get: Any) -> None:
     from distributed import Client
 
     with start() as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
@@ -231,7 +231,7 @@ def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: 
         )
         log.on_checkpoint({"pass": number, "path": "p", "seconds": 0.0})
     seconds = time.monotonic() - begin
-    assert seconds < 2.0  # 1 ms each would be no small thing; some µs are usual
+    assert seconds < 2.0  # Some microseconds per pass are usual; 1 ms would be too much.
     assert log.flush(10)
     assert len(log._waiting) <= 200
     job = jobs(watched.base, "fast-1", until=lambda a: a.get("job", {}).get("pass") == 2000)["job"]
@@ -240,13 +240,13 @@ def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: 
     assert len(messages) < 20 + 100 * seconds
 
 
-def test_a_scheduler_that_did_not_hear_the_beginning_learns_whose_passes_those_are(
+def test_a_restarted_scheduler_learns_the_job_of_running_passes(
     watched: SimpleNamespace, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = ClusterLog(watched.client, "/runs/late", job="late-77", model="capsule")
     watched.scheduler.plugins[PLUGIN].board.jobs.clear()
     log.on_event({"event": "note"})
-    log.on_wait()  # the first time, and then not for a while
+    log.on_wait()  # Only the first call sends a message for a while.
     log.on_wait()
     jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
     assert len([m for m in reported(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
@@ -294,14 +294,14 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("bokeh", [True, False])
-def test_preload_behind_a_prefix_and_without_bokeh(bokeh: bool) -> None:
+def test_the_preload_works_behind_a_prefix_and_without_bokeh(bokeh: bool) -> None:
     code = PRELOADED if bokeh else "import sys\nsys.modules['bokeh'] = None\n" + PRELOADED
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     if bokeh:
         assert lines == ["200 True", "200 b'{\"format_version\":2,'", "200 True"]
-    else:  # a page of its own without Dask's navigation bar
+    else:  # The page has no navigation bar of Dask.
         assert lines[:2] == ["200 b'<!DOCTYPE html>\\n<htm'", "200 b'{\"format_version\":2,'"]
     assert "scalelatent: this Dask" not in done.stderr
 
@@ -314,7 +314,7 @@ def test_the_report_of_a_run_is_served(watched: SimpleNamespace, jobs: Any, get:
         pass
     jobs(watched.base, "served-1")
     at = f"{watched.base}/scalelatent/report?job="
-    assert get(at + "served-1")[0] == 404  # no run folder: whatever someone calls a run is not read
+    assert get(at + "served-1")[0] == 404  # Without a run folder, no path that a client sends is read.
     (run / "job.json").write_text("{}")
     assert get(at + "served-1") == (200, "<p>a report")
     assert get(at + "other") == (404, "unknown job")
