@@ -28,7 +28,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     return both[:320], both[320:]
 
 
-# Of so few rows, compared with the width of x, chains return records; one chain of the last step has no rows.
+# With few rows compared with the width of x, chains return records; one chain of the last step has no rows.
 RECORDS = {"batch_size": 12}
 OPTIONS: list[dict[str, Any]] = [
     {}, RECORDS, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"},
@@ -36,7 +36,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_same_bits(
+def test_a_cluster_gives_the_bits_of_one_process(
     client: Any,
     starter: Any,
     pairs: tuple[Dataset, Dataset],
@@ -79,7 +79,7 @@ def test_same_bits(
         assert reported[0] == reported[1]
 
 
-def test_arrays_and_corruption_on_a_cluster(client: Any, tmp_path: Path) -> None:
+def test_arrays_are_corrupted_on_a_cluster(client: Any, tmp_path: Path) -> None:
     v = patterns(200, 1)[1]
     model = ConditionalRBM(n_hidden=3, n_epochs=1, corruption={"kind": "flip", "rate": 0.1}, random_state=0)
     alone = model.fit(v).W_
@@ -96,7 +96,7 @@ def test_rows_are_held_out_on_a_cluster(client: Any, pairs: tuple[Dataset, Datas
     assert errors[0] == errors[1]
 
 
-def test_local_steps_that_diverge_on_a_cluster(
+def test_diverging_local_steps_are_reported_on_a_cluster(
     client: Any, pairs: tuple[Dataset, Dataset], tmp_path: Path
 ) -> None:
     model = ConditionalRBM(

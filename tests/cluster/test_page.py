@@ -1,4 +1,4 @@
-"""What the page of the dashboard is told of calls from Python, whose fits may have no run folder."""
+"""Calls from Python on the dashboard page; their fits may have no run folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def ask(client: Any, path: str) -> str:
 
 
 def jobs_of(client: Any) -> list[dict[str, Any]]:
-    """Those that the page shows, of other tests too."""
+    """Return the jobs that the page shows, including those of other tests."""
     return list(json.loads(ask(client, "/scalelatent.json"))["jobs"])
 
 
 @pytest.fixture
 def job(client: Any) -> Callable[..., dict[str, Any]]:
-    """The newest job of a model, once a condition on it holds."""
+    """Return the newest job of a model as soon as a condition on it holds."""
 
     def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         deadline = time.monotonic() + 20
@@ -78,11 +78,12 @@ def test_workers_report_the_rows_of_steps(
     monkeypatch.setattr(DaskSteps, "_use_one", lambda steps, groups: one)
     m = ConditionalRBM(n_hidden=2, n_epochs=2, batch_size=50, n_chains=2, random_state=0)
     m.fit(X, 1 - X, client=client, run_dir=tmp_path / "run")
-    # The last second of news comes after the end of the fit.
+    # The last reports arrive up to a second after the fit.
     reported = job("crbm", lambda reported: reported["state"] == "done" and rows_of(reported) == 2 * len(X))
     assert len(reported["worker_rows"]) == (1 if one else 2)
     for worker in reported["worker_rows"]:
-        assert worker["spans"] == 2 * (len(X) // 50)  # a step each, or its chains of one
+        # There is a step for each span, or a step has one chain.
+        assert worker["spans"] == 2 * (len(X) // 50)
         assert worker["last_span"] == "crbm_learn, pass 2, step 60"
     found = re.findall(
         rf'scalelatent_rows_total{{job="{reported["id"]}".*pool="cpu"}} (.*)', ask(client, "/metrics")
@@ -99,7 +100,7 @@ def test_workers_report_the_shards_of_outputs(client: Any, job: Any, tmp_path: P
     m.transform(X, out=tmp_path / "out.zarr", client=client)
     reported = job("mbn", lambda reported: reported["state"] == "done" and rows_of(reported) == len(X))
     assert {worker["last_span"] for worker in reported["worker_rows"]} == {"mbn_transform, shard 0"}
-    # Fits keep their records in a folder of their own.
+    # Fits store their records in a folder of their own.
     m.fit(X, client=client)
     reported = job(
         "mbn",

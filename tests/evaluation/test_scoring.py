@@ -32,7 +32,7 @@ class Fixed:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 60), st.integers(2, 5), st.integers(1, 17), st.integers(0, 2**32 - 1))
-def test_against_scikit_learn(rows, n_classes, batch, seed):
+def test_metrics_equal_those_of_scikit_learn(rows, n_classes, batch, seed):
     rng = np.random.default_rng(seed)
     classes = np.array(["a", "b", "c", "d", "e"])[:n_classes]
     x = rng.dirichlet(np.ones(n_classes), rows)

@@ -57,7 +57,9 @@ def test_interrupted_fits_go_on(left: Path, name: str) -> None:
         def on_pass_end(self, record: dict[str, int]) -> None:
             reported.append(record["pass"])
 
-    model.fit(*(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[EventLog()])
+    model.fit(
+        *(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[EventLog()]
+    )
     assert reported[0] == 3  # what was done is not done again
     assert_allclose(learned(model), np.load(left / f"{name}.npy"), rtol=1e-5, atol=1e-6)
 

@@ -22,7 +22,7 @@ def use_device(fake, monkeypatch):
     return lambda device: monkeypatch.setattr(fake.runtime, "getDevice", lambda: device)
 
 
-def test_kernels_go_on_where_the_grid_ends(fake, gpu, cases, monkeypatch):
+def test_kernels_loop_over_work_beyond_the_grid(fake, gpu, cases, monkeypatch):
     monkeypatch.setattr(cuda, "MAX_GRID_Y", 3)
     cases.check_residuals(gpu, fake.asarray, cases.make_case("d2", 300, 0.8, "float64"))
 
@@ -41,7 +41,7 @@ def test_shared_memory_of_a_kernel_is_enlarged_once_per_device(fake, use_device,
     assert reported == [("crbm_sum_product_kept", 0), ("crbm_sum_product_kept", 1)]
 
 
-def test_a_table_of_the_host_is_copied_and_a_table_of_the_device_is_used_as_it_is(fake, gpu):
+def test_a_host_table_is_copied_and_a_device_table_is_not(fake, gpu):
     table = squash_table(3)
     moved = gpu._on_device(table, 3)
     np.testing.assert_array_equal(moved.coefficients.get(), table.coefficients)
