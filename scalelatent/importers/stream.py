@@ -350,6 +350,7 @@ def write_rows(
     sources: Sequence[PathOrUrl],
     classes: np.ndarray | None = None,
     provenance: dict[str, Any] | None = None,
+    feature_names: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
@@ -377,6 +378,7 @@ def write_rows(
             "nnz": x.nnz,
             "provenance": {"importer": importer, "source": names, **(provenance or {})},
             "weighted": weight is not None,
+            "feature_names": feature_names,
             **_y_options(y, classes),
         }
         if shuffle is None:

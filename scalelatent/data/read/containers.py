@@ -32,11 +32,11 @@ class SlicedRows:
         shape: tuple[int, ...],
         dtype: np.dtype,
         read: Callable[[int, int], np.ndarray],
-        named: Any = None,
+        columns: Sequence[str] = (),
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
-        self.named = named  # an empty data frame with the column names, or None
+        self.columns = columns  # the names of the features, as in a data frame; empty without names
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -193,11 +193,7 @@ def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
         part = frame.slice(start, stop - start)
         return columns.rows(arrow_table(part.select(columns.names).collect()) if lazy else part, start)
 
-    named = None
-    if len(columns.feature_shape) == 1 and columns.feature_shape[0] == len(columns.names):
-        named = frame.select(columns.names)
-        named = named.clear().collect() if lazy else named.slice(0, 0)
-    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read, named)
+    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read, columns.feature_names or ())
 
 
 def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:

@@ -86,6 +86,11 @@ class FrameColumns:
         self.label_type = None if label is None else self._label_type(schema.field(label).type)
 
     @property
+    def feature_names(self) -> list[str] | None:
+        """Names of the features; None if a column holds more than one feature."""
+        return self.names if self.feature_shape == (len(self.names),) else None
+
+    @property
     def all_names(self) -> list[str]:
         """Names of the feature, label and weight columns."""
         return list(dict.fromkeys([*self.names, *(n for n in (self.label, self.weight) if n is not None)]))
