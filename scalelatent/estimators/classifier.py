@@ -88,10 +88,15 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         else:
             ds = self._given_rows(rows, labels, sample_weight, reset=reset)
         if not ds.has_y:
+            remedy = "pass y"
+            if isinstance(X, Dataset):
+                remedy = (
+                    "give a dataset with labels: Dataset.from_arrays(x, y), or import the rows with their "
+                    "labels (images: one folder per class; tables: --label COLUMN; arrays: --y)"
+                )
             raise DataError(
                 f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
-                "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
-                f"pass y{self._unlabelled_hint()}"
+                f"labels; {remedy}{self._unlabelled_hint()}"
             )
         check_classes(ds, type(self).__name__)
         return ds

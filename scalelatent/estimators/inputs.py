@@ -73,6 +73,9 @@ def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks:
     try:
         return validate_data(estimator, *arrays, **checks)
     except (ValueError, TypeError) as error:
+        if "Found array with dim" in str(error):
+            text = str(error).rstrip(".")
+            raise type(error)(f"{text}. Give each row one axis: X.reshape(len(X), -1)") from None
         if "\n" not in str(error):
             raise
         odd = [a for a in arrays if "Complex" in str(error) and np.iscomplexobj(a)]

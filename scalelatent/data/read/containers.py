@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -83,6 +84,13 @@ def _is_dask_frame(x: object) -> bool:
 
 def opened(x: Any, what: str = "x") -> Any:
     """Return a container of another library as an array, without computing it; return other values as is."""
+    if isinstance(x, (str, os.PathLike)):
+        is_place = os.path.isdir(x) or "://" in os.fspath(x)
+        remedy = "give an array, a data frame or a Dataset"
+        raise DataError(
+            f"{what} is the string {os.fspath(x)!r}, which holds no rows; "
+            + (f"open the dataset there: sl.open_dataset({os.fspath(x)!r})" if is_place else remedy)
+        )
     if isinstance(x, np.ma.MaskedArray):
         refuse_masked(x, what)
         return x.data
