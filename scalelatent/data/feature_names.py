@@ -74,7 +74,12 @@ def check_names(model: Any, names: np.ndarray | None) -> None:
             warn_user(f"X does not have valid feature names, but {kind} was fitted with feature names")
         if names is not None:
             warn_user(f"X has feature names, but {kind} was fitted without feature names")
-        return
+    else:
+        check_same_names(fitted, names)
+
+
+def check_same_names(fitted: np.ndarray, names: np.ndarray) -> None:
+    """Raise a `DataError` with scikit-learn's words unless rows have the names of the fit, in their order."""
     if np.array_equal(fitted, names):
         return
     new, missing = sorted(set(names) - set(fitted)), sorted(set(fitted) - set(names))

@@ -122,13 +122,11 @@ def write_report(
 ) -> str:
     """Build the report of a finished run from `data`, or from the rows of its job."""
     from scalelatent.report.build import build_report
-    from scalelatent.report.runfiles import check_features
 
     estimator, folder = load_run(run)
     if folder is None:
         raise JobError(f"{run} is a saved model; give the run folder of the model")
     if data is not None:
-        check_features(data, estimator)
         return build_report(folder.url, model=estimator, data=data, role="given", progress=progress)
     return build_report(folder.url, model=estimator, data=_job_rows(folder, print_line), progress=progress)
 
