@@ -34,7 +34,7 @@ class PlannedCluster:
         self._workers = workers
 
     @classmethod
-    def of(cls, cluster: ClusterSection) -> PlannedCluster:
+    def from_section(cls, cluster: ClusterSection) -> PlannedCluster:
         """Return a substitute client with the workers that a job will start."""
         worker = {"nthreads": cluster.threads or 1, "memory_limit": worker_bytes(cluster)}
         return cls({f"worker-{number}": worker for number in range(cluster.workers or 1)})
@@ -71,7 +71,7 @@ def plan_job(
     cluster = job.cluster
     with as_job_error():
         if client is None and cluster.scheduler is None:
-            planned = None if cluster.workers is None else PlannedCluster.of(cluster)
+            planned = None if cluster.workers is None else PlannedCluster.from_section(cluster)
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
             options |= {"client": planned, "memory_limit": limit}
             return _whole_job(job, data, _needs(job, estimator, lambda one: one.plan(data.train, **options)))
@@ -124,6 +124,23 @@ def _devices(job: Job, client: Client) -> dict[str, Any]:
         counts = {"gpu": cards} if device == "gpu" else {"cpu": len(workers)}
     event = devices_event({kind: count for kind, count in counts.items() if count})
     return {key: event[key] for key in ("devices", "message") if key in event}
+
+
+def outline_plan(needs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the main estimates of a plan as text: memory, disk, passes, seconds of each activity, advice."""
+    limit = needs["resources"]["memory"] / 2**20
+    outline: dict[str, Any] = {
+        "memory per worker": f"{needs['peak_bytes_per_worker'] / 2**20:,.0f} MiB of {limit:,.0f} MiB",
+        "disk bytes": needs["disk_bytes"],
+    }
+    if "passes" in needs:
+        outline["passes"] = "{expected:,} expected, from {at_least:,} to {at_most:,}".format(
+            **needs["passes"]
+        )
+        outline["time per pass"] = f"{needs['seconds_per_pass']:.3g} s"
+    large = {name: seconds for name, seconds in needs["seconds"].items() if seconds >= 0.1}
+    outline["time"] = {name.replace("_", " "): f"{seconds:,.1f} s" for name, seconds in large.items()}
+    return outline | {"for a shorter fit": needs["shorter"]}
 
 
 def plan_lines(needs: Mapping[str, Any]) -> list[str]:

@@ -39,10 +39,8 @@ ROWS: list[tuple[str, Any, str]] = [
     ("one number", np.float64(3), "got scalar array instead: an array of shape (), float64"),
     ("three axes", np.zeros((60, 3, 3)), "Give each row one axis: X.reshape(len(X), -1)"),
     ("a record type", np.zeros(60, [("a", "f4")]), "got 1D array instead: an array of shape (60,)"),
-    ("a name", "rows.zarr", "X is the string 'rows.zarr', which holds no rows; give an array, a data frame"),
-    ("a folder", str(FOLDER), f"open the dataset there: sl.open_dataset('{FOLDER}')"),
-    ("a path", FOLDER, f"open the dataset there: sl.open_dataset('{FOLDER}')"),
-    ("an address", "s3://b/x", "open the dataset there: sl.open_dataset('s3://b/x')"),
+    ("a name", "rows.zarr", "X is the string 'rows.zarr', which holds no rows; if it is the path"),
+    ("a folder", FOLDER, f"pass the rows: scalelatent.open_dataset('{FOLDER}')"),
     ("a mapping", {"a": 1}, "got scalar array instead"),
     ("words", X.astype(str), "is not compatible with arrays of bytes/strings"),
     ("dates", np.zeros((60, 8), "M8[s]"), "dtype datetime64[s]"),
@@ -69,9 +67,11 @@ def test_text_as_labels_and_text_before_labels() -> None:
     for call in (lambda: capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
         with pytest.raises(DataError, match="y is the string 'x', which holds no rows"):
             call()
-    with pytest.raises(DataError, match="X is the string 'x', which holds no rows; give an array"):
+    with pytest.raises(DataError, match="X is the string 'x', which holds no rows; if it"):
         capsule().fit("x", [1, 2])
-    with pytest.raises(DataError, match=r"X is the string .*sl\.open_dataset\("):  # not: y is missing
+    with pytest.raises(
+        DataError, match=r"X is the string .*scalelatent\.open_dataset\("
+    ):  # not: y is missing
         capsule().fit(str(FOLDER))
 
 

@@ -84,16 +84,15 @@ def _is_dask_frame(x: object) -> bool:
 
 def opened(x: Any, what: str = "x") -> Any:
     """Return a container of another library as an array, without computing it; return other values as is."""
-    if isinstance(x, (str, os.PathLike)):
-        is_place = os.path.isdir(x) or "://" in os.fspath(x)
-        remedy = "give an array, a data frame or a Dataset"
-        raise DataError(
-            f"{what} is the string {os.fspath(x)!r}, which holds no rows; "
-            + (f"open the dataset there: sl.open_dataset({os.fspath(x)!r})" if is_place else remedy)
-        )
     if isinstance(x, np.ma.MaskedArray):
         refuse_masked(x, what)
         return x.data
+    if isinstance(x, str | os.PathLike):
+        path = os.fspath(x)
+        raise DataError(
+            f"{what} is the string {path!r:.200}, which holds no rows; if it is the path of a dataset, pass "
+            f"the rows: scalelatent.open_dataset({path!r:.200})"
+        )
     if _is(x, "xarray", "DataArray"):
         return x.data if x.chunks is not None else _sliced(x)
     if _is(x, "torch", "Tensor"):

@@ -25,7 +25,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes, zeros
 from scalelatent.kernels.tiles import Sums, add, make_tile
 from scalelatent.kernels.vectors import BYTES, LANES, Vectors
@@ -117,7 +117,7 @@ def _update_best(
 _sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _update_best)
 
 
-@part
+@subkernel
 def _gather(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, strip: np.ndarray) -> np.ndarray:
     """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles; return lengths."""
     lengths = empty(len(rows), np.float64)
@@ -130,7 +130,7 @@ def _gather(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, strip: np.ndar
     return lengths
 
 
-@part
+@subkernel
 def bound_length(square: np.float32, n: int) -> float:
     """Return an upper bound of the length of n float32 numbers, from the sum of their squares in float32.
 
@@ -139,7 +139,7 @@ def bound_length(square: np.float32, n: int) -> float:
     return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
 
 
-@part
+@subkernel
 def _square(x: np.ndarray) -> np.float32:
     """Return the sum of squares in four partial sums, because one sum would wait for each addition."""
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
@@ -154,7 +154,7 @@ def _square(x: np.ndarray) -> np.float32:
     return (a + b) + (c + d)
 
 
-@part
+@subkernel
 def _scan(
     strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, partial: np.ndarray,
     state: np.ndarray,
@@ -201,7 +201,7 @@ def _scan(
             )
 
 
-@part
+@subkernel
 def _find_winner(state: np.ndarray, words: np.ndarray) -> tuple[int, float, float]:
     """Return (index, score) of a row's best centroid, and the second best score."""
     score, index, lane = state[_BEST, 0], words[_INDEX, 0], 0
@@ -216,7 +216,7 @@ def _find_winner(state: np.ndarray, words: np.ndarray) -> tuple[int, float, floa
     return index, score, following
 
 
-@part
+@subkernel
 def _decide(
     strip: np.ndarray, n: int, floor: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
     exact: np.ndarray, codes: np.ndarray,
@@ -292,15 +292,15 @@ def _nearest(
 
 
 _ARGUMENTS = (
-    given("i4", 1),
-    given("f4", 1),
-    given("f4", 1),
-    given("f4", 1),
-    given("f8", 2),
+    in_array("i4", 1),
+    in_array("f4", 1),
+    in_array("f4", 1),
+    in_array("f4", 1),
+    in_array("f8", 2),
     types.float64,
     types.float64,
-    filled("i4", 1),
+    out_array("i4", 1),
 )
 
 
-_nearest_bytes, _nearest_floats = (entry(given(rows, 2), *_ARGUMENTS)(_nearest) for rows in ("u1", "f4"))
+_nearest_bytes, _nearest_floats = (entry(in_array(rows, 2), *_ARGUMENTS)(_nearest) for rows in ("u1", "f4"))

@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.vectors import I64, Vectors
 
@@ -118,7 +118,7 @@ def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64, like), generate
 
 
-@part
+@subkernel
 def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turned: np.ndarray) -> None:
     """Transpose rows first to last of columns begin to end into ``turned``, (columns, rows)."""
     size = x.itemsize
@@ -168,7 +168,7 @@ def _write_lists(
                     place[code] += 1
 
 
-@part
+@subkernel
 def _append_members(
     codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
     room: int, over: np.ndarray,
@@ -190,7 +190,7 @@ def _append_members(
                     _copy(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
 
 
-@part
+@subkernel
 def _find_most_frequent(
     met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, out: np.ndarray
 ) -> None:
@@ -219,7 +219,7 @@ def _find_most_frequent(
         shared[:] = 0
 
 
-@part
+@subkernel
 def _count_all_members(
     codes: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, shared: np.ndarray,
     out: np.ndarray,
@@ -273,10 +273,12 @@ def _count_shared_units(
 
 
 _list_short, _list_long = (
-    entry(given(code, 3), given("b1", 3), types.int64, filled(code, 2), filled(code, 2))(_write_lists)
+    entry(in_array(code, 3), in_array("b1", 3), types.int64, out_array(code, 2), out_array(code, 2))(
+        _write_lists
+    )
     for code in ("u2", "u4")
 )
 _count_short, _count_long = (
-    entry(*[given(code, 2)] * 3, types.int64, types.int64, filled("i4", 2))(_count_shared_units)
+    entry(*[in_array(code, 2)] * 3, types.int64, types.int64, out_array("i4", 2))(_count_shared_units)
     for code in ("u2", "u4")
 )

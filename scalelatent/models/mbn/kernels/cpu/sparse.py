@@ -23,7 +23,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent.kernels.arrays import aligned
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.kernels.tiles import sum_products
@@ -158,7 +158,7 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
     return out
 
 
-@part
+@subkernel
 def _split_entries(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
@@ -244,7 +244,7 @@ def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
     return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
 
 
-@part
+@subkernel
 def _scan(
     rows: int, places: np.ndarray, values: np.ndarray, dense: np.ndarray, panels: np.ndarray,
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, lanes: np.ndarray,
@@ -270,7 +270,7 @@ def _scan(
             )
 
 
-@part
+@subkernel
 def _find_leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]:
     """Return (number of scores within ``slack`` of the best, first leading centroid, score that they reach).
 
@@ -292,7 +292,7 @@ def _find_leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.flo
     return count, code, least
 
 
-@part
+@subkernel
 def _add_postings(
     thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
     value: np.ndarray, i: np.uint64, sums: np.ndarray,
@@ -304,7 +304,7 @@ def _add_postings(
             sums[i, np.uint64(centroid[e])] += weight * value[e]
 
 
-@part
+@subkernel
 def _multiply_rows(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns: np.ndarray) -> float:
     """Return the product of two sparse rows in float64, summed from left to right."""
     total, a, b = 0.0, 0, 0
@@ -317,7 +317,7 @@ def _multiply_rows(data: np.ndarray, indices: np.ndarray, values: np.ndarray, co
     return total
 
 
-@part
+@subkernel
 def _decide(
     data: np.ndarray, indices: np.ndarray, sums: np.ndarray, scale: np.ndarray, bias: np.ndarray,
     least: np.float32, exact: np.ndarray, values: np.ndarray, columns: np.ndarray, pointers: np.ndarray,
@@ -334,7 +334,7 @@ def _decide(
     return code
 
 
-@part
+@subkernel
 def _decide_among_all(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, panels: np.ndarray, start: np.ndarray,
     centroid: np.ndarray, value: np.ndarray, exact: np.ndarray, sums: np.ndarray,
@@ -414,10 +414,10 @@ def _nearest(
 def _types(values: str) -> list[types.Type]:
     """Return the types of the arguments of :func:`_nearest` for a type of the centroids' values."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
-    rows = (given("f4", 1), given("i4", 1), given("i8", 1))
+    rows = (in_array("f4", 1), in_array("i4", 1), in_array("i8", 1))
     return [
-        *(given(dtype, 1) for dtype in vectors),
-        *(given("f8", 2), *rows, types.float64, types.float64, filled("i4", 1)),
+        *(in_array(dtype, 1) for dtype in vectors),
+        *(in_array("f8", 2), *rows, types.float64, types.float64, out_array("i4", 1)),
     ]
 
 
