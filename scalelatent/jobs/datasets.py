@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
-from scalelatent.data.feature_names import check_same_names
 from scalelatent.errors import DataError, JobError
 from scalelatent.storage.disk import is_local
 
@@ -32,6 +31,8 @@ class JobData:
 
 def open_job_data(job: Job) -> JobData:
     """Open the datasets that ``[data]`` names, and check that their rows fit together."""
+    from scalelatent.data.feature_names import check_same_names
+
     data = job.data
     _check_targets(job)
     how = {"storage_options": data.storage_options}
