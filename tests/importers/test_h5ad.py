@@ -271,15 +271,6 @@ def test_columns_of_old_versions_and_unusual_types_are_read(tmp_path: Path) -> N
     _refused(path, "1 variables in var, but .* has 11 columns")
 
 
-<<<<<<< HEAD
-def test_too_many_variable_names_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelatent.importers.h5ad._MAX_NAMES", P - 1)
-    ds = import_h5ad(_by_hand(tmp_path / "a.h5ad"), tmp_path / "ds")
-    assert "feature_names" not in ds.attrs["provenance"]
-
-
-=======
->>>>>>> main
 def test_an_empty_x_counts_as_missing(tmp_path: Path) -> None:
     with h5py.File(_by_hand(tmp_path / "a.h5ad"), "r+") as file:
         file.move("X", "layers/counts")

@@ -90,15 +90,9 @@ def test_doctor_reads_the_scheduler_file(tls_cluster: Any, said: Any, tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         found, _ = said("doctor", "--scheduler-file", file, *files, code=1)  # its GPU is none
-<<<<<<< HEAD
-    assert "2 workers on 1 host(s)" in found
+    assert "workers: 2, hosts: 1" in found
     reported = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
     assert "give either the address of the scheduler" in reported
-=======
-    assert "workers: 2, hosts: 1" in found
-    told = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
-    assert "give either the address of the scheduler" in told
->>>>>>> main
 
 
 def test_dashboards_on_loopback_of_another_host(tls_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
