@@ -5,9 +5,9 @@
 
 MNIST, pixels above 127 on. FEATURESxSIZE: number and side of the features, one epoch of the training
 images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once).
-Results: compression of the first --test-rows test images, and test errors of logistic regression on S, of which
-each feature's largest within three places of each third one is taken, beside one on the pixels, both on the first
---labelled training images, their penalty chosen on the images after. Draws
+Results: compression of the first --test-rows test images, and test errors of logistic regression on S, of
+which each feature's largest within three places of each third one is taken, beside one on the pixels, both
+on the first --labelled training images, their penalty chosen on the images after. Draws
 results/hcn_mnist_FEATURESxSIZE.png. Needs SCALELATENT_DATA.
 """
 
