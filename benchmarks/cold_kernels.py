@@ -41,7 +41,11 @@ MODELS = (
     "hcn",
 )
 # Passes of numba's compiler that have a stage of their own.
-PASSES = {"nopython_type_inference": "typing", "native_lowering": "lowering", "part_lowering": "lowering"}
+PASSES = {
+    "nopython_type_inference": "typing",
+    "native_lowering": "lowering",
+    "subkernel_lowering": "lowering",
+}
 
 
 def _fit(model: str, seed: int) -> None:

@@ -139,7 +139,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
         now = max(now + latency, heard[0][0])
         while heard and heard[0][0] <= now:
             heapq.heappop(heard)[-1].status = "finished"
-        window.look()
+        window.poll()
     best = optimum(leaves, speeds, unit)
     return {
         "leaves": leaves,

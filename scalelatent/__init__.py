@@ -78,5 +78,5 @@ def __dir__() -> list[str]:
     return sorted({*_names(), *__all__})
 
 
-register("fit recorder", "scalelatent.jobs.recorder", "recorded")
+register("fit recorder", "scalelatent.jobs.recorder", "record_fit")
 register("report", "scalelatent.jobs.runs", "report_model")

@@ -468,26 +468,55 @@ def test_entry_point_runs():
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "NO_COLOR": "1"}
     )
     assert done.returncode == 2
-    assert done.stderr.strip() == "error: run folder /no/such/folder does not exist"
+    assert done.stderr.strip() == (
+        "error: /no/such/folder does not exist; give the folder that [job] out of a job file, or run_dir in "
+        "Python, names"
+    )
     assert done.stdout == ""
 
 
 def test_output_over_the_input_dataset_is_refused(tmp_path):
-    from scalelatent.errors import JobError
+    from scalelatent.errors import DataError
     from scalelatent.jobs.runs import write_rows
 
     url = str(tmp_path / "a.zarr")
-    data = Dataset.from_arrays(np.eye(4), np.arange(4)).save(url)
-    model = sl.CapsuleRegression()
-    with pytest.raises(JobError, match="is the dataset to read"):
+    data = Dataset.from_arrays(np.eye(4), np.arange(4) % 2).save(url)
+    model = sl.CapsuleRegression(capsule_dim=1, max_iter=1).fit(data)
+    with pytest.raises(DataError, match="cannot replace itself"):
         write_rows(model, "predict", data, url, overwrite=True)
+    with pytest.raises(DataError, match="cannot replace itself"):
+        model.transform(data, out=url, overwrite=True)
+    assert data.read_x(0, 4).tolist() == np.eye(4).tolist()
     other = tmp_path / "thesis"
     other.mkdir()
-    with pytest.raises(JobError, match="exists; choose another output, or add --overwrite"):
-        write_rows(model, "predict", data, str(other))
-    with pytest.raises(ValueError, match="thesis"):
+    (other / "text").write_text("precious")
+    with pytest.raises(
+        DataError, match="thesis exists and is not a scalelatent dataset, so it is not replaced"
+    ):
         write_rows(model, "predict", data, str(other), overwrite=True)
-    assert other.is_dir()
+
+
+def test_an_unfinished_output_is_replaced_on_request(tmp_path):
+    model = sl.CapsuleRegression(capsule_dim=1, max_iter=1).fit(np.eye(4), np.arange(4) % 2)
+    with pytest.raises(DataError, match="nan"):
+        model.predict(Dataset.from_arrays(np.full((4, 4), np.nan)), out=tmp_path / "out.zarr")
+    with pytest.raises(
+        DataError, match=r"exists \(unfinished\); choose another output, or replace it with [^;]*$"
+    ):
+        model.predict(Dataset.from_arrays(np.eye(4)), out=tmp_path / "out.zarr")
+    model.predict(Dataset.from_arrays(np.eye(4)), out=tmp_path / "out.zarr", overwrite=True)
+    assert len(sl.open_dataset(tmp_path / "out.zarr")) == 4
+
+
+def test_paths_in_place_of_rows_are_named():
+    model = sl.CapsuleRegression(capsule_dim=1, max_iter=1)
+    advice = r"X is the path 'rows.zarr'; pass the rows: scalelatent.open_dataset\('rows.zarr'\)"
+    with pytest.raises(DataError, match=advice):
+        model.fit("rows.zarr")
+    with pytest.raises(DataError, match=advice.replace("X", "x")):
+        Dataset.from_arrays(Path("rows.zarr"))
+    with pytest.raises(DataError, match=advice):
+        model.fit(np.eye(4), np.arange(4) % 2).predict("rows.zarr")
 
 
 def test_outputs_of_a_layer(scalelatent, tmp_path):

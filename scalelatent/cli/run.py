@@ -126,11 +126,13 @@ def demo(
 def _run(job: Job, folder: RunFolder | None, json: bool, also: dict[str, Any] | None = None) -> None:
     """Run a new job, or resume one in its folder, with live progress; print a summary."""
     from scalelatent.jobs.planning import plan_job, plan_lines
+    from scalelatent.jobs.runfolder import RunFolder
     from scalelatent.jobs.runner import run_job, run_new_job
     from scalelatent.monitor.progress import ProgressDisplay
 
     where = job.job.out if folder is None else folder.url
     if folder is None:
+        RunFolder.unused(where)
         with announces_compilation():  # the fit announces its own compilations
             needs = plan_job(job, print_line=print_line)
         for line in plan_lines(needs):

@@ -186,7 +186,7 @@ class Columns:
         if paired is None:
             return as_binary(stored, start, f"y of {what}")
         named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {what}"
-        return as_binary(stored, paired.number(start), named)
+        return as_binary(stored, paired.row_number(start), named)
 
     def y_options(self, what: str) -> schema.OutputOptions:
         """Return the arguments of `create_dataset` for a new dataset with the same kind of `y`."""
@@ -253,13 +253,13 @@ class PairedRows(RowSource):
         return self.dataset.nnz or 0
 
     def count_entries(self, start: int, stop: int) -> int:
-        return int(self.part(start, stop).nnz or 0)
+        return int(self.slice_rows(start, stop).nnz or 0)
 
-    def part(self, start: int, stop: int) -> Dataset:
+    def slice_rows(self, start: int, stop: int) -> Dataset:
         """Return the target rows `start:stop` as a dataset."""
         return self.dataset[start - self._first : stop - self._first]
 
-    def number(self, row: int) -> int:
+    def row_number(self, row: int) -> int:
         """Return the row number, in the whole target dataset, of the targets of row `row`."""
         return self.dataset.extent[0] + row - self._first
 

@@ -470,7 +470,7 @@ class Dataset:
         a, b = self._rows(start, stop)
         y = self._columns.y
         if isinstance(y, PairedRows):
-            found = y.part(a, b).lazy(0, b - a)
+            found = y.slice_rows(a, b).lazy(0, b - a)
             if found is None and y.dataset.is_stored:
                 raise DataError(
                     f"{self._what()} is a dask array, but its target is the stored dataset {y.dataset.url}: "
@@ -536,7 +536,7 @@ class Dataset:
         own, paired = self._own_fingerprint(), self._columns.paired
         if paired is None:
             return own
-        other = paired.part(self._start, self._stop).fingerprint()
+        other = paired.slice_rows(self._start, self._stop).fingerprint()
         return hashlib.sha256(f"{own} target {other}".encode()).hexdigest()
 
     def _own_fingerprint(self) -> str:
@@ -572,7 +572,9 @@ class Dataset:
         if self._columns.y_is_dropped:
             spec["without_labels"] = True
         paired = self._columns.paired
-        return spec if paired is None else {**spec, "target": paired.part(self._start, self._stop).spec()}
+        return (
+            spec if paired is None else {**spec, "target": paired.slice_rows(self._start, self._stop).spec()}
+        )
 
     def save(
         self,

@@ -148,10 +148,11 @@ class DatasetAttrs:
                 "again"
             )
         if not isinstance(attrs, dict) or attrs.get("format") != FORMAT:
+            found = attrs.get("format") if isinstance(attrs, dict) else None
             raise DataError(
-                f"{url} is a zarr group but not a scalelatent dataset (its attribute 'format' is not "
-                f"{FORMAT!r}); create a dataset with `scalelatent data import`, or pass its arrays to "
-                "Dataset.from_arrays"
+                f"{url} is a zarr group but not a scalelatent dataset (its attribute 'format' is "
+                f"{found!r:.40}, not {FORMAT!r}); create a dataset with `scalelatent data import`, or pass "
+                "its arrays to Dataset.from_arrays"
             )
         version = attrs.get("format_version")
         if not isinstance(version, int) or version < 1:

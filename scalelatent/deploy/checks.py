@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from scalelatent.engine.cache import machine_memory
 from scalelatent.errors import JobError
 from scalelatent.storage.disk import is_local
-from scalelatent.storage.folder_probe import folder_trouble
+from scalelatent.storage.folder_probe import find_folder_problem
 
 from .clusters import is_loopback
-from .probes import ClusterView, Requirements, cache_trouble, cupy_wheels, probe_cluster, usable_cpus
+from .probes import ClusterView, Requirements, cupy_wheels, find_cache_problem, probe_cluster, usable_cpus
 from .versions import MISSING, find_differences, format_differences, versions
 from .warm import count_uncompiled
 
@@ -161,9 +161,9 @@ def _check_numba(folder: str) -> Iterator[Finding]:
 def _check_cache(folder: str) -> Iterator[Finding]:
     from scalelatent.kernels.cache_folder import CACHE
 
-    trouble = cache_trouble()
-    if trouble:
-        yield warn(f"{trouble}; every process compiles the kernels again", LOCAL_CACHE)
+    problem = find_cache_problem()
+    if problem:
+        yield warn(f"{problem}; every process compiles the kernels again", LOCAL_CACHE)
     else:
         yield ok(CACHE)
 
@@ -204,9 +204,9 @@ def _check_gpu(folder: str) -> Iterator[Finding]:
             text, fix = f"{wheels[0]} finds no GPU: {error}", "check the driver with nvidia-smi"
             yield warn(text, fix)
             return
-        trouble = [text for text in map(check_gpu, range(count)) if text]
-        if trouble:
-            yield fail(_list(trouble), CUDA_EXTRA)
+        problem = [text for text in map(check_gpu, range(count)) if text]
+        if problem:
+            yield fail(_list(problem), CUDA_EXTRA)
         else:
             yield ok(f"{wheels[0]} {cupy.__version__}: {', '.join(names)}; each GPU compiles and computes")
 
@@ -235,16 +235,16 @@ def _check_loopback(folder: str) -> Iterator[Finding]:
 
 
 def _check_folder(folder: str) -> Iterator[Finding]:
-    trouble = folder_trouble(folder)
+    problem = find_folder_problem(folder)
     if not is_local(folder):
-        if trouble:
-            yield fail(trouble, "fix this problem, or choose another folder")
+        if problem:
+            yield fail(problem, "fix this problem, or choose another folder")
         else:
             yield ok(f"{folder}: writing, reading, listing and deleting objects works")
         return
     path = Path(folder).absolute()
-    if trouble:
-        yield fail(f"{path}: {trouble}", CHOOSE_FOLDER)
+    if problem:
+        yield fail(f"{path}: {problem}", CHOOSE_FOLDER)
         return
     free = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
     text = f"{path} is writable, {free / GIB:.1f} GiB free"
@@ -437,9 +437,7 @@ def _check_gpus(view: ClusterView) -> Iterator[Finding]:
             else "check nvidia-smi and CUDA_VISIBLE_DEVICES there"
         )
         yield fail(f"{_some(blind)} with the resource GPU, but {why}", fix)
-    broken = {
-        a: facts["card_trouble"] for a, facts in offer.items() if facts["gpus"] and facts["card_trouble"]
-    }
+    broken = {a: facts["gpu_problem"] for a, facts in offer.items() if facts["gpus"] and facts["gpu_problem"]}
     if broken:
         yield fail(f"{_some(broken)} cannot compute on the GPU: {_list(broken.values())}", CUDA_EXTRA)
     if wide:
@@ -455,7 +453,7 @@ def _check_gpus(view: ClusterView) -> Iterator[Finding]:
 
 
 def _check_caches(view: ClusterView) -> Iterator[Finding]:
-    bad = {address: trouble for address, trouble in view.values_of("cache_trouble").items() if trouble}
+    bad = {address: problem for address, problem in view.values_of("cache_problem").items() if problem}
     if bad:
         text = f"every process of {_some(bad)} compiles the kernels again ({_list(bad.values())})"
         yield warn(text, f"{LOCAL_CACHE} there")
@@ -468,10 +466,10 @@ def _check_shared_folder(view: ClusterView) -> Iterator[Finding]:
     if folder is None:
         yield ok("not checked: name the folder of your runs (doctor FOLDER) to check it on all workers")
         return
-    if view.trouble:
-        yield fail(f"{folder}: {view.trouble} (on this machine)", CHOOSE_FOLDER)
+    if view.folder_problem:
+        yield fail(f"{folder}: {view.folder_problem} (on this machine)", CHOOSE_FOLDER)
         return
-    bad = {address: trouble for address, trouble in view.values_of("folder_trouble").items() if trouble}
+    bad = {address: problem for address, problem in view.values_of("folder_problem").items() if problem}
     if bad:
         yield fail(f"{folder}: {_some(bad)} cannot use it ({_list(bad.values())})", SHARED_STORAGE_ADVICE)
     elif view.workers:
@@ -492,7 +490,7 @@ def _check_device(view: ClusterView) -> Iterator[Finding]:
 def _check_datasets(view: ClusterView) -> Iterator[Finding]:
     for name, url in view.requirements.datasets.items():
         seen: dict[str, tuple[str, str]] = {a: found[name] for a, found in view.values_of("datasets").items()}
-        blind = {address: trouble for address, (trouble, _) in seen.items() if trouble}
+        blind = {address: problem for address, (problem, _) in seen.items() if problem}
         prints: dict[str, str] = {}
         for address, (_, fingerprint) in seen.items():
             prints.setdefault(fingerprint, address)
@@ -578,9 +576,9 @@ CHECKS = (
     Check("memory", "cluster", _check_limits, ("host", "machine_bytes")),
     Check("malloc", "cluster", _check_trim, ("glibc", "trim")),
     Check("clock", "cluster", _check_clock, ("skew",)),
-    Check("gpu", "cluster", _check_gpus, ("cupy", "gpus", "card_trouble")),
-    Check("numba cache", "cluster", _check_caches, ("cache_trouble",)),
-    Check("folder", "cluster", _check_shared_folder, ("folder_trouble",)),
+    Check("gpu", "cluster", _check_gpus, ("cupy", "gpus", "gpu_problem")),
+    Check("numba cache", "cluster", _check_caches, ("cache_problem",)),
+    Check("folder", "cluster", _check_shared_folder, ("folder_problem",)),
     Check("device", "cluster", _check_device),
     Check("datasets", "cluster", _check_datasets, ("datasets",)),
     Check("scratch", "cluster", _check_scratch, ("scratch",)),

@@ -28,7 +28,7 @@ from scalelatent.engine.dask.requests import (
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 from scalelatent.storage.disk import is_local, locate
-from scalelatent.storage.folder_probe import folder_trouble
+from scalelatent.storage.folder_probe import find_folder_problem
 
 from .versions import COMPARED, CUPY_WHEELS, versions
 
@@ -68,12 +68,12 @@ def cupy_wheels() -> list[str]:
     return sorted(found.values())
 
 
-def cache_trouble() -> str:
+def find_cache_problem() -> str:
     """Return why this machine cannot store compiled kernels; empty if it can."""
     from scalelatent.kernels.cache_folder import CACHE
 
-    trouble = folder_trouble(CACHE)
-    return trouble and f"{CACHE}: {trouble}"
+    problem = find_folder_problem(CACHE)
+    return problem and f"{CACHE}: {problem}"
 
 
 def pool_threads() -> dict[str, int]:
@@ -146,13 +146,15 @@ PROBES: dict[str, Callable[[Requirements], object]] = {
     "glibc": lambda requirements: platform.libc_ver()[0] == "glibc",
     "cupy": lambda requirements: cupy_wheels(),
     "gpus": lambda requirements: _gpus(),
-    "card_trouble": lambda requirements: _find_gpu_problem(),
-    "cache_trouble": lambda requirements: cache_trouble(),
-    "folder_trouble": lambda requirements: (
-        folder_trouble(requirements.folder, requirements.mark) if requirements.folder else ""
+    "gpu_problem": lambda requirements: _find_gpu_problem(),
+    "cache_problem": lambda requirements: find_cache_problem(),
+    "folder_problem": lambda requirements: (
+        find_folder_problem(requirements.folder, requirements.mark) if requirements.folder else ""
     ),
     "datasets": _datasets,
-    "scratch": lambda requirements: {name: folder_trouble(url) for name, url in requirements.scratch.items()},
+    "scratch": lambda requirements: {
+        name: find_folder_problem(url) for name, url in requirements.scratch.items()
+    },
 }
 
 
@@ -167,7 +169,7 @@ async def probe_worker(
 
     settings = worker_settings(dask_worker)
     # Workers without the resource GPU must not allocate memory on a GPU.
-    names = [name for name in probes if name != "card_trouble" or settings["offers_gpu"]]
+    names = [name for name in probes if name != "gpu_problem" or settings["offers_gpu"]]
     # A thread keeps the event loop free during a slow import or a file system that hangs.
     found = await asyncio.to_thread(lambda: {name: PROBES[name](requirements) for name in names})
     return settings | found
@@ -196,7 +198,7 @@ class ClusterView:
     # Versions by worker, from Dask if the worker cannot import scalelatent.
     versions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     skews: Mapping[str, float] = field(default_factory=dict)  # seconds that the clock of a worker is ahead
-    trouble: str = ""  # problem with the folder on this machine
+    folder_problem: str = ""  # problem with the folder on this machine
 
     def values_of(self, fact: str) -> dict[str, Any]:
         """Return one fact of each worker, by the address of the worker."""
@@ -218,8 +220,8 @@ def probe_cluster(
     With ``seconds``, workers may fail to answer in this time; without ``seconds``, all workers must answer.
     """
     probes = sorted(PROBES.keys() & set(asked))
-    marked = requirements if "folder_trouble" in asked else replace(requirements, folder=None)
-    with _write_mark(marked) as (marked, trouble):
+    marked = requirements if "folder_problem" in asked else replace(requirements, folder=None)
+    with _write_mark(marked) as (marked, problem):
         if seconds is None:
             answers = ask_every_worker(client, probe_worker, probes, marked)
         else:
@@ -245,7 +247,7 @@ def probe_cluster(
         address: f"{type(error).__name__}: {error}" if address in lacking else str(error)
         for address, error in failed.items()
     }
-    return ClusterView(address_of(client), requirements, scheduler, workers, silent, found, skews, trouble)
+    return ClusterView(address_of(client), requirements, scheduler, workers, silent, found, skews, problem)
 
 
 @contextmanager

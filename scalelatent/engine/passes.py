@@ -111,17 +111,17 @@ def make_stage(
     *,
     block_rows: int | None = None,
     leaf_rows: int | None = None,
-    card_blocks: bool = False,
+    gpu_blocks: bool = False,
 ) -> Stage:
     """Return a stage with grids chosen for its reductions.
 
-    ``card_blocks`` chooses the large blocks that suit GPUs; clusters with CPU workers use smaller blocks.
+    ``gpu_blocks`` chooses the large blocks that suit GPUs; clusters with CPU workers use smaller blocks.
     """
     reductions = dict(_get_reductions(work))
     online = not isinstance(work, (Mapping, BatchLearner))
     if online and "validation" not in datasets:
         reductions.clear()
-    if card_blocks and block_rows is None and leaf_rows is None:
+    if gpu_blocks and block_rows is None and leaf_rows is None:
         width = max(dataset.n_features for dataset in datasets.values())
         requested = max((reduction.wants.block_rows or 0 for reduction in reductions.values()), default=0)
         block_rows = max(choose_gpu_block_rows(width), requested)

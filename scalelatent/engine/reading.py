@@ -57,7 +57,7 @@ def name_dataset_in_errors(dataset: Dataset) -> Iterator[None]:
 
 def as_rows(x: DenseOrCsr) -> HostRows:
     """Return the rows in the form that kernels read: an ndarray unchanged, or :class:`CsrRows`."""
-    return x if isinstance(x, np.ndarray) else CsrRows.of(x)
+    return x if isinstance(x, np.ndarray) else CsrRows.from_scipy(x)
 
 
 class Stopped(Exception):

@@ -15,7 +15,7 @@ import numpy as np
 from scalelatent.contract.kinds import find_kind, known_kinds
 from scalelatent.errors import DataError, JobError, ScalelatentError
 from scalelatent.storage.disk import REMOVED, Location, locate
-from scalelatent.storage.write_checks import format_of
+from scalelatent.storage.write_checks import describe_contents, format_of
 
 if TYPE_CHECKING:
     import zarr
@@ -24,6 +24,7 @@ FORMAT, FORMAT_VERSION = "scalelatent-model", 1
 UNFINISHED = "scalelatent-model-unfinished"
 """Value of the attribute 'format' while arrays are being written."""
 ATTRIBUTES_DIGEST = "attributes_digest"  # name of the attribute with the digest of all other attributes
+_GIVE = "give a folder that `save` wrote, or the run folder of a finished run"
 _NAME = re.compile(r"(?!\.)[\w.-]+")
 
 
@@ -90,29 +91,23 @@ def read_model(
 
     place = locate(url)
     if not place.has("zarr.json"):
-        raise DataError(
-            f"{place.url} is not a saved model: give a folder that `save` wrote, or a run folder's model.zarr"
-        )
+        raise DataError(f"{place.url} {describe_contents(place, 'a saved model')}; {_GIVE}")
     try:
         group = zarr.open_group(place.zarr_store(read_only=True), mode="r", zarr_format=3)
         attrs: dict[str, Any] = dict(group.attrs)
     except ScalelatentError:
         raise
     except zarr.errors.ContainsArrayError:
-        raise DataError(
-            f"{place.url} is a zarr array, not a saved model: give a folder that `save` wrote, or a run "
-            "folder's model.zarr"
-        ) from None
+        raise DataError(f"{place.url} is a zarr array, not a saved model; {_GIVE}") from None
     except Exception as error:  # zarr may raise anything if its metadata was changed
         raise DataError(
             f"{place.url} is damaged: its zarr.json cannot be read ({error}); save the model again"
         ) from error
     if attrs.get("format") != FORMAT:
         is_unfinished = not attrs or attrs.get("format") in (UNFINISHED, REMOVED)
-        advice = "; if a model was being written there, it was not finished: save it again"
+        advice = "if a model was being written there, it was not finished: save it again"
         raise DataError(
-            f"{place.url} is a zarr group, but no saved model (its format is {attrs.get('format')!r}, not "
-            f"{FORMAT!r}){advice if is_unfinished else ''}"
+            f"{place.url} {describe_contents(place, 'a saved model')}; {advice if is_unfinished else _GIVE}"
         )
     version = attrs.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:

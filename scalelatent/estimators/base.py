@@ -22,6 +22,7 @@ from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
+from scalelatent.data.write.create import check_room
 from scalelatent.deploy.clusters import use_client
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
@@ -31,6 +32,7 @@ from scalelatent.engine.plan import LONG_SECONDS, Forecast, Resources, find_reso
 from scalelatent.engine.saved_models import encode_params, restore_params, save_model
 from scalelatent.errors import DataError, LongFitWarning, warn_user
 from scalelatent.storage.disk import Location, locate
+from scalelatent.storage.write_checks import check_not_own_input
 
 from ._sklearn import wrap_output
 from .fit_services import FitCall, fit_callbacks, restored_on_failure
@@ -506,7 +508,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
     ) -> Any:
         """Apply a map to the rows of a dataset; return an array, or a Dataset at ``out``."""
         name = f"{self._kind}_{row_map.what}"
-        if out is None:
+        if out is not None:
+            check_not_own_input(out, ds.place)
+            check_room(locate(out), overwrite, resumable=False)
+        else:
             shape, dtype = row_map.output()
             self._check_room(len(ds) * int(np.prod(shape)) * np.dtype(dtype).itemsize, len(ds))
             progress = Progress(Callbacks(callbacks), name, 0)

@@ -208,6 +208,7 @@ class FitSession:
         # Include only options that are given, so that run folders of batch fits keep their identity.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
         # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
+        # "card_blocks" is the name of the option in run folders.
         self._has_gpu_blocks = bool(kept.get("card_blocks")) if kept else self._uses_only_gpus()
         grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
@@ -384,7 +385,7 @@ class FitSession:
     @property
     def grid(self) -> dict[str, Any]:
         """Arguments of ``make_stage`` that set the sizes of blocks and leaves."""
-        return {**select_grid_options(self.options), "card_blocks": self._has_gpu_blocks}
+        return {**select_grid_options(self.options), "gpu_blocks": self._has_gpu_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None

@@ -15,7 +15,7 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 from scalelatent.kernels.onehot_compiled import count_matches
 from scalelatent.kernels.streams import resolve_seed, stream
 
@@ -298,13 +298,13 @@ def _block_accuracy(
 
 
 @entry(
-    given("f8", 2),
-    given("i8", 1),
-    given("u8", 2),
+    in_array("f8", 2),
+    in_array("i8", 1),
+    in_array("u8", 2),
     numba.boolean,
-    given("f8", 2),
-    given("i8", 1),
-    filled("f8", 2),
+    in_array("f8", 2),
+    in_array("i8", 1),
+    out_array("f8", 2),
 )
 def _count_relevant(scores, queries, words, same, thresholds, levels, out):  # type: ignore[no-untyped-def]
     m = len(levels)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 
 
 # Without fused multiply-adds, which the package's defaults allow, rows are identical on every CPU.
 @entry(
-    given("u1", 3),
-    *[given("i8", 1)] * 3,
-    given("f4", 3),
-    *[given("f4", 1)] * 2,
+    in_array("u1", 3),
+    *[in_array("i8", 1)] * 3,
+    in_array("f4", 3),
+    *[in_array("f4", 1)] * 2,
     *[numba.float32] * 2,
-    filled("u1", 3),
+    out_array("u1", 3),
     fastmath=False,
 )
 def render(

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 from scalelatent.kernels.philox import mulhi, philox
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
 @entry(
-    given("i8", 1),
-    given("i8", 1),
-    given("i8", 1),
+    in_array("i8", 1),
+    in_array("i8", 1),
+    in_array("i8", 1),
     numba.uint64,
     numba.uint64,
     numba.uint64,
-    filled("u8", 1),
-    filled("i8", 1),
+    out_array("u8", 1),
+    out_array("i8", 1),
 )
 def resample(
     base_counts: np.ndarray,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 from scalelatent.kernels.philox import draw_below
 
 
-@entry(given("i2", 3), given("u1", 3), filled("u1", 3))
+@entry(in_array("i2", 3), in_array("u1", 3), out_array("u1", 3))
 def draw_features(placements: np.ndarray, features: np.ndarray, out: np.ndarray) -> None:
     """Draw features into images; overlapping features are joined by OR.
 
@@ -32,7 +32,7 @@ def draw_features(placements: np.ndarray, features: np.ndarray, out: np.ndarray)
                     image[top + y, left + x] |= features[feature, y, x]
 
 
-@entry(given("u4", 2), given("u8", 1), filled("u1", 2))
+@entry(in_array("u4", 2), in_array("u8", 1), out_array("u1", 2))
 def flip(draws: np.ndarray, threshold: np.ndarray, out: np.ndarray) -> None:
     """Flip each bit whose draw is below `threshold[0]`, in place; `out` is uint8 (rows, bits)."""
     for i in range(out.shape[0]):
@@ -40,7 +40,7 @@ def flip(draws: np.ndarray, threshold: np.ndarray, out: np.ndarray) -> None:
             out[i, j] ^= np.uint8(np.uint64(draws[i, j]) < threshold[0])
 
 
-@entry(given("u4", 2), given("u1", 3), filled("u1", 3))
+@entry(in_array("u4", 2), in_array("u1", 3), out_array("u1", 3))
 def jitter_pixels(draws: np.ndarray, images: np.ndarray, out: np.ndarray) -> None:
     """Move each pixel that is 1 by up to one pixel in both directions; draws (rows, pixels)."""
     height, width = out.shape[1], out.shape[2]
@@ -57,7 +57,7 @@ def jitter_pixels(draws: np.ndarray, images: np.ndarray, out: np.ndarray) -> Non
                         out[i, v, u] = 1
 
 
-@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+@entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def make_grey(draws: np.ndarray, how: np.ndarray, out: np.ndarray) -> None:
     """Turn images of 0 and 1 into grey images of 0 to 255, in place.
 
@@ -84,13 +84,13 @@ def make_grey(draws: np.ndarray, how: np.ndarray, out: np.ndarray) -> None:
 
 
 @entry(
-    given("u4", 2),
-    given("u4", 1),
-    given("i8", 1),
-    given("i8", 1),
-    given("i8", 2),
-    given("i8", 1),
-    filled("i2", 3),
+    in_array("u4", 2),
+    in_array("u4", 1),
+    in_array("i8", 1),
+    in_array("i8", 1),
+    in_array("i8", 2),
+    in_array("i8", 1),
+    out_array("i2", 3),
 )
 def typeset(
     draws: np.ndarray,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.philox import mulhi
 
 STATE = (
@@ -67,7 +67,7 @@ _LOW_BITS = np.uint64(0x1FF)
 _TOP_BIT = np.uint64(1 << 63)
 
 
-@part
+@subkernel
 def _leading_zeros(w: np.uint64) -> int:
     count = 0
     while not w & _TOP_BIT:
@@ -76,7 +76,7 @@ def _leading_zeros(w: np.uint64) -> int:
     return count
 
 
-@part
+@subkernel
 def _to_float(w: np.uint64, q: int) -> float:
     """Return w * 10**q, rounded to the nearest float64; w > 0."""
     if -22 <= q <= 22 and w <= np.uint64(1 << 53):
@@ -116,7 +116,7 @@ def _to_float(w: np.uint64, q: int) -> float:
     return np.float64(mantissa) * TWOS[power - 1075 + 1074]
 
 
-@part
+@subkernel
 def _starts_with(text: np.ndarray, at: int, stop: int, lower: bytes) -> bool:
     """Return whether the text continues with a word, in either case."""
     if at + len(lower) > stop:
@@ -130,7 +130,7 @@ def _starts_with(text: np.ndarray, at: int, stop: int, lower: bytes) -> bool:
 _INF, _INFINITY, _NAN, _QID = b"inf", b"infinity", b"nan", b"qid:"
 
 
-@part
+@subkernel
 def _number(text: np.ndarray, at: int, stop: int) -> tuple[float, int, bool]:
     """Return the number that starts at a byte, the byte after it, and whether its last bit is certain.
 
@@ -182,32 +182,32 @@ def _number(text: np.ndarray, at: int, stop: int) -> tuple[float, int, bool]:
     return -value if negative else value, at, certain
 
 
-@part
+@subkernel
 def _is_space(c: int) -> bool:
     return c <= 32 and c != 10  # all control characters separate words
 
 
-@part
+@subkernel
 def _is_end_of_content(text: np.ndarray, at: int, stop: int) -> bool:
     """Return whether the content of a line ends here: at a newline, a comment or the end of the text."""
     return at >= stop or text[at] == 10 or text[at] == 35
 
 
-@part
+@subkernel
 def _skip_spaces(text: np.ndarray, at: int, stop: int) -> int:
     while at < stop and _is_space(text[at]):
         at += 1
     return at
 
 
-@part
+@subkernel
 def _word_end(text: np.ndarray, at: int, stop: int) -> int:
     while at < stop and text[at] > 32 and text[at] != 35:
         at += 1
     return at
 
 
-@part
+@subkernel
 def _read_labels(
     text: np.ndarray,
     place: int,
@@ -249,16 +249,16 @@ def _read_labels(
 
 
 @entry(
-    given("u1", 1),
+    in_array("u1", 1),
     numba.int64,
     numba.boolean,
-    filled("f8", 1),
-    filled("i8", 1),
-    filled("i8", 1),
-    filled("f8", 1),
-    filled("i8", 1),
-    filled("i8", 1),
-    filled("i8", 1),
+    out_array("f8", 1),
+    out_array("i8", 1),
+    out_array("i8", 1),
+    out_array("f8", 1),
+    out_array("i8", 1),
+    out_array("i8", 1),
+    out_array("i8", 1),
 )
 def parse_lines(
     text: np.ndarray,

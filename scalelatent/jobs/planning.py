@@ -34,7 +34,7 @@ class PlannedCluster:
         self._workers = workers
 
     @classmethod
-    def of(cls, cluster: ClusterSection) -> PlannedCluster:
+    def from_section(cls, cluster: ClusterSection) -> PlannedCluster:
         """Return a substitute client with the workers that a job will start."""
         worker = {"nthreads": cluster.threads or 1, "memory_limit": worker_bytes(cluster)}
         return cls({f"worker-{number}": worker for number in range(cluster.workers or 1)})
@@ -71,7 +71,7 @@ def plan_job(
     cluster = job.cluster
     with as_job_error():
         if client is None and cluster.scheduler is None:
-            planned = None if cluster.workers is None else PlannedCluster.of(cluster)
+            planned = None if cluster.workers is None else PlannedCluster.from_section(cluster)
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
             options |= {"client": planned, "memory_limit": limit}
             return _whole_job(job, data, _needs(job, estimator, lambda one: one.plan(data.train, **options)))

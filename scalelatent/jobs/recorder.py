@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from scalelatent.contract.kinds import find_kind
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.resume_identity import named_values
 from scalelatent.errors import JobError, RunError
+from scalelatent.storage.write_checks import describe_contents
 
 from .interrupt import StopRequest, stop_on_cancel
 from .run_record import RunRecord, add_dashboard_page
@@ -41,7 +43,7 @@ _KEY_OF_ROLE = {
 
 
 @contextmanager
-def recorded(call: FitCall) -> Iterator[Callback]:
+def record_fit(call: FitCall) -> Iterator[Callback]:
     """Yield a callback that records a fit in its run folder, and record how the fit ends."""
     record = _Record(call)
     with record.exit:
@@ -73,8 +75,14 @@ class _Record(Callbacks):
     def hold_folder(self) -> None:
         """Lock the run folder, so that a second fit at the same time is refused before it writes."""
         place = self._held.place
+        if place.has("zarr.json"):
+            raise RunError(
+                f"{place.url} {describe_contents(place, 'a run folder')}; choose another `run_dir`"
+            )
         path = place.local_path("")
-        existed = path is not None and os.path.isdir(path)
+        created = (
+            [] if path is None else [one for one in (Path(path), *Path(path).parents) if not one.exists()]
+        )
         try:
             place.make()
         except OSError as error:
@@ -83,14 +91,17 @@ class _Record(Callbacks):
             ) from error
         self.exit.enter_context(self._held.lock())
         if place.keys("") in ([], ["lock"]):
-            self.exit.callback(self._take_back, existed)
+            self.exit.callback(self._take_back, created)
 
-    def _take_back(self, existed: bool) -> None:
-        """Remove the folder if its fit has not started; recreate it empty if it existed before."""
+    def _take_back(self, created: list[Path]) -> None:
+        """Remove the created folders if the fit has not started; keep an empty folder that existed before."""
         if self._folder is None:
             self._held.remove()
-            if existed:
+            if not created:
                 self._held.place.make()
+            with suppress(OSError):
+                for folder in created[1:]:
+                    folder.rmdir()
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         """Create or open the folder at the first call; a search calls this again for its refit."""

@@ -44,6 +44,7 @@ from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import locate
 from scalelatent.storage.linelog import LineLog
 from scalelatent.storage.locks import Lock, find_lock
+from scalelatent.storage.write_checks import describe_contents
 
 from .spec import FORMAT, Job
 
@@ -68,6 +69,7 @@ def to_json_value(value: Any) -> Any:
     return value
 
 
+MAX_LOOKED = 100  # files of a wrong folder that are checked for the run folder that the user meant
 STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
@@ -97,13 +99,19 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | os.PathLike[str], job: Job) -> RunFolder:
         """Create a new run folder and write the job into it."""
+        folder = cls.unused(path)
+        folder._create_files(job)
+        return folder
+
+    @classmethod
+    def unused(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Return a run folder that can be created; raise a `JobError` if its place contains files."""
         folder = cls(path)
         local = folder.place.local_path("")
         if local is not None and os.path.exists(local) and not os.path.isdir(local):
             raise JobError(f"output {folder.url} exists and is a file; choose another folder with --out")
         if not folder.place.is_empty():
             raise JobError(folder._occupied())
-        folder._create_files(job)
         return folder
 
     def write_or_create(self, job: Job) -> None:
@@ -147,12 +155,12 @@ class RunFolder:
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
         folder = cls(path)
         if not is_run_folder(folder.url):
-            local = folder.place.local_path("")
-            if folder.place.is_empty() if local is None else not os.path.isdir(local):
-                raise JobError(f"run folder {folder.url} does not exist")
+            parent, mark, _ = folder.url.rstrip("/").rpartition("/")
+            inside = [f"{folder.url.rstrip('/')}/{name}" for name in folder.place.keys("")[:MAX_LOOKED]]
+            near = next((url for url in (parent + mark, *inside) if url and is_run_folder(url)), None)
             raise JobError(
-                f"{folder.url} is not a run folder (it has no job.json and state.json); give the folder that "
-                "[job] out of the job file names"
+                f"{folder.url} {describe_contents(folder.place, 'a run folder')}; give "
+                + (near or "the folder that [job] out of a job file, or run_dir in Python, names")
             )
         return folder
 

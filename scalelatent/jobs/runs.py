@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.errors import JobError, ScalelatentError, StoreError
+from scalelatent.errors import DataError, JobError, ScalelatentError, StoreError
 from scalelatent.storage.disk import is_local, locate
+from scalelatent.storage.write_checks import describe_contents
 
 from .datasets import data_at_start, open_job_data
 from .runfolder import RunFolder, is_run_folder
@@ -95,22 +96,8 @@ def write_rows(
     write = getattr(estimator, method)
     if layer is not None and "layer" not in inspect.signature(write).parameters:
         raise JobError(f"a {kind} has no layers; remove --layer")
-    place = locate(out)
-    if not place.is_empty() or os.path.exists(place.url):
-        if dataset.url is not None and _same(place.url, dataset.url):
-            raise JobError(f"output {out} is the dataset to read; choose another output")
-        if not overwrite:
-            raise JobError(f"output {out} exists; choose another output, or add --overwrite to replace it")
-        # An output that is not a dataset raises an error here, so that other files are not replaced.
-        open_dataset(out)
     write(dataset, out=out, overwrite=overwrite, **({} if layer is None else {"layer": layer}))
     return open_dataset(out)
-
-
-def _same(out: str, source: str) -> bool:
-    """Return whether two addresses name the same location, also through links."""
-    local = os.path.exists(out) and os.path.exists(source)
-    return os.path.samefile(out, source) if local else out == source
 
 
 def write_report(
@@ -124,12 +111,11 @@ def write_report(
     from scalelatent.report.build import build_report
     from scalelatent.report.runfiles import check_width
 
-    estimator, folder = load_run(run)
-    if folder is None:
-        raise JobError(f"{run} is a saved model; give the run folder of the model")
+    folder = RunFolder.open(run)
+    estimator, _ = load_run(run)
     if data is not None:
         check_width(data, estimator.n_features_in_)
-        return build_report(folder.url, model=estimator, data=data, role="given", progress=progress)
+        return build_report(folder.url, model=estimator, data=data, role="evaluation", progress=progress)
     return build_report(folder.url, model=estimator, data=_job_rows(folder, print_line), progress=progress)
 
 
@@ -141,12 +127,16 @@ def report_model(
     """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`."""
     from scalelatent.data import Dataset
     from scalelatent.report.build import build_report
+    from scalelatent.report.runfiles import check_width
 
     place, role = locate(folder), None
+    if place.has("zarr.json") or os.path.isfile(place.url):
+        raise DataError(f"{place.url} {describe_contents(place, 'a run folder')}; give another folder")
     if data is not None:
-        role = "given"
+        role = "evaluation"
         if not isinstance(data, Dataset):
-            data = Dataset.from_arrays(*data) if isinstance(data, tuple) else Dataset.from_arrays(data)
+            data = Dataset.from_arrays(*(data if isinstance(data, tuple) else (data,)))
+        check_width(data, model.n_features_in_)
     elif is_run_folder(place.url):
         data = _job_rows(RunFolder(place.url), lambda line: None)
     else:
@@ -156,7 +146,6 @@ def report_model(
             role = "training" if name == "train" else name
             with suppress(ScalelatentError):  # the rows have changed or moved
                 data = Dataset.from_spec(specs[name])
-    place.make()
     return build_report(place.url, model=model, data=data, role=role)
 
 

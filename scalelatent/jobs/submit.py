@@ -68,6 +68,7 @@ def submit_job(
 ) -> Submitted:
     """Submit a job to a running cluster, where the job runs without this process."""
     job = _with_scheduler(job, scheduler, client).with_seed()
+    RunFolder.unused(job.job.out)
     with ExitStack() as stack:
         found = _connect(stack, job, client, print_line)
         check_cluster(found, job, wait=wait, print_line=print_line)

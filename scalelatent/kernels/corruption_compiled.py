@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import entry, filled, given
+from .jit import entry, in_array, out_array
 from .memory import empty
 from .philox import draw_below
 
 
-@entry(given("u4", 2), filled("u1", 2))
+@entry(in_array("u4", 2), out_array("u1", 2))
 def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
     """Flip one bit of each row per draw, all different, by a partial shuffle of the bits."""
     n_bits = out.shape[1]
@@ -29,7 +29,7 @@ def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
             order[k], order[j] = order[j], order[k]
 
 
-@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+@entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
     """Set a patch of each image to a value. draws: top, left; patch: height, width, value."""
     for i in range(out.shape[0]):
@@ -40,7 +40,7 @@ def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
                 out[i, y, x] = patch[2]
 
 
-@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+@entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
     """Draw a border. draws: top, bottom, left, right; border: its largest width, its value."""
     for i in range(out.shape[0]):
@@ -53,7 +53,7 @@ def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
                     out[i, y, x] = border[1]
 
 
-@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+@entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
     """Draw a patch of random pixels. draws: top, left, then 32 pixels each; patch: height, width, value."""
     for i in range(out.shape[0]):
@@ -64,7 +64,7 @@ def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
             out[i, top + k // patch[1], left + k % patch[1]] = bit * patch[2]
 
 
-@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+@entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
     """Draw lines at equal distances. draws: the first row and column; grid: distance, value."""
     for i in range(out.shape[0]):
@@ -75,7 +75,7 @@ def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
                     out[i, y, x] = grid[1]
 
 
-@entry(given("u4", 2), given("i8", 1), filled("u1", 3))
+@entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
     """Draw straight lines from edge to edge. draws of each line: direction, start, end."""
     for i in range(out.shape[0]):
@@ -102,7 +102,7 @@ def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
                 before = to
 
 
-@entry(given("u4", 2), filled("u1", 3))
+@entry(in_array("u4", 2), out_array("u1", 3))
 def erase_lines(draws: np.ndarray, out: np.ndarray) -> None:
     """Set rows and columns of pixels to 0. draws of each line: direction, position."""
     for i in range(out.shape[0]):

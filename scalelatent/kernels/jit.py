@@ -28,7 +28,7 @@ from scalelatent import _file_locks
 
 from .cache_folder import CACHE
 from .compile_observers import report_compilation
-from .parts import PartCompiler
+from .subkernels import SubkernelCompiler
 
 if TYPE_CHECKING:
     from numba import types
@@ -210,11 +210,11 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     return dispatcher
 
 
-class part:
+class subkernel:
     """Decorator for functions that only kernels call; they are not compiled on their own, nor cached."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        options = {"cache": False, "no_cpython_wrapper": True, "pipeline_class": PartCompiler}
+        options = {"cache": False, "no_cpython_wrapper": True, "pipeline_class": SubkernelCompiler}
         self._dispatcher: Any = numba.njit(**DEFAULTS | options)(function)
         functools.update_wrapper(self, function)
 
@@ -223,10 +223,8 @@ class part:
         return self._dispatcher._numba_type_
 
     def __call__(self, *args: object) -> Any:
-        """Raise TypeError, because only kernels can call a part."""
-        raise TypeError(
-            f"{self._dispatcher.__name__} is a part of other kernels, and only kernels can call it"
-        )
+        """Raise TypeError, because only kernels can call it."""
+        raise TypeError(f"{self._dispatcher.__name__} can be called only by other kernels")
 
 
 # Entries of all imported modules by family.
@@ -288,10 +286,10 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
 def entry(*arguments: types.Type, **options: Any) -> Callable[[Any], Any]:
     """Return a decorator for kernels that Python calls.
 
-    A kernel is compiled at its first call, for the given argument types.     Without declared types numba
+    A kernel is compiled at its first call, for the given argument types. Without declared types, numba
     would compile again for read-only arrays (memmaps, cached rows) and for each memory layout, which takes
-    seconds. Use :func:`given` for arrays that the kernel only reads, and :func:`filled` for arrays that it
-    writes. ``options`` are those of :func:`kernel`.
+    seconds. Use :func:`in_array` for arrays that the kernel only reads, and :func:`out_array` for arrays that
+    it writes. ``options`` are those of :func:`kernel`.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -314,11 +312,11 @@ def entry(*arguments: types.Type, **options: Any) -> Callable[[Any], Any]:
     return wrap
 
 
-def given(dtype: str, ndim: int) -> types.Array:
+def in_array(dtype: str, ndim: int) -> types.Array:
     """Return the type of a C-contiguous array that the kernel only reads; it accepts writable arrays."""
     return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C", readonly=True)
 
 
-def filled(dtype: str, ndim: int) -> types.Array:
-    """Return the type of a C-contiguous array that the kernel writes."""
+def out_array(dtype: str, ndim: int) -> types.Array:
+    """Return the type of a C-contiguous array that the kernel writes, and may also read."""
     return numba.types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import entry, filled, given
+from .jit import entry, in_array, out_array
 
 
 def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -66,11 +66,11 @@ def _match(codes, others, out):  # type: ignore[no-untyped-def]
 
 
 _gather_short, _gather_long = (
-    entry(given(code, 2), given("f8", 3), filled("f8", 2))(_gather) for code in ("u2", "u4")
+    entry(in_array(code, 2), in_array("f8", 3), out_array("f8", 2))(_gather) for code in ("u2", "u4")
 )
 _scatter_short, _scatter_long = (
-    entry(given(code, 2), given("f8", 2), filled("f8", 3))(_scatter) for code in ("u2", "u4")
+    entry(in_array(code, 2), in_array("f8", 2), out_array("f8", 3))(_scatter) for code in ("u2", "u4")
 )
 _match_short, _match_long = (
-    entry(given(code, 2), given(code, 2), filled("f4", 2))(_match) for code in ("u2", "u4")
+    entry(in_array(code, 2), in_array(code, 2), out_array("f4", 2))(_match) for code in ("u2", "u4")
 )

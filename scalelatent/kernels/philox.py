@@ -10,9 +10,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from .jit import entry, filled, given, part
+from .jit import entry, in_array, out_array, subkernel
 
-__all__ = ["draw_below", "mulhi", "philox", "row_draws", "words"]
+__all__ = ["draw_below", "fill_random", "mulhi", "philox", "row_draws"]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -20,7 +20,7 @@ _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 
-@part
+@subkernel
 def mulhi(a: np.uint64, b: np.uint64) -> np.uint64:
     """Return the high 64 bits of the product of two uint64 numbers."""
     a_low, a_high = a & _LOW, a >> _HALF
@@ -31,7 +31,7 @@ def mulhi(a: np.uint64, b: np.uint64) -> np.uint64:
     return a_high * b_high + (middle >> _HALF) + (carry >> _HALF)
 
 
-@part
+@subkernel
 def philox(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
@@ -44,8 +44,10 @@ def philox(
     return c0, c1, c2, c3
 
 
-@entry(*[numba.uint64] * 4, filled("u8", 1))
-def words(seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64, out: np.ndarray) -> None:
+@entry(*[numba.uint64] * 4, out_array("u8", 1))
+def fill_random(
+    seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64, out: np.ndarray
+) -> None:
     """Fill ``out`` with draws of `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])`."""
     counter = np.uint64(0)
     for i in range(out.shape[0]):
@@ -55,13 +57,13 @@ def words(seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64
         out[i] = a if i % 4 == 0 else b if i % 4 == 1 else c if i % 4 == 2 else d
 
 
-@part
+@subkernel
 def draw_below(draw: np.uint32, n: int) -> np.int64:
     """Return a uniform number in range(n), from a uniform uint32."""
     return np.int64((np.uint64(draw) * np.uint64(n)) >> _HALF)
 
 
-@entry(given("u8", 1), given("i8", 1), filled("u4", 2))
+@entry(in_array("u8", 1), in_array("i8", 1), out_array("u4", 2))
 def row_draws(key: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """Fill ``out`` (rows, draws) with the draws of rows in an epoch.
 

@@ -26,7 +26,7 @@ class CsrRows:
     shape: tuple[int, int]  # (rows, features)
 
     @classmethod
-    def of(cls, matrix: csr_array) -> CsrRows:
+    def from_scipy(cls, matrix: csr_array) -> CsrRows:
         """Return the rows of a scipy CSR matrix or array, without copies."""
         rows, features = matrix.shape
         return cls(matrix.data, matrix.indices, matrix.indptr, (int(rows), int(features)))

@@ -22,7 +22,7 @@ import numpy as np
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from .jit import entry, given, part
+from .jit import entry, in_array, subkernel
 from .memory import zeros
 from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
 
@@ -172,7 +172,7 @@ def padded_size(dims):  # type: ignore[no-untyped-def]
     return (dims + LANES - 1) // LANES * LANES
 
 
-padded = part(padded_size)
+padded = subkernel(padded_size)
 
 
 def _pack(w):  # type: ignore[no-untyped-def]
@@ -190,11 +190,11 @@ def _pack(w):  # type: ignore[no-untyped-def]
     return packed
 
 
-pack = part(_pack)
-packed_matrix = entry(given("f4", 2))(_pack)
+pack = subkernel(_pack)
+packed_matrix = entry(in_array("f4", 2))(_pack)
 
 
-@part
+@subkernel
 def latents(packed, x, out):  # type: ignore[no-untyped-def]
     """Write H = W X^T of a strip to ``out`` (padded dimensions, rows rounded up to whole ROWS or more).
 
@@ -219,7 +219,7 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
             _panel_latents(tail.ctypes.data, np.int64(ROWS), row, panel, vecs, p, end, step, np.bool_(False))
 
 
-@part
+@subkernel
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
     """Multiply a panel of W with n rows of X, n a multiple of ROWS; only the first panel prefetches X."""
     wide = BYTES * LANES * vecs
@@ -249,7 +249,7 @@ def read_only(typingctx, a):  # type: ignore[no-untyped-def]
     return a.copy(readonly=True)(a), codegen
 
 
-@part
+@subkernel
 def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
     """Add G X to ``out``, for the first n columns of g (D, n or more) and the rows of x (n, p)."""
     dims, p = out.shape
@@ -274,7 +274,7 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
         _add_rest(g, n, x, whole, out)
 
 
-@part
+@subkernel
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
     """Add G X for the columns of X from ``first``, in a copy that zeros extend to whole vectors."""
     dims, width = out.shape[0], padded(x.shape[1] - first)

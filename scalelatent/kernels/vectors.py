@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .jit import LANES as LANES
-from .jit import part
+from .jit import subkernel
 
 BYTES = 4
 F32, F64 = ir.FloatType(), ir.DoubleType()
@@ -295,7 +295,7 @@ def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., No
     return wrap
 
 
-@part
+@subkernel
 def copy(of: np.ndarray, to: np.ndarray) -> None:
     """Copy a vector into one of the same length.
 
@@ -305,7 +305,7 @@ def copy(of: np.ndarray, to: np.ndarray) -> None:
         to[k] = of[k]
 
 
-@part
+@subkernel
 def largest(values: np.ndarray) -> np.number:
     """Return the maximum of a vector, or NaN if it has one; numba's ``max`` compiles five times as long."""
     top = values[0]

@@ -61,7 +61,7 @@ def build_report(
     Raises
     ------
     DataError
-        The folder does not exist, or there is no model, neither given nor in the folder.
+        There is no model, neither given nor in the folder.
 
     Examples
     --------
@@ -143,8 +143,8 @@ def _history_of_best(run: RunFiles, model: StreamedEstimator) -> list[dict[str, 
 def _saved_model(run: RunFiles) -> StreamedEstimator:
     if not run.place.has("model.zarr/zarr.json"):
         raise DataError(
-            f"run folder {run.place.url} has no model.zarr, so a report has no model to show; finish the run "
-            f"with `scalelatent resume {run.place.url}`, or pass the fitted model"
+            f"{run.place.url} has no model.zarr, so a report has no model to show; give another run folder, "
+            f"finish the run with `scalelatent resume {run.place.url}`, or pass the fitted model"
         )
     from scalelatent.engine.saved_models import load_model
 
@@ -155,7 +155,7 @@ def _rows_name(run: RunFiles, role: str | None) -> str:
     named = run.job.get("data", {})
     if role is None:
         role = next(
-            (key for key in ("test", "validation") if named.get(key)), "training" if named else "given"
+            (key for key in ("test", "validation") if named.get(key)), "training" if named else "evaluation"
         )
     return role
 

@@ -78,11 +78,6 @@ class RunFiles:
 def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     """Read the files of a run folder that a report is made from."""
     run = RunFiles(locate(folder))
-    local = run.place.local_path("")
-    if run.place.is_empty() if local is None else not os.path.isdir(local):
-        raise DataError(
-            f"run folder {run.place.url} does not exist; give the folder that [job] out of the job names"
-        )
     run.job = _read_json(run, "job.json", "the settings of the job are unknown")
     run.state = _read_json(run, "state.json", None)
     run.search = _read_json(run, "search.json", None)

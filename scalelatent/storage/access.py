@@ -29,7 +29,7 @@ class Access:
         self.mark, self.options, self.store = mark, options, store
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], store: object = None) -> Access:
+    def from_options(cls, options: Mapping[str, Any], store: object = None) -> Access:
         """Return the access of some options or of a store; equal arguments give the same object."""
         with _lock:
             for known in list(_known.values()):

@@ -10,10 +10,10 @@ from scalelatent.errors import ScalelatentError
 
 from .disk import is_local, locate
 
-__all__ = ["folder_trouble"]
+__all__ = ["find_folder_problem"]
 
 
-def folder_trouble(url: str, mark: str | None = None) -> str:
+def find_folder_problem(url: str, mark: str | None = None) -> str:
     """Return why this process cannot see, write, read and delete files in a folder; empty if it can.
 
     ``mark`` names a file that another process has just written; without the file it is a different folder.

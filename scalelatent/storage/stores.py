@@ -43,7 +43,7 @@ def find_location(thing: Any, storage_options: Mapping[str, Any] | None = None) 
     store, path = (thing.store, thing.path) if isinstance(thing, StorePath) else (_as_zarr_store(thing), "")
     if isinstance(store, LocalStore):
         return LocalLocation(os.path.join(store.root, path))
-    return StoreLocation(Access.of({}, store), path)
+    return StoreLocation(Access.from_options({}, store), path)
 
 
 def locate_recorded(url: str, mark: str | None) -> Location:
@@ -68,7 +68,7 @@ def _with_options(url: str, options: Mapping[str, Any]) -> Location:
             "fsspec for addresses such as 's3://bucket/name')"
         )
     check_address(url)
-    return ObjectLocation(url, Access.of(options))
+    return ObjectLocation(url, Access.from_options(options))
 
 
 def _as_zarr_store(thing: Any) -> Store:

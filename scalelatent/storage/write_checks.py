@@ -18,10 +18,14 @@ __all__ = [
     "clear_after",
     "clear_on_failure",
     "contains",
+    "describe_contents",
     "explain_os_errors",
     "format_of",
     "scratch",
 ]
+
+
+_FORMATS = {"scalelatent-dataset": "a dataset", "scalelatent-model": "a saved model"}
 
 
 def format_of(location: Location) -> str | None:
@@ -32,6 +36,25 @@ def format_of(location: Location) -> str | None:
     except (ValueError, AttributeError):
         return None
     return found if isinstance(found, str) else None
+
+
+def describe_contents(location: Location, wanted: str) -> str:
+    """Return what a location contains instead of the wanted, to complete a sentence after its path."""
+    path, names = location.local_path(""), location.keys("")
+    if path is not None and os.path.isfile(path):
+        found = "a file"
+    elif not names:
+        if path is None or not os.path.isdir(path):
+            return "does not exist"
+        found = "an empty folder"
+    elif {"job.json", "state.json"} <= {*names}:
+        found = "a run folder"
+    elif "zarr.json" in names:
+        found = _FORMATS.get(format_of(location) or "", "a zarr group or array")
+    else:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        found = f"a folder with {', '.join(names[:3])}{more}"
+    return f"is {found}, not {wanted}"
 
 
 def contains(location: Location, other: Location) -> bool:

@@ -269,7 +269,7 @@ def test_a_folder_that_workers_do_not_see(
 ) -> None:
     gc.collect()
     # what a worker on another machine would answer
-    monkeypatch.setattr(executor, "folder_trouble", lambda folder, mark: "they do not see it")
+    monkeypatch.setattr(executor, "find_folder_problem", lambda folder, mark: "they do not see it")
     with pytest.raises(
         RunError,
         match=r"worker\(s\) tcp://.*, tcp://.* do not see the run folder .*: put it on storage.*\(run_dir",

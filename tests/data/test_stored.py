@@ -122,7 +122,7 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
         open_dataset(tmp_path / "nothing")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("")
-    with pytest.raises(DataError, match=r"is not a scalelatent dataset: it has no zarr\.json"):
+    with pytest.raises(DataError, match=r"is a folder with file, not a dataset; create a dataset"):
         open_dataset(tmp_path / "folder")
     zarr.create_array(tmp_path / "array", data=X)
     with pytest.raises(DataError, match=r"single zarr array.*from_arrays"):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from scalelatent.deploy import checks, probes, warm
-from scalelatent.storage.folder_probe import folder_trouble
+from scalelatent.storage.folder_probe import find_folder_problem
 
 
 def by_check(findings):
@@ -124,9 +124,9 @@ def test_a_folder_that_cannot_be_named_is_no_broken_installation(tmp_path):
 
 def test_a_mark_that_is_not_there(tmp_path):
     (tmp_path / "mark").write_text("seen")
-    assert folder_trouble(str(tmp_path), "mark") == folder_trouble(str(tmp_path / "new")) == ""
-    assert "another folder of the same name" in folder_trouble(str(tmp_path), "left-by-the-laptop")
-    assert folder_trouble(str(tmp_path / "new"), "mark").startswith("it does not exist on host")
+    assert find_folder_problem(str(tmp_path), "mark") == find_folder_problem(str(tmp_path / "new")) == ""
+    assert "another folder of the same name" in find_folder_problem(str(tmp_path), "left-by-the-laptop")
+    assert find_folder_problem(str(tmp_path / "new"), "mark").startswith("it does not exist on host")
     assert os.listdir(tmp_path) == ["mark"]
 
 

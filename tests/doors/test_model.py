@@ -111,7 +111,7 @@ ROWS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("the text is no object", text("zarr.json", "[]"), "zarr.json cannot be read"),
     ("no text", text("zarr.json", ""), "zarr.json cannot be read"),
     ("half of the text", text("zarr.json", '{"attributes": {"form'), "zarr.json cannot be read"),
-    ("another format", attribute("format", to="scalelatent-dataset"), "no saved model (its format is"),
+    ("another format", attribute("format", to="scalelatent-dataset"), "is a dataset, not a saved model"),
     ("a node of another type", lambda m: change(m / "zarr.json", "node_type", to="tree"), "zarr.json cannot"),
     ("a chunk is gone", lambda m: shutil.rmtree(m / "W" / "c"), "'W' is not the one that was saved"),
     ("a chunk is text", text("W/c/0/0", "text"), "'W' cannot be read"),

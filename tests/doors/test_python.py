@@ -38,7 +38,7 @@ ROWS: list[tuple[str, Any, str]] = [
     ("one number", np.float64(3), "got scalar array instead: an array of shape (), float64"),
     ("three axes", np.zeros((60, 3, 3)), "Found array with dim 3"),
     ("a record type", np.zeros(60, [("a", "f4")]), "got 1D array instead: an array of shape (60,)"),
-    ("a name", "rows.zarr", "got scalar array instead"),
+    ("a name", "rows.zarr", "is the path 'rows.zarr'; pass the rows"),
     ("a mapping", {"a": 1}, "got scalar array instead"),
     ("words", X.astype(str), "is not compatible with arrays of bytes/strings"),
     ("dates", np.zeros((60, 8), "M8[s]"), "dtype datetime64[s]"),

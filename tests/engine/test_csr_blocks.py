@@ -84,7 +84,7 @@ def test_a_pass_gives_the_bits_of_the_dense_twin(accepts: bool, tmp_path: Path) 
 
 
 def test_csr_rows_slice_join_and_densify() -> None:
-    rows = CsrRows.of(X)
+    rows = CsrRows.from_scipy(X)
     assert rows.nbytes == X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
     np.testing.assert_array_equal(rows[100:200].to_dense(), DENSE[100:200])
     assert np.shares_memory(rows[100:200].data, X.data)

@@ -245,7 +245,7 @@ def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None
     assert case.on_scheduler == ["toy_estep_pool"]  # once
     assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
-    assert window.given  # so short a pass is one message
+    assert window.all_sent  # so short a pass is one message
     ((batch, last),) = case.sent
     assert last
     assert kept <= {span for span, _ in batch}  # what was left finished is never cut
@@ -260,7 +260,7 @@ def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None
         assert sorted(there) == list(range(grids[part].n_leaves))
     for future in case.futures.values():
         future.status = "finished"
-    assert len(window.look()) == len(batch)
+    assert len(window.poll()) == len(batch)
     assert not window.pending
     assert window.participants == {"a", "b", "c"}
 
@@ -272,13 +272,13 @@ def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:
     window = case.window()
     assert window.unequal
     window.open()
-    assert not window.given
+    assert not window.all_sent
     window.refresh({"a": 1, "b": 1})
-    while not window.given or window.pending:
+    while not window.all_sent or window.pending:
         for span, (future, _) in list(window.pending.items())[:1]:
             assert span in case.futures
             future.status = "finished"
-        assert window.look()
+        assert window.poll()
     later = {worker for batch, _ in case.sent[1:] for _, worker in batch}
     assert later == {"a", "b"}
     assert [last for _, last in case.sent][:-1] == [False] * (len(case.sent) - 1)
@@ -291,7 +291,7 @@ def test_a_window_that_is_called_off_hands_out_no_more(case: Any) -> None:
     assert window.unequal
     window.open()
     window.cancel()
-    assert window.look() == []
+    assert window.poll() == []
     assert {future.status for future in case.futures.values()} == {"released"}
 
 

@@ -46,7 +46,7 @@ def _finish(cluster: Cluster, window: Window, some: int) -> list[int]:
     waiting = [i for i, f in cluster.futures.items() if f.status == "pending"]
     for item in waiting[:some]:
         cluster.futures[item].status = "finished"
-    return window.look()
+    return window.poll()
 
 
 @given(
@@ -64,7 +64,7 @@ def test_all_items_once_and_never_too_many(n: int, threads: list[int], depth: in
         for name, count in names.items():
             assert sum(worker == name for _, worker in window.pending.values()) <= depth * count
         done += _finish(cluster, window, some)
-        if window.given and not window.pending:
+        if window.all_sent and not window.pending:
             break
     assert sorted(done) == list(range(n))
     given = [item for batch in cluster.batches for item, _ in batch]
@@ -94,7 +94,7 @@ def test_what_a_lost_worker_was_to_get_goes_to_the_others() -> None:
     window = Window({"a": 1, "b": 1}, range(8), cluster.send)
     window.open()
     window.refresh({"a": 1})
-    while not window.given or window.pending:
+    while not window.all_sent or window.pending:
         assert _finish(cluster, window, 1)
     assert sorted(cluster.futures) == list(range(8))
 
@@ -104,22 +104,22 @@ def test_a_lost_result_is_waited_for_and_an_error_is_told() -> None:
     window = Window({"a": 1}, range(2), cluster.send)
     window.open()
     cluster.futures[0].status = "lost"
-    assert window.look() == []
+    assert window.poll() == []
     cluster.futures[0].status = "finished"
     cluster.futures[1].status = "error"
     with pytest.raises(TaskEnded) as ended:
-        window.look()
+        window.poll()
     assert ended.value.item == 1
     window.cancel()
     assert cluster.futures[1].status == "released"
-    assert window.look() == []
+    assert window.poll() == []
 
 
 def test_items_without_a_future_are_their_senders() -> None:
     sent: list[Any] = []
     window = Window({"a": 1}, range(3), lambda batch, last: sent.append(batch) or {}, SHORT)
     window.open()
-    assert window.given
+    assert window.all_sent
     assert not window.pending
 
 
@@ -191,8 +191,8 @@ class Pool:
         while self.heard:
             self.now, _, _, future = heapq.heappop(self.heard)
             future.status = "finished"
-            self.window.look()
-        assert self.window.given
+            self.window.poll()
+        assert self.window.all_sent
         assert not self.window.pending
         return self.end
 
@@ -262,7 +262,7 @@ def test_rows_are_dealt_in_runs_that_stay_with_their_worker() -> None:
 def test_what_a_lost_worker_of_a_pool_was_to_get_goes_to_those_that_are_left() -> None:
     pool = Pool(200, [(1, 1.0), (1, 5.0)], 30.0)
     pool.window.open()
-    assert not pool.window.given
+    assert not pool.window.all_sent
     first = len(pool.given)
     pool.window.refresh({"w0": 1})
     pool.run()

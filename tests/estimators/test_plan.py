@@ -137,7 +137,7 @@ def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) ->
     from scalelatent.jobs.planning import PlannedCluster
     from scalelatent.jobs.spec import ClusterSection
 
-    cluster = PlannedCluster.of(ClusterSection(workers=3, threads=5, memory_limit="3GiB"))
+    cluster = PlannedCluster.from_section(ClusterSection(workers=3, threads=5, memory_limit="3GiB"))
     monkeypatch.setattr(clusters, "current_client", lambda: cluster)
     assert CapsuleRegression().plan(_rows(600, 20))["resources"] == {
         "workers": 3, "threads": 5, "memory": 3 * 2**30,

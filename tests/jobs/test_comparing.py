@@ -104,7 +104,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for runs, message in (
         ([a], "a comparison needs two or more run folders"),
         ([a, a], "is given twice"),
-        ([a, str(tmp_path)], "is not a run folder"),
+        ([a, str(tmp_path)], ", not a run folder"),
     ):
         with pytest.raises(JobError, match=message):
             compare_runs(runs)

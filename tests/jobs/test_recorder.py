@@ -22,7 +22,7 @@ from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.estimators import base
 from scalelatent.estimators.fit_services import FitCall
-from scalelatent.jobs.recorder import job_of, recorded, why_python_only
+from scalelatent.jobs.recorder import job_of, record_fit, why_python_only
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import build_estimator
 from scalelatent.jobs.searching import make_search
@@ -133,7 +133,7 @@ def test_report_says_that_rows_were_in_memory(tmp_path):
     assert "were in memory" in told.output
     assert f".report('{tmp_path / 'run'}', data=(X, y))" in told.output
     sl.load_model(tmp_path / "run").report(tmp_path / "run", data=(X, Y))
-    assert "given error" in (tmp_path / "run" / "report" / "index.html").read_text()
+    assert "evaluation error" in (tmp_path / "run" / "report" / "index.html").read_text()
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -334,7 +334,7 @@ def test_fit_on_a_cluster_appears_on_the_dashboard(tmp_path, rows, client, how):
     one = model(random_state=3).fit(rows)
     error = {"done": None, "failed": OSError("no more"), "cancelled": KeyboardInterrupt()}[how]
     call = FitCall(one, {"train": rows}, tmp_path / "run", client=client)
-    with nullcontext() if error is None else pytest.raises(type(error)), recorded(call) as record:
+    with nullcontext() if error is None else pytest.raises(type(error)), record_fit(call) as record:
         record.on_fit_start({"rows": 80, "seed": 3})
         record.on_pass_end({"pass": 1, "objective": 0.5})
         if error is not None:
@@ -348,7 +348,7 @@ def test_fit_on_a_cluster_appears_on_the_dashboard(tmp_path, rows, client, how):
 def test_no_second_reporter_if_a_callback_already_reports_to_the_dashboard(tmp_path, rows, client):
     log = sl.monitor.ClusterLog(client, "mine")
     call = FitCall(model().fit(rows), {"train": rows}, tmp_path / "run", callbacks=[log], client=client)
-    with recorded(call) as record:
+    with record_fit(call) as record:
         record.on_fit_start({"rows": 80, "seed": 3})
     assert client.heard == []
 

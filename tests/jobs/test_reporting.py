@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import scalelatent as sl
+from scalelatent.errors import DataError, RunError
 from tests.jobs.test_end_to_end import scalelatent
 
 CLUSTERED = np.random.default_rng(0).normal(size=(120, 64)) + 3 * np.eye(3, 64)[np.arange(120) % 3]
@@ -65,7 +66,7 @@ def test_given_rows_fill_the_sections_that_need_rows(given: Any, tmp_path: Path,
     told = scalelatent("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
     assert figure in figures(tmp_path)
     page = Path(tmp_path, told["report"]).read_text()
-    assert "given" in page
+    assert "evaluation" in page
     assert "30" in page
     assert "at hand" not in page
 
@@ -77,3 +78,81 @@ def test_rows_of_another_kind_are_refused(given: Any, tmp_path: Path) -> None:
     assert "other.zarr has 9 features per row, but the model was fitted to rows of 64" in said
     said = scalelatent("report", "run", "--rows", "0:10", cwd=tmp_path, code=2).err
     assert "--rows and --target need DATA" in said
+
+
+def list_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run, a saved model, a dataset, a file and folders that are none of these."""
+    folder = tmp_path_factory.mktemp("places")
+    model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
+    model.fit(CLUSTERED, Y, run_dir=folder / "runs" / "run").save(folder / "model.zarr")
+    sl.Dataset.from_arrays(CLUSTERED, Y).save(folder / "rows.zarr")
+    (folder / "empty").mkdir()
+    (folder / "text").mkdir()
+    (folder / "text" / "notes.txt").write_text("notes")
+    return folder
+
+
+# (wrong run folder, what it is, what the message advises)
+WRONG = [
+    ("nothing", "does not exist", "the folder that [job] out of a job file, or run_dir in Python, names"),
+    ("empty", "is an empty folder, not a run folder", "the folder that"),
+    ("text", "is a folder with notes.txt, not a run folder", "the folder that"),
+    ("text/notes.txt", "is a file, not a run folder", "the folder that"),
+    ("rows.zarr", "is a dataset, not a run folder", "the folder that"),
+    ("model.zarr", "is a saved model, not a run folder", "the folder that"),
+    ("runs", "is a folder with run, not a run folder", "runs/run"),
+    ("runs/run/model.zarr", "is a saved model, not a run folder", "runs/run"),
+    ("runs/run/job.json", "is a file, not a run folder", "runs/run"),
+]
+
+
+@pytest.mark.parametrize(("name", "found", "advice"), WRONG, ids=[row[0] for row in WRONG])
+def test_a_wrong_run_folder_is_described_and_nothing_is_written(
+    places: Path, name: str, found: str, advice: str
+) -> None:
+    before = list_files(places)
+    said = scalelatent("report", name, cwd=places, code=2).err
+    assert f"{places / name} {found}; give {places if '/' in advice else ''}" in said
+    assert said.strip().endswith(advice) or advice in said
+    assert list_files(places) == before
+
+
+@pytest.mark.parametrize("name", ["rows.zarr", "model.zarr", "runs/run/model.zarr", "text/notes.txt"])
+def test_a_report_and_a_fit_are_not_written_into_a_dataset_or_a_model(places: Path, name: str) -> None:
+    before, model = list_files(places), sl.load_model(places / "model.zarr")
+    with pytest.raises(DataError, match="not a run folder; give another folder"):
+        model.report(places / name)
+    with pytest.raises(RunError, match="choose another `run_dir`"):
+        model.fit(CLUSTERED, Y, run_dir=places / name)
+    assert list_files(places) == before
+
+
+def test_a_report_on_wrong_rows_creates_no_folder(places: Path, tmp_path: Path) -> None:
+    model = sl.load_model(places / "model.zarr")
+    with pytest.raises(DataError, match="has 9 features per row"):
+        model.report(tmp_path / "new" / "page", data=CLUSTERED[:, :9])
+    with pytest.raises(DataError, match="rows x features are needed"):
+        model.report(tmp_path / "new" / "page", data=[1, 2])
+    assert list_files(tmp_path) == []
+
+
+def test_a_refused_search_leaves_no_folder(tmp_path: Path) -> None:
+    search = sl.Search(sl.CapsuleRegression(capsule_dim=2), {"no_parameter": [1]})
+    with pytest.raises(ValueError, match="no_parameter"):
+        search.fit(CLUSTERED, Y, run_dir=tmp_path / "new" / "run")
+    assert list_files(tmp_path) == []
+
+
+def test_a_second_fit_into_a_run_folder_is_refused_before_the_plan(places: Path, tmp_path: Path) -> None:
+    text = (
+        f"[job]\nout = '{places / 'runs' / 'run'}'\n[data]\ntrain = 'missing.zarr'\n[model]\nkind = 'capsule'"
+    )
+    (tmp_path / "job.toml").write_text(text)
+    said = scalelatent("fit", "job.toml", cwd=tmp_path, code=2).err
+    assert "already contains a run (state: done)" in said
+    assert "plan" not in said

@@ -64,7 +64,7 @@ def test_existing_folders(tmp_path, job, folder):
 def test_open_refuses_what_is_no_run(tmp_path):
     with pytest.raises(JobError, match="does not exist"):
         RunFolder.open(tmp_path / "none")
-    with pytest.raises(JobError, match="not a run folder"):
+    with pytest.raises(JobError, match="is an empty folder, not a run folder"):
         RunFolder.open(tmp_path)
 
 

@@ -127,23 +127,23 @@ def test_a_file_system_without_locks_keeps_kernels(tmp_path, monkeypatch) -> Non
         assert held
 
 
-def test_a_part_of_kernels_is_not_called_from_python() -> None:
-    @jit.part
+def test_python_cannot_call_a_subkernel() -> None:
+    @jit.subkernel
     def twice(x):
         return 2 * x
 
-    with pytest.raises(TypeError, match="twice is a part of other kernels"):
+    with pytest.raises(TypeError, match="twice can be called only by other kernels"):
         twice(1)
 
 
-def test_a_part_is_compiled_to_machine_code_in_its_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subkernel_is_compiled_only_inside_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     add = JitEngine.add_module
     monkeypatch.setattr(
         JitEngine, "add_module", lambda self, module: made.append(module.name) or add(self, module)
     )
 
-    @jit.part
+    @jit.subkernel
     def first_of(x, n):
         if n > len(x):
             raise IndexError("fewer numbers than were asked for")
@@ -162,7 +162,7 @@ def test_a_part_is_compiled_to_machine_code_in_its_kernel_alone(monkeypatch: pyt
 
 
 def test_the_garbage_collector_pauses_while_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    @jit.entry(jit.given("f8", 1), cache=False)
+    @jit.entry(jit.in_array("f8", 1), cache=False)
     def total(x):
         return x.sum()
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelatent.kernels.jit import kernel
-from scalelatent.kernels.philox import mulhi, words
+from scalelatent.kernels.philox import fill_random, mulhi
 from scalelatent.kernels.streams import stage_word, stream
 
 
@@ -29,6 +29,6 @@ def test_high_words_of_products(a: int, b: int) -> None:
 @given(seed=U64, row=U64, iteration=U64, count=st.integers(1, 20))
 def test_words_equal_those_of_numpy_streams(seed: int, row: int, iteration: int, count: int) -> None:
     out = np.zeros(count, np.uint64)
-    words(*map(np.uint64, (seed, stage_word("documents"), row, iteration)), out)
+    fill_random(*map(np.uint64, (seed, stage_word("documents"), row, iteration)), out)
     wanted = stream(seed, "documents", iteration, row).bit_generator.random_raw(count)
     assert (out == wanted).all()

@@ -20,8 +20,8 @@ SCHEDULER = {
 WORKER = {
     "name": "w", "threads": 1, "memory_limit": 4 * GIB, "nanny": True, "offers_gpu": False, "host": "a",
     "cores": 4, "machine_bytes": 16 * GIB, "pools": {"BLAS": 1, "numba": 1, "Blosc": 4, "zarr": 0},
-    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "card_trouble": "",
-    "cache_trouble": "", "folder_trouble": "",
+    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "gpu_problem": "",
+    "cache_problem": "", "folder_problem": "",
     "local_directory": "/tmp",
 }  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_clock():
                 "offers_gpu": True,
                 "cupy": ["cupy 14"],
                 "gpus": 1,
-                "card_trouble": "no libcublasLt.so.13",
+                "gpu_problem": "no libcublasLt.so.13",
             },
             "fail",
             "worker tls://10.0.0.1:40000 cannot compute on the GPU: no libcublasLt.so.13",
@@ -149,9 +149,9 @@ def test_gpu(worker, status, found):
 
 
 def test_folder():
-    found = only("folder", "fail", seen({}, {"folder_trouble": "Permission denied"}))
+    found = only("folder", "fail", seen({}, {"folder_problem": "Permission denied"}))
     assert found.found == "/runs: worker tls://10.0.0.1:40000 cannot use it (Permission denied)"
-    view = replace(seen({}), trouble="Read-only file system")
+    view = replace(seen({}), folder_problem="Read-only file system")
     assert "on this machine" in only("folder", "fail", view).found
 
 

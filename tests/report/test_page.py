@@ -210,7 +210,7 @@ def test_a_second_report_replaces_the_first(digits, run_folder):
 
 
 def test_folders_without_run_or_model_are_refused(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match=r"nothing has no model\.zarr"):
         build_report(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"has no model\.zarr.*scalelatent resume"):
         build_report(tmp_path)

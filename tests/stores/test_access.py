@@ -243,7 +243,7 @@ def test_options_open_what_the_environment_does_not(s3: S3, options: dict[str, A
         ds[5:9].to_dask()[0].compute(scheduler="threads")[0].ravel(), ds.read_x(5, 6)[0]
     )
     assert Dataset.from_spec(ds.spec()).fingerprint() == ds.fingerprint()
-    assert Access.of(options) is Access.of(dict(options)) is ds.accesses[0]
+    assert Access.from_options(options) is Access.from_options(dict(options)) is ds.accesses[0]
 
 
 def test_secrets_are_not_shown(s3: S3, options: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ def test_a_save_that_breaks_off_leaves_no_model(s3: S3, model: sl.CapsuleRegress
     with s3.door.denying(third_put), pytest.raises(DataError, match=r"cannot write the model s3://.*denied"):
         model.save(s3.at("m.zarr"))
     assert locate(s3.at("m.zarr")).is_empty()
-    with pytest.raises(DataError, match="is not a saved model"):
+    with pytest.raises(DataError, match="does not exist; give a folder that `save` wrote"):
         sl.load_model(s3.at("m.zarr"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -86,6 +87,11 @@ def opened(x: Any, what: str = "x") -> Any:
     if isinstance(x, np.ma.MaskedArray):
         refuse_masked(x, what)
         return x.data
+    if isinstance(x, str | os.PathLike) and what.lower() == "x":
+        path = os.fspath(x)
+        raise DataError(
+            f"{what} is the path {path!r:.200}; pass the rows: scalelatent.open_dataset({path!r:.200})"
+        )
     if _is(x, "xarray", "DataArray"):
         return x.data if x.chunks is not None else _sliced(x)
     if _is(x, "torch", "Tensor"):

@@ -40,7 +40,7 @@ def _candidates(ds: Dataset) -> Iterator[Dataset]:
             if columns.paired is None:
                 yield rows
                 continue
-            target = columns.paired.part(start, stop)
+            target = columns.paired.slice_rows(start, stop)
             for other in _candidates(target):
                 if len(other) == len(rows):
                     yield rows.with_target(other)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.data.checksums import check_digests, use_crc_table
 from scalelatent.data.csr_store import StoredCsr
 from scalelatent.data.schema import DatasetAttrs
 from scalelatent.errors import DataError
+from scalelatent.storage.write_checks import describe_contents
 
 from .chunks import StoredRows
 from .segments import JoinedRows, RecodedRows
@@ -28,12 +28,9 @@ def read_attrs(location: Location) -> DatasetAttrs:
     """Return the attributes of the dataset at a location; the dataset may be unfinished."""
     raw = location.read("zarr.json")
     if raw is None:
-        what = "is not a scalelatent dataset: it has no zarr.json"
-        if location.is_empty():
-            what = "is an empty folder" if os.path.isdir(location.url) else "does not exist"
         raise DataError(
-            f"{location.url} {what}; create a dataset with `scalelatent data import` or `scalelatent data "
-            "make`"
+            f"{location.url} {describe_contents(location, 'a dataset')}; create a dataset with `scalelatent "
+            "data import` or `scalelatent data make`"
         )
     try:
         meta = json.loads(raw)

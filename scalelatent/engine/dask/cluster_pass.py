@@ -167,7 +167,7 @@ class DaskPass(Work[Span]):
 
     def open_following(self) -> None:
         """Send the next pass behind the M-step, unless the chain of passes is too long."""
-        if not self.learns or self.following is not None or not self.window.given:
+        if not self.learns or self.following is not None or not self.window.all_sent:
             return
         links = self.links + 1
         if links < CHAIN_PASSES and links * self._n_spans < CHAIN_TASKS:
@@ -177,9 +177,9 @@ class DaskPass(Work[Span]):
 
     # -- supervision -----------------------------------------------------------------------------------------
 
-    def look(self) -> bool:
-        """Do as :meth:`Work.look`, and send the next pass as soon as all spans are sent."""
-        moved = super().look()
+    def poll(self) -> bool:
+        """Do as :meth:`Work.poll`, and send the next pass as soon as all spans are sent."""
+        moved = super().poll()
         self.open_following()
         return moved
 
@@ -225,7 +225,7 @@ class DaskPass(Work[Span]):
         for part, root in self._roots.items():
             if part not in self.sums and not isinstance(root, str):
                 self.sums.update((part, vector) for vector in self.executor.fetched(root))
-        return self.window.given and len(self.sums) == len(self.stage.grids)
+        return self.window.all_sent and len(self.sums) == len(self.stage.grids)
 
     @property
     def result(self) -> PassInfo | None:

@@ -23,7 +23,7 @@ from scalelatent.engine.quarantine import Quarantine
 from scalelatent.engine.rates import choose_cache
 from scalelatent.errors import RunError
 from scalelatent.storage.disk import Location, locate
-from scalelatent.storage.folder_probe import folder_trouble
+from scalelatent.storage.folder_probe import find_folder_problem
 from scalelatent.storage.write_checks import contains
 
 from .cluster_pass import DaskPass
@@ -150,9 +150,11 @@ class DaskExecutor:
         place.write(mark, b"seen")
         try:
             if all_answer:
-                wrong.update(self.link.ask_workers(f"looking for {what}", folder_trouble, place.url, mark))
+                wrong.update(
+                    self.link.ask_workers(f"looking for {what}", find_folder_problem, place.url, mark)
+                )
             else:
-                wrong.update(ask_workers(self.client, folder_trouble, place.url, mark))
+                wrong.update(ask_workers(self.client, find_folder_problem, place.url, mark))
         finally:
             place.delete(mark)
         blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, GONE_ERRORS)}

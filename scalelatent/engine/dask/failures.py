@@ -45,7 +45,7 @@ def supervise(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> N
     executor.watch.start(current)
     while True:
         try:
-            moved, done = current.look(), current.done
+            moved, done = current.poll(), current.done
         except TaskEnded as ended:
             resolve_failure(executor, current, ended)
         if current.rows_done > reported_rows:

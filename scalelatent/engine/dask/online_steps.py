@@ -108,16 +108,16 @@ class Segment(Work[Place]):
             self._end = found[0] if found else None
         return self._end is not None
 
-    def look(self) -> bool:
-        """Do as :meth:`Work.look`; callbacks may raise to interrupt the fit."""
+    def poll(self) -> bool:
+        """Do as :meth:`Work.poll`; callbacks may raise to interrupt the fit."""
         self._steps.callbacks.on_wait()
-        return super().look()
+        return super().poll()
 
     def item_rows(self, item: Place) -> int:
         """Return 0, because the rows of a segment are not counted here."""
         return 0
 
-    def words(self, item: Place) -> str:
+    def describe(self, item: Place) -> str:
         """Return the description of a segment for error messages."""
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 

@@ -283,7 +283,7 @@ class Watch:
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
         lost = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
-        return f"{work.words(item)}{others} was with {_when_died(len(workers))}: {lost}"
+        return f"{work.describe(item)}{others} was with {_when_died(len(workers))}: {lost}"
 
     def killed(self, current: Work[Item] | None, key: str, last: str) -> str:
         """Describe the item that workers computed when they died, these workers and their memory."""

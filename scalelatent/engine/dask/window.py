@@ -159,7 +159,7 @@ class Window(Generic[Item]):
         return self._costs.cut is not None
 
     @property
-    def given(self) -> bool:
+    def all_sent(self) -> bool:
         """True if all items have been sent to workers."""
         return self.opened and not any(share.items for share in self._shares.values())
 
@@ -173,10 +173,10 @@ class Window(Generic[Item]):
         """Update the set of workers; the remaining workers take the items of lost workers."""
         if dict(threads) != self._threads:
             self._set_workers(threads)
-            if self.opened and not self.given:
+            if self.opened and not self.all_sent:
                 self._send_items()
 
-    def look(self) -> list[Item]:
+    def poll(self) -> list[Item]:
         """Return the items that finished since the last call; send more items to workers with few left."""
         done = []
         for item, (future, worker) in list(self.pending.items()):
@@ -190,7 +190,7 @@ class Window(Generic[Item]):
             self._shares[worker].add_sent(-1, -work)
             self._left -= work
             done.append(item)
-        if done and not self.given:
+        if done and not self.all_sent:
             low = self._get_queue_seconds() / 2
             if any(s.sent_count <= s.threads or s.busy < low for s in self._shares.values() if s.threads):
                 self._send_items()
@@ -240,7 +240,7 @@ class Window(Generic[Item]):
             self._give(self._shares[name], source, work)
             batch.append((item, name))
         self.participants.update(name for _, name in batch)
-        futures = self._send(batch, self.given) if batch else {}
+        futures = self._send(batch, self.all_sent) if batch else {}
         self.pending.update({item: (futures[item], name) for item, name in batch if item in futures})
 
     def _take(self, share: _Share[Item], source: _Share[Item]) -> Item | None:
@@ -323,16 +323,16 @@ class Work(Generic[Item]):
             self.began = time.monotonic()
             self.window.open()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Count the finished items and send more; return whether any item has finished."""
-        finished = self.window.look()
+        finished = self.window.poll()
         self.rows_done += sum(self.item_rows(item) for item in finished)
         return bool(finished)
 
     @property
     def done(self) -> bool:
         """True if all items are done."""
-        return self.window.given and not self.window.pending
+        return self.window.all_sent and not self.window.pending
 
     def everyone(self) -> list[Work[Item]]:
         """Return this work and all work that was started after it and overlaps with it."""
@@ -358,7 +358,7 @@ class Work(Generic[Item]):
         """Return the description of an item for the event log."""
         raise NotImplementedError
 
-    def words(self, item: Item) -> str:
+    def describe(self, item: Item) -> str:
         """Return the description of an item for error messages."""
         about = self.about(item)
         rows = about.get("rows")

@@ -487,7 +487,7 @@ def make_fitted(
     likelihood = settings.likelihood if state.phase >= MAIN else "error"
     scale = max(state.objective if np.isfinite(state.objective) else 1.0, LEAST_FLOOR)
     return FittedMixture(
-        components.part(is_alive),
+        components.select(is_alive),
         settings.classes[is_alive],
         per_class / max(float(per_class.sum()), LEAST_FLOOR),
         likelihood,

@@ -95,7 +95,7 @@ class FittedMixture:
         index = np.empty(len(x), dtype=np.int64)
         for c in np.unique(codes):
             own = codes == c
-            of_class = components.part(slice(starts[c], starts[c + 1]))
+            of_class = components.select(slice(starts[c], starts[c + 1]))
             if len(x) <= _FEW_ROWS:
                 scores = score_few_rows(of_class, self.likelihood, x[own])
             else:
@@ -105,11 +105,11 @@ class FittedMixture:
             index[own] = starts[c] + scores.argmin(axis=1)
         components = components if self.owns_arrays else components.copy()
         touched = np.unique(index)
-        before = components.part(touched)
+        before = components.select(touched)
         try:
             counts = add_rows(components, self.counts, x, index, weight, self.floor)
         except BaseException:  # the arrays change in place: either all rows are learned, or none
-            components.set_part(touched, before)
+            components.overwrite(touched, before)
             raise
         per_class = np.add.reduceat(counts, starts[:-1])
         components = replace(components, weights=counts / per_class[self.classes])

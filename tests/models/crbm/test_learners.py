@@ -143,7 +143,7 @@ def test_sparse_rows_give_the_gradient_of_dense_ones(name: str, density: float) 
     shape = CrbmShape(8, 0 if name == "logistic" else 3, 60)
     theta, rows = make_theta(shape), make_rows(shape, 5)
     x = rows.x * (np.random.default_rng(3).random(rows.x.shape) < density)
-    csr = replace(rows, x=CsrRows.of(csr_array(x)))
+    csr = replace(rows, x=CsrRows.from_scipy(csr_array(x)))
     learner, factored = (make_learner(shape, name, chain_rows=rows) for rows in (20, 5))
     assert factored.factored > learner.factored
     dense = gradient(learner, theta, replace(rows, x=x))

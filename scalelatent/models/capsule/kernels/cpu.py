@@ -12,7 +12,7 @@ from numba import boolean, float64
 
 from scalelatent.contract.learners import Backend
 from scalelatent.kernels import tiles
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes, zeros
 from scalelatent.kernels.vectors import copy
 
@@ -89,17 +89,17 @@ def estep(
 
 
 _READ = (
-    given("i4", 1),
-    given("f8", 1),
-    given("i8", 2),
-    given("i8", 2),
-    given("f8", 1),
-    given("f8", 2),
+    in_array("i4", 1),
+    in_array("f8", 1),
+    in_array("i8", 2),
+    in_array("i8", 2),
+    in_array("f8", 1),
+    in_array("f8", 2),
     float64,
 )
 
 
-@entry(filled("f4", 2), *_READ, boolean, filled("f4", 2), filled("f8", 2))
+@entry(out_array("f4", 2), *_READ, boolean, out_array("f4", 2), out_array("f8", 2))
 def _compute_residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
@@ -116,15 +116,15 @@ def _compute_residuals(
 
 
 @entry(
-    given("f4", 2),
-    given("f4", 2),
+    in_array("f4", 2),
+    in_array("f4", 2),
     *_READ,
     boolean,
     boolean,
-    filled("f4", 2),
-    filled("f4", 2),
-    filled("f4", 2),
-    filled("f8", 2),
+    out_array("f4", 2),
+    out_array("f4", 2),
+    out_array("f4", 2),
+    out_array("f8", 2),
 )
 def _tiled_estep(
     w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray,
@@ -167,7 +167,7 @@ def _tiled_estep(
         tiles.add_moment(g[:, i:], min(width, taken - i), aside, delta)
 
 
-@part
+@subkernel
 def _find_active_rows(moved: np.ndarray) -> np.ndarray:
     """Return the numbers of the active rows."""
     out, count = empty(len(moved), np.uint32), 0
@@ -178,13 +178,13 @@ def _find_active_rows(moved: np.ndarray) -> np.ndarray:
     return out[:count]
 
 
-@part
+@subkernel
 def _copy_rows(strip: np.ndarray, active: np.ndarray, rows: np.ndarray) -> None:
     for j in range(len(active)):
         copy(strip[active[j]], rows[j])
 
 
-@part
+@subkernel
 def _compute_factors(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, factors: np.ndarray, moved: np.ndarray, sums: np.ndarray,
@@ -218,13 +218,13 @@ def _compute_factors(
             )
 
 
-@part
+@subkernel
 def _select_targets(label: np.ndarray, y: np.ndarray, target: np.ndarray) -> None:
     for j in range(len(y)):
         target[j] = label[y[j]]
 
 
-@part
+@subkernel
 def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.ndarray) -> None:
     # One-dimensional slices, because numba's checks of two indices keep LLVM from vectorising.
     strip = h[row, first : first + width]
@@ -236,7 +236,7 @@ def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: 
             q[j] += strip[j] * strip[j]
 
 
-@part
+@subkernel
 def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
     """Write the sum of q over all capsules, and q and the dimension of the capsule of the row's class."""
     for j in range(width):
@@ -253,7 +253,7 @@ def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int
             work[_SIZE + j] += own * size
 
 
-@part
+@subkernel
 def _look_up_lambdas(coefficients: np.ndarray, scale: float, width: int, work: np.ndarray) -> None:
     cells = len(coefficients)
     for j in range(width):
@@ -269,7 +269,7 @@ def _look_up_lambdas(coefficients: np.ndarray, scale: float, width: int, work: n
         work[_LAM1 + j] = ((c[7] * u + c[6]) * u + c[5]) * u + c[4]
 
 
-@part
+@subkernel
 def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
     """Write the terms of the posterior of each row into the workspace.
 
@@ -290,7 +290,7 @@ def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
         work[_OWN + j] = common + 2.0 * rest * inv_p
 
 
-@part
+@subkernel
 def _find_largest_probabilities(
     q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray
 ) -> None:
@@ -311,7 +311,7 @@ def _find_largest_probabilities(
             work[_BEHIND + j] = max(work[_BEHIND + j], p if i > target[j] else -1.0)
 
 
-@part
+@subkernel
 def _log_right(width: int, work: np.ndarray) -> None:
     """Write the natural logarithm of P of the capsule of the row's class, with an error below 1e-15.
 
@@ -343,7 +343,7 @@ def _log_right(width: int, work: np.ndarray) -> None:
         work[_LOG + j] = e * _LN2 + 2.0 * z * (1.0 + s * series) + (p - p)
 
 
-@part
+@subkernel
 def _add_sums(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray, sums: np.ndarray) -> None:
     loglik, errors, active = 0.0, 0.0, 0
     for j in range(len(weight)):
@@ -360,7 +360,7 @@ def _add_sums(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray
     sums[2] += active
 
 
-@part
+@subkernel
 def _write_factors(
     weight: np.ndarray, nu: float, work: np.ndarray, own: np.ndarray, other: np.ndarray
 ) -> None:
@@ -371,7 +371,7 @@ def _write_factors(
         other[j] = work[_OTHER + j] * factor
 
 
-@part
+@subkernel
 def _scale_all(
     h: np.ndarray, y: np.ndarray, dims: np.ndarray, labels: np.ndarray, factors: np.ndarray
 ) -> None:
@@ -395,7 +395,7 @@ def _scale_all(
                     row += 1
 
 
-@part
+@subkernel
 def _scale_active(
     h: np.ndarray,
     y: np.ndarray,

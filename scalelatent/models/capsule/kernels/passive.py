@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float64
 
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 
 from .squash import SquashTable
 
@@ -38,17 +38,17 @@ def update_by_rows(
 
 
 @entry(
-    filled("f4", 2),
-    given("f4", 2),
-    given("i8", 1),
-    given("f8", 1),
-    given("i8", 1),
-    given("f4", 2),
+    out_array("f4", 2),
+    in_array("f4", 2),
+    in_array("i8", 1),
+    in_array("f8", 1),
+    in_array("i8", 1),
+    in_array("f4", 2),
     float64,
     float64,
-    given("f8", 2),
+    in_array("f8", 2),
     float64,
-    filled("f8", 1),
+    out_array("f8", 1),
 )
 def _update_by_rows(
     w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.jit import entry, given
+from scalelatent.kernels.jit import entry, in_array
 
 # Upper bound of |W|. A message is at most e^|W|; for larger W message times belief exceeds float32.
 MAX_WEIGHT = 40.0
@@ -58,7 +58,7 @@ def largest_magnitude(a: Array) -> float:
     return max(float(a.max()), -float(a.min()))  # abs would allocate a second array
 
 
-@entry(given("i4", 1))
+@entry(in_array("i4", 1))
 def _largest_bits(bits: np.ndarray) -> np.int32:
     """Return the largest bits of float32 numbers without their signs.
 

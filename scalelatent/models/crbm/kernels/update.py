@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from scalelatent.kernels.arrays import Array, aligned
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 
 _F4 = numba.float32
 
@@ -46,8 +46,8 @@ class StepRates(NamedTuple):
 
 def _ascend_signature(gradient: str) -> tuple[numba.types.Type, ...]:
     return (
-        given("f4", 1), given("f4", 1), filled("f4", 1), filled("f4", 1), given(gradient, 1), numba.int64,
-        _F4, _F4, _F4,
+        in_array("f4", 1), in_array("f4", 1), out_array("f4", 1), out_array("f4", 1),
+        in_array(gradient, 1), numba.int64, _F4, _F4, _F4,
     )  # fmt: skip
 
 
@@ -69,13 +69,13 @@ def _ascend(
 _ascend_host = {np.dtype(kind): entry(*_ascend_signature(kind))(_ascend) for kind in ("f4", "f8")}
 
 
-@entry(given("f4", 1), filled("f8", 1))
+@entry(in_array("f4", 1), out_array("f8", 1))
 def _add_f4(part: np.ndarray, total: np.ndarray) -> None:
     for i in range(len(part)):
         total[i] += part[i]
 
 
-@entry(given("f4", 1), given("f8", 1), _F4, filled("f4", 1))
+@entry(in_array("f4", 1), in_array("f8", 1), _F4, out_array("f4", 1))
 def _add_scaled(array: np.ndarray, change: np.ndarray, factor: np.float32, out: np.ndarray) -> None:
     for i in range(len(array)):
         out[i] = array[i] + factor * np.float32(change[i])

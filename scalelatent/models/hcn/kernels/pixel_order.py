@@ -5,14 +5,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 from scalelatent.kernels.philox import philox
 from scalelatent.kernels.streams import stage_word
 
 _U0, _U1, _HALF = np.uint64(0), np.uint64(1), np.uint64(32)
 
 
-@entry(numba.uint64, numba.uint64, numba.uint64, given("i8", 1), filled("i4", 2))
+@entry(numba.uint64, numba.uint64, numba.uint64, in_array("i8", 1), out_array("i4", 2))
 def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarray, out: np.ndarray) -> None:
     n = out.shape[1]
     for k in range(out.shape[0]):

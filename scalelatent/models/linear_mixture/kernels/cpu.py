@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.arrays import check_same_width
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.tiles import PANEL, add_moment, latents, pack, padded
 from scalelatent.kernels.vectors import BYTES, F32, I64, LANES, Vectors, instructions
@@ -140,13 +140,13 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
 
 
 @entry(
-    given("f4", 2),
-    given("i8", 2),
+    in_array("f4", 2),
+    in_array("i8", 2),
     types.int64,
     types.int64,
-    given("f4", 2),
-    filled("f4", 1),
-    filled("f4", 1),
+    in_array("f4", 2),
+    out_array("f4", 1),
+    out_array("f4", 1),
 )
 def _pack_groups(
     columns: np.ndarray, groups: np.ndarray, width: int, piece: int, d: np.ndarray, packed: np.ndarray,
@@ -159,7 +159,7 @@ def _pack_groups(
             _pack_pieces(d[first : first + count], piece, packed_d[at_d:])
 
 
-@part
+@subkernel
 def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
     """Write the panels of each piece of the features, one after the other."""
     n, p = rows.shape
@@ -175,7 +175,7 @@ def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
         at += len(panels)
 
 
-@part
+@subkernel
 def _product(
     panels: np.ndarray, strip: np.ndarray, rows: int, p: int, piece: int, part: np.ndarray, out: np.ndarray
 ) -> None:
@@ -199,7 +199,7 @@ def _product(
                     to[i] += more[i]
 
 
-@part
+@subkernel
 def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
     """Write e = start + h[col] - h[col + 1]² - h[col + 2]² - …, in this order for each row."""
     first = h[col]
@@ -219,21 +219,21 @@ def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray)
 
 
 @entry(
-    given("f4", 2),
-    given("f4", 1),
-    given("f4", 1),
-    given("i8", 2),
-    given("i8", 1),
-    given("f4", 1),
-    given("f4", 1),
-    given("f4", 1),
+    in_array("f4", 2),
+    in_array("f4", 1),
+    in_array("f4", 1),
+    in_array("i8", 2),
+    in_array("i8", 1),
+    in_array("f4", 1),
+    in_array("f4", 1),
+    in_array("f4", 1),
     types.int64,
     types.int64,
-    given("i8", 1),
-    given("i8", 2),
-    filled("f4", 2),
-    filled("i4", 2),
-    filled("f4", 2),
+    in_array("i8", 1),
+    in_array("i8", 2),
+    out_array("f4", 2),
+    out_array("i4", 2),
+    out_array("f4", 2),
 )
 def _scan(
     x: np.ndarray, packed: np.ndarray, packed_d: np.ndarray, groups: np.ndarray, class_groups: np.ndarray,
@@ -388,7 +388,7 @@ def select_best(scores: np.ndarray, n_best: int) -> np.ndarray:
     return out
 
 
-@entry(given("f4", 2), filled("i4", 2))
+@entry(in_array("f4", 2), out_array("i4", 2))
 def _select_best(scores: np.ndarray, out: np.ndarray) -> None:
     few = out.shape[1]
     for i in range(len(scores)):
@@ -429,7 +429,7 @@ def _packed(columns: np.ndarray) -> np.ndarray:
     return out
 
 
-@entry(given("f4", 3), filled("f4", 2))
+@entry(in_array("f4", 3), out_array("f4", 2))
 def _pack_each(columns: np.ndarray, out: np.ndarray) -> None:
     for k in range(len(columns)):
         panels, to = pack(columns[k]), out[k]
@@ -445,7 +445,7 @@ def _lists(groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-_LISTS = (given("i8", 1), given("i8", 1), given("f8", 1))
+_LISTS = (in_array("i8", 1), in_array("i8", 1), in_array("f8", 1))
 
 
 def add_scatter(
@@ -459,15 +459,15 @@ def add_scatter(
 
 
 @entry(
-    given("f4", 2),
+    in_array("f4", 2),
     *_LISTS,
-    given("f4", 2),
-    given("f4", 2),
+    in_array("f4", 2),
+    in_array("f4", 2),
     types.int64,
-    filled("f8", 2),
-    filled("f8", 2),
-    filled("f8", 3),
-    filled("f8", 3),
+    out_array("f8", 2),
+    out_array("f8", 2),
+    out_array("f8", 3),
+    out_array("f8", 3),
 )
 def _add_scatter(
     x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, means: np.ndarray,
@@ -590,16 +590,16 @@ def _make_derivatives(names: Sequence[str], shape: tuple[int, int], smoothing: f
     )
 
 
-_DERIVATIVE_TYPES = (given("f4", 2), given("f4", 1), given("f4", 2), types.int64)
+_DERIVATIVE_TYPES = (in_array("f4", 2), in_array("f4", 1), in_array("f4", 2), types.int64)
 
 
-@part
+@subkernel
 def _derivative_scratch(p: int, taps: int, width: int) -> np.ndarray:
     """Return scratch for an image, smoothed along lines, and smoothed; all are surrounded by zeros."""
     return zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), np.float32)
 
 
-@part
+@subkernel
 def _derive(
     row: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, scratch: np.ndarray,
     gx: np.ndarray, gy: np.ndarray,
@@ -652,7 +652,7 @@ def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], sm
     return out
 
 
-@entry(given("f4", 2), *_DERIVATIVE_TYPES, given("f4", 3), types.int64, filled("f4", 3))
+@entry(in_array("f4", 2), *_DERIVATIVE_TYPES, in_array("f4", 3), types.int64, out_array("f4", 3))
 def _tangent_rows(
     x: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, by: np.ndarray,
     thickness: int, out: np.ndarray,
@@ -717,7 +717,7 @@ def _times_field(
     v.loop(I64(0), n, I64(1), [of, field, to], body)
 
 
-@part
+@subkernel
 def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
     """Write the panels of a basis times each field, one field after the other."""
     sets, p = fields.shape
@@ -734,7 +734,7 @@ def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarr
             _times_field(of.ctypes.data, BYTES * wide, field.ctypes.data, target, BYTES * width, p)
 
 
-@part
+@subkernel
 def _mix(
     codes: np.ndarray, sets: int, each: int, q: int, n: int, weights: np.ndarray, mixing: np.ndarray,
     out: np.ndarray,
@@ -758,18 +758,18 @@ def _mix(
 
 
 @entry(
-    given("f4", 2),
+    in_array("f4", 2),
     *_LISTS,
     *_DERIVATIVE_TYPES,
-    given("f4", 2),
-    given("f4", 3),
-    given("f4", 3),
+    in_array("f4", 2),
+    in_array("f4", 3),
+    in_array("f4", 3),
     types.int64,
-    given("f4", 2),
+    in_array("f4", 2),
     types.int64,
-    given("f8", 2),
-    filled("f8", 3),
-    filled("f8", 2),
+    in_array("f8", 2),
+    out_array("f8", 3),
+    out_array("f8", 2),
 )
 def _tangents(
     x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, across: np.ndarray,
@@ -900,7 +900,7 @@ def tangent_distance(
     return out
 
 
-@part
+@subkernel
 def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
     """Return b' G^-1 b by Cholesky, in place; directions with a pivot at rounding are skipped."""
     total, top = 0.0, 0.0
@@ -929,16 +929,16 @@ def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
 
 
 @entry(
-    given("f4", 2),
-    given("f4", 3),
-    given("i4", 2),
-    given("f4", 2),
+    in_array("f4", 2),
+    in_array("f4", 3),
+    in_array("i4", 2),
+    in_array("f4", 2),
     types.int64,
-    given("f4", 2),
-    given("f4", 1),
-    given("f4", 1),
+    in_array("f4", 2),
+    in_array("f4", 1),
+    in_array("f4", 1),
     types.float64,
-    filled("f4", 2),
+    out_array("f4", 2),
 )
 def _distances(
     x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, packed: np.ndarray, width: int,

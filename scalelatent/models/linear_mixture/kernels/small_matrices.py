@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 
 _SWEEPS = 30
@@ -51,7 +51,7 @@ def gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
     _gram_schmidt(columns, np.ascontiguousarray(otherwise))
 
 
-@entry(filled("f8", 3), types.float64, filled("f8", 2), filled("f8", 3))
+@entry(out_array("f8", 3), types.float64, out_array("f8", 2), out_array("f8", 3))
 def _eigenvectors(matrices: np.ndarray, small: float, values: np.ndarray, turn: np.ndarray) -> None:
     q = matrices.shape[1]
     rows, order = empty((q, q), np.float64), empty(q, np.int64)
@@ -59,13 +59,13 @@ def _eigenvectors(matrices: np.ndarray, small: float, values: np.ndarray, turn: 
         _eigen(matrices[k], small, rows, values[k], turn[k], order)
 
 
-@entry(filled("f8", 3), filled("f8", 3), filled("f8", 1))
+@entry(out_array("f8", 3), out_array("f8", 3), out_array("f8", 1))
 def _triangles(grams: np.ndarray, inverse: np.ndarray, least: np.ndarray) -> None:
     for k in range(len(grams)):
         least[k] = _triangle(grams[k], inverse[k])
 
 
-@part
+@subkernel
 def _eigen(
     m: np.ndarray, small: float, rows: np.ndarray, values: np.ndarray, turn: np.ndarray, order: np.ndarray
 ) -> None:
@@ -118,7 +118,7 @@ def _eigen(
             turn[k, i] = rows[order[i], k]
 
 
-@part
+@subkernel
 def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
     """Write the upper triangle that makes columns with the Gram matrix g orthonormal, in order.
 
@@ -155,7 +155,7 @@ def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
     return least
 
 
-@entry(filled("f8", 3), given("f8", 3))
+@entry(out_array("f8", 3), in_array("f8", 3))
 def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
     p, q = columns.shape[1:]
     dots = empty(q, np.float64)
@@ -171,7 +171,7 @@ def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
                 tried += 1
 
 
-@part
+@subkernel
 def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
     """Remove earlier columns from column j and normalise it; return False if nothing remains."""
     scale = 0.0
@@ -192,7 +192,7 @@ def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
     return True
 
 
-@part
+@subkernel
 def _project(w: np.ndarray, j: int, dots: np.ndarray) -> tuple[float, float]:
     """Project column j off the orthonormal columns before it; return its length before and after."""
     p, q = w.shape

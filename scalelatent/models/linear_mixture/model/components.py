@@ -60,11 +60,11 @@ class Components:
         """Return the same components in new arrays."""
         return Components(**{name: a.copy() for name, a in self.arrays().items()}, n_dims=self.n_dims)
 
-    def part(self, which: slice | np.ndarray) -> Components:
+    def select(self, which: slice | np.ndarray) -> Components:
         """Return some of the components."""
         return Components(**{name: a[which] for name, a in self.arrays().items()}, n_dims=self.n_dims)
 
-    def set_part(self, which: np.ndarray, part: Components) -> None:
+    def overwrite(self, which: np.ndarray, part: Components) -> None:
         """Overwrite some of the components in place."""
         for name, array in self.arrays().items():
             array[which] = getattr(part, name)

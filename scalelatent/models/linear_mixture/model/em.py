@@ -171,7 +171,7 @@ class MixtureEM:
         mean_squares = np.empty((len(count), 1 + s.n_tangents))
 
         def fill(part: slice) -> None:
-            found = self._maximise_part(old.part(part), likelihood, train, part, is_last)
+            found = self._maximise_part(old.select(part), likelihood, train, part, is_last)
             for to, array in zip((new.means, new.bases, new.values, noise, mean_squares), found, strict=True):
                 to[part] = array
 

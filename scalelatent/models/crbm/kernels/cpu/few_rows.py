@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 from scalelatent.kernels.tiles import TALL_TILE_ROWS, Sums, add_products, make_tile, sum_products, zero_sums
 from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
@@ -95,7 +95,7 @@ def _make_dots(rows: int, units: int) -> Callable[..., None]:
 _dots, _dots_row, _dot = (_make_dots(*shape) for shape in ((_ROWS, _UNITS), (1, _UNITS), (1, 1)))
 
 
-@entry(given("f4", 2), given("f4", 2), given("f4", 1), filled("f4", 2))
+@entry(in_array("f4", 2), in_array("f4", 2), in_array("f4", 1), out_array("f4", 2))
 def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
     """Write x W^T + bias to ``out``."""
     rows, n = x.shape
@@ -163,7 +163,7 @@ def _make_outers(end: str) -> Callable[..., None]:
         make_tile(units, 1, finish, masked=True, rate=types.float32) for units in (TALL_TILE_ROWS, 1)
     )
 
-    @part
+    @subkernel
     def outers(
         left: np.ndarray,
         x: np.ndarray,
@@ -210,25 +210,25 @@ _plus, _subtract, _add, _ascend = (_make_outers(end) for end in ("plus", "less",
 _ONE = numba.float32(1.0)
 
 
-@entry(*[given("f4", 2)] * 3, filled("f4", 2))
+@entry(*[in_array("f4", 2)] * 3, out_array("f4", 2))
 def add_outer_product(left: np.ndarray, x: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
     """Write base + left^T x to ``out``, which may be ``base``."""
     _plus(left, x, base, _ONE, base, out)
 
 
-@entry(*[given("f4", 2)] * 3, filled("f4", 2))
+@entry(*[in_array("f4", 2)] * 3, out_array("f4", 2))
 def write_outer_difference(left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, out: np.ndarray) -> None:
     """Write left^T x - subtracted to ``out``."""
     _subtract(left, x, subtracted, _ONE, subtracted, out)
 
 
-@entry(*[given("f4", 2)] * 3, filled("f8", 2))
+@entry(*[in_array("f4", 2)] * 3, out_array("f8", 2))
 def add_outer_difference(left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, out: np.ndarray) -> None:
     """Round left^T x - subtracted to float32, and add it to ``out``."""
     _add(left, x, subtracted, _ONE, subtracted, out)
 
 
-@entry(*[given("f4", 2)] * 3, numba.float32, given("f4", 2), filled("f4", 2))
+@entry(*[in_array("f4", 2)] * 3, numba.float32, in_array("f4", 2), out_array("f4", 2))
 def ascend_outer_difference(
     left: np.ndarray,
     x: np.ndarray,
@@ -241,7 +241,7 @@ def ascend_outer_difference(
     _ascend(left, x, subtracted, rate, base, out)
 
 
-@entry(*[given("f4", 2)] * 2, *[filled("f4", 2)] * 2, *[given("f4", 2)] * 2, *[numba.float32] * 2)
+@entry(*[in_array("f4", 2)] * 2, *[out_array("f4", 2)] * 2, *[in_array("f4", 2)] * 2, *[numba.float32] * 2)
 def ascend_outer(
     theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
     left: np.ndarray, x: np.ndarray, decay: np.float32, momentum: np.float32,

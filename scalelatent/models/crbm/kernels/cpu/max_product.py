@@ -6,7 +6,7 @@ import numpy as np
 from llvmlite import ir
 
 from scalelatent.kernels.arrays import aligned
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.vectors import F32, I64, Vectors, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
@@ -76,7 +76,7 @@ def _scatter(
     lanes.loop(I64(0), n, I64(UNIT_BYTES), [], edges)
 
 
-@part
+@subkernel
 def _sweep(w: np.ndarray, m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray) -> None:
     """Update all units of a graph once, in blocks of eight visible units."""
     row, unit = 4 * w.shape[1], 4 * v_units.shape[1]
@@ -98,7 +98,7 @@ def _sweep(w: np.ndarray, m: np.ndarray, v_units: np.ndarray, h_units: np.ndarra
         update_by_sum(h_at + j, row, columns + j, moved, limit)
 
 
-@entry(given("f4", 2), *INPUTS, *RESULTS, *[filled("f4", 2)] * 4)
+@entry(in_array("f4", 2), *INPUTS, *RESULTS, *[out_array("f4", 2)] * 4)
 def _infer(
     w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float, lv: np.ndarray, lh: np.ndarray,
     sweeps: np.ndarray, change: np.ndarray, m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray,

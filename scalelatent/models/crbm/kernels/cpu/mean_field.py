@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from scalelatent.kernels.arrays import aligned
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 from scalelatent.kernels.tiles import STRIP, latents, padded_size
 from scalelatent.kernels.vectors import copy, largest
@@ -32,7 +32,7 @@ from .units import (
 )
 
 
-@part
+@subkernel
 def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved: np.float32) -> np.float32:
     """Update the units of one side of a graph from the products.
 
@@ -48,7 +48,7 @@ def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved:
     return largest(small[MOVED])
 
 
-@entry(*[given("f4", 1)] * 2, *INPUTS, *RESULTS, *[filled("f4", 3)] * 2, *[filled("f4", 2)] * 5)
+@entry(*[in_array("f4", 1)] * 2, *INPUTS, *RESULTS, *[out_array("f4", 3)] * 2, *[out_array("f4", 2)] * 5)
 def _infer(
     to_v: np.ndarray, to_h: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float,
     lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, v_units: np.ndarray,

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.arrays import aligned
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes
 from scalelatent.kernels.vectors import BIAS, I64, Vectors, copy, instructions, largest
 from scalelatent.models.crbm.kernels.inference import Inference
@@ -77,7 +77,7 @@ def _gather(
         lanes.store(lanes.fold(state[_HALF + r], b.add), e, 4 * r)
 
 
-@part
+@subkernel
 def _sweep(
     a: np.ndarray, w: np.ndarray, row_products: np.ndarray, v_units: np.ndarray, h_units: np.ndarray,
     small: np.ndarray, factors: int,
@@ -112,7 +112,7 @@ def _sweep(
         update_by_sum(h_at + j, row, h_at + UNIT_FIELDS * row + j, moved, limit)
 
 
-@entry(*[given("f4", 2)] * 3, types.int64, *INPUTS, *RESULTS, *[filled("f4", 2)] * 3)
+@entry(*[in_array("f4", 2)] * 3, types.int64, *INPUTS, *RESULTS, *[out_array("f4", 2)] * 3)
 def _infer(
     a: np.ndarray, w: np.ndarray, row_products: np.ndarray, factors: int, bv: np.ndarray, bh: np.ndarray,
     n_sweeps: int, tol: float, lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray,

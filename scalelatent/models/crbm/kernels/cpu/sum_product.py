@@ -37,7 +37,7 @@ import numpy as np
 from numba import types
 
 from scalelatent.kernels.arrays import aligned
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes
 from scalelatent.kernels.vectors import BIAS, copy, largest
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, Inference, check_pairs
@@ -71,7 +71,7 @@ _FIELDS = UNIT_FIELDS + 4
 _GROUP, _GROUP_BYTES = 64, 2**17
 
 
-@part
+@subkernel
 def _update_block(
     a: int, m: int, row: int, v_at: int, unit: int, h_at: int, small: int, factors: int, c: int, next_a: int,
     next_m: int,
@@ -105,7 +105,7 @@ def _update_block(
             scatter_two(a + at, m + at, row, th, t, u, row, p, ep, next_a + at, next_m + at)
 
 
-@part
+@subkernel
 def _sweep(
     a: np.ndarray, m: np.ndarray, up: bool, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
     factors: int, active: np.ndarray, c: np.ndarray,
@@ -153,7 +153,7 @@ def _sweep(
     return splits
 
 
-@part
+@subkernel
 def _sum_log_partitions(units: np.ndarray, n: int) -> float:
     """Return the sum of log(1 + e^l) over the first n units, from l and the two beliefs."""
     total, product = 0.0, 1.0
@@ -165,7 +165,7 @@ def _sum_log_partitions(units: np.ndarray, n: int) -> float:
     return total - math.log(product)
 
 
-@part
+@subkernel
 def _infer_group(
     a: np.ndarray, factors: int, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float, lv: np.ndarray,
     lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, log_z: np.ndarray, m: np.ndarray,
@@ -214,7 +214,7 @@ def _infer_group(
             log_z[n] = total
 
 
-@part
+@subkernel
 def _add_pairs(c: np.ndarray, h_units: np.ndarray, pairs: np.ndarray) -> None:
     """Add the pair beliefs of the graphs of a group, in the order of the graphs."""
     for i in range(pairs.shape[0]):
@@ -242,8 +242,8 @@ def _infer(
 # One compiled function for each dtype of the pair beliefs.
 _INFER_BY_DTYPE = {
     name: entry(
-        *(given("f4", 2), types.int64, *INPUTS, *RESULTS),
-        *(filled("f8", 1), filled(name, 2), *[filled("f4", 3)] * 4),
+        *(in_array("f4", 2), types.int64, *INPUTS, *RESULTS),
+        *(out_array("f8", 1), out_array(name, 2), *[out_array("f4", 3)] * 4),
     )(_infer)
     for name in (np.dtype("f4").name, np.dtype("f8").name)
 }

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.arrays import aligned
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.vectors import I32, I64, Vectors, copy, instructions
 from scalelatent.models.crbm.kernels.inference import (
     PRODUCT_UNITS,
@@ -64,7 +64,7 @@ def update_by_sum(
     _store_beliefs(lanes, new, units, step, moved, limit)
 
 
-@part
+@subkernel
 def start_units(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> None:
     """Set the units of a graph to their biases, the state before the first sweep; padding has bias 0."""
     units[BIASES] = np.float32(0.0)
@@ -101,7 +101,7 @@ def allocate_results(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.empty_like(bv), np.empty_like(bh), sweeps, change
 
 
-@entry(*[given("f4", 2)] * 3, filled("f4", 1))
+@entry(*[in_array("f4", 2)] * 3, out_array("f4", 1))
 def log_loss(lv: np.ndarray, beliefs: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
     """Write the log-loss of each row to ``out``; see ``compute_log_loss`` in ``model/energy.py``."""
     for n in range(len(lv)):
@@ -115,5 +115,5 @@ def log_loss(lv: np.ndarray, beliefs: np.ndarray, v: np.ndarray, out: np.ndarray
 
 
 # Types of (bv, bh, n_sweeps, tol) and of the result's (lv, lh, sweeps, change).
-INPUTS = (given("f4", 2), given("f4", 2), types.int64, types.float64)
-RESULTS = (filled("f4", 2), filled("f4", 2), filled("i8", 1), filled("f4", 1))
+INPUTS = (in_array("f4", 2), in_array("f4", 2), types.int64, types.float64)
+RESULTS = (out_array("f4", 2), out_array("f4", 2), out_array("i8", 1), out_array("f4", 1))

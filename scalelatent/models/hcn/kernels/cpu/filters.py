@@ -5,11 +5,11 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given
+from scalelatent.kernels.jit import entry, in_array, out_array
 from scalelatent.kernels.memory import empty
 
 
-@entry(given("u1", 3), given("i4", 3), numba.int32, filled("u1", 4))
+@entry(in_array("u1", 3), in_array("i4", 3), numba.int32, out_array("u1", 4))
 def oriented_edges(images: np.ndarray, weights: np.ndarray, least: np.int32, out: np.ndarray) -> None:
     """Mark the filter with the strongest answer at each pixel."""
     n, height, width = images.shape

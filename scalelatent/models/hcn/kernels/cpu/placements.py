@@ -5,10 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 
 
-@part
+@subkernel
 def _add_count(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) -> None:
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
@@ -18,7 +18,7 @@ def _add_count(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count:
                     layers[a, r + i, c + j] += count
 
 
-@part
+@subkernel
 def _sum_evidence(
     evidence: np.ndarray, layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
 ) -> float:
@@ -33,7 +33,7 @@ def _sum_evidence(
     return total
 
 
-@part
+@subkernel
 def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
     """Add ``value`` to the gain of every feature at every place that would cover pixel (y, x)."""
     _, h, width, n_features = w.shape
@@ -45,7 +45,7 @@ def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: 
                 gains[r, c, f] += value * w[a, i, j, f]
 
 
-@part
+@subkernel
 def _toggle(
     evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
     count: int,
@@ -63,7 +63,7 @@ def _toggle(
                         _add_gains(gains, w, a, y, x, evidence[a, y, x])
 
 
-@entry(given("u1", 4), given("u1", 4), filled("i4", 4))
+@entry(in_array("u1", 4), in_array("u1", 4), out_array("i4", 4))
 def _cover(s: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
     for n in range(s.shape[0]):
         for r in range(s.shape[1]):
@@ -73,7 +73,14 @@ def _cover(s: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
                         _add_count(out[n], w, r, c, f, 1)
 
 
-@entry(given("i4", 4), given("u1", 4), numba.float64, filled("u1", 4), filled("i4", 4), filled("f8", 3))
+@entry(
+    in_array("i4", 4),
+    in_array("u1", 4),
+    numba.float64,
+    out_array("u1", 4),
+    out_array("i4", 4),
+    out_array("f8", 3),
+)
 def _improve(
     evidence: np.ndarray, w: np.ndarray, cost: float, s: np.ndarray, layers: np.ndarray, gains: np.ndarray
 ) -> None:

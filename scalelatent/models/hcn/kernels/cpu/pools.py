@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import zeros
 from scalelatent.models.hcn.kernels.units import ABSENT, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import make_tree_layouts
@@ -17,12 +17,12 @@ _look_off, _look_on, _, _ = make_passes(2, wide=True)
 _0, _ABSENT, _MOST, _ALL = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), np.float32(1)
 
 
-@part
+@subkernel
 def _clip(x: np.int32) -> np.int32:
     return min(max(x, -_MOST), _MOST)
 
 
-@part
+@subkernel
 def _side(n: int) -> int:
     """Return the side of a pool with n shifts."""
     side = 1
@@ -31,14 +31,14 @@ def _side(n: int) -> int:
     return side
 
 
-@part
+@subkernel
 def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
     """Return where shift ``d`` reaches row ``y``: row of pools, first pool, first target, their number."""
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
 
 
-@part
+@subkernel
 def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
@@ -54,7 +54,7 @@ def _sum_messages(
             ones[x] = max(one, t)
 
 
-@part
+@subkernel
 def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
     """Compute the messages of ORs to shifts, for one channel of an image."""
     total, first, second = rows[0], rows[1], rows[2]
@@ -71,7 +71,7 @@ def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, r
                 out[x] = _clip(min(others, max(_0, -best)))
 
 
-@part
+@subkernel
 def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray) -> None:
     """Compute the largest and the second largest message to each pool of a row."""
     first[:], second[:] = _ABSENT, _ABSENT
@@ -85,8 +85,8 @@ def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, s
 
 
 @entry(
-    given("i4", 4), given("i4", 3), given("i4", 5), filled("i4", 4), numba.float32, filled("i4", 3),
-    filled("i4", 2),
+    in_array("i4", 4), in_array("i4", 3), in_array("i4", 5), out_array("i4", 4), numba.float32,
+    out_array("i4", 3), out_array("i4", 2),
 )  # fmt: skip
 def _pass_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: np.float32,
@@ -105,8 +105,8 @@ def _pass_up(
 
 
 @entry(
-    given("i4", 4), given("i4", 3), given("i4", 4), filled("i4", 5), numba.int64, filled("i4", 3),
-    filled("i4", 2), filled("i4", 4),
+    in_array("i4", 4), in_array("i4", 3), in_array("i4", 4), out_array("i4", 5), numba.int64,
+    out_array("i4", 3), out_array("i4", 2), out_array("i4", 4),
 )  # fmt: skip
 def _pass_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int, up: np.ndarray,
@@ -132,7 +132,14 @@ def _pass_down(
                     out[n, a, y, x] = _clip(first[x] + total[x] - max(first[x], _0))
 
 
-@entry(given("i4", 4), given("i4", 4), given("i4", 3), given("i4", 3), given("i8", 2), filled("i4", 4))
+@entry(
+    in_array("i4", 4),
+    in_array("i4", 4),
+    in_array("i4", 3),
+    in_array("i4", 3),
+    in_array("i8", 2),
+    out_array("i4", 4),
+)
 def _lower_trees(
     s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray, trees: np.ndarray, out: np.ndarray
 ) -> None:
@@ -153,7 +160,7 @@ def _lower_trees(
                 flat[pixel] = _clip(total)
 
 
-@entry(given("i4", 4), given("i8", 2), given("i4", 4), filled("i4", 4), filled("i4", 4))
+@entry(in_array("i4", 4), in_array("i8", 2), in_array("i4", 4), out_array("i4", 4), out_array("i4", 4))
 def _lower_features(
     s: np.ndarray, on: np.ndarray, evidence: np.ndarray, first: np.ndarray, total: np.ndarray
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 from scalelatent.models.hcn.kernels.units import HARD
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, make_tree_layouts
@@ -22,13 +22,13 @@ _0, _ALL = np.int32(0), np.float32(1)
 FAR, BEGINNING = 512, 1024
 
 
-@part
+@subkernel
 def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
     """Return the size of the messages of all pairs but the largest, and of the largest pair, for b > 0."""
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
 
-@entry(given("i4", 5), given("i4", 2), filled("i4", 5), filled("i4", 5), given("i8", 2))
+@entry(in_array("i4", 5), in_array("i4", 2), out_array("i4", 5), out_array("i4", 5), in_array("i8", 2))
 def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, trees: np.ndarray) -> None:
     n_channels, height, width = evidence.shape[2:]
     s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
@@ -64,7 +64,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
     look_off, look_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 
-    @part
+    @subkernel
     def sweep(
         evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray,
         to_w: np.ndarray, held: np.ndarray, damping: np.float32, trees: np.ndarray, moved: np.ndarray,
@@ -108,8 +108,8 @@ _sweep_short, _sweep_wide = _make_sweep(False), _make_sweep(True)
 
 
 @entry(
-    given("i4", 5), given("i4", 2), filled("i4", 5), filled("i4", 5), filled("i2", 4), filled("i2", 4),
-    filled("u1", 5), numba.float32, given("i8", 2), filled("i8", 1),
+    in_array("i4", 5), in_array("i4", 2), out_array("i4", 5), out_array("i4", 5), out_array("i2", 4),
+    out_array("i2", 4), out_array("u1", 5), numba.float32, in_array("i8", 2), out_array("i8", 1),
 )  # fmt: skip
 def _sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
@@ -119,8 +119,8 @@ def _sweep_messages(
 
 
 @entry(
-    given("i4", 5), given("i4", 2), filled("i4", 5), filled("i4", 5), filled("i4", 4), filled("i4", 4),
-    filled("u1", 5), numba.float32, given("i8", 2), filled("i8", 1),
+    in_array("i4", 5), in_array("i4", 2), out_array("i4", 5), out_array("i4", 5), out_array("i4", 4),
+    out_array("i4", 4), out_array("u1", 5), numba.float32, in_array("i8", 2), out_array("i8", 1),
 )  # fmt: skip
 def _sweep_wide_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
@@ -146,8 +146,9 @@ def sweep_messages(
 
 
 @entry(
-    given("i4", 4), given("i4", 2), filled("i4", 4), given("i4", 4), filled("i2", 2), numba.int64,
-    given("i8", 2), filled("i8", 1),
+    in_array("i4", 4), in_array("i4", 2), out_array("i4", 4), in_array("i4", 4), out_array("i2", 2),
+    numba.int64,
+    in_array("i8", 2), out_array("i8", 1),
 )  # fmt: skip
 def _decode(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, n_sweeps: int,

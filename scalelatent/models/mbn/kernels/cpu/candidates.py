@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable
 
 import numpy as np
 
-from scalelatent.kernels.jit import part
+from scalelatent.kernels.jit import subkernel
 
 # A list is too short with this probability. No list is shorter than the second number, so that rows with
 # several nearly equal scores seldom need all scores in float64.
@@ -59,7 +59,7 @@ def list_length(codes: np.ndarray) -> int:
     return min(max(needed, _LEAST_LENGTH), len(codes))
 
 
-@part
+@subkernel
 def insert(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> None:
     """Insert a score into a falling list, behind equal scores; the last entry is lost."""
     t = len(best) - 1
@@ -69,14 +69,14 @@ def insert(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> No
     best[t], index[t] = score, j
 
 
-@part
+@subkernel
 def is_close(best: np.ndarray, t: int, gap: float) -> np.bool_ | bool:
     """Return whether rounding can have exchanged entry t of a list and the entry before or after it."""
     before = t > 0 and np.float64(best[t - 1]) - np.float64(best[t]) < gap
     return before or (t + 1 < len(best) and np.float64(best[t]) - np.float64(best[t + 1]) < gap)
 
 
-@part
+@subkernel
 def sort_list(scores: np.ndarray, index: np.ndarray) -> None:
     """Sort a nearly sorted list by falling scores, and equal scores by rising index."""
     for t in range(1, len(scores)):
@@ -87,7 +87,7 @@ def sort_list(scores: np.ndarray, index: np.ndarray) -> None:
         scores[at], index[at] = score, j
 
 
-@part
+@subkernel
 def assign(
     scores: np.ndarray, index: np.ndarray, least: float, codes: np.ndarray, before: np.ndarray,
     out: np.ndarray,
@@ -113,7 +113,7 @@ def assign(
     return False
 
 
-@part
+@subkernel
 def assign_best(scores: np.ndarray, codes: np.ndarray, best: np.ndarray, out: np.ndarray) -> None:
     """Write the code of each clustering from the scores of all centroids; ``best`` is scratch space."""
     for p in range(len(out)):

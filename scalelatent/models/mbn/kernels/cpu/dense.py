@@ -23,7 +23,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.tiles import Sums, add, make_tile
 from scalelatent.kernels.vectors import BYTES, F32, I32, I64, LANES, Vectors
@@ -154,7 +154,7 @@ def _offer(
 _sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _offer)
 
 
-@part
+@subkernel
 def _gather(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, gaps: np.ndarray,
@@ -175,7 +175,7 @@ def _gather(
     strip[rows : -(-rows // ROWS) * ROWS] = 0.0
 
 
-@part
+@subkernel
 def bound_length(square: np.float32, n: int) -> float:
     """Return an upper bound of the length of n float32 numbers, from the sum of their squares in float32.
 
@@ -184,7 +184,7 @@ def bound_length(square: np.float32, n: int) -> float:
     return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
 
 
-@part
+@subkernel
 def _square(x: np.ndarray) -> np.float32:
     """Return the sum of squares in four partial sums, because one sum would wait for each addition."""
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
@@ -199,7 +199,7 @@ def _square(x: np.ndarray) -> np.float32:
     return (a + b) + (c + d)
 
 
-@part
+@subkernel
 def _scan(
     strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, partial: np.ndarray,
     scores: np.ndarray, hits: np.ndarray, best: np.ndarray, index: np.ndarray,
@@ -249,7 +249,7 @@ def _scan(
                     bits, j = bits >> 1, j + 1
 
 
-@part
+@subkernel
 def _exact_score(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, j: int) -> float:
     """Return the score of a row and a centroid in float64, summed over the columns in order."""
     at, total = j // PANEL * len(row) * PANEL + j % PANEL, 0.0
@@ -259,7 +259,7 @@ def _exact_score(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, j: int)
     return total * exact[0, j] + exact[1, j]
 
 
-@part
+@subkernel
 def _exact_scores(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, out: np.ndarray) -> None:
     """Write the scores of a row and all centroids in float64, summed as in :func:`_exact_score`."""
     q, k = len(row), exact.shape[1]
@@ -314,18 +314,18 @@ def _nearest(
 
 
 _ARGUMENTS = (
-    given("i4", 1),
-    given("f4", 1),
-    given("f4", 1),
-    given("f4", 1),
-    given("f8", 2),
-    given("i4", 2),
+    in_array("i4", 1),
+    in_array("f4", 1),
+    in_array("f4", 1),
+    in_array("f4", 1),
+    in_array("f8", 2),
+    in_array("i4", 2),
     types.int64,
     types.float64,
     types.float64,
     types.float64,
-    filled("i4", 2),
+    out_array("i4", 2),
 )
 
 
-_nearest_bytes, _nearest_floats = (entry(given(rows, 2), *_ARGUMENTS)(_nearest) for rows in ("u1", "f4"))
+_nearest_bytes, _nearest_floats = (entry(in_array(rows, 2), *_ARGUMENTS)(_nearest) for rows in ("u1", "f4"))

@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.vectors import I64, Vectors
 
@@ -118,7 +118,7 @@ def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64, like), generate
 
 
-@part
+@subkernel
 def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turned: np.ndarray) -> None:
     """Transpose rows first to last of columns begin to end into ``turned``, (columns, rows)."""
     size = x.itemsize
@@ -143,7 +143,7 @@ def _write_lists(
     flat = codes.reshape(sets * k, clusterings)
     # An odd number of lines, so that consecutive writes do not share few sets of the cache.
     turned = empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
-    place = empty(below + 2, np.int64)
+    place, table = empty(below + 2, np.int64), empty(below, codes.dtype)
     for begin in range(0, clusterings, _GROUP):
         end = min(begin + _GROUP, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
@@ -151,10 +151,12 @@ def _write_lists(
             mine = turned[v - begin]
             place[:] = 0
             for s in range(sets):
-                seen = units[s, v]
+                # The code after the last one collects the units that the clustering does not use. A table
+                # replaces a branch, which would be mispredicted.
+                for code in range(below):
+                    table[code] = code if units[s, v, code] else below
                 for j in range(s * k, s * k + k):
-                    # The code after the last one collects the units that the clustering does not use.
-                    code = mine[j] if seen[mine[j]] else below
+                    code = table[mine[j]]
                     mine[j] = code
                     place[code + 1] += 1
             for code in range(below):
@@ -168,7 +170,7 @@ def _write_lists(
                     place[code] += 1
 
 
-@part
+@subkernel
 def _append_members(
     codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
     room: int, over: np.ndarray,
@@ -190,7 +192,7 @@ def _append_members(
                     _copy(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
 
 
-@part
+@subkernel
 def _find_most_frequent(
     met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, out: np.ndarray
 ) -> None:
@@ -219,7 +221,7 @@ def _find_most_frequent(
         shared[:] = 0
 
 
-@part
+@subkernel
 def _count_all_members(
     codes: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, shared: np.ndarray,
     out: np.ndarray,
@@ -273,10 +275,12 @@ def _count_shared_units(
 
 
 _list_short, _list_long = (
-    entry(given(code, 3), given("b1", 3), types.int64, filled(code, 2), filled(code, 2))(_write_lists)
+    entry(in_array(code, 3), in_array("b1", 3), types.int64, out_array(code, 2), out_array(code, 2))(
+        _write_lists
+    )
     for code in ("u2", "u4")
 )
 _count_short, _count_long = (
-    entry(*[given(code, 2)] * 3, types.int64, types.int64, filled("i4", 2))(_count_shared_units)
+    entry(*[in_array(code, 2)] * 3, types.int64, types.int64, out_array("i4", 2))(_count_shared_units)
     for code in ("u2", "u4")
 )

@@ -24,7 +24,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from scalelatent.kernels.arrays import aligned
-from scalelatent.kernels.jit import entry, filled, given, part
+from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.kernels.tiles import sum_products
@@ -178,7 +178,7 @@ def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
     return out
 
 
-@part
+@subkernel
 def _split_entries(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
@@ -263,7 +263,7 @@ def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
     return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
 
 
-@part
+@subkernel
 def _scan(
     rows: int, places: np.ndarray, values: np.ndarray, dense: np.ndarray, panels: np.ndarray,
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, hits: np.ndarray, best: np.ndarray,
@@ -298,7 +298,7 @@ def _scan(
                     bits, j = bits >> np.uint64(1), j + 1
 
 
-@part
+@subkernel
 def _add_postings(
     thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
     value: np.ndarray, i: np.uint64, sums: np.ndarray,
@@ -310,7 +310,7 @@ def _add_postings(
             sums[i, np.uint64(centroid[e])] += weight * value[e]
 
 
-@part
+@subkernel
 def _multiply_rows(data: np.ndarray, indices: np.ndarray, values: np.ndarray, columns: np.ndarray) -> float:
     """Return the product of two sparse rows in float64, summed from left to right."""
     total, a, b = 0.0, 0, 0
@@ -323,7 +323,7 @@ def _multiply_rows(data: np.ndarray, indices: np.ndarray, values: np.ndarray, co
     return total
 
 
-@part
+@subkernel
 def _exact_score(
     data: np.ndarray, indices: np.ndarray, exact: np.ndarray, values: np.ndarray, columns: np.ndarray,
     pointers: np.ndarray, j: int,
@@ -333,7 +333,7 @@ def _exact_score(
     return _multiply_rows(data, indices, values[a:b], columns[a:b]) * exact[0, j] + exact[1, j]
 
 
-@part
+@subkernel
 def _exact_scores(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, panels: np.ndarray, start: np.ndarray,
     centroid: np.ndarray, value: np.ndarray, exact: np.ndarray, sums: np.ndarray,
@@ -416,11 +416,11 @@ def _nearest(
 def _types(values: str) -> list[types.Type]:
     """Return the types of the arguments of :func:`_nearest` for a type of the centroids' values."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
-    rows = (given("f4", 1), given("i4", 1), given("i8", 1))
+    rows = (in_array("f4", 1), in_array("i4", 1), in_array("i8", 1))
     return [
-        *(given(dtype, 1) for dtype in vectors),
-        *(given("f8", 2), given("i4", 2), types.int64, *rows),
-        *(types.float64, types.float64, filled("i4", 2)),
+        *(in_array(dtype, 1) for dtype in vectors),
+        *(in_array("f8", 2), in_array("i4", 2), types.int64, *rows),
+        *(types.float64, types.float64, out_array("i4", 2)),
     ]
 
 

@@ -1,7 +1,7 @@
-"""A numba compiler for *parts*: functions that are called only by other compiled functions.
+"""A numba compiler for *subkernels*: functions that are called only by other compiled functions.
 
 numba optimises and translates each function that a kernel calls, and then does both again for the kernel,
-into which the function is inlined. This took half of the time of a first fit. A part is only lowered to
+into which the function is inlined. This took half of the time of a first fit. A subkernel is only lowered to
 LLVM's code; the kernel that calls it is optimised and translated once, as a whole.
 """
 
@@ -15,7 +15,7 @@ from numba.core.compiler_machinery import register_pass
 
 
 class _Library(codegen.JITCodeLibrary):
-    """LLVM code of a part (a function that only kernels call) and of the parts that it calls.
+    """LLVM code of a subkernel (a function that only kernels call) and of the subkernels that it calls.
 
     It is neither optimised nor translated to machine code, because the kernels that contain it are.
     """
@@ -32,7 +32,7 @@ class _Library(codegen.JITCodeLibrary):
 class _Lowering(typed_passes.NativeLowering):
     """numba's translation of a function to LLVM code, without the step that makes machine code."""
 
-    _name = "part_lowering"
+    _name = "subkernel_lowering"
 
     def run_pass(self, state: Any) -> bool:
         """Lower the function and register it for the functions that call it."""
@@ -48,8 +48,8 @@ class _Lowering(typed_passes.NativeLowering):
         return True
 
 
-class PartCompiler(compiler.Compiler):
-    """Compiler of :class:`.jit.part`: numba's compiler, but its last pass makes no machine code."""
+class SubkernelCompiler(compiler.Compiler):
+    """Compiler of :class:`.jit.subkernel`: numba's compiler, but its last pass makes no machine code."""
 
     def define_pipelines(self) -> list[Any]:
         """Return numba's passes, with :class:`_Lowering` in place of numba's lowering."""
