@@ -14,7 +14,7 @@ from scalelatent.models.mbn.kernels import reference
 from scalelatent.models.mbn.kernels.cpu import dense
 from tests.helpers import csr_rows
 
-KERNELS = {"mbn_gather_f32", "mbn_gather_u8", "mbn_best", "mbn_decide", "mbn_sparse", "mbn_count"}
+KERNELS = {"mbn_gather_f32", "mbn_gather_u8", "mbn_take", "mbn_sparse", "mbn_count"}
 
 
 @pytest.fixture(scope="session")

@@ -52,8 +52,9 @@ def squared_lengths(w: np.ndarray) -> np.ndarray:
     return out
 
 
-def make_bank(w: np.ndarray, metric: str, draws: np.ndarray) -> CentroidBank:
-    """Prepare centroids for :func:`nearest`."""
+def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> CentroidBank:
+    """Prepare centroids for :func:`nearest`; without ``draws`` one clustering takes all centroids."""
+    draws = np.ones((1, len(w)), dtype=bool) if draws is None else draws
     w = np.asarray(w, dtype=np.float64)
     return CentroidBank(w, *score_terms(squared_lengths(w), metric), draws)
 
@@ -67,13 +68,15 @@ def nearest(x: np.ndarray, columns: np.ndarray, bank: CentroidBank) -> np.ndarra
     return np.stack([scores[:, own].argmax(axis=1) for own in bank.draws], axis=1).astype(np.int32)
 
 
-def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray) -> CentroidBank:
+def make_sparse_bank(
+    w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
+) -> CentroidBank:
     """Prepare CSR centroids for :func:`nearest_sparse`."""
     dense = w.to_dense().astype(np.float64)
     inside = np.zeros(w.shape[1], dtype=bool)
     inside[columns] = True
     dense[:, ~inside] = 0.0
-    return CentroidBank(dense, *score_terms(squared_lengths(dense), metric), draws)
+    return make_bank(dense, metric, draws)
 
 
 def nearest_sparse(x: CsrRows, bank: CentroidBank) -> np.ndarray:

@@ -81,8 +81,8 @@ def choose_pools(n_pools: int | str, n_rows: int, n_clusterings: int) -> int | N
 class CentroidSets(Protocol):
     """Sets of rows that become centroids of a layer, in memory or on disk."""
 
-    def read(self, which: int) -> HostRows:
-        """Return the rows of a set: of a pool in the first layer, of a clustering in the other layers."""
+    def read(self, which: int, count: int = 1) -> HostRows:
+        """Return the rows of sets: of pools in the first layer, of clusterings in the other layers."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class ArraySets:
     rows: HostRows
     set_rows: int
 
-    def read(self, which: int) -> HostRows:
-        return self.rows[which * self.set_rows : (which + 1) * self.set_rows]
+    def read(self, which: int, count: int = 1) -> HostRows:
+        return self.rows[which * self.set_rows : (which + count) * self.set_rows]
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,9 @@ class DrawnSets:
     layer: Layer
     x: HostRows
 
-    def read(self, which: int) -> HostRows:
-        return self.layer.take(which, self.x, self.layer.rows(which))
+    def read(self, which: int, count: int = 1) -> HostRows:
+        sets = [self.layer.take(i, self.x, self.layer.rows(i)) for i in range(which, which + count)]
+        return sets[0] if count == 1 else np.concatenate([np.asarray(part) for part in sets])
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class Layer:
             units = np.empty((stop - first, self.width, self.k_below), dtype=np.bool_)
             for i in range(stop - first):
                 units[i] = self.draw_units(first + i)
-            codes = np.stack([np.asarray(centroids.read(which)) for which in range(first, stop)])
+            codes = np.asarray(centroids.read(first, stop - first)).reshape(-1, self.k, self.width)
             return np.asarray(kernel("mbn_nearest_codes")(x, kernel("mbn_make_lists")(codes, units)))
         pool = first // self.share
         rows, columns = centroids.read(pool), self.draw_columns(pool)

@@ -28,12 +28,13 @@ _RARE, _LEAST_LENGTH = 1e-7, 4
 NONE = np.iinfo(np.int32).max
 
 
-def number_centroids(draws: np.ndarray) -> np.ndarray:
-    """Return the code of each centroid in each clustering, int32 (centroids, clusterings).
+def number_centroids(draws: np.ndarray | None, k: int) -> np.ndarray:
+    """Return the code of each of k centroids in each clustering, int32 (centroids, clusterings).
 
     The code is the centroid's number among those that the clustering may take, which are true in ``draws``,
-    bool (clusterings, centroids). The codes of other centroids are NONE.
+    bool (clusterings, centroids); None: one clustering takes all. The codes of other centroids are NONE.
     """
+    draws = np.ones((1, k), dtype=bool) if draws is None else draws
     return np.where(draws, np.cumsum(draws, axis=1, dtype=np.int32) - 1, NONE).T.astype(np.int32, order="C")
 
 

@@ -72,19 +72,28 @@ class PackedBank:
     error: tuple[float, float]
 
 
-def make_bank(w: np.ndarray, metric: str, draws: np.ndarray) -> PackedBank:
+def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedBank:
     """Pack centroids for :func:`nearest`, see :func:`..reference.make_bank`."""
-    w = np.ascontiguousarray(w, dtype=np.float32)
-    codes = number_centroids(draws)
-    if not is_whole(w):
-        kept, codes = merge_equal((row.tobytes() for row in w), codes)
-        w = w[kept]
+    w, codes = merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
+    return pack(w, codes, np.stack(score_terms(squared_lengths(w), metric)), metric)
+
+
+def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different centroids and their codes; equal centroids of whole numbers stay."""
+    codes = number_centroids(draws, len(w))
+    if is_whole(w):
+        return w, codes
+    kept, codes = merge_equal((row.tobytes() for row in w), codes)
+    return w[kept], codes
+
+
+def pack(w: np.ndarray, codes: np.ndarray, exact: np.ndarray, metric: str) -> PackedBank:
+    """Pack centroids with the scale and bias of their scores."""
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
     rows = np.zeros((full, columns), dtype=np.float32)
     rows[:k] = w
     packed = np.ascontiguousarray(rows.reshape(-1, PANEL, columns).swapaxes(1, 2))
-    exact = np.stack(score_terms(squared_lengths(w), metric))
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
     bounds = bound_rounding(w, exact, metric)

@@ -99,9 +99,11 @@ class SparseBank:
     error: tuple[float, float]
 
 
-def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray) -> SparseBank:
+def make_sparse_bank(
+    w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
+) -> SparseBank:
     """Sort centroids by columns for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
-    codes = number_centroids(draws)
+    codes = number_centroids(draws, len(w))
     if not is_whole(w.data):
         rows = (w[j : j + 1] for j in range(len(w)))
         kept, codes = merge_equal(((row.data.tobytes(), row.indices.tobytes()) for row in rows), codes)
