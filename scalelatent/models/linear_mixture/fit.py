@@ -84,15 +84,18 @@ _log = logging.getLogger("scalelatent")
 
 # Class codes are read for this many rows at a time.
 COUNT_ROWS = 2**20
-# The scatter has at least this many spare directions, and a multiple of MULTIPLE in total.
+# A basis has at least this many spare columns in addition to the directions of the model, and a multiple of
+# MULTIPLE columns in total.
 SPARE, MULTIPLE = 4, 8
-# Smallest noise for any rows.
+# Lower bound of the noise variance, for rows that do not vary.
 LEAST_FLOOR = 1e-12
-# Most passes of k-means, and passes by the error before a likelihood or soft assignment.
+# Maximum passes of k-means, and of the hard assignment by reconstruction error that precedes a likelihood or
+# a soft assignment.
 START_PASSES, SETTLE_PASSES = 10, 5
 # Operations per second of the M-step, for the forecast.
 MSTEP_RATE = 2e10
-# Stepwise EM first takes passes over the sample, and with tangents ends with passes over all rows.
+# Stepwise EM starts with this many passes over a sample. With tangents it ends with this many passes over all
+# rows.
 SAMPLE_PASSES, TANGENT_PASSES = 5, 3
 STEPWISE_PARAMETERS = ("n_epochs", "batch_rows")
 # A step has at most this many rows, or this many per component if that is more. Chains of a step are computed
@@ -105,14 +108,14 @@ REMEDY = "lower n_components or n_dims"
 # Defaults, chosen by test errors of classifiers and test likelihoods of densities (benchmarks/defaults.py).
 # A classifier has one dimension per 16 features, a density one per 2; both have at most 10. Each component
 # has at least 5 rows per dimension in a classifier, 10 in a density; its mean counts as a dimension.
-FEATURES_A_DIM, ROWS_A_DIM, DENSITY_ROWS_A_DIM, MOST_DIMS, MOST_COMPONENTS = 16, 5, 10, 10, 20
+FEATURES_PER_DIM, ROWS_PER_DIM, DENSITY_ROWS_PER_DIM, MAX_DIMS, MAX_COMPONENTS = 16, 5, 10, 10, 20
 
 
 # -- sizes and settings ------------------------------------------------------------------------------------
 
 
 def count_directions(n_dims: float, max_dims: int, p: int) -> int:
-    """Return the number of directions of the scatter: those of the model and some spare ones."""
+    """Return the number of columns of a basis: the directions of the model and some spare ones."""
     needed = max_dims if 0 < n_dims < 1 else int(n_dims)
     return min(p, -(-(needed + SPARE) // MULTIPLE) * MULTIPLE)
 
@@ -129,27 +132,27 @@ def choose_sizes(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, 
     if model.n_dims is None and last is not None:
         chosen["n_dims"] = last.components.n_dims
     elif model.n_dims is None:
-        chosen["n_dims"] = dims = min(p // (FEATURES_A_DIM if labelled else 2), MOST_DIMS)
-        if dims < MOST_DIMS:
-            warn_reduced("n_dims", dims, MOST_DIMS, f"{where} have {p} features")
+        chosen["n_dims"] = dims = min(p // (FEATURES_PER_DIM if labelled else 2), MAX_DIMS)
+        if dims < MAX_DIMS:
+            warn_reduced("n_dims", dims, MAX_DIMS, f"{where} have {p} features")
     if model.n_components is None and last is not None:
         before = np.bincount(last.classes, minlength=len(counts))
         chosen["n_components"] = before.tolist() if labelled else int(before[0])
     elif model.n_components is None:
         dims = chosen.get("n_dims", model.n_dims)
-        needed = (ROWS_A_DIM if labelled else DENSITY_ROWS_A_DIM) * (
+        needed = (ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (
             1 + (model.max_dims if 0 < dims < 1 else int(dims))
         )
-        sizes = np.clip(counts // needed, 1, MOST_COMPONENTS)
+        sizes = np.clip(counts // needed, 1, MAX_COMPONENTS)
         chosen["n_components"] = sizes.tolist() if labelled else int(sizes[0])
         what = "a class of" if labelled else "only"
-        if (fewest := int(sizes.min())) < MOST_COMPONENTS:
-            warn_reduced("n_components", fewest, MOST_COMPONENTS, f"{where} have {what} {counts.min()} rows")
+        if (fewest := int(sizes.min())) < MAX_COMPONENTS:
+            warn_reduced("n_components", fewest, MAX_COMPONENTS, f"{where} have {what} {counts.min()} rows")
     return copy(model).set_params(**chosen)
 
 
 def count_components(model: AnyMixture, n_classes: int) -> np.ndarray:
-    """Return the number of components of each class; the only class has number 0 if ``n_classes`` is 0."""
+    """Return the number of components of each class; one number if ``n_classes`` is 0 (no labels)."""
     given: Any = model.n_components
     if not is_list(given):
         return np.full(max(n_classes, 1), int(given))
@@ -162,12 +165,12 @@ def count_components(model: AnyMixture, n_classes: int) -> np.ndarray:
 
 
 def find_image_shape(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None:
-    """Return height and width of the images that rows are, or None if the model needs no images.
+    """Return height and width of the images in the rows, or None if the model needs no images.
 
     Raises
     ------
     DataError
-        The model needs images, and the rows are none.
+        The model needs images, and the rows are not images.
     """
     if not len(model.tangents) and not model.smoothing:
         return None
@@ -294,7 +297,7 @@ def check_class_counts(rows: Rows, counts: np.ndarray, sizes: np.ndarray, classe
 def choose_sample(
     rows: Rows, classes: np.ndarray | None, counts: np.ndarray, sizes: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose rows of each class at random; return their numbers, ascending, and their classes."""
+    """Choose rows of each class at random; return their indices, ascending, and their classes."""
     chosen = []
     for c, (n, k) in enumerate(zip(counts, sizes, strict=True)):
         size = min(int(n), max(SAMPLE_ROWS * int(k), LEAST_ROWS // len(counts)))
@@ -565,7 +568,7 @@ def stepwise_steps(
     counts: np.ndarray,
     predictor: Callable[[MixtureState], MixtureRowMap],
 ) -> Generator[Step, Any, tuple[MixtureState, list[dict[str, Any]]]]:
-    """Return the state after stepwise EM, and with tangents after the last passes, and the history."""
+    """Run stepwise EM, and with tangents the last passes over all rows; return the state and the history."""
     settings, train = em.settings, {"train": rows["train"]}
     learner = make_stepwise_learner(model, settings, em.width)
     # After a warm start there are no counts: weights give each class the same mass.
@@ -594,7 +597,7 @@ def _fit_sample(
     counts: np.ndarray,
     device: str,
 ) -> MixtureState:
-    """Return the state after some passes over the sample; its rows stand for all rows of their class."""
+    """Return the state after passes over the sample, whose rows have the total weight of their class."""
     x, codes = read_sample(sets, codes)
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)

@@ -30,6 +30,7 @@ from .output import density_likelihood
 from .report_data import ClassReportData, DensityReportData, collect_classes, collect_density, list_phases
 from .report_figures import (
     plot_deviations,
+    plot_image_rows,
     plot_means,
     plot_passes,
     plot_reconstructions,
@@ -37,7 +38,6 @@ from .report_figures import (
     plot_rows,
     plot_spectra,
     plot_tangents,
-    plot_under,
 )
 
 if TYPE_CHECKING:
@@ -73,26 +73,26 @@ def section(
     """Return the section of a classifier; see `scalelatent.contract.kinds.Kind.report`."""
     collect, shape = partial(collect_classes, model, progress=progress), _image_shape(model, data)
     collected = run.collect(data, "figures of rows and errors are missing", collect)
-    head, table = _class_numbers(collected, rows)
-    more_head, more = _numbers(run, model)
+    head, table = _list_class_numbers(collected, rows)
+    more_head, more = _list_numbers(run, model)
     names = [str(c) for c in model.classes_.tolist()]
-    pictures = [_means(model, names, shape), *_deviations(model, names, shape)]
+    pictures = [_draw_means(model, names, shape), *_draw_deviations(model, names, shape)]
     explained = []
     if differ := explain_error_gap(run, model.n_iter_):
         explained.append(("Validation and test error", differ))
     if collected is not None:
-        pictures.append(_reconstructions(model, collected, rows, shape))
+        pictures.append(_draw_reconstructions(model, collected, rows, shape))
         if collected.confusion is not None and collected.reliability is not None:
             pictures.append(draw_confusion(collected.confusion, names, rows))
-            pictures.append(_rejects(model, collected, rows))
+            pictures.append(_draw_rejects(model, collected, rows))
             if (mistakes := draw_mistakes(collected.mistakes, names, shape or (), rows)) is not None:
                 pictures.append(mistakes)
             pictures.append(draw_reliability(collected.reliability, rows))
             explained.append(("Calibration error", explain_calibration(collected.reliability)))
         else:
             run.notes.append(f"The {rows} rows have no labels, so there is no error.")
-    pictures += _model_pictures(run, model, names, shape)
-    subtitle = f"Mixtures of linear models, {count(len(names), 'class', 'classes')}, {_sizes(model)}"
+    pictures += _draw_model(run, model, names, shape)
+    subtitle = f"Mixtures of linear models, {count(len(names), 'class', 'classes')}, {_describe_sizes(model)}"
     return Section(subtitle, head + more_head, table + more, pictures, explained, usage_snippet(run, model))
 
 
@@ -107,7 +107,7 @@ def density_section(
     shape = _image_shape(model, data)
     collect = partial(collect_density, model, shape=shape, progress=progress)
     collected = run.collect(data, "figures of rows are missing", collect)
-    head, table = _numbers(run, model)
+    head, table = _list_numbers(run, model)
     if collected is not None:
         mean = f"{collected.log_likelihood:,.2f}"
         each = collected.log_likelihood / max(len(collected.examples[0]), 1)
@@ -124,16 +124,20 @@ def density_section(
         values = ", ".join(f"{name} {value:.3f}" for name, value in found.items() if value is not None)
         table.append(("components compared with the classes of the test rows", values))
     names = [f"{q}" for q in range(len(model.means_))]
-    pictures = [_samples(model, shape), _means(model, None, shape), *_deviations(model, None, shape)]
+    pictures = [
+        _draw_samples(model, shape),
+        _draw_means(model, None, shape),
+        *_draw_deviations(model, None, shape),
+    ]
     if collected is not None:
-        pictures += _density_pictures(model, collected, rows, shape)
-    pictures += _model_pictures(run, model, names, shape)
-    subtitle = f"Density: mixture of linear models, {_sizes(model)}"
+        pictures += _draw_density(model, collected, rows, shape)
+    pictures += _draw_model(run, model, names, shape)
+    subtitle = f"Density: mixture of linear models, {_describe_sizes(model)}"
     snippet = usage_snippet(run, model, verb="predict", gives="components")
-    return Section(subtitle, head, table, pictures, _density_words(model), snippet)
+    return Section(subtitle, head, table, pictures, _explain_density(model), snippet)
 
 
-def _density_words(model: LinearMixture) -> list[tuple[str, str]]:
+def _explain_density(model: LinearMixture) -> list[tuple[str, str]]:
     words = (
         "The mean logarithm of the density at a row, in nats: a higher value is better. It depends on the "
         "scale of the features, so it compares models of the same rows only."
@@ -151,12 +155,12 @@ def _density_words(model: LinearMixture) -> list[tuple[str, str]]:
 # -- numbers -----------------------------------------------------------------------------------------------
 
 
-def _sizes(model: AnyMixture) -> str:
+def _describe_sizes(model: AnyMixture) -> str:
     k = len(model.means_)
     return f"{count(k, 'component', 'components')} of {count(model.n_dims_, 'dimension')}"
 
 
-def _class_numbers(
+def _list_class_numbers(
     collected: ClassReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     if collected is None:
@@ -166,7 +170,7 @@ def _class_numbers(
     if collected.confusion is not None and collected.reliability is not None:
         head.append((f"{rows} error", percent(collected.confusion.error)))
         table.append((f"{rows} error", describe_confusion(collected.confusion)))
-        found = errors_at_rejects(np.concatenate(collected.certain), np.concatenate(collected.wrong))
+        found = errors_at_rejects(np.concatenate(collected.certainties), np.concatenate(collected.are_wrong))
         errors = ", ".join(f"{percent(error)} at {share}" for share, error in found.items() if share != "0%")
         table.append((f"{rows} error with rejects", errors))
         table.append((f"{rows} log-loss", f"{collected.reliability.log_loss:.4f} nats per row"))
@@ -174,7 +178,7 @@ def _class_numbers(
     return head, table
 
 
-def _numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def _list_numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     fitted, history = model._fitted, run.history
     head = [("passes", f"{model.n_iter_:,}")]
     table = [("passes", f"{model.n_iter_:,}"), ("score of a row", LIKELIHOODS[model.likelihood])]
@@ -216,7 +220,7 @@ def _image_shape(model: AnyMixture, data: Dataset | None) -> tuple[int, ...] | N
     return image_shape((model.n_features_in_,) if data is None else data.feature_shape)
 
 
-def _groups(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
+def _group_components(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
     """Return the components of each class by decreasing rows; those of a density in lines of equal length."""
     counts, classes = model._fitted.counts, model.component_classes_
     if names is not None:
@@ -227,8 +231,8 @@ def _groups(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
     return [order[a : a + across] for a in range(0, len(order), across)]
 
 
-def _means(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> Picture:
-    groups, means = _groups(model, names), model.means_
+def _draw_means(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> Picture:
+    groups, means = _group_components(model, names), model.means_
     across = max(map(len, groups))
     tiles = np.full((len(groups), across, means.shape[1]), np.nan)
     rows = np.full((len(groups), across), -1.0)
@@ -248,9 +252,9 @@ def _means(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | 
     return Picture("means", "Means of all components", words, alt, figure, wide=across > 10)
 
 
-def _largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndarray, list[str]]:
+def _select_largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndarray, list[str]]:
     """Return the largest component of each class, or the largest components, and their names."""
-    groups = _groups(model, names)
+    groups = _group_components(model, names)
     if names is None:
         own = np.concatenate(groups)[:SHOWN]
         return own, [str(i + 1) for i in range(len(own))]
@@ -259,10 +263,12 @@ def _largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndarray, li
     ]
 
 
-def _deviations(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
+def _draw_deviations(
+    model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None
+) -> list[Picture]:
     if not model.n_dims_:
         return []
-    own, labels = _largest(model, names)
+    own, labels = _select_largest(model, names)
     fitted, shown = model._fitted, min(DIRECTIONS, model.n_dims_)
     tiles = []
     for q in own:
@@ -282,18 +288,20 @@ def _deviations(model: AnyMixture, names: list[str] | None, shape: tuple[int, ..
     return [Picture("directions", "Along the first directions", words, alt, figure, wide=True)]
 
 
-def _model_pictures(
+def _draw_model(
     run: RunFiles, model: AnyMixture, names: list[str], shape: tuple[int, ...] | None
 ) -> list[Picture]:
     """Return the pictures of tangents, spectra and passes."""
     classes = names if hasattr(model, "classes_") else None
-    return [*_tangents(model, classes, shape), *_spectra(model), *_passes(run, model)]
+    return [*_draw_tangents(model, classes, shape), *_draw_spectra(model), *_draw_passes(run, model)]
 
 
-def _tangents(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None) -> list[Picture]:
+def _draw_tangents(
+    model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None
+) -> list[Picture]:
     if not model.tangents or shape is None or len(shape) != 2:
         return []
-    own, labels = _largest(model, names)
+    own, labels = _select_largest(model, names)
     means, flat = model.means_[own[:SHOWN]], (int(shape[0]), int(shape[1]))
     tangents = tangent_rows(means, flat, tuple(model.tangents), float(model.tangent_smoothing))
     words = (
@@ -305,7 +313,7 @@ def _tangents(model: AnyMixture, names: list[str] | None, shape: tuple[int, ...]
     return [Picture("tangents", "Tangents of a mean", words, alt, figure, wide=len(model.tangents) > 5)]
 
 
-def _spectra(model: AnyMixture) -> list[Picture]:
+def _draw_spectra(model: AnyMixture) -> list[Picture]:
     if not model.n_dims_:
         return []
     fitted = model._fitted
@@ -324,7 +332,7 @@ def _spectra(model: AnyMixture) -> list[Picture]:
     return [Picture("spectra", "Variance along the directions", words, alt, plot_spectra(variances, noise))]
 
 
-def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
+def _draw_passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
     records = [record for record in run.history if record.get("objective") is not None]
     if not records:
         return []
@@ -350,14 +358,14 @@ def _passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
 # -- pictures of rows --------------------------------------------------------------------------------------
 
 
-def _reconstructions(
+def _draw_reconstructions(
     model: LinearMixtureClassifier, collected: ClassReportData, rows: str, shape: tuple[int, ...] | None
 ) -> Picture:
     n = min(len(collected.examples), MOST_CLASSES)
     names = collected.names[:MOST_CLASSES]
     figure = plot_reconstructions(
         collected.examples[:n],
-        collected.made[:n, : len(names)],
+        collected.reconstructed[:n, : len(names)],
         collected.scores[:n, : len(names)],
         [collected.names[c] for c in collected.codes[:n]],
         names,
@@ -375,14 +383,14 @@ def _reconstructions(
     return Picture("reconstructions", "Rows by the models of each class", words, alt, figure, wide=True)
 
 
-def _rejects(model: LinearMixtureClassifier, collected: ClassReportData, rows: str) -> Picture:
-    wrong = np.concatenate(collected.wrong)
+def _draw_rejects(model: LinearMixtureClassifier, collected: ClassReportData, rows: str) -> Picture:
+    wrong = np.concatenate(collected.are_wrong)
     by = (
         "best to second class"
         if model._fitted.likelihood not in DENSITY_LIKELIHOODS
         else "second to best probability"
     )
-    certain = np.concatenate(collected.certain)
+    certain = np.concatenate(collected.certainties)
     found = errors_at_rejects(certain, wrong)
     errors = ", ".join(f"{percent(error)} at {share}" for share, error in found.items())
     words = (
@@ -393,7 +401,7 @@ def _rejects(model: LinearMixtureClassifier, collected: ClassReportData, rows: s
     return Picture("rejects", "Error and rejects", words, alt, plot_rejects(*reject_curve(certain, wrong)))
 
 
-def _samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
+def _draw_samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
     drawn, _ = model.sample(SAMPLES)
     tiles = drawn.reshape(-1, 10, drawn.shape[1])
     words = f"{SAMPLES} rows drawn from the density with its noise, in the grey scale of the means."
@@ -403,29 +411,29 @@ def _samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
     return Picture("samples", "Samples", words, alt, plot_rows(tiles, shape, like=model.means_))
 
 
-def _density_pictures(
+def _draw_density(
     model: LinearMixture, collected: DensityReportData, rows: str, shape: tuple[int, ...] | None
 ) -> list[Picture]:
     x, hidden, found = collected.examples, collected.hidden, []
     if hidden.any():
         seen, part = np.where(hidden, np.nan, x), "upper half" if shape else "first half of features"
-        lines = [("row", x), ("visible", seen), ("filled in", collected.filled)]
+        lines = [("row", x), ("visible", seen), ("filled in", collected.completed)]
         words = (
             f"Some of the {rows} rows, their {part}, and the rest filled in by its conditional mean given "
             "the visible features."
         )
-        error = float(((collected.filled - x)[:, hidden] ** 2).mean())
+        error = float(((collected.completed - x)[:, hidden] ** 2).mean())
         alt = f"{count(len(x), 'row')} completed; mean squared error of hidden features {error:.3g}."
-        figure = plot_under(lines, shape)
+        figure = plot_image_rows(lines, shape)
         found.append(Picture("inpainting", "Hidden parts filled in", words, alt, figure, wide=True))
     words = f"Some of the {rows} rows, and their reconstructions by their best components."
     alt = f"{count(len(x), 'row')} above their reconstructions."
-    figure = plot_under([("row", x), ("model", collected.made)], shape)
+    figure = plot_image_rows([("row", x), ("model", collected.reconstructed)], shape)
     found.append(Picture("reconstructions", "Rows and reconstructions", words, alt, figure, wide=True))
-    n = len(collected.least) // 10 * 10 or len(collected.least)
-    tiles = collected.least[:n].reshape(-1, min(n, 10), x.shape[1])
-    logs = [f"{value:,.0f}" for value in collected.least_at[:n]]
-    numbers = ", ".join(str(row) for row in collected.least_rows[:n])
+    n = len(collected.least_likely) // 10 * 10 or len(collected.least_likely)
+    tiles = collected.least_likely[:n].reshape(-1, min(n, 10), x.shape[1])
+    logs = [f"{value:,.0f}" for value in collected.least_log_likelihoods[:n]]
+    numbers = ", ".join(str(row) for row in collected.least_row_indices[:n])
     words = (
         f"The {rows} rows with the lowest log-likelihood (below each), which may be outliers: rows {numbers}."
     )

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassReportData", "DensityReportData", "collect_classes", "collect_density"]
 
-# Upper bounds of a block.
+# Upper bounds of a block, in bytes and in rows.
 BLOCK_BYTES, MOST_ROWS = 32 * 2**20, 4096
-# Rows that are drawn: evenly spaced ones, and the least likely ones.
+# Numbers of rows in figures: evenly spaced rows, and rows with the lowest density.
 EXAMPLES, LEAST_LIKELY = 10, 20
 
 
@@ -42,14 +42,17 @@ class ClassReportData:
     confusion: Confusion | None  # None without labels, as ``reliability``; ``mistakes`` are then empty
     reliability: Reliability | None
     mistakes: Mistakes
-    certain: list[np.ndarray] = field(default_factory=list)  # certainty of the class of each row
-    wrong: list[np.ndarray] = field(default_factory=list)
+    # of each row, one array per block: the certainty of its class, and whether the class is wrong
+    certainties: list[np.ndarray] = field(default_factory=list)
+    are_wrong: list[np.ndarray] = field(default_factory=list)
     # (n, features): one row of each class, less certain than the median
     examples: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (n, classes), of the examples
+    scores: np.ndarray = field(
+        default_factory=lambda: np.empty((0, 0))
+    )  # (n, classes): scores of the examples
     codes: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # classes of the examples
     # (n, classes, features): reconstructions of the examples by the best component of each class
-    made: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
+    reconstructed: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
 
 
 @dataclass
@@ -60,12 +63,12 @@ class DensityReportData:
     feature_shape: tuple[int, ...]
     log_likelihood: float  # mean, in nats per row
     examples: np.ndarray  # (n, features), evenly spaced rows
-    made: np.ndarray  # the examples, reconstructed by their best components
-    filled: np.ndarray  # the examples with hidden features filled in
+    reconstructed: np.ndarray  # the examples as their best components reconstruct them
+    completed: np.ndarray  # the examples with hidden features filled in
     hidden: np.ndarray  # bool (features,): the hidden features; empty if the model cannot fill in
-    least: np.ndarray  # (n, features): the least likely rows
-    least_at: np.ndarray  # log-likelihoods of the least likely rows
-    least_rows: np.ndarray  # numbers of the least likely rows
+    least_likely: np.ndarray  # (n, features): the least likely rows
+    least_log_likelihoods: np.ndarray  # their log-likelihoods in nats
+    least_row_indices: np.ndarray  # their indices in the dataset
 
 
 def _blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:
@@ -80,7 +83,7 @@ def _blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Ite
 def collect_classes(
     model: LinearMixtureClassifier, data: Dataset, *, progress: Callable[[int, int], None] | None = None
 ) -> ClassReportData:
-    """Stream rows through a fitted classifier and return its report data."""
+    """Return the report data of a fitted classifier, from one pass over the rows."""
     check_width(data, model.n_features_in_)
     m, labelled = len(model.classes_), data.has_y
     names = [str(c) for c in model.classes_.tolist()]
@@ -100,15 +103,15 @@ def collect_classes(
             confusion.add(seen)
             reliability.add(seen)
             out.mistakes.add(seen)
-            out.certain.append(certain)
-            out.wrong.append(seen.guess != seen.truth)
+            out.certainties.append(certain)
+            out.are_wrong.append(seen.guess != seen.truth)
         _update_examples(first, seen, scores, certain)
         if progress is not None:
             progress(seen.start + len(seen.x), data.n_rows)
     out.codes = np.array(sorted(first), dtype=np.int64)
     out.examples = np.stack([first[c][1] for c in sorted(first)]).astype(np.float32)
     out.scores = np.stack([first[c][2] for c in sorted(first)])
-    out.made = np.stack([_reconstruct(model, out.examples, c, backend) for c in range(m)], axis=1)
+    out.reconstructed = np.stack([_reconstruct(model, out.examples, c, backend) for c in range(m)], axis=1)
     return out
 
 
@@ -139,7 +142,7 @@ def collect_density(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> DensityReportData:
-    """Stream rows through a fitted density and return its report data."""
+    """Return the report data of a fitted density, from one pass over the rows."""
     check_width(data, model.n_features_in_)
     backend, rows = make_backend(model.device), model._row_map("log-likelihood")
     prepared = rows.prepare(backend)
@@ -159,21 +162,21 @@ def collect_density(
             progress(block.start + len(found), data.n_rows)
     x = np.stack(examples).astype(np.float32)
     hidden = np.zeros(0, dtype=bool)
-    filled = np.empty((0, data.n_features))
+    completed = np.empty((0, data.n_features))
     if model.basis_ is None:
         hidden = np.arange(data.n_features) >= data.n_features // 2
         if shape is not None:
             hidden = np.zeros(shape, dtype=bool)
             hidden[-(shape[0] // 2) :] = True
             hidden = hidden.ravel()
-        filled = model.reconstruct(x, observed=~hidden)
+        completed = model.reconstruct(x, observed=~hidden)
     return DensityReportData(
         data.n_rows,
         data.feature_shape,
         total / weighed if weighed else float("nan"),
         x,
         _reconstruct(model, x, -1, backend),
-        filled,
+        completed,
         hidden,
         np.stack([row[2] for row in least]).astype(np.float32),
         np.array([row[0] for row in least]),

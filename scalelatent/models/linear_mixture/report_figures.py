@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "plot_deviations",
+    "plot_image_rows",
     "plot_means",
     "plot_passes",
     "plot_reconstructions",
@@ -26,7 +27,6 @@ __all__ = [
     "plot_rows",
     "plot_spectra",
     "plot_tangents",
-    "plot_under",
 ]
 
 # Size of an image in inches, and size of small text in points.
@@ -34,18 +34,18 @@ _TILE = 0.62
 _SMALL = 7.0
 
 
-def _words(axes: Axes, x: float, y: float, text: str, color: str = MUTED, **more: Any) -> None:
+def _write_text(axes: Axes, x: float, y: float, text: str, color: str = MUTED, **more: Any) -> None:
     axes.text(x, y, text, ha="center", va="top", fontsize=_SMALL, color=color, clip_on=False, **more)
 
 
-def _beside(axes: Axes, centres: np.ndarray, names: Sequence[str]) -> None:
+def _write_row_names(axes: Axes, centres: np.ndarray, names: Sequence[str]) -> None:
     """Write names to the left of the rows of a mosaic."""
     for y, name in zip(centres, names, strict=True):
         axes.text(-2, y, short_name(name), ha="right", va="center", fontsize=10, color=INK, clip_on=False)
 
 
-def _curves(tiles: np.ndarray) -> Figure:
-    """Plot rows that are no images: features from left to right, one line per row."""
+def _plot_features(tiles: np.ndarray) -> Figure:
+    """Plot rows that are not images: features from left to right, one line per row."""
     flat = tiles.reshape(-1, tiles.shape[-1])
     flat = flat[np.isfinite(flat).all(axis=1)]
     figure = new_figure(8, min(0.6 + 0.12 * len(flat), 8))
@@ -62,28 +62,28 @@ def plot_means(
 ) -> Figure:
     """Plot means (down, across, features), with the rows (down, across) of each component below."""
     if shape is None:
-        return _curves(tiles)
+        return _plot_features(tiles)
     down, across = rows.shape
     figure = new_figure(_TILE * across + (0.5 if names else 0.1), _TILE * 1.28 * down)
     axes = figure.subplots()
     x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[np.isfinite(tiles)]), below=0.3)
     for i, j in np.argwhere(rows >= 0):
-        _words(axes, x[j], y[i], f"{rows[i, j]:,.0f}")
+        _write_text(axes, x[j], y[i], f"{rows[i, j]:,.0f}")
     if names:
-        _beside(axes, y - shape[0] / 2, names)
+        _write_row_names(axes, y - shape[0] / 2, names)
     return figure
 
 
 def plot_deviations(tiles: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None) -> Figure:
     """Plot for each component its mean, then pairs of the mean minus and plus two standard deviations."""
     if shape is None:
-        return _curves(tiles)
+        return _plot_features(tiles)
     down, across = tiles.shape[:2]
     beside = list(range(1, across, 2))
     figure = new_figure(_TILE * across * 1.1 + 0.5, _TILE * 1.1 * down + 0.3)
     axes = figure.subplots()
     x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[:, 0]), beside=beside)
-    _beside(axes, y - shape[0] / 2, names)
+    _write_row_names(axes, y - shape[0] / 2, names)
     for j in range(across):
         text = "mean" if j == 0 else f"{'-' if j % 2 else '+'} 2 sd\ndirection {(j + 1) // 2}"
         axes.text(x[j], -1, text, ha="center", va="bottom", fontsize=_SMALL, color=INK, clip_on=False)
@@ -101,7 +101,7 @@ def plot_reconstructions(
     """Plot rows (n, p), each with its reconstructions by the best component of each class (n, classes, p)."""
     tiles = np.concatenate([x[:, None], made], axis=1)
     if shape is None:
-        return _curves(tiles)
+        return _plot_features(tiles)
     n, across = tiles.shape[:2]
     figure = new_figure(_TILE * 1.08 * across + 0.6, _TILE * 1.28 * n + 0.3)
     axes = figure.subplots()
@@ -109,12 +109,12 @@ def plot_reconstructions(
     for i in range(n):
         best = int(scores[i].argmin())
         for j in range(across - 1):
-            _words(axes, at[j + 1], y[i], f"{scores[i, j]:.3g}", INK if j == best else MUTED)
+            _write_text(axes, at[j + 1], y[i], f"{scores[i, j]:.3g}", INK if j == best else MUTED)
         corner = at[best + 1] - (shape[1] - 1) / 2 - 1, y[i] - shape[0] - 0.5
         box = Rectangle(corner, shape[1] + 1, shape[0] + 1, fill=False, edgecolor=ACCENT, linewidth=1.8)
         axes.add_patch(box)
         box.set_clip_on(False)
-    _beside(axes, y - shape[0] / 2, truth)
+    _write_row_names(axes, y - shape[0] / 2, truth)
     for j, name in enumerate(["row", *names]):
         text = short_name(name, 8)
         axes.text(at[j], -1.5, text, ha="center", va="bottom", fontsize=9, color=INK, clip_on=False)
@@ -133,7 +133,7 @@ def plot_tangents(
     figure = new_figure(_TILE * 1.3 * (across + 1) + 0.5, _TILE * 1.3 * n + 0.4)
     left, right = figure.subplots(1, 2, width_ratios=[1, across])
     _, y = draw_mosaic(left, means[:, None], shape, choose_tone(means))
-    _beside(left, y - shape[0] / 2, names)
+    _write_row_names(left, y - shape[0] / 2, names)
     left.text((shape[1] - 1) / 2, -1, "mean", ha="center", va="bottom", fontsize=_SMALL, color=INK)
     largest = np.abs(tangents).max(axis=2, keepdims=True)
     scaled = tangents / np.where(largest > 0, largest, 1.0)
@@ -152,7 +152,7 @@ def plot_rows(
 ) -> Figure:
     """Plot rows (down, across, features) as images, optionally with words below."""
     if shape is None:
-        return _curves(tiles)
+        return _plot_features(tiles)
     down, across = tiles.shape[:2]
     figure = new_figure(_TILE * across, _TILE * down * (1.28 if words else 1.06))
     axes = figure.subplots()
@@ -160,15 +160,15 @@ def plot_rows(
         axes, tiles, shape, choose_tone(tiles if like is None else like), below=0.3 if words else 0.0
     )
     for k, text in enumerate(words):
-        _words(axes, x[k % across], y[k // across], text)
+        _write_text(axes, x[k % across], y[k // across], text)
     return figure
 
 
-def plot_under(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ...] | None) -> Figure:
+def plot_image_rows(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ...] | None) -> Figure:
     """Plot named rows of images (across, features), in the grey scale of the first row."""
     tiles = np.stack([images for _, images in rows])
     if shape is None:
-        return _curves(tiles)
+        return _plot_features(tiles)
     down, across = tiles.shape[:2]
     figure = new_figure(_TILE * 1.08 * across + 1.2, _TILE * 1.1 * down)
     axes = figure.subplots()

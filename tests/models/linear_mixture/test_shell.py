@@ -106,7 +106,7 @@ def test_the_page_of_a_classifier(digits, fitted, tmp_path):
     assert seen.confusion.error == pytest.approx(1 - m.score(digits.test))
     np.testing.assert_array_equal(seen.codes, np.arange(10))
     for c in range(10):  # the model of each class, not the best one of all
-        np.testing.assert_allclose(seen.made[:, c], m.reconstruct(seen.examples, label=c), atol=1e-4)
+        np.testing.assert_allclose(seen.reconstructed[:, c], m.reconstruct(seen.examples, label=c), atol=1e-4)
     bare = m.report(tmp_path / "bare", data=Dataset.from_arrays(digits.test.read_x(0, 100)))
     assert "have no labels" in Path(bare).read_text()
     assert not (tmp_path / "bare" / "report" / "confusion.png").exists()
@@ -122,9 +122,9 @@ def test_the_page_of_a_density(digits, fitted, tmp_path):
     assert f"{d.score(digits.test):,.2f}" in page
     seen = collect_density(d, digits.test, (8, 8))
     order = np.argsort(d.score_samples(x), kind="stable")[:20]
-    np.testing.assert_array_equal(seen.least_rows, order)
+    np.testing.assert_array_equal(seen.least_row_indices, order)
     np.testing.assert_array_equal(seen.hidden.reshape(8, 8).any(axis=1), np.arange(8) >= 4)
-    np.testing.assert_allclose(seen.filled[:, :32], seen.examples[:, :32], atol=1e-5)
+    np.testing.assert_allclose(seen.completed[:, :32], seen.examples[:, :32], atol=1e-5)
     phases = list_phases(d, d.history_)
     assert [(name, nats) for _, _, name, nats in phases] == [
         ("k-means", False),

@@ -2,6 +2,12 @@
 
 Sums run over rows in their order. Sums over features run in order, or in sixteen lanes that are added as a
 tree on every machine, so that results do not depend on the thread or on the width of the vectors.
+
+- A *strip* is a range of rows, copied into the cache after the centre or the mean was subtracted.
+- A *group* is a range of components of one class. Their columns (the vectors b and W of their scores) are
+  multiplied with a strip at once.
+- A *panel* is the operand of a register tile: some columns, stored feature by feature (`kernels/tiles.py`).
+- A *piece* is a range of features. Rows that are too wide for the cache are multiplied piece by piece.
 """
 
 from __future__ import annotations
@@ -29,15 +35,15 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     velocity,
 )
 
-# Scatter takes strips of this many rows. A strip, the columns of a group and their products fit the
-# second-level cache.
+# Rows of a strip for the scatter. A strip, the columns of a group and their products fit the second-level
+# cache.
 STRIP = 128
-# A scan for the best scores takes more rows at a time, so that the columns are read less often.
+# Rows of a strip for the scores; there are more of them, so that the columns are read less often.
 SCAN_ROWS = 256
-# Upper bounds of the columns of a group, in bytes and in number.
+# Upper bounds of the size of a group: bytes and number of its columns.
 _COLUMN_BYTES, _MOST_COLUMNS = 600_000, 384
-# Rows with more features than _WHOLE are scanned in pieces of at most _PIECE features, so that a panel and a
-# strip stay in the cache.
+# Rows with more than _WHOLE features are multiplied in pieces of at most _PIECE features, so that a panel and
+# a strip stay in the cache.
 _WHOLE, _PIECE = 1024, 768
 # A sum over features has this many lanes on every machine.
 _SIDE = 16
@@ -90,7 +96,7 @@ class Scorer:
     c: np.ndarray  # float32 (K,)
     centre: np.ndarray  # float32 (p,)
     width: int  # columns of a component
-    piece: int  # features that are multiplied at once; the panels of a group's pieces follow each other
+    piece: int  # features of a piece; ``packed`` has all panels of a group's first piece before its second
 
 
 def piece_size(p: int) -> int:

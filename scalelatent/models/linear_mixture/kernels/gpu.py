@@ -23,7 +23,8 @@ _launch, THREADS = _kernels.launch, _kernels.threads
 # A tile of rows has at most this many products (256 MiB). A launch has at most this many pairs of row and
 # candidate.
 PRODUCTS, PAIRS = 2**26, 32_768
-_NOTHING = np.uint64(0)
+# Passed to CUDA kernels in the place of an array that is absent.
+_NULL_POINTER = np.uint64(0)
 
 
 def _blocks(n: int) -> int:
@@ -89,9 +90,9 @@ def _centred(
 def _tile_scores(scorer: Scorer, x: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
     check_same_width(x.shape[1], scorer.centre.size)
     (n, p), k = x.shape, stop - first
-    z = _centred(x, _NOTHING, _NOTHING, scorer.centre, n, p)
+    z = _centred(x, _NULL_POINTER, _NULL_POINTER, scorer.centre, n, p)
     part = slice(first * scorer.width, stop * scorer.width)
-    products, own = _product(z, scorer.columns[part].T), _NOTHING
+    products, own = _product(z, scorer.columns[part].T), _NULL_POINTER
     lengths, scores = cupy.empty(n, dtype=np.float32), cupy.empty((n, k), dtype=np.float32)
     if scorer.own is None:
         _launch("lm_lengths", (_blocks(n),), z, np.int32(n), np.int32(p), lengths)
@@ -277,7 +278,7 @@ def tangent_distance(
         part = slice(a, a + max(PAIRS // some, 1))
         rows, moved, chosen = _rows(x[part]), _rows(tangents[part]), _move(candidates[part], "i4")
         (n, t, p), pairs = moved.shape, len(rows) * some
-        z, width = _centred(rows, _NOTHING, _NOTHING, scores.centre, n, p), scores.width
+        z, width = _centred(rows, _NULL_POINTER, _NULL_POINTER, scores.centre, n, p), scores.width
         each = (t + 1) * (width + t + 1)
         products, found = cupy.empty((pairs, each), dtype=np.float32), cupy.empty(pairs, dtype=np.float32)
         sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, scores.own))

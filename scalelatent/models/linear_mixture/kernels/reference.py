@@ -1,4 +1,4 @@
-"""Kernels in float64 numpy, with which those of numba and CuPy are compared.
+"""Kernels in float64 numpy, with which the tests compare the kernels of numba and CuPy.
 
 Component q has the score E_q(x) = (z∘z)·d_q + z·b_q + c_q - |W_q'z|² with z = x - centre: a squared
 reconstruction error, or -2 log density.
@@ -251,7 +251,7 @@ def add_tangent_scatter(
 ) -> None:  # fmt: skip
     """Add the scatter of tangents t of the rows, with responsibilities r; the means of ``bases`` are 0.
 
-    scatter : r f (B't) t' with the factor f of each kind, ``factors`` (K, tangents)
+    scatter : r f (B't) t' with the factor f of each kind of tangent, ``factors`` (K, tangents)
     trace : r |t|², (K, tangents)
     """
     tangents = tangent_rows(x, spec.shape, spec.names, spec.smoothing)

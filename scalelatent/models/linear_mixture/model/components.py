@@ -95,7 +95,7 @@ def remove_missing_directions(components: Components, counts: np.ndarray, likeli
 
 
 def shared_noise(components: Components) -> float:
-    """Return the mean of the noise over all rows."""
+    """Return the noise averaged over all rows, one number for all components."""
     weights = components.weights
     return float((weights * components.noise).sum() / max(weights.sum(), np.finfo(float).tiny))
 

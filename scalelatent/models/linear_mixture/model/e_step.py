@@ -30,12 +30,13 @@ PHASES = ("k-means", "settle", "em", "finish")
 LEAST_RESPONSIBILITY = 1e-6
 # Soft assignment holds the scores of this many rows at a time.
 _SOFT_ROWS = 2048
-# A block has this many rows per component on average, within these limits in rows and bytes: bases are read
-# and scatter is written once per block, which costs as much as the products if a component has only 20 rows.
+# A block has this many rows per component on average, within the limits below in rows and bytes. A block
+# reads the bases and writes the scatter once. With only 20 rows per component that costs as much as the
+# products.
 _ROWS_PER_COMPONENT = 64
 _LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 101_000_000
-# Share of a pass that merging may take. The sums are large, and fewer leaves would leave threads without
-# work.
+# The engine makes leaves of such a size that merging their sums takes at most this share of a pass. The sums
+# of mixtures are large: a smaller share means too few leaves to keep all threads busy.
 _MERGE_SHARE = 0.08
 
 

@@ -13,10 +13,9 @@ pass:
    power step per pass needs S_q times the basis alone, and no p x p matrix (`m_steps.py`). sigma² becomes the
    mean squared residual per direction outside of the planes.
 4. *Refill* components that starve (`refill.py`).
-5. *Advance the phase*: k-means, whose centres assign the rows; a few hard passes by the error, if the
-likelihood
-   or the assignment is another; EM until the objective falls by less than ``tol``; and last passes that keep
-   the assignments while the bases converge under the lambda of recognition.
+5. *Advance the phase*: k-means, whose centres assign the rows; a few passes of hard assignment by the error,
+   if the model uses another likelihood or soft assignment; EM until the objective falls by less than ``tol``;
+   and last passes that keep the assignments while the bases converge under the lambda of recognition.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from .m_steps import TINY, centre_scatter, factor_step, power_step, ppca_step
 from .refill import refill_starving
 
 FINISHING_PASSES = 6
-# Replaces the rows of a component that has none, so that its weight stays above 0.
+# Number of rows that a component without rows is assumed to have, so that its weight stays above 0.
 _NO_ROW = 1e-12
 # The M-step works on components whose bases take this many bytes together; they stay in the second-level
 # cache.
@@ -152,7 +151,7 @@ class MixtureEM:
         return self._advance(state, mean_squares)
 
     def _maximise(self, state: MixtureState, train: Stats) -> tuple[Components, np.ndarray]:
-        """Return the next components, and the mean squares of rows and tangents, (K, 1 + tangents)."""
+        """Return the next components, and mean squares (K, 1 + tangents) of centred rows and tangents."""
         s, old = self.settings, state.components
         count = np.array(train["count"])
         per_class = np.add.reduceat(count, s.starts[:-1])[s.classes]
@@ -187,7 +186,7 @@ class MixtureEM:
     def _maximise_part(
         self, old: Components, likelihood: str, train: Stats, part: slice, is_last: bool
     ) -> tuple[np.ndarray, ...]:
-        """Return means, bases, values, noise and mean squares of some components."""
+        """Return means, bases, values, noise and mean squares of the components ``part``."""
         s, h, count = self.settings, old.n_dims, np.array(train["count"][part])
         n, maps = np.maximum(count, TINY), scatter_maps(old, likelihood)
         shift, mean_square, projected, code = centre_scatter(
@@ -267,7 +266,7 @@ class MixtureEM:
         return replace(components, n_dims=h, noise=self._noise(components.values, mean_square, h))
 
     def _as_likelihood(self, components: Components) -> Components:
-        """Return components that were fitted by the error in the form of the likelihood."""
+        """Convert components that were fitted by the reconstruction error to those of the likelihood."""
         h, noise = components.n_dims, components.noise
         if self.settings.likelihood == "ppca":
             return replace(components, values=np.maximum(components.values, noise[:, None]))
@@ -282,8 +281,8 @@ class MixtureEM:
 def _weigh_tangents(weight: float, mean_squares: np.ndarray) -> np.ndarray:
     """Return factors (K, tangents) by which all tangents together weigh ``weight`` times as much as the rows.
 
-    Each kind of tangents has the same share. ``mean_squares`` (K, 1 + tangents) are those of rows and
-    tangents.
+    Each kind of tangents has the same share. ``mean_squares`` (K, 1 + tangents) are the mean squared lengths
+    of centred rows and of each kind of tangents.
     """
     kinds = mean_squares.shape[1] - 1
     if not kinds:

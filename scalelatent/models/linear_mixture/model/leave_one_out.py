@@ -49,9 +49,9 @@ class LeaveOneOut:
         index : ndarray of int, shape (n,)
             Best component of each row.
         scores : ndarray, shape (n,)
-            Score of each row under it.
+            Score of each row under its best component.
         of_class : ndarray, shape (n, components)
-            Scores under all components of the class without tangents; the first has the number ``first``.
+            Scores without tangents under all components of the class, which are ``first``, ``first + 1``, ….
         by_tangents : bool
             Whether ``scores`` are tangent distances.
         """
