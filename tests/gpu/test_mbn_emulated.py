@@ -48,6 +48,23 @@ def test_dense_rows(fake, gpu, n, p, k, q, dtype, metric):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "f4"])
+@pytest.mark.parametrize(("rows", "k"), [(20, 5), (90, 45), (90, 1)])
+def test_clusterings_that_share_a_pool_have_the_codes_of_a_processor(gpu, rows, k, dtype):
+    """One centroid of many is seldom in the list of a row: the host codes such rows."""
+    rng = np.random.default_rng(rows + k)
+    x, w = ((rng.normal(size=(m, 12)) * 40 + 128).astype(dtype) for m in (30, rows))
+    w[7] = w[3]
+    draws = np.zeros((6, rows), dtype=bool)
+    for own in draws:
+        own[rng.permutation(rows)[:k]] = True
+    columns = np.arange(12)
+    want = dense.nearest(x, columns, dense.make_bank(w, "euclidean", draws))
+    np.testing.assert_array_equal(gpu.nearest(x, columns, gpu.make_bank(w, "euclidean", draws)), want)
+    bank = gpu.make_sparse_bank(csr_rows(w), columns, "euclidean", draws)
+    np.testing.assert_array_equal(gpu.nearest_sparse(csr_rows(x), bank), want)
+
+
 def test_tiles_of_rows_and_no_rows(gpu, monkeypatch):
     monkeypatch.setattr(gpu, "SCORES", 50)
     rng = np.random.default_rng(0)
@@ -71,7 +88,7 @@ def test_what_rounding_leaves_in_question_is_decided_as_on_a_processor(fake, gpu
     np.testing.assert_array_equal(got, dense.nearest(x, columns, dense.make_bank(w, "euclidean")))
     assert got[10] == 3, "equals go to the lowest index"
     plain = (x @ w.T - 0.5 * np.einsum("jc,jc->j", w, w)).argmax(axis=1)
-    assert (plain != got).mean() > 0.2, "float32 alone would do: this test shows nothing"
+    assert (plain != got[:, 0]).mean() > 0.2, "float32 alone would do: this test shows nothing"
 
 
 def test_rows_whose_squares_float32_does_not_hold(gpu):
