@@ -54,8 +54,8 @@ class LayerCoder:
 
     @property
     def column_group(self) -> int:
-        """Number of clusterings that are computed together."""
-        return self.layer.group_size
+        """Number of clusterings that share a pool."""
+        return self.layer.share
 
     def column_flops(self) -> float:
         """Return the cost of preparing one clustering, which computes one column of codes."""
