@@ -67,8 +67,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     n_pools : int, "auto" or "paper"
         Pools of the first layer. A pool is a draw of min(2 k1, rows) rows and of features, which several
         clusterings share; each of them takes k1 of the rows as centroids. Fewer pools cost less time, memory
-        and disk in proportion. "paper": each clustering draws its own rows and features. "auto": as many as
-        quality needs, see the model's page.
+        and disk in proportion. "paper": each clustering draws its own rows and features. "auto": "paper" for
+        fewer than 1,000 rows or 32 features, else 40.
     k1 : int or None
         Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand
         rows.

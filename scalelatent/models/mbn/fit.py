@@ -91,7 +91,7 @@ def plan_layers(
         csr=train.is_sparse,
         dtype=str(train.dtype),
         seed=seed,
-        n_pools=choose_pools(model.n_pools, len(train), int(model.n_clusterings)),
+        n_pools=choose_pools(model.n_pools, len(train), train.n_features, int(model.n_clusterings)),
     )
 
 

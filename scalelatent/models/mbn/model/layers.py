@@ -3,6 +3,10 @@
 A layer has V clusterings of k centroids, which are rows of its input: the data, or the codes of the layer
 below. The output of a row is V codes: the number of its nearest centroid in each clustering. As a one-hot
 vector the output would have V k columns; it is never expanded.
+
+Clusterings of the first layer can share a pool: one draw of columns and of up to 2 k rows, of which each
+clustering takes k at random. The scores of a row and a pool give the codes of all clusterings of the pool, so
+the layer costs 2 G / V of the paper's for G pools. In upper layers shared columns would lose clusters.
 """
 
 from __future__ import annotations
@@ -26,9 +30,12 @@ SHORT_CODES = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # A lower bound in a message is rounded up, so that the number in the message is large enough.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
-# At most _GROUP clusterings of an upper layer are coded together, and the numbers of all their centroids fit
-# into _GROUP_BITS bits.
-_GROUP, _GROUP_BITS = 8, 16
+# At most _GROUP clusterings of an upper layer are coded together. The numbers of all their centroids fit into
+# _GROUP_BITS bits, and their drawn units into _GROUP_BYTES bytes.
+_GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
+# Number of pools by default, and the fewest rows and columns for which there are pools by default
+# (benchmarks/mbn_pools.py).
+POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
 # Cost of a look-up in multiply-adds, and cost of preparing a centroid in look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
@@ -71,11 +78,15 @@ def make_schedule(
     return ks
 
 
-def choose_pools(n_pools: int | str, n_rows: int, n_clusterings: int) -> int | None:
-    """Return the number of pools of the first layer; None if each clustering draws its own centroids."""
-    if n_pools == "paper":
-        return None
-    return min(n_clusterings, 10 if n_pools == "auto" else int(n_pools))
+def choose_pools(n_pools: int | str, n_rows: int, n_features: int, n_clusterings: int) -> int | None:
+    """Return the number of pools of the first layer; None if each clustering draws its own centroids.
+
+    By default few rows have no pools, because their first layer is a small part of the fit, and few columns
+    have none, because the columns that a pool happens to draw would decide the result.
+    """
+    if n_pools == "auto":
+        n_pools = "paper" if n_rows < POOLED_ROWS or n_features < POOLED_FEATURES else POOLS
+    return None if n_pools == "paper" else min(n_clusterings, int(n_pools))
 
 
 class CentroidSets(Protocol):
@@ -207,7 +218,8 @@ class Layer:
         """Number of clusterings that :meth:`compute_codes` computes together."""
         if self.number == 1:
             return self.share
-        return max(1, min(_GROUP, 2**_GROUP_BITS >> (self.k - 1).bit_length()))
+        most = min(2**_GROUP_BITS >> (self.k - 1).bit_length(), _GROUP_BYTES // (self.width * self.k_below))
+        return max(1, min(_GROUP, most))
 
     def compute_codes(
         self, backend: Backend, x: Array | CsrRows, centroids: CentroidSets, first: int, stop: int

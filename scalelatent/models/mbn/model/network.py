@@ -71,7 +71,7 @@ class LayerCoder:
         x = convert_rows(self.layer, prepared, block.x)
         first, size = self.first, self.layer.group_size
         while first < self.stop:
-            stop = min((first // size + 1) * size, self.stop)
+            stop = min(first - first % self.layer.share + size, self.stop)
             out[:, first - self.first : stop - self.first] = self.layer.compute_codes(
                 prepared, x, self.centroids, first, stop
             )
