@@ -291,7 +291,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
         counts, topics, _ = rcv1_subset(500)
         rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
         held = topics[rows].toarray()
-        common = np.argsort(-held.sum(axis=0), kind="stable")[:20]
+        common = np.argsort(-held.sum(axis=0, dtype=np.int64), kind="stable")[:20]
         sets["20 topics of documents"] = ((counts[rows].toarray() > 0).astype(np.uint8), held[:, common])
     models: dict[str, Callable[[], Any]] = {
         "ConditionalRBM": lambda: sl.ConditionalRBM(random_state=seed),

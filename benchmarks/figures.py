@@ -1,4 +1,4 @@
-"""The ten figures of benchmarks/README.md, drawn from results/: python benchmarks/figures.py [NAME ...]
+"""The figures of benchmarks/README.md, drawn from results/: python benchmarks/figures.py [NAME ...]
 
 Each figure reads files of results/ and computes nothing else; results/figures/ holds the pictures.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tables import CLUSTERED, RESULTS, read
+from tables import CLUSTERED, RESULTS, RIVALS, read, rivals
 
+import scalelatent as sl
 from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes, write_png
 
 if TYPE_CHECKING:
@@ -319,6 +321,75 @@ def robustness() -> Figure:
     axes.xaxis.tick_top()
     axes.set_title("test error, %", fontsize=10)
     return drawn
+
+
+# Quantity, its label, and whether the axis has a logarithmic scale, by task of rivals.py.
+QUALITY = {
+    "classification": ("error", "test error, %", True),
+    "density": ("auc_class", "AUC of a class that was left out, %", False),
+    "clustering": ("nmi", "NMI, %", False),
+    "denoising": ("error", "wrong pixels, %", True),
+    "labels": ("f1", "micro F1, %", False),
+    "parts": ("found", "kinds found, %", False),
+}
+
+
+def draw_rivals(task: str) -> Figure:
+    """Draw quality against CPU seconds, a panel per set: scalelatent has filled markers."""
+    key, label, is_log = QUALITY[task]
+    found = {
+        name: {
+            method: [r for r in seeds if key in r]
+            for method, seeds in methods.items()
+            if any(key in r for r in seeds)
+        }
+        for name, methods in rivals(task).items()
+    }
+    rows = -(-len(found) // 4)
+    columns = -(-len(found) // rows)
+    drawn = new_figure(2.1 * columns + 1.8, 2.1 * rows + 0.3)
+    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
+    colors = dict(zip(RIVALS[task], COLORS, strict=False))
+    shown = dict.fromkeys(method for methods in found.values() for method in methods)
+    for axes, (name, methods) in zip(panels, found.items(), strict=False):
+        style_axes(axes)
+        axes.set_title(name, fontsize=9)
+        for method, seeds in methods.items():
+            color = colors[method]
+            is_ours = hasattr(sl, method.split(",")[0])
+            values = [r[key] for r in seeds]
+            axes.errorbar(
+                median(max(r["cpu_seconds"], 1e-3) for r in seeds),
+                np.mean(values),
+                yerr=np.std(values) or None,
+                fmt="o" if is_ours else "D",
+                mfc=color if is_ours else "white",
+                color=color,
+                ms=7 if is_ours else 5,
+            )
+        axes.set_xscale("log")
+        if is_log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
+            axes.tick_params(which="minor", labelsize=7)
+    for axes in panels[len(found) :]:
+        axes.set_visible(False)
+    for method in shown:
+        is_ours = hasattr(sl, method.split(",")[0])
+        color = colors[method]
+        fill = color if is_ours else "white"
+        panels[0].plot([], [], "o" if is_ours else "D", color=color, mfc=fill, label=method)
+    drawn.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8
+    )
+    drawn.supxlabel("CPU seconds of choice, fit and answer, one thread", fontsize=9)
+    drawn.supylabel(label, fontsize=9)
+    return drawn
+
+
+for _task in QUALITY:
+    FIGURES[f"rivals_{_task}"] = partial(draw_rivals, _task)
 
 
 def main() -> None:

@@ -1050,6 +1050,141 @@ def defaults_others() -> Iterable[Iterable[Any]]:
             yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
 
 
+# Columns of the tables of rivals.py: method and the name of its column, by task. The first ones are ours.
+RIVALS: dict[str, dict[str, str]] = {
+    "classification": {
+        "CapsuleRegression": "capsules",
+        "CapsuleRegression, all_vs_all": "capsules, all_vs_all",
+        "LinearMixtureClassifier": "mixtures",
+        "LinearMixtureClassifier, chosen": "mixtures, chosen",
+        "logistic regression": "logistic",
+        "k nearest neighbours": "k-NN",
+        "RBF SVM": "RBF SVM",
+        "LightGBM, 20 rounds": "LightGBM, 20 rounds",
+        "LightGBM": "LightGBM",
+        "MLP": "MLP",
+    },
+    "density": {
+        "LinearMixture": "mixture of PPCA",
+        "LinearMixture, factor analysis": "of factor analysers",
+        "LinearMixture, chosen": "of PPCA, chosen",
+        "GaussianMixture": "GaussianMixture",
+        "PCA": "PCA",
+        "kernel density": "kernel density",
+        "isolation forest": "isolation forest",
+    },
+    "clustering": {
+        "MultilayerBootstrapNetwork": "bootstrap network",
+        "MultilayerBootstrapNetwork, decay auto": "decay auto",
+        "k-means": "k-means",
+        "UMAP + k-means": "UMAP + k-means",
+        "spectral clustering": "spectral",
+        "HDBSCAN": "HDBSCAN",
+    },
+    "denoising": {
+        "ConditionalRBM": "conditional RBM",
+        "ConditionalRBM, 3 epochs": "3 epochs",
+        "median filter": "median filter",
+        "k nearest neighbours": "k-NN",
+        "logistic regression": "logistic",
+        "MLP, 256 units": "MLP",
+        "U-Net, 3 epochs": "U-Net, 3 epochs",
+        "U-Net": "U-Net",
+    },
+    "labels": {
+        "ConditionalRBM": "conditional RBM",
+        "one-vs-rest logistic regression": "one-vs-rest logistic",
+        "classifier chain": "chain",
+        "ten classifier chains": "ten chains",
+        "k nearest neighbours": "k-NN",
+        "MLP, 256 units": "MLP",
+    },
+    "parts": {
+        "HierarchicalCompositionalNetwork, 1 start": "compositional network, 1 start",
+        "HierarchicalCompositionalNetwork, 10 starts": "10 starts",
+        "NMF": "NMF",
+        "dictionary learning": "dictionary learning",
+        "dictionary learning, positive": "dictionary, positive",
+    },
+}
+
+
+def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return the records of all seeds of a task, by set and method, in the order of the columns."""
+    found = read("rivals")
+    sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
+    return {
+        name: {
+            method: list(found[f"{task}/{name}/{method}"].values())
+            for method in RIVALS[task]
+            if f"{task}/{name}/{method}" in found
+        }
+        for name in sets
+    }
+
+
+def _rival_rows(task: str, *keys: str, digits: int = 1) -> Iterable[Iterable[Any]]:
+    for name, methods in rivals(task).items():
+        yield name, *(_rival_cell(methods.get(method, []), keys, digits) for method in RIVALS[task])
+
+
+def _rival_cell(seeds: list[dict[str, Any]], keys: Iterable[str], digits: int) -> str:
+    if over := [record["over_seconds"] for record in seeds if "over_seconds" in record]:
+        return f"over {max(over)} s"
+    means = [
+        f"{statistics.mean(values):.{digits}f}"
+        for key in keys
+        if (values := [record[key] for record in seeds if key in record])
+    ]
+    if not means:
+        return ""
+    seconds = statistics.median(record["cpu_seconds"] for record in seeds)
+    return (
+        f"{' / '.join(means)} ({seconds:.2g} s)"
+        if seconds < 100
+        else f"{' / '.join(means)} ({seconds:.0f} s)"
+    )
+
+
+def _rival_head(task: str) -> str:
+    return "|".join(["set", *RIVALS[task].values()])
+
+
+@shown(_rival_head("classification"))
+def rivals_classification() -> Iterable[Iterable[Any]]:
+    return _rival_rows("classification", "error")
+
+
+@shown(_rival_head("density"))
+def rivals_density() -> Iterable[Iterable[Any]]:
+    return _rival_rows("density", "log_likelihood")
+
+
+@shown(_rival_head("density"))
+def rivals_outliers() -> Iterable[Iterable[Any]]:
+    return _rival_rows("density", "auc_class", "auc_mixed")
+
+
+@shown(_rival_head("clustering"))
+def rivals_clustering() -> Iterable[Iterable[Any]]:
+    return _rival_rows("clustering", "nmi")
+
+
+@shown(_rival_head("denoising"))
+def rivals_denoising() -> Iterable[Iterable[Any]]:
+    return _rival_rows("denoising", "error", "changed_error", digits=2)
+
+
+@shown(_rival_head("labels"))
+def rivals_labels() -> Iterable[Iterable[Any]]:
+    return _rival_rows("labels", "error", "f1", digits=2)
+
+
+@shown(_rival_head("parts"))
+def rivals_parts() -> Iterable[Iterable[Any]]:
+    return _rival_rows("parts", "found")
+
+
 def selected(name: str, starts: str | None) -> str:
     """Return a table, or those of its rows that start with one of the words."""
     text = TABLES[name]()

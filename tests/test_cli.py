@@ -142,9 +142,20 @@ def test_import_h5ad(scalelatent, tmp_path):
     how = ("data", "import", "h5ad", "a.h5ad", "d.zarr")
     told = scalelatent(*how, "--layer", "counts", "--label", "kind", "--json").json()
     assert (told["rows"], told["classes"]) == (3, ["B", "T"])
-    assert told["provenance"]["feature_names"] == ["first", "second", "third"]
-    assert "first, …, third" in scalelatent("data", "info", "d.zarr").out
+    assert told["feature_names"] == ["first", "second", "third"]
+    assert "feature names   first, second, third" in scalelatent("data", "info", "d.zarr").out
     assert "has no layer 'q'; its layers are 'counts'" in scalelatent(*how, "--layer", "q", code=2).err
+
+
+def test_many_classes_are_shortened(scalelatent, tmp_path):
+    pytest.importorskip("pyarrow")
+    lines = ["a,b,price", *(f"{i},{i + 1},{i + 0.5}" for i in range(2000))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match="labels are 2,000 different numbers, some with a fraction"):
+        told = scalelatent("data", "import", "csv", "t.csv", "t.zarr", "--label", "price")
+    assert "10.5, 11.5, … (2,000 in all)" in told.out
+    assert max(map(len, told.out.splitlines())) < 300
+    assert len(scalelatent("data", "info", "t.zarr", "--json").json()["classes"]) == 2000
 
 
 def test_make_digits(scalelatent):
@@ -510,7 +521,7 @@ def test_an_unfinished_output_is_replaced_on_request(tmp_path):
 
 def test_paths_in_place_of_rows_are_named():
     model = sl.CapsuleRegression(capsule_dim=1, max_iter=1)
-    advice = r"X is the path 'rows.zarr'; pass the rows: scalelatent.open_dataset\('rows.zarr'\)"
+    advice = r"X is the string 'rows.zarr', .* pass the rows: scalelatent.open_dataset\('rows.zarr'\)"
     with pytest.raises(DataError, match=advice):
         model.fit("rows.zarr")
     with pytest.raises(DataError, match=advice.replace("X", "x")):

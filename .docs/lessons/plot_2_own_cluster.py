@@ -99,7 +99,8 @@ scalelatent("submit", "job.toml", "--scheduler-file", "scheduler.json")
 scalelatent("attach", "run-2")
 
 # %%
-# The result is in the run folder.
+# The result is in the run folder. A pass measures the weights with which it begins, so the first point shows
+# the error before any learning. The first weights are worse than guessing, as in the paper.
 
 submitted = sl.load_model(folder / "run-2" / "model.zarr")
 print(f"test accuracy {submitted.score(test):.1%}")

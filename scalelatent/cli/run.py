@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
     from scalelatent.jobs.spec import Job
 
-# Keys of a plan that are printed as separate lines.
-LINES = ("summary", "shorter")
-
 Measure = Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine again.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")]
 Out = Annotated[str | None, typer.Option("--out", help="Run folder; overrides the key out of the job file.")]
@@ -61,35 +58,45 @@ def schema(
 
 @announces_compilation()
 def plan(
-    job: JobFile, settings: Settings = None, out: Out = None, measure: Measure = False, json: Json = False
+    job: JobFile,
+    settings: Settings = None,
+    out: Out = None,
+    measure: Measure = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print default values, and estimates of each stage.")
+    ] = False,
+    json: Json = False,
 ) -> None:
     """Estimate the time, memory and disk space of a job; refuse a job that cannot fit."""
     from scalelatent.engine.rates import rates
-    from scalelatent.jobs.planning import plan_job, plan_lines
+    from scalelatent.jobs.planning import outline_plan, plan_job, plan_lines
 
     resolved = _load(job, settings, out)
-    if not json:
-        show_job(resolved)
     if measure:
         rates.measure_again()
     needs = plan_job(resolved, print_line=print_line)
     if json:
         print_json({"job": resolved.to_dict(), "plan": needs})
         return
-    show_values({name: value for name, value in needs.items() if name not in LINES}, title="plan")
     for line in plan_lines(needs):
         typer.echo(line)
+    details = details or needs.pop("summary", None) is None  # a model of another package has no summary
+    show_values(needs if details else outline_plan(needs), title="plan")
+    show_job(resolved, details)
+    if not details:
+        typer.echo(f"default values, and estimates of each stage: scalelatent plan {job} --details")
 
 
-def show_job(job: Job) -> None:
-    """Print every value of a job and its origin."""
-    values = job.values()
+def show_job(job: Job, details: bool) -> None:
+    """Print the values of a job and their origins, with or without default values."""
+    origins = {name: job.origins.get(name, "default") for name in job.values()}
+    values = {name: value for name, value in job.values().items() if details or origins[name] != "default"}
     width = max(map(len, values))
     texts = {name: "none" if value is None else str(value) for name, value in values.items()}
     column = min(44, max(map(len, texts.values())))
     typer.echo(typer.style("job", bold=True))
     for name, text in texts.items():
-        origin = job.origins.get(name, "default")
+        origin = origins[name]
         if text != "none" or origin != "default":
             typer.echo(f"  {name:<{width}}  {text:<{column}}  {origin}")
 
@@ -115,15 +122,26 @@ def demo(
 
     from .show import progress_bar
 
-    with announces_compilation(), progress_bar("generating digits") as progress:
+    with announces_compilation() as unsaid, progress_bar("generating digits") as progress:
         resolved = prepare(
             out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, print_line=print_line
         )
     data = resolved.data
-    _run(resolved, None, json, {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test})
+    also = {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test}
+    _run(resolved, None, json, also, announced=not unsaid)
+    print_line(
+        "the test error exceeds the validation error because other people wrote the test digits; other "
+        "classifiers err more on these digits, too"
+    )
 
 
-def _run(job: Job, folder: RunFolder | None, json: bool, also: dict[str, Any] | None = None) -> None:
+def _run(
+    job: Job,
+    folder: RunFolder | None,
+    json: bool,
+    also: dict[str, Any] | None = None,
+    announced: bool = False,
+) -> None:
     """Run a new job, or resume one in its folder, with live progress; print a summary."""
     from scalelatent.jobs.planning import plan_job, plan_lines
     from scalelatent.jobs.runfolder import RunFolder
@@ -133,12 +151,13 @@ def _run(job: Job, folder: RunFolder | None, json: bool, also: dict[str, Any] | 
     where = job.job.out if folder is None else folder.url
     if folder is None:
         RunFolder.unused(where)
-        with announces_compilation():  # the fit announces its own compilations
+        with announces_compilation(announced) as unsaid:  # the fit announces its own compilations
             needs = plan_job(job, print_line=print_line)
+        announced = not unsaid
         for line in plan_lines(needs):
             print_line(line)
     try:
-        with notes_run_folder(where), ProgressDisplay(stderr_console()) as progress:
+        with notes_run_folder(where), ProgressDisplay(stderr_console(), announced=announced) as progress:
             if folder is None:
                 result = run_new_job(job, callbacks=[progress], print_line=print_line)
             else:

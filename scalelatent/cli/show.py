@@ -183,19 +183,22 @@ def print_line(message: str) -> None:
 
 
 @contextmanager
-def announces_compilation() -> Iterator[None]:
-    """Print a line at the first compilation of a kernel; also usable as a decorator."""
+def announces_compilation(announced: bool = False) -> Iterator[list[str]]:
+    """Print a line at the first compilation of a kernel, if not announced before; also a decorator.
+
+    The context yields the lines that were not printed.
+    """
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.compile_observers import observe_compilation
 
-    unsaid = [COMPILING]
+    unsaid = [] if announced else [COMPILING]
 
     def announce(kernel: str, seconds: float | None) -> None:
         with suppress(IndexError):
             print_line(unsaid.pop())
 
     with observe_compilation(announce):
-        yield
+        yield unsaid
 
 
 def print_json(value: Mapping[str, Any] | list[Any]) -> None:

@@ -126,6 +126,23 @@ def _devices(job: Job, client: Client) -> dict[str, Any]:
     return {key: event[key] for key in ("devices", "message") if key in event}
 
 
+def outline_plan(needs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the main estimates of a plan as text: memory, disk, passes, seconds of each activity, advice."""
+    limit = needs["resources"]["memory"] / 2**20
+    outline: dict[str, Any] = {
+        "memory per worker": f"{needs['peak_bytes_per_worker'] / 2**20:,.0f} MiB of {limit:,.0f} MiB",
+        "disk bytes": needs["disk_bytes"],
+    }
+    if "passes" in needs:
+        outline["passes"] = "{expected:,} expected, from {at_least:,} to {at_most:,}".format(
+            **needs["passes"]
+        )
+        outline["time per pass"] = f"{needs['seconds_per_pass']:.3g} s"
+    large = {name: seconds for name, seconds in needs["seconds"].items() if seconds >= 0.1}
+    outline["time"] = {name.replace("_", " "): f"{seconds:,.1f} s" for name, seconds in large.items()}
+    return outline | {"for a shorter fit": needs["shorter"]}
+
+
 def plan_lines(needs: Mapping[str, Any]) -> list[str]:
     """Return a plan as one line, plus lines of advice that would shorten the fit."""
     if "summary" not in needs:

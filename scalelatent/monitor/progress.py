@@ -41,8 +41,11 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def describe_record(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (name, text) of each displayed value of a pass record, in reading order."""
+def describe_record(record: Mapping[str, Any], classes: int = 0) -> list[tuple[str, str]]:
+    """Return (name, text) of each displayed value of a pass record, in reading order.
+
+    A record of a classifier of ``classes`` classes gets a remark if its errors exceed those of guessing.
+    """
     shown = [("pass", f"{record['pass']}")] if record.get("pass") is not None else []
     if record.get("objective") is not None:
         shown.append(("objective", f"{record['objective']:.5f}"))
@@ -58,6 +61,8 @@ def describe_record(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             shown.append((key, f"{record[key]:g}"))
     if record.get("rows") and record.get("seconds"):
         shown.append(("rows/s", f"{record['rows'] / record['seconds']:,.0f}"))
+    if classes and max(record.get(key) or 0 for key in ERRORS[:2]) > 1 - 1 / classes:
+        shown.append(("remark", "the first weights are often worse than guessing"))
     return shown
 
 
@@ -70,19 +75,25 @@ class ProgressDisplay(Callback):
     shows_progress = True
 
     def __init__(
-        self, console: Console | None = None, *, every_passes: int = 10, every_seconds: float = 15.0
+        self,
+        console: Console | None = None,
+        *,
+        every_passes: int = 10,
+        every_seconds: float = 15.0,
+        announced: bool = False,
     ) -> None:
         self.console = console or Console(stderr=True)
         self.every_passes = every_passes
         self.every_seconds = every_seconds
         self._live: Live | _Cell | None = None
         self._info: dict[str, Any] = {}
+        self._classes = 0
         self._now: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
         self._pass_seconds: float | None = None
         self._shown_pass: object = None
         self._compiling: set[tuple[object, object]] = set()
-        self._announced_kernels = False
+        self._announced_kernels = announced  # whether a line about compiling kernels was printed
         self._shown_at = time.monotonic()
         self._began: float | None = None
         self._stays = False
@@ -95,7 +106,7 @@ class ProgressDisplay(Callback):
         self.close()
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
-        self._info = dict(info)
+        self._info, self._classes = dict(info), info.get("classes") or 0
         self._began = info.get("began") or self._began or time.time()
         if self._live is None:
             self._live = self._open()
@@ -167,7 +178,10 @@ class ProgressDisplay(Callback):
 
     def _line(self, record: Mapping[str, Any]) -> None:
         self._shown_pass = record.get("pass")
-        self._print("  ".join(f"{name} {text}" for name, text in describe_record(record)))
+        self._print("  ".join(f"{name} {text}" for name, text in self._describe(record)))
+
+    def _describe(self, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+        return describe_record(record, self._classes)
 
     def _print(self, text: str) -> None:
         self._shown_at = time.monotonic()
@@ -215,7 +229,7 @@ class ProgressDisplay(Callback):
             lines.append(Text(COMPILING, style="yellow"))
         if self._record:
             pairs = Text()
-            for name, text in describe_record(self._record):
+            for name, text in self._describe(self._record):
                 pairs.append(f"{name} ", style="dim").append(f"{text}   ")
             lines.append(pairs)
         return Group(*lines)
@@ -294,7 +308,7 @@ class NotebookProgress(ProgressDisplay):
         """Return the display as text and as HTML, by MIME type."""
         done, total = self._rows()
         words = [word for word in self._progress_texts() if word]
-        pairs = describe_record(self._record)
+        pairs = self._describe(self._record)
         bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
         html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"
         if self._page:

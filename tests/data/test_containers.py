@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "text": (
         lambda: pa.table({"a": [1.0], "b": ["x"]}),
         {},
-        r"column 'b' holds string, but features must be",
+        r"column 'b' holds text, but features must be",
     ),
     "lists": (
         lambda: pa.table({"a": [[1.0], [1.0, 2.0]]}),

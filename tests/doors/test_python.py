@@ -16,6 +16,7 @@ from scalelatent.errors import DataError, DivergenceError, RunError
 RNG = np.random.default_rng(0)
 X, Y = RNG.uniform(0, 1, (60, 8)).astype(np.float32), np.arange(60) % 3
 B = (X > 0.5).astype(np.uint8)
+FOLDER = Path(__file__).parent
 
 MODELS: dict[str, Callable[[Any], Any]] = {
     "capsule": lambda x: sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1).fit(x, Y),
@@ -36,9 +37,10 @@ ROWS: list[tuple[str, Any, str]] = [
     ("complex lists", (X + 1j).tolist(), "Complex data not supported: an array of shape (60, 8), complex128"),
     ("one axis", np.arange(1000.0), "got 1D array instead: an array of shape (1000,), float64. Reshape your"),
     ("one number", np.float64(3), "got scalar array instead: an array of shape (), float64"),
-    ("three axes", np.zeros((60, 3, 3)), "Found array with dim 3"),
+    ("three axes", np.zeros((60, 3, 3)), "Give each row one axis: X.reshape(len(X), -1)"),
     ("a record type", np.zeros(60, [("a", "f4")]), "got 1D array instead: an array of shape (60,)"),
-    ("a name", "rows.zarr", "is the path 'rows.zarr'; pass the rows"),
+    ("a name", "rows.zarr", "X is the string 'rows.zarr', which holds no rows; if it is the path"),
+    ("a folder", FOLDER, f"pass the rows: scalelatent.open_dataset('{FOLDER}')"),
     ("a mapping", {"a": 1}, "got scalar array instead"),
     ("words", X.astype(str), "is not compatible with arrays of bytes/strings"),
     ("dates", np.zeros((60, 8), "M8[s]"), "dtype datetime64[s]"),
@@ -59,6 +61,40 @@ def test_rows_are_refused(model: str, rows: Any, told: str) -> None:
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+def test_text_as_labels_and_text_before_labels() -> None:
+    for call in (lambda: capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
+        with pytest.raises(DataError, match="y is the string 'x', which holds no rows"):
+            call()
+    with pytest.raises(DataError, match="X is the string 'x', which holds no rows; if it"):
+        capsule().fit("x", [1, 2])
+    with pytest.raises(
+        DataError, match=r"X is the string .*scalelatent\.open_dataset\("
+    ):  # not: y is missing
+        capsule().fit(str(FOLDER))
+
+
+def test_rows_without_labels(tmp_path: Path) -> None:
+    ds = sl.Dataset.from_arrays(X)
+    for rows in (ds, ds.save(tmp_path / "d")):
+        with pytest.raises(
+            DataError, match=r"no labels, .* \(images: one folder per class; tables: --label COL"
+        ):
+            capsule().fit(rows)
+
+
+def test_a_missing_column_is_named_with_the_argument_first() -> None:
+    pytest.importorskip("pyarrow")
+    frame = {"a": [1.0, 2.0], "b": ["x", "y"]}
+    with pytest.raises(
+        DataError, match=r"no column 'c'; its columns are 'a', 'b': choose some with label=, wei"
+    ):
+        sl.Dataset.from_dataframe(frame, label="c")
+    with pytest.raises(
+        DataError, match=r"column 'b' holds text, but features .*exclude it with features= \("
+    ):
+        sl.Dataset.from_dataframe(frame)
 
 
 HUGE = value(5, 3, 1e38)
@@ -183,7 +219,7 @@ LABELS: list[tuple[str, Any, str]] = [
     ("mappings", [{}] * 60, "The label of row 0 is {} (dict)"),
     ("complex", Y + 1j, "Complex data not supported: "),
     ("two columns", np.c_[Y, Y], "(60, 2)"),
-    ("one word", "abc", "shape ()"),
+    ("one word", "abc", "y is the string 'abc', which holds no rows"),
     ("a set", {1, 2}, "shape ()"),
 ]  # fmt: skip
 

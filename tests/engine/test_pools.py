@@ -325,6 +325,8 @@ def test_a_mixed_pool_is_told_with_its_tolerance_and_once() -> None:
     assert event["devices"] == "cpu 1 worker, gpu 1 worker"
     assert "within 1e-05" in event["message"]
     assert "message" not in devices_event({"gpu": 4})
+    assert devices_event({"cpu": 1}, {"cpu": 2})["devices"] == "cpu 1 of 2 workers (the others had no work)"
+    assert devices_event({"cpu": 2}, {"cpu": 1})["devices"] == "cpu 2 workers"  # one has left
 
 
 @pytest.mark.parametrize(

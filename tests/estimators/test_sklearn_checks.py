@@ -125,7 +125,8 @@ def test_a_default_is_cut_to_the_rows_and_told_once(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (expected < 8)
     assert all(
-        f"capsule_dim=None is {expected} here, not 8: the training rows have " in text for text in told
+        f"capsule_dim is {expected} instead of its default 8, because the training rows have " in text
+        for text in told
     )
     with pytest.raises(ValueError, match="capsule_dim"):  # what was asked for is not cut
         CapsuleRegression(capsule_dim=8).fit(x, y)
@@ -139,9 +140,9 @@ def test_a_default_batch_is_cut_to_the_rows_and_told_once(caplog: pytest.LogCapt
         assert model.fit(v, v).batch_size_ == size
         asked = clone(model).set_params(batch_size=size).fit(v, v)
         np.testing.assert_array_equal(model.W_, asked.W_)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "batch_size=None is 12 here, not 20", "batch_size=None is 10 here, not 20",
-        "batch_size=None is 3 here, not 20",
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        "batch_size is 12 instead of its default 20", "batch_size is 10 instead of its default 20",
+        "batch_size is 3 instead of its default 20",
     ]  # fmt: skip
     with pytest.raises(DataError, match="set batch_size to 12"):
         ConditionalRBM(batch_size=20).fit(v, v)

@@ -36,6 +36,7 @@ def test_datasets_open(left: Path) -> None:
     x, y = rows()
     assert_array_equal(ds.read_x(0, len(ds)), x)
     assert_array_equal(ds.read_y(0, len(ds)), y)
+    assert ds.feature_names is None
 
 
 @pytest.mark.parametrize("name", [*fits(), "incremental"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ def test_rows_and_layers_come_back(tmp_path: Path, form: str, shard_rows: int | 
         [path.name],
         "counts",
     )
-    assert provenance["feature_names"] == [f"gene {i}" for i in range(P)]
+    assert ds.feature_names is not None
+    assert ds.feature_names.tolist() == [f"gene {i}" for i in range(P)]
+    assert "gene" not in json.dumps(ds.attrs)  # every worker reads the attributes
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -266,12 +269,6 @@ def test_columns_of_old_versions_and_unusual_types_are_read(tmp_path: Path) -> N
         del file["var/_index"]
         file["var/_index"] = ["one"]
     _refused(path, "1 variables in var, but .* has 11 columns")
-
-
-def test_too_many_names_of_variables_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelatent.importers.h5ad._MAX_NAMES", P - 1)
-    ds = import_h5ad(_by_hand(tmp_path / "a.h5ad"), tmp_path / "ds")
-    assert "feature_names" not in ds.attrs["provenance"]
 
 
 def test_an_empty_x_counts_as_missing(tmp_path: Path) -> None:

@@ -117,11 +117,31 @@ def test_plan_and_fit_print_the_same_summary_line(small_job):
     runner = CliRunner()
     planned = runner.invoke(app, ["plan", str(small_job)])
     assert planned.exit_code == 0, planned.output
-    last = planned.stdout.splitlines()[-1]
-    assert re.fullmatch(r"plan: about \d+ s, [\d,]+ MiB a worker, \d+ MB of disk", last)
+    first = planned.stdout.splitlines()[0]
+    assert re.fullmatch(r"plan: about \d+ s, [\d,]+ MiB a worker, \d+ MB of disk", first)
     done = runner.invoke(app, ["fit", str(small_job)])
     assert done.exit_code == 0, done.output
-    assert last in done.output.splitlines()
+    assert first in done.output.splitlines()
+
+
+def test_a_plan_begins_with_its_summary_and_has_at_most_forty_lines(small_job):
+    told = CliRunner().invoke(app, ["plan", str(small_job)]).stdout.splitlines()
+    assert len(told) <= 40
+    assert told[0].startswith("plan: about ")
+    text = "\n".join(told)
+    for words in (
+        "memory per worker",
+        "disk bytes",
+        "passes",
+        "for a shorter fit  lower max_iter",
+        "--details",
+    ):
+        assert words in text
+    assert "  default" not in text
+    assert "statistic bytes" not in text
+    full = CliRunner().invoke(app, ["plan", str(small_job), "--details"]).stdout
+    assert "model.momentum" in full
+    assert "statistic bytes" in full
 
 
 def test_fit_refuses_what_plan_refuses_and_leaves_no_folder(small_job):

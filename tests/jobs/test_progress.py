@@ -91,6 +91,16 @@ def test_a_layer_is_shown_with_its_number_in_lines():
     ]
 
 
+def test_errors_above_those_of_guessing_get_a_remark():
+    show = ProgressDisplay(console(), every_passes=1)
+    show.on_fit_start({"classes": 3})
+    for number, error in ((1, 0.96), (2, 0.6)):
+        show.on_pass_end(record(number, train_error=error))
+    first, second = show.console.file.getvalue().splitlines()
+    assert first.endswith("remark the first weights are often worse than guessing")
+    assert "remark" not in second
+
+
 def test_nothing_to_show_yet():
     plain = console()
     plain.print(ProgressDisplay(plain)._render())
@@ -136,3 +146,11 @@ def test_stages_after_the_fit_are_printed():
         show.on_stage({"stage": "saving"})
         show.on_stage({"stage": "scoring", "rows": 1000})
     assert show.console.file.getvalue().splitlines()[1:] == ["saving", "scoring on 1,000 rows"]
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_compiling_is_announced_once(announced):
+    show = ProgressDisplay(console(), announced=announced)
+    for kernel in ("a", "b"):
+        show.on_event({"event": "compiling_kernels", "kernel": kernel, "message": "compiling kernels"})
+    assert show.console.file.getvalue().count("compiling kernels") == (0 if announced else 1)

@@ -132,6 +132,8 @@ def test_starts_are_counted_and_a_lost_driver_is_reported(folder):
     # Records of earlier versions hold seconds.
     assert state["submitted"] == "1970-01-01T00:00:01.500+00:00"
     assert "the driver on tcp://10.0.0.7:1234 ended without a message" in state["error"]
+    folder.append("metrics.jsonl", {"pass": 7, "objective": 1.5, "train_error": None})
+    assert (folder.read_state()["pass"], folder.read_state()["objective"]) == (7, 1.5)
     folder.update_state(error="the scheduler tcp://10.0.0.1:8786 was lost")
     assert folder.read_state()["error"] == "the scheduler tcp://10.0.0.1:8786 was lost"
 

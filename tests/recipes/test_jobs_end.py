@@ -90,7 +90,7 @@ def test_doctor_reads_the_scheduler_file(tls_cluster: Any, said: Any, tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         found, _ = said("doctor", "--scheduler-file", file, *files, code=1)  # its GPU is none
-    assert "2 workers on 1 host(s)" in found
+    assert "workers: 2, hosts: 1" in found
     told = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
     assert "give either the address of the scheduler" in told
 

@@ -137,7 +137,7 @@ def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int, where
     )
     dim = max(min(CAPSULE_DIM, columns, fewest), 1)
     if dim < CAPSULE_DIM and counts.all():
-        found = f"{columns} columns" if columns <= fewest else f"{fewest} rows for a capsule"
+        found = f"{columns} columns" if columns <= fewest else f"only {fewest} rows in a class"
         if columns <= fewest and model.fit_intercept:
             found = f"{columns - 1} columns and an intercept"
         warn_reduced("capsule_dim", dim, CAPSULE_DIM, f"{where} have {found}")

@@ -245,6 +245,11 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
                 "measured in the first eight passes and then in every eighth. The saved model has the best "
                 "weights of each member, which come from different passes."
             )
+    if (first.get("train_error") or 0) > 1 - 1 / capsules:
+        words.append(
+            "The first weights (equation 2.28) often give a row a longer vector for a wrong class, so the "
+            "first errors exceed those of guessing."
+        )
     if any(record.get("train_error") == 0 for record in run.history):
         words.append("An error of zero is not drawn on a logarithmic axis.")
     rounds = find_rounds(run.history)

@@ -145,9 +145,9 @@ def choose_sizes(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, 
         )
         sizes = np.clip(counts // needed, 1, MAX_COMPONENTS)
         chosen["n_components"] = sizes.tolist() if labelled else int(sizes[0])
-        what = "a class of" if labelled else "only"
         if (fewest := int(sizes.min())) < MAX_COMPONENTS:
-            warn_reduced("n_components", fewest, MAX_COMPONENTS, f"{where} have {what} {counts.min()} rows")
+            why = f"{where} have only {counts.min()} rows{' in a class' * labelled}"
+            warn_reduced("n_components", fewest, MAX_COMPONENTS, why)
     return copy(model).set_params(**chosen)
 
 

@@ -212,7 +212,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             return rows
         if isinstance(X, Dataset):
             raise DataError("X is a Dataset, which has its own labels, but y is given as well: leave out y")
-        return Dataset.from_arrays(rows.read_x(0, len(rows)) if is_plain(X) else X, y)
+        x = rows.read_x(0, len(rows)) if is_plain(X) else X
+        return Dataset.from_arrays(x, y, feature_names=rows.feature_names)
 
     # -- fit -------------------------------------------------------------------------------------------------
 

@@ -145,7 +145,8 @@ def test_default_features_are_reduced_and_logged_once(
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (features != (8, 6))
     assert all(
-        f"layers=None is [(32, {features})] here, not [(32, (8, 6))]: images of X" in one for one in messages
+        f"layers is [(32, {features})] instead of its default [(32, (8, 6))], because images of X" in one
+        for one in messages
     )
 
 
@@ -179,7 +180,7 @@ def test_a_single_image_is_fitted(tmp_path: Any, caplog: pytest.LogCaptureFixtur
     warn_reduced.cache_clear()
     image = (load_digits().images[:1] > 8).astype("u1")
     m = HierarchicalCompositionalNetwork(random_state=0).fit(image)
-    assert "batch_size=None is 1 here, not 5: the number of images in X is 1" in caplog.text
+    assert "batch_size is 1 instead of its default 5, because the number of images in X is 1" in caplog.text
     assert (m.batch_size, m.batch_size_) == (None, 1)
     assert m.compression_ < 1
     assert_array_equal(m.reconstruct(image)[:, 0], image)

@@ -373,8 +373,11 @@ def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
     assert m.n_dims_ == 2
     assert np.bincount(m.component_classes_).tolist() == [13, 2]
     words = [record.getMessage() for record in caplog.records]
-    assert sum("n_dims=None is 2 here, not 10: the training rows have 40 features" in w for w in words) == 1
-    assert sum("n_components=None is 2 here, not 20" in w and "a class of 30 rows" in w for w in words) == 1
+    dims = "n_dims is 2 instead of its default 10, because the training rows have 40 features"
+    components = (
+        "n_components is 2 instead of its default 20, because the training rows have only 30 rows in a class"
+    )
+    assert [sum(text in w for w in words) for text in (dims, components)] == [1, 1]
     given = LinearMixtureClassifier(n_components=3, n_dims=5, random_state=0, n_jobs=1).fit(x, y)
     assert (given.n_dims_, len(given.weights_)) == (5, 6)
     assert m.set_params(warm_start=True).fit(x[::2], y[::2]).n_dims_ == 2

@@ -25,6 +25,8 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
 
     ``moment`` (classes, p, p) and ``weight`` (classes,) are the second moments and the total weights of the
     classes. Rows of W are zero for directions that a class does not have, whatever the units of the features.
+    Rows of a class get vectors of mean length 1 from their own capsule and often longer ones from others, so
+    the errors of the first passes exceed those of guessing.
     """
     unit = unit_scale(moment.sum(axis=0))
     w = np.zeros((members.total_dim, moment.shape[1]))

@@ -1,0 +1,746 @@
+"""Sets, methods and scores of rivals.py. A method gets rows and a seed, fits, and answers for held-out rows.
+
+Methods have the default parameters of their library, except for these choices, which are made on a fifth of
+the training rows: C of logistic regression and of the SVM, the number of neighbours, the number of components
+of Gaussian mixtures and of PCA, the bandwidth of kernel densities, the epochs of networks without hidden
+units and with 256, the epoch of the U-Net. "chosen" in the name of a model of scalelatent means the same for
+its components and directions. The seconds of a method include its choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from common import averaged, mnist, rcv1_subset, usps
+from defaults import small_sets, splits
+from hcn_common import n_found
+from hcn_single import SETS as IMAGES
+from hcn_single import estimator, image_of, placed_kinds
+from scipy.ndimage import median_filter
+from sklearn.cluster import HDBSCAN, KMeans, SpectralClustering
+from sklearn.datasets import make_classification, make_multilabel_classification
+from sklearn.decomposition import NMF, PCA, MiniBatchDictionaryLearning
+from sklearn.ensemble import IsolationForest
+from sklearn.feature_extraction.image import extract_patches_2d
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import train_test_split
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import ClassifierChain
+from sklearn.neighbors import KernelDensity, KNeighborsClassifier, NearestNeighbors
+from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+
+import scalelatent as sl
+from scalelatent.evaluation.clustering import clustering_accuracy, nmi
+from scalelatent.kernels.corruption import corrupt
+
+Method = Callable[[Any, int], Any]
+Make = Callable[[int], Any]
+# Most training rows on which a parameter is chosen.
+CHOICE_ROWS = 5_000
+# Rows per class that a method sees before it is measured, so that compilation does not count.
+FIRST_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Training rows with their targets, and held-out rows with the truth that a score compares with."""
+
+    train: Any
+    target: Any
+    test: Any
+    truth: Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sets and methods by name, and the score of an answer.
+
+    ``first`` returns the few rows that a method sees before it is measured. The score of a task is a
+    dictionary of numbers; percentages except for log-likelihoods, in nats per row.
+    """
+
+    sets: dict[str, Callable[[int], Any]]
+    methods: dict[str, Method]
+    score: Callable[[Any, Any], dict[str, float]]
+    first: Callable[[Any, str], Any]
+    # Sets whose units are measured after all others.
+    large: tuple[str, ...] = ()
+    # Sets on which a method makes sense, if these are not all.
+    only: dict[str, tuple[str, ...]] | None = None
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return all pairs of a set and a method."""
+        only = self.only or {}
+        return [(s, m) for s in self.sets for m in self.methods if s in only.get(m, (s,))]
+
+
+def predicted(make: Make) -> Method:
+    """Return a method that predicts the targets of held-out rows."""
+    return lambda rows, seed: make(seed).fit(rows.train, rows.target).predict(rows.test)
+
+
+def chosen(*makes: Make) -> Method:
+    """Return a method that first chooses the estimator with the fewest wrong targets of validation rows.
+
+    An estimator that needs more rows is not chosen.
+    """
+
+    def run(rows: Rows, seed: int) -> Any:
+        train, held, target, truth = train_test_split(
+            rows.train, rows.target, test_size=0.2, random_state=seed
+        )
+        train, target, held, truth = (part[:CHOICE_ROWS] for part in (train, target, held, truth))
+        wrong = []
+        for make in makes:
+            try:
+                wrong.append(np.mean(make(seed).fit(train, target).predict(held) != truth))
+            except ValueError:
+                wrong.append(np.inf)
+        return predicted(makes[int(np.argmin(wrong))])(rows, seed)
+
+    return run
+
+
+def percent(value: float) -> float:
+    """Return a share in percent with three decimals."""
+    return round(100 * float(value), 3)
+
+
+# -- classification
+
+
+def small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return rows and class numbers of a set of defaults.py, and whether its rows are standardised."""
+    found = next((given for given in small_sets() if given[0] == name), None)
+    if found is None:
+        raise FileNotFoundError(f"{name} needs SCALELATENT_DATA")
+    _, x, y, measurements = found
+    return (
+        x if measurements else np.asarray(x, np.float32),
+        np.unique(y, return_inverse=True)[1],
+        measurements,
+    )
+
+
+def split(name: str, seed: int) -> Rows:
+    """Return 70 % training and 30 % held-out rows of a set, standardised by the training rows."""
+    x, y, measurements = small_set(name)
+    train, target, test, truth = next(splits(x, y, measurements, seed))
+    return Rows(train, target, test, truth)
+
+
+def usps_rows(seed: int) -> Rows:
+    return Rows(*usps(), *usps("test"))
+
+
+def mnist_rows(seed: int, n: int = 60_000) -> Rows:
+    """Return n random training images of MNIST and all test images, float32 in [0, 1]."""
+    (x, y), (test, truth) = mnist(), mnist(part="test")
+    kept = np.sort(np.random.default_rng(seed).permutation(len(x))[:n])
+    return Rows(x[kept] / np.float32(255), y[kept], test / np.float32(255), truth)
+
+
+def generated_rows(seed: int, n: int) -> Rows:
+    """Return n rows of five classes with five clusters each, a fifth of them held out."""
+    x, y = make_classification(
+        n, 40, n_informative=15, n_redundant=10, n_classes=5, n_clusters_per_class=5, random_state=seed
+    )
+    train, test, target, truth = train_test_split(x.astype(np.float32), y, test_size=0.2, random_state=seed)
+    return Rows(train, target, test, truth)
+
+
+def lightgbm(seed: int, trees: int = 100) -> Any:
+    from lightgbm import LGBMClassifier
+
+    return LGBMClassifier(n_estimators=trees, random_state=seed, n_jobs=1, verbose=-1)
+
+
+def capsules(seed: int, **given: Any) -> Any:
+    return sl.CapsuleRegression(random_state=seed, n_jobs=1, **given)
+
+
+def mixtures(seed: int, components: int | None = None, dims: int | None = None) -> Any:
+    return sl.LinearMixtureClassifier(n_components=components, n_dims=dims, random_state=seed, n_jobs=1)
+
+
+def logistic(seed: int, c: float) -> Any:
+    return LogisticRegression(C=c, max_iter=300)
+
+
+def first_of_classes(rows: Rows, method: str) -> Rows:
+    """Return the first rows of each class, and 50 held-out rows."""
+    found = [np.flatnonzero(rows.target == c)[:FIRST_ROWS] for c in np.unique(rows.target)]
+    kept = np.concatenate(found)
+    return Rows(rows.train[kept], rows.target[kept], rows.test[:50], rows.truth[:50])
+
+
+CLASSIFICATION = Task(
+    sets={
+        "digits": lambda seed: split("digits", seed),
+        "Isolet1": lambda seed: split("Isolet1", seed),
+        "USPS": usps_rows,
+        "generated, 50,000 rows": lambda seed: generated_rows(seed, 50_000),
+        "MNIST, 10,000 rows": lambda seed: mnist_rows(seed, 10_000),
+        "generated, 500,000 rows": lambda seed: generated_rows(seed, 500_000),
+        "MNIST, 60,000 rows": mnist_rows,
+    },
+    methods={
+        "CapsuleRegression": predicted(capsules),
+        "CapsuleRegression, all_vs_all": predicted(lambda seed: capsules(seed, architecture="all_vs_all")),
+        "LinearMixtureClassifier": predicted(mixtures),
+        "LinearMixtureClassifier, chosen": chosen(
+            mixtures,
+            lambda seed: mixtures(seed, 1, 10),
+            lambda seed: mixtures(seed, 5, 10),
+            lambda seed: mixtures(seed, 20, 10),
+        ),
+        "logistic regression": chosen(lambda seed: logistic(seed, 0.1), lambda seed: logistic(seed, 1.0)),
+        "k nearest neighbours": chosen(*(lambda seed, k=k: KNeighborsClassifier(k) for k in (1, 3, 5))),
+        "RBF SVM": chosen(lambda seed: SVC(), lambda seed: SVC(C=10)),
+        "LightGBM, 20 rounds": predicted(lambda seed: lightgbm(seed, 20)),
+        "LightGBM": predicted(lightgbm),
+        "MLP": predicted(lambda seed: MLPClassifier(early_stopping=True, random_state=seed)),
+    },
+    score=lambda rows, answer: {"error": percent(np.mean(answer != rows.truth))},
+    first=first_of_classes,
+    large=("generated, 500,000 rows", "MNIST, 60,000 rows"),
+)
+
+
+# -- density and outliers
+
+
+def digits_rows(seed: int) -> Rows:
+    """Return digits made continuous by uniform noise of the width of a grey level."""
+    rows = split("digits", seed)
+    rng = np.random.default_rng(seed)
+    return replace(
+        rows, train=rows.train + rng.random(rows.train.shape), test=rows.test + rng.random(rows.test.shape)
+    )
+
+
+def usps_levels(seed: int) -> Rows:
+    """Return USPS in 256 grey levels, made continuous by uniform noise of their width."""
+    rows, rng = usps_rows(seed), np.random.default_rng(seed)
+    return replace(
+        rows,
+        train=256.0 * rows.train.astype(float) + rng.random(rows.train.shape),
+        test=256.0 * rows.test.astype(float) + rng.random(rows.test.shape),
+    )
+
+
+def mnist_levels(seed: int, n: int) -> Rows:
+    """Return MNIST in 256 grey levels, made continuous, then averaged to 16 x 16 pixels."""
+    rows, rng = mnist_rows(seed, n), np.random.default_rng(seed)
+    noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
+    train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
+    return replace(rows, train=train, test=test)
+
+
+def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
+    """Leave one of the rarer classes out of the training rows, and plant outliers among the held-out rows.
+
+    The truth is 0 for rows of the other classes, 1 for rows of the class that was left out, and 2 for rows
+    of which each column comes from one of two held-out rows.
+    """
+
+    def make(seed: int) -> Rows:
+        rows = load(seed)
+        counts = np.bincount(rows.target)
+        absent = np.argsort(counts, kind="stable")[seed % (len(counts) - 1)]
+        usual, rng = rows.test[rows.truth != absent], np.random.default_rng(seed)
+        mixed = np.where(rng.random(usual.shape) < 0.5, usual[rng.permutation(len(usual))], usual)
+        other = rows.test[rows.truth == absent]
+        truth = np.repeat([0, 1, 2], [len(usual), len(other), len(mixed)])
+        test = np.concatenate([usual, other, mixed])
+        return Rows(rows.train[rows.target != absent], None, test, truth)
+
+    return make
+
+
+def density(*makes: Make, is_density: bool = True) -> Method:
+    """Return a method that scores held-out rows; of several densities, validation rows choose one."""
+
+    def run(rows: Rows, seed: int) -> tuple[np.ndarray, bool]:
+        best = makes[0]
+        if len(makes) > 1:
+            train, held = train_test_split(rows.train, test_size=0.2, random_state=seed)
+            train, held = train[:CHOICE_ROWS], held[:CHOICE_ROWS]
+            found = [likelihood(make(seed), train, held) for make in makes]
+            best = makes[int(np.argmax(found))]
+        return best(seed).fit(rows.train).score_samples(rows.test), is_density
+
+    return run
+
+
+def likelihood(model: Any, train: np.ndarray, held: np.ndarray) -> float:
+    """Return the mean log-likelihood of validation rows, -inf if the model refuses the training rows."""
+    try:
+        return float(model.fit(train).score_samples(held).mean())
+    except ValueError:
+        return -np.inf
+
+
+def linear_mixture(seed: int, components: int | None = None, dims: int | None = None, **given: Any) -> Any:
+    given = {"likelihood": "ppca", "random_state": seed, "n_jobs": 1} | given
+    return sl.LinearMixture(n_components=components, n_dims=dims, **given)
+
+
+class Kernels:
+    """Kernel density whose bandwidth is a multiple of the mean standard deviation of a column."""
+
+    def __init__(self, width: float) -> None:
+        self.width = width
+
+    def fit(self, x: np.ndarray) -> Any:
+        return KernelDensity(bandwidth=self.width * float(np.sqrt(x.var(axis=0).mean()))).fit(x)
+
+
+def density_score(rows: Rows, answer: tuple[np.ndarray, bool]) -> dict[str, float]:
+    """Return the mean log-likelihood of usual rows, and areas under the curves of both kinds of outliers."""
+    scores, is_density = answer
+    found = {}
+    for kind, code in (("class", 1), ("mixed", 2)):
+        kept = (rows.truth == 0) | (rows.truth == code)
+        found[f"auc_{kind}"] = percent(roc_auc_score(rows.truth[kept] == code, -scores[kept]))
+    if is_density:
+        found["log_likelihood"] = round(float(scores[rows.truth == 0].mean()), 3)
+    return found
+
+
+DENSITY = Task(
+    sets={
+        "New-Thyroid": with_outliers(lambda seed: split("New-Thyroid", seed)),
+        "breast cancer": with_outliers(lambda seed: split("breast cancer", seed)),
+        "digits": with_outliers(digits_rows),
+        "USPS": with_outliers(usps_levels),
+        "MNIST 16 x 16, 10,000 rows": with_outliers(lambda seed: mnist_levels(seed, 10_000)),
+    },
+    methods={
+        "LinearMixture": density(linear_mixture),
+        "LinearMixture, factor analysis": density(
+            lambda seed: linear_mixture(seed, likelihood="factor-analysis")
+        ),
+        "LinearMixture, chosen": density(
+            linear_mixture,
+            *(
+                lambda seed, k=k, h=h: linear_mixture(seed, k, h)
+                for k, h in ((3, 4), (10, 4), (3, 20), (3, 40), (10, 40))
+            ),
+        ),
+        "GaussianMixture": density(
+            *(lambda seed, k=k: GaussianMixture(k, random_state=seed) for k in (1, 3, 10))
+        ),
+        "PCA": density(*(lambda seed, share=share: PCA(share) for share in (0.5, 0.9, 0.99))),
+        "kernel density": density(
+            *(lambda seed, width=width: Kernels(width) for width in (0.1, 0.2, 0.4, 0.8))
+        ),
+        "isolation forest": density(lambda seed: IsolationForest(random_state=seed), is_density=False),
+    },
+    score=density_score,
+    first=lambda rows, method: Rows(rows.train[:200], None, rows.test[::20], rows.truth[::20]),
+)
+
+
+# -- clustering
+
+
+def all_rows(name: str) -> Callable[[int], Rows]:
+    """Return the loader of a set of which all rows are clustered."""
+
+    def make(seed: int) -> Rows:
+        x, y, measurements = small_set(name)
+        x = StandardScaler().fit_transform(x) if measurements else x
+        return Rows(x, None, x, y)
+
+    return make
+
+
+def small_mnist(seed: int) -> Rows:
+    """Return 500 random images of each digit."""
+    rows = mnist_rows(seed)
+    kept = np.concatenate([np.flatnonzero(rows.target == c)[:500] for c in range(10)])
+    return Rows(rows.train[kept], None, rows.train[kept], rows.target[kept])
+
+
+def clustered(embed: Callable[[np.ndarray, int, int], np.ndarray]) -> Method:
+    """Return k-means, ten starts, of an embedding of rows for a number of classes and a seed."""
+
+    def run(rows: Rows, seed: int) -> np.ndarray:
+        k = len(np.unique(rows.truth))
+        return KMeans(k, n_init=10, random_state=seed).fit_predict(embed(rows.train, k, seed))
+
+    return run
+
+
+def network(x: np.ndarray, k: int, seed: int, **given: Any) -> np.ndarray:
+    model = sl.MultilayerBootstrapNetwork(n_classes=k, random_state=seed, n_jobs=1, **given)
+    return model.fit_transform(x)
+
+
+def umap(x: np.ndarray, k: int, seed: int) -> np.ndarray:
+    """Embed rows as the pages of UMAP advise for clusters: min_dist=0."""
+    from umap import UMAP
+
+    return UMAP(min_dist=0.0, random_state=seed, n_jobs=1).fit_transform(x)
+
+
+def spectral(rows: Rows, seed: int) -> np.ndarray:
+    k = len(np.unique(rows.truth))
+    near = SpectralClustering(k, affinity="nearest_neighbors", random_state=seed)
+    return near.fit_predict(rows.train)
+
+
+def first_to_cluster(rows: Rows, method: str) -> Rows:
+    """Return up to 20 rows of each class; UMAP compiles the search of neighbours from 4,096 rows on."""
+    most = 4_200 if method.startswith("UMAP") and len(rows.train) >= 4_096 else 300
+    order = np.random.default_rng(0).permutation(len(rows.train))[:most]
+    return Rows(rows.train[order], None, rows.train[order], rows.truth[order])
+
+
+CLUSTERING = Task(
+    sets={
+        **{name: all_rows(name) for name in ("wine", "New-Thyroid", "digits", "UMIST", "Isolet1", "COIL20")},
+        "MNIST, 5,000 rows": small_mnist,
+    },
+    methods={
+        "MultilayerBootstrapNetwork": clustered(network),
+        "MultilayerBootstrapNetwork, decay auto": clustered(
+            lambda x, k, seed: network(x, k, seed, decay="auto")
+        ),
+        "k-means": clustered(lambda x, k, seed: x),
+        "UMAP + k-means": clustered(umap),
+        "spectral clustering": spectral,
+        "HDBSCAN": lambda rows, seed: HDBSCAN(copy=True).fit_predict(rows.train),
+    },
+    score=lambda rows, answer: {
+        "nmi": percent(nmi(rows.truth, answer)),
+        "accuracy": percent(clustering_accuracy(rows.truth, answer)),
+    },
+    first=first_to_cluster,
+)
+
+
+# -- denoising and completion
+
+IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
+
+
+def corrupted_mnist(seed: int, **how: Any) -> Rows:
+    """Return corrupted and clean binary images of MNIST."""
+    rows = mnist_rows(seed, IMAGE_ROWS)
+    v, truth = ((x > 0.5).astype(np.uint8) for x in (rows.train, rows.test[:HELD_IMAGES]))
+    train, test = (
+        corrupt(clean, np.arange(len(clean)), seed=seed, stage=stage, **how)
+        for stage, clean in (("train", v), ("test", truth))
+    )
+    return Rows(train, v, test, truth)
+
+
+def silhouettes(seed: int) -> Rows:
+    """Return upper and lower halves of 20 kinds of filled shapes that vary in form, size and place.
+
+    The outline of a shape is a radius that is a sum of five harmonics of the angle.
+    """
+    rng, n = np.random.default_rng(seed), IMAGE_ROWS + HELD_IMAGES
+    kinds = rng.normal(size=(20, 5, 2)) * 0.35 / np.arange(1, 6)[:, None] ** 0.5
+    waves = kinds[rng.integers(0, 20, n)] * rng.normal(1, 0.15, (n, 5, 2))
+    size, place = rng.uniform(7, 9.5, (n, 1, 1)), rng.uniform(-2, 2, (2, n, 1, 1))
+    row, column = np.mgrid[:28, :28] - 13.5
+    y, x = row - place[0], column - place[1]
+    angle, outline = np.arctan2(y, x), np.zeros((n, 28, 28))
+    for order in range(1, 6):
+        cosine, sine = waves[:, order - 1].T[..., None, None]
+        outline += cosine * np.cos(order * angle) + sine * np.sin(order * angle)
+    images = (np.hypot(y, x) < size * np.exp(outline)).astype(np.uint8).reshape(n, 784)
+    upper, lower = images[:, :392], images[:, 392:]
+    return Rows(upper[:IMAGE_ROWS], lower[:IMAGE_ROWS], upper[IMAGE_ROWS:], lower[IMAGE_ROWS:])
+
+
+class Neighbours:
+    """Outputs that more than half of the k nearest training rows have."""
+
+    def __init__(self, k: int) -> None:
+        self.near = NearestNeighbors(n_neighbors=k)
+
+    def fit(self, x: np.ndarray, v: np.ndarray) -> Neighbours:
+        self.near.fit(x)
+        self.v = np.asarray(v)
+        return self
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return (self.v[self.near.kneighbors(x, return_distance=False)].mean(axis=1) > 0.5).astype(np.uint8)
+
+
+def perceptron(hidden: Sequence[int], epochs: int) -> Make:
+    """Return a network with a logistic output per target; without hidden units it is logistic regression."""
+    return lambda seed: MLPClassifier(tuple(hidden), max_iter=epochs, random_state=seed)
+
+
+def conditional_rbm(seed: int, **given: Any) -> Any:
+    return sl.ConditionalRBM(random_state=seed, n_jobs=1, **given)
+
+
+def median(rows: Rows, seed: int) -> np.ndarray:
+    images = rows.test.reshape(-1, 28, 28)
+    return median_filter(images, size=(1, 3, 3)).reshape(len(images), -1)
+
+
+def unet(epochs: int) -> Method:
+    """Return a U-Net with two poolings and 16 to 64 channels; a tenth of the rows chooses the epoch."""
+
+    def run(rows: Rows, seed: int) -> np.ndarray:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+
+        def pair(channels: int, out: int) -> nn.Module:
+            first, second = nn.Conv2d(channels, out, 3, padding=1), nn.Conv2d(out, out, 3, padding=1)
+            return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.down = nn.ModuleList([pair(1, 16), pair(16, 32), pair(32, 64)])
+                self.up = nn.ModuleList([pair(96, 32), pair(48, 16)])
+                self.out, self.pool = nn.Conv2d(16, 1, 1), nn.MaxPool2d(2)
+                self.wide = nn.Upsample(scale_factor=2)
+
+            def forward(self, x: Any) -> Any:
+                a = self.down[0](x)
+                b = self.down[1](self.pool(a))
+                x = self.up[0](torch.cat([self.wide(self.down[2](self.pool(b))), b], 1))
+                return self.out(self.up[1](torch.cat([self.wide(x), a], 1)))
+
+        def pictures(x: np.ndarray) -> Any:
+            whole = np.zeros((len(x), 784), np.float32)  # hidden halves are 0
+            whole[:, : x.shape[1]] = x
+            return torch.from_numpy(whole.reshape(-1, 1, 28, 28))
+
+        size = rows.target.shape[1]
+        net, x, v = Net(), pictures(rows.train), torch.from_numpy(np.asarray(rows.target, np.float32))
+
+        def logits(x: Any) -> Any:
+            return net(x).reshape(len(x), -1)[:, -size:]
+
+        def restored(x: Any) -> np.ndarray:
+            with torch.no_grad():
+                return np.concatenate([(logits(part) > 0).numpy().astype(np.uint8) for part in x.split(500)])
+
+        steps = torch.optim.Adam(net.parameters(), lr=2e-3)
+        held, best = len(x) // 10, (1.0, {})
+        truth = np.asarray(rows.target[:held])
+        for _ in range(epochs):
+            for batch in (held + torch.randperm(len(x) - held)).split(64):
+                steps.zero_grad()
+                nn.functional.binary_cross_entropy_with_logits(logits(x[batch]), v[batch]).backward()
+                steps.step()
+            wrong = float(np.mean(restored(x[:held]) != truth))
+            if wrong < best[0] or not best[1]:
+                best = wrong, {name: values.clone() for name, values in net.state_dict().items()}
+        net.load_state_dict(best[1])
+        return restored(pictures(rows.test))
+
+    return run
+
+
+def restored_score(rows: Rows, answer: np.ndarray) -> dict[str, float]:
+    """Return wrong pixels, and wrong pixels among those that the corruption changed."""
+    wrong = answer != rows.truth
+    found = {"error": percent(wrong.mean())}
+    if rows.test.shape[1] == 784:
+        found["changed_error"] = percent(wrong[rows.test != rows.truth].mean())
+    return found
+
+
+DENOISING = Task(
+    sets={
+        "MNIST, 10 % flipped": lambda seed: corrupted_mnist(seed, kind="flip", rate=0.1),
+        "MNIST, 12 x 12 hidden": lambda seed: corrupted_mnist(
+            seed, kind="occlude", size=(12, 12), shape=(28, 28)
+        ),
+        "silhouettes, lower half": silhouettes,
+    },
+    methods={
+        "median filter": median,
+        "k nearest neighbours": chosen(*(lambda seed, k=k: Neighbours(k) for k in (1, 5, 15))),
+        "logistic regression": chosen(*(perceptron((), epochs) for epochs in (5, 20, 60))),
+        "MLP, 256 units": chosen(*(perceptron((256,), epochs) for epochs in (5, 20, 60))),
+        "U-Net, 3 epochs": unet(3),
+        "ConditionalRBM, 3 epochs": predicted(lambda seed: conditional_rbm(seed, n_epochs=3)),
+        "ConditionalRBM": predicted(conditional_rbm),
+        "U-Net": unet(15),
+    },
+    score=restored_score,
+    first=lambda rows, method: Rows(rows.train[:100], rows.target[:100], rows.test[:20], rows.truth[:20]),
+    only={"median filter": ("MNIST, 10 % flipped",)},
+)
+
+
+# -- several labels
+
+
+def documents(seed: int) -> Rows:
+    """Return 5,000 documents of RCV1, 500 terms, with their 20 commonest topics."""
+    counts, topics, _ = rcv1_subset(500)
+    rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
+    found = topics[rows].toarray()
+    common = np.argsort(-found.sum(axis=0, dtype=np.int64), kind="stable")[:20]
+    return held_out((counts[rows].toarray() > 0).astype(np.uint8), found[:, common], seed)
+
+
+def generated_labels(seed: int) -> Rows:
+    """Return 5,000 rows of 50 standardised counts with 15 labels, four of them in the mean."""
+    x, y = make_multilabel_classification(5000, 50, n_classes=15, n_labels=4, random_state=seed)
+    rows = held_out(x, y, seed)
+    scaler = StandardScaler().fit(rows.train)
+    return replace(rows, train=scaler.transform(rows.train), test=scaler.transform(rows.test))
+
+
+def held_out(x: np.ndarray, y: np.ndarray, seed: int) -> Rows:
+    """Return 70 % training and 30 % held-out rows."""
+    train, test, target, truth = train_test_split(x, y.astype(np.uint8), test_size=0.3, random_state=seed)
+    return Rows(train, target, test, truth)
+
+
+def chain(seed: int) -> Any:
+    return ClassifierChain(logistic(seed, 1.0), order="random", random_state=seed)
+
+
+def ten_chains(rows: Rows, seed: int) -> np.ndarray:
+    """Return the labels that more than half of ten chains give, in the mean of their probabilities."""
+    chains = (chain(10 * seed + i).fit(rows.train, rows.target) for i in range(10))
+    return np.mean([one.predict_proba(rows.test) for one in chains], axis=0) > 0.5
+
+
+def labels_score(rows: Rows, answer: np.ndarray) -> dict[str, float]:
+    """Return wrong labels, micro-averaged F1, and rows with a wrong label."""
+    return {
+        "error": percent(np.mean(answer != rows.truth)),
+        "f1": percent(f1_score(rows.truth, answer, average="micro")),
+        "rows_wrong": percent(np.mean((answer != rows.truth).any(axis=1))),
+    }
+
+
+def first_labels(rows: Rows, method: str) -> Rows:
+    """Return 100 rows; each label has both values, which logistic regression needs."""
+    target = rows.target[:100].copy()
+    target[:20], target[20:40] = 0, 1
+    return Rows(rows.train[:100], target, rows.test[:20], rows.truth[:20])
+
+
+LABELS = Task(
+    sets={"generated": generated_labels, "RCV1, 20 topics": documents},
+    methods={
+        "one-vs-rest logistic regression": chosen(
+            *(lambda seed, c=c: OneVsRestClassifier(logistic(seed, c)) for c in (0.1, 1.0, 10.0))
+        ),
+        "classifier chain": predicted(chain),
+        "ten classifier chains": ten_chains,
+        "k nearest neighbours": chosen(*(lambda seed, k=k: Neighbours(k) for k in (1, 5, 15))),
+        "MLP, 256 units": chosen(*(perceptron((256,), epochs) for epochs in (3, 10, 30))),
+        "ConditionalRBM": predicted(conditional_rbm),
+    },
+    score=labels_score,
+    first=first_labels,
+)
+
+
+# -- parts
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of a generator that knows the features in it; ``epochs`` replaces those of the network."""
+
+    name: str
+    seed: int
+    images: Any
+    dataset: Any
+    epochs: int | None = None
+
+
+def picture(name: str) -> Callable[[int], Picture]:
+    return lambda seed: Picture(name, seed, *image_of(name, seed, 0))
+
+
+def parts_network(restarts: int) -> Method:
+    def run(given: Picture, seed: int) -> np.ndarray:
+        model = estimator(given.name, seed, restarts)
+        if given.epochs:
+            model.set_params(n_epochs=given.epochs, n_restarts=1)
+        model.fit(given.dataset)
+        return model.weights_[0][model.used_[0]]
+
+    return run
+
+
+def patches(given: Picture) -> np.ndarray:
+    """Return all patches of the size of a feature that have a pixel that is on."""
+    x = given.dataset.read_x(0, 1).reshape(given.images.image_shape)
+    found = extract_patches_2d(x, IMAGES[given.name][1][1]).astype(np.float64)
+    return found.reshape(len(found), -1)[found.any(axis=(1, 2))]
+
+
+def decomposed(make: Callable[[int, int], Any]) -> Method:
+    """Return a method whose features are the components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
+
+    It gets three times the number of the network's features, and any of the three cuts may match.
+    """
+
+    def run(given: Picture, seed: int) -> np.ndarray:
+        count, window = IMAGES[given.name][1]
+        found = np.abs(make(3 * count, seed).fit(patches(given)).components_)
+        found /= np.maximum(found.max(axis=1, keepdims=True), 1e-12)
+        return np.concatenate([found > cut for cut in (0.3, 0.5, 0.7)]).reshape(-1, 1, *window)
+
+    return run
+
+
+def dictionary(count: int, seed: int, **given: Any) -> Any:
+    return MiniBatchDictionaryLearning(count, random_state=seed, **given)
+
+
+def parts_score(given: Picture, features: np.ndarray) -> dict[str, float]:
+    """Return the share of the kinds in the image that are a feature, at an intersection over union of .9."""
+    kinds = given.images.features[placed_kinds(given.images)[0]]
+    found = n_found(features, kinds) if len(features) else 0
+    return {"found": percent(found / len(kinds)), "kinds": len(kinds)}
+
+
+PARTS = Task(
+    sets={name: picture(name) for name in ("bars", "symbols", "letters", "noisy letters")},
+    methods={
+        "HierarchicalCompositionalNetwork, 1 start": parts_network(1),
+        "HierarchicalCompositionalNetwork, 10 starts": parts_network(10),
+        "NMF": decomposed(lambda count, seed: NMF(count, init="random", max_iter=500, random_state=seed)),
+        "dictionary learning": decomposed(dictionary),
+        "dictionary learning, positive": decomposed(
+            lambda count, seed: dictionary(
+                count, seed, positive_dict=True, positive_code=True, fit_algorithm="cd"
+            )
+        ),
+    },
+    score=parts_score,
+    first=lambda given, method: replace(given, epochs=2),
+)
+
+TASKS = {
+    "labels": LABELS,
+    "density": DENSITY,
+    "classification": CLASSIFICATION,
+    "clustering": CLUSTERING,
+    "parts": PARTS,
+    "denoising": DENOISING,
+}
+# Packages of the extra "bench" that a method needs.
+NEEDS = {"LightGBM": "lightgbm", "UMAP": "umap", "U-Net": "torch"}
