@@ -125,11 +125,11 @@ def pieces(seed: int) -> dict[str, Any]:
     for way in ways.values():
         way()
     seconds = fastest(ways, rounds=ROUNDS)
-    told = {name: round(1000 * value, 3) for name, value in seconds.items()}
+    reported = {name: round(1000 * value, 3) for name, value in seconds.items()}
     both = seconds["ORs and pools, up"] + seconds["ORs and pools, down"]
     return {
         "images": IMAGES,
-        "milliseconds": told,
+        "milliseconds": reported,
         "ORs and pools over trees": round(both / seconds["trees of places and weights"], 2),
         "trees to what they make over the bare loop": round(
             seconds["trees to what they make"] / seconds["a bare loop of that"], 2
@@ -197,7 +197,7 @@ def kept_by_a_fit(
         [(64, side)], templates=32, filters=16, filter_size=5, p01=0.2, p10=1e-4, damping=0.1,
         p_weight=p_weight, n_epochs=passes, random_state=seed, n_jobs=1,
     )  # fmt: skip
-    told = m.plan(ds, engine=engine)
+    reported = m.plan(ds, engine=engine)
     with tempfile.TemporaryDirectory() as run:
         leaves = Leaves(Path(run))
         begin = time.perf_counter()
@@ -216,9 +216,9 @@ def kept_by_a_fit(
         "kept bytes a pair": round(most / len(rows) / pairs, 3),
         "kept gb by pass": [round(size / 1e9, 3) for size in leaves.passes.values()],
         "run folder gb": round(leaves.all / 1e9, 2),
-        "run folder told gb": round(told["disk_bytes"] / 1e9, 2),
+        "run folder told gb": round(reported["disk_bytes"] / 1e9, 2),
         "peak gb": round(peak_bytes() / 1e9, 2),
-        "peak told gb": round(told["peak_bytes_per_worker"] / 1e9, 2),
+        "peak told gb": round(reported["peak_bytes_per_worker"] / 1e9, 2),
         "weights on": m.history_[-1]["weights_on_by_layer"],
         "seconds": round(seconds),
     }

@@ -61,7 +61,8 @@ def test_columns_of_numbers_are_read_from_a_split(tmp_path: Path) -> None:
         "w": hf.Value("float64"),
     }
     whole = hf.Dataset.from_dict(columns, features=hf.Features(features))
-    chosen = whole.select(range(N - 1, -1, -1))  # by numbers of rows, which are on disk beside them
+    # Rows are selected by indices, which are stored next to the rows.
+    chosen = whole.select(range(N - 1, -1, -1))
     hf.DatasetDict({"train": whole, "test": chosen}).save_to_disk(tmp_path / "in")
     ds = data.import_hf(tmp_path / "in", tmp_path / "ds", split="test", label="kind", weight="w")
     np.testing.assert_array_equal(ds.read_x(0, N), values[::-1])
