@@ -118,6 +118,7 @@ def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
         n_epochs=args.epochs,
         damping=args.damping,
         inner_iterations=args.inner_iterations,
+        template_passes=0,
         random_state=seed,
         n_jobs=1,
     )

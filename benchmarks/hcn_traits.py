@@ -59,7 +59,13 @@ def fitted(
 ) -> tuple[Any, dict[str, Any]]:
     """A network of these images, and what its fit took."""
     model = sl.HierarchicalCompositionalNetwork(
-        [(4, SIZE)], templates=templates, n_chains=leaves, random_state=seed, n_jobs=1, **how
+        [(4, SIZE)],
+        templates=templates,
+        online=False,
+        n_chains=leaves,
+        random_state=seed,
+        n_jobs=1,
+        **how,
     )
     begin = time.process_time()
     model.fit(Dataset.from_arrays(x, y), engine={"leaf_rows": TRAINING // leaves})

@@ -43,13 +43,15 @@ WAYS |= {
         "template_passes": 2,
         "read_noise": (0.1, 1e-4),
     },
-    "several kept": {**SEVERAL, "n_chains": 2, "n_epochs": 4},
+    "several kept": {**SEVERAL, "online": False, "n_chains": 2, "n_epochs": 4},
+    "several by default": {**SEVERAL, "n_chains": 3, "n_epochs": 2},
 }
 ENGINE: dict[str, dict[str, Any]] = {
     "online": {"report_steps": 3},
     "kept": {"report_steps": 1, "leaf_rows": 30},
     "several online": {"report_steps": 3},
     "several kept": {"report_steps": 1, "leaf_rows": 30},
+    "several by default": {"report_steps": 3},
 }
 
 
@@ -71,7 +73,7 @@ def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositional
     keys = ("pass", "steps", "weights_on", "weights_changed", "objective")
     keys = (
         *keys,
-        "rows_at_rest" if one.templates is None else "rows_moved" if one.online is None else "pass",
+        "rows_at_rest" if one.templates is None else "rows_moved" if one.online is False else "pass",
     )
     reported = [[[record[key] for key in keys] for record in model.history_] for model in (one, other)]
     assert reported[0] == reported[1]

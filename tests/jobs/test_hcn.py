@@ -150,7 +150,7 @@ test_rows = "80:"
 kind = "hcn"
 layers = [[4, 5]]
 templates = 2
-p_weight = [0.25, 1e-20]
+online = false
 n_epochs = 20
 """
 

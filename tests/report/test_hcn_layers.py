@@ -34,7 +34,7 @@ PageOf = Callable[..., tuple[str, list[str]]]
 def fitted(labelled: bool = True, templates: int = 2) -> HierarchicalCompositionalNetwork:
     layers = [(4, 5), (3, 2)]
     model = HierarchicalCompositionalNetwork(
-        layers, templates=templates, n_epochs=4, random_state=0, n_jobs=1
+        layers, templates=templates, online=False, n_epochs=4, random_state=0, n_jobs=1
     )
     return model.fit(X[:60], np.array(["one", "other"])[Y[:60].astype(int)] if labelled else None)
 

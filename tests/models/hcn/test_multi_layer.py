@@ -29,12 +29,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "online": {"online": True, "n_epochs": 2, "batch_size": 4, "inner_iterations": 3, "n_chains": 2},
 }
 WAYS["from images"] = {**WAYS["online"], "p_weight": (0.5, 0.1), "template_passes": 3}
-WAYS["from images"]["read_noise"] = (0.1, 1e-4)
+WAYS["from images"] |= {"read_noise": (0.1, 1e-4), "pool": 3}
+WAYS["defaults"] = {"online": None, "n_epochs": 1}
 
 
 def network(**params: Any) -> HierarchicalCompositionalNetwork:
-    how: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "n_epochs": 4, "random_state": 3}
-    return HierarchicalCompositionalNetwork(**how | params)
+    how: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "online": False}
+    return HierarchicalCompositionalNetwork(**how | {"n_epochs": 4, "random_state": 3} | params)
 
 
 def same(a: Any, b: Any) -> None:
@@ -421,7 +422,7 @@ def test_the_two_trait_set_is_learned_with_four_labels() -> None:
     (x, category), (_, pattern) = images.rows(0, 100), patterns.rows(0, 100)
     first = [int(np.flatnonzero(pattern == kind)[0]) for kind in range(4)]
     labels = np.where(np.isin(np.arange(100), first), category.astype(int), -1)
-    m = HierarchicalCompositionalNetwork(layers=[(4, 13)], templates=2, random_state=0).fit(x, labels)
+    m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0).fit(x, labels)
     assert m.score(*images.rows(5000, 6000)) >= 0.999
 
 

@@ -43,7 +43,7 @@ def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any 
 
 def fitted_by_hand(names: Any) -> Any:
     """Return a model of the two traits with the weights that generated them."""
-    m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, random_state=0)
+    m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
     network = build_multi_layer(m, (below,), np.array(names), 2)
     above = np.zeros((4, *network.net.layers[1].image), bool)
@@ -213,7 +213,7 @@ def test_networks_without_classes_return_cluster_indices() -> None:
 def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
     """The network is saved, and its larger images are computed again after loading."""
     x, y = FEW.rows(0, 20)
-    m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
+    m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, online=False, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
         m.fit(x, y.astype(int))
     m.save(tmp_path / "m.zarr")
