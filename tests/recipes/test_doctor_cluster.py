@@ -30,10 +30,10 @@ def seen(
     skews: Any = (),
     **scheduler: Any,
 ) -> checks.ClusterView:
-    told = {f"tls://10.0.0.{i}:40000": WORKER | worker for i, worker in enumerate(workers)}
+    reported = {f"tls://10.0.0.{i}:40000": WORKER | worker for i, worker in enumerate(workers)}
     off = {f"tls://10.0.0.{i}:40000": skew for i, skew in enumerate(skews)}
     wanted = Requirements(folder="/runs")
-    return checks.ClusterView(address, wanted, SCHEDULER | scheduler, told, dict(silent), skews=off)
+    return checks.ClusterView(address, wanted, SCHEDULER | scheduler, reported, dict(silent), skews=off)
 
 
 def judged(name: str, view: checks.ClusterView) -> list[checks.Finding]:
@@ -203,7 +203,7 @@ def test_the_command(tls_cluster, tmp_path):
         "doctor", str(tmp_path), "--json", "--scheduler", tls_cluster["scheduler"],
         "--tls-ca-file", files["ca"], "--tls-cert", files["cert"], "--tls-key", files["key"],
     ])  # fmt: skip
-    told = json.loads(result.stdout)
-    findings = {finding["check"]: finding for finding in told["findings"]}
+    reported = json.loads(result.stdout)
+    findings = {finding["check"]: finding for finding in reported["findings"]}
     assert findings["versions"]["status"] == "ok"
-    assert (result.exit_code, told["ok"]) == (1, False)  # of the GPU that is not there
+    assert (result.exit_code, reported["ok"]) == (1, False)  # of the GPU that is not there
