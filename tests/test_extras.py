@@ -59,7 +59,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_h5ad(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
-    ("hf", "datasets", lambda folder: data.import_hf(folder, folder / "out")),
+    ("arrow", "pyarrow", lambda folder: data.import_hf(folder, folder / "out")),
     ("mlflow", "mlflow", lambda _: MlflowTracking()),
     ("onnx", "onnx", lambda folder: _model().to_onnx(folder / "m.onnx")),
     ("polars", "polars", _framed),
@@ -70,8 +70,9 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("torch", "torch", lambda _: ROWS.to_torch()),
     ("xarray", "xarray", lambda _: ROWS.to_xarray()),
 ]
-# Extras for clusters that users start themselves, for the other CUDA version, and for contributors.
-OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
+# Extras for clusters that users start themselves, for the other CUDA version, another name of arrow, and extras
+# for contributors.
+OTHERS = {"k8s", "cuda13", "hf", "bench", "docs", "test"}
 
 
 @pytest.mark.parametrize(("extra", "package", "call"), NEEDS)
