@@ -70,7 +70,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("torch", "torch", lambda _: ROWS.to_torch()),
     ("xarray", "xarray", lambda _: ROWS.to_xarray()),
 ]
-# Extras for clusters that users start themselves, for the other CUDA version, another name of arrow, and extras
+# Extras for clusters that users start, for the other CUDA version, another name of arrow, and extras
 # for contributors.
 OTHERS = {"k8s", "cuda13", "hf", "bench", "docs", "test"}
 
