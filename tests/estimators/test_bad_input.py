@@ -113,7 +113,7 @@ def test_labels_absent(digits: Arrays, tmp_path: Path, form: str) -> None:
         _fit(*rows[form])
     if form == "stored":
         assert str(tmp_path / "ds") in str(raised.value)
-        assert "import them with the rows" in str(raised.value)
+        assert "import the rows with their labels" in str(raised.value)
 
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "zarr"])
