@@ -200,6 +200,8 @@ class Coder:
     def row_bytes(self) -> int:
         return 8
 
+    column_group = 1
+
     def select_columns(self, first: int, stop: int) -> Coder:
         part = Coder(stop - first, self.first + first)
         part.seen = self.seen

@@ -27,7 +27,9 @@ from scalelatent.models.mbn import estimator as mbn
 from scalelatent.models.mbn import fit as mbn_fit
 from tests.helpers import InterruptAt, Log, refuse_pickle
 
-SMALL: dict[str, Any] = {"n_clusterings": 12, "n_components": 3, "n_classes": 10, "random_state": 5}
+SMALL: dict[str, Any] = {
+    "n_clusterings": 12, "n_pools": 3, "n_components": 3, "n_classes": 10, "random_state": 5,
+}  # fmt: skip
 EXPECTED_TO_FAIL: dict[str, str] = {}
 
 
@@ -370,7 +372,7 @@ def test_components_beyond_the_rank_are_zero(rows: int, monkeypatch: pytest.Monk
 
 def test_digits_are_clustered_better_than_by_their_pixels(digits: Any) -> None:
     x, y = digits
-    z = _network(n_clusterings=60, n_components=10).fit_transform(x)
+    z = _network(n_clusterings=60, n_pools="auto", n_components=10).fit_transform(x)
     scores = [
         normalized_mutual_info_score(y, KMeans(10, n_init=5, random_state=0).fit_predict(rows))
         for rows in (z, x)
@@ -459,7 +461,8 @@ def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
     reported = _network(n_classes=20).plan(ds)
     assert [layer["k"] for layer in reported["layers"].values()] == [300, 150, 75, 37]
     assert reported["tasks"] == sum(layer["tasks"] for layer in reported["layers"].values())
-    assert reported["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
+    assert reported["layers"]["l1"]["centroid_bytes"] == 3 * 600 * 32
+    assert _network(n_pools="paper").plan(ds)["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
     codes = 600 * 12 * 2
     centroids = sum(layer["centroid_bytes"] for layer in reported["layers"].values())
     assert reported["disk_bytes"] == centroids + 2 * codes
