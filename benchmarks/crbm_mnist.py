@@ -73,8 +73,8 @@ class Told(Callback):
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
         """Print it."""
-        told = " ".join(f"{k} {record[k]:.5g}" for k in HISTORY if record.get(k) is not None)
-        print(f"{self.name}: {told} ({time.perf_counter() - self._begin:.0f} s)", flush=True)
+        reported = " ".join(f"{k} {record[k]:.5g}" for k in HISTORY if record.get(k) is not None)
+        print(f"{self.name}: {reported} ({time.perf_counter() - self._begin:.0f} s)", flush=True)
         return record["pass"] == self.until
 
 

@@ -173,11 +173,11 @@ def main() -> None:
     from scalelatent import Dataset
     from scalelatent.engine.dask import pools
 
-    told: dict[str, Any] = {"speeds": a.speeds, "leaves": a.leaves, "cluster": [], "simulated": []}
+    reported: dict[str, Any] = {"speeds": a.speeds, "leaves": a.leaves, "cluster": [], "simulated": []}
     for name, counts in SIMULATED.items():
         for seconds in (0.5, 5.0, 60.0):
-            told["simulated"].append({"pool": name, **simulate(counts, a.leaves, seconds)})
-            print(told["simulated"][-1], flush=True)
+            reported["simulated"].append({"pool": name, **simulate(counts, a.leaves, seconds)})
+            print(reported["simulated"][-1], flush=True)
     rng = np.random.default_rng(a.seed)
     with pool(len(a.speeds)) as client, tempfile.TemporaryDirectory() as folder:
         x = rng.normal(size=(LEAF_ROWS * a.leaves, 8)).astype("f4")
@@ -190,9 +190,9 @@ def main() -> None:
                     found[name] = summary(measure(client, dataset, tuple(a.speeds), seconds, a.passes))
                 finally:
                     pools.UNEQUAL = before
-            told["cluster"].append(found)
+            reported["cluster"].append(found)
             print(found, flush=True)
-    write(a.out, a.seed, told)
+    write(a.out, a.seed, reported)
 
 
 if __name__ == "__main__":

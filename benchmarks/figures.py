@@ -272,12 +272,12 @@ def predicted() -> Figure:
     """What plan predicts, against what a job takes."""
     jobs = read("plan_accuracy")["jobs"].values()
     drawn = new_figure(8.2, 3.6)
-    for axes, told, took, unit, scale in (
+    for axes, reported, took, unit, scale in (
         (*drawn.subplots(1, 2)[:1], "told_seconds", "seconds", "s", 1.0),
         (drawn.axes[1], "told_peak_bytes", "peak_bytes", "MiB", 2.0**20),
     ):
         style_axes(axes)
-        x = np.array([job[told] for job in jobs]) / scale
+        x = np.array([job[reported] for job in jobs]) / scale
         y = np.array([job[took] for job in jobs]) / scale
         line = np.array([0.8 * min(x.min(), y.min()), 1.2 * max(x.max(), y.max())])
         axes.fill_between(line, line / 1.5, line * 1.5, color="#dcecfa", label="within 1.5 times")

@@ -230,7 +230,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
                 wanted = h.astype("f8")
                 active, sums = reference.residuals(wanted, *rest)
                 device = gpu.cupy.asarray(h.copy())
-                chosen, told = gpu.residuals(device, *rest, table)
+                chosen, reported = gpu.residuals(device, *rest, table)
                 name = f"residuals of {ensemble[0]}, {dtype}, nu = {nu}"
                 rows = np.arange(n) if active is None else active
                 ours = np.arange(n) if chosen is None else chosen.get()
@@ -240,7 +240,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
                     continue
                 _, at, want_at = np.intersect1d(ours, rows, return_indices=True)
                 yield name, [device.get()[:, at]], [wanted[:, want_at]], limit
-                yield f"{name}: log-likelihood", [told[:, 0]], [sums[:, 0]], limit
+                yield f"{name}: log-likelihood", [reported[:, 0]], [sums[:, 0]], limit
             first = np.ascontiguousarray(h[: int(members.dims[0].sum())])
             p = gpu.probabilities(gpu.cupy.asarray(first), members.dims[0], table).get()
             yield f"probabilities, {dtype}", [p], [reference.probabilities(first, members.dims[0])], limit

@@ -136,12 +136,14 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
     x /= np.abs(x).max()
     options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 3}
-    told = [
+    reported = [
         sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
         for device in ("cpu", card_device())
     ]
     return line(
-        "a fit beside that of a processor", apart(told[1][-1]["objective"], told[0][-1]["objective"]), 1e-3
+        "a fit beside that of a processor",
+        apart(reported[1][-1]["objective"], reported[0][-1]["objective"]),
+        1e-3,
     )
 
 

@@ -47,8 +47,8 @@ def true_compression(images: ImageSet, n: int) -> float:
         places += n * (height - h + 1) * (width - w + 1)
     x, sent = images.rows(0, n)[0], images.features[kinds]
     errors = int((x != images.clean(0, n)).sum())
-    told = bits(counts.sum(), places) + bits(sent.sum(), sent.size) + bits(errors, x.size)
-    return float(told / bits(x.sum(), x.size))
+    reported = bits(counts.sum(), places) + bits(sent.sum(), sent.size) + bits(errors, x.size)
+    return float(reported / bits(x.sum(), x.size))
 
 
 def tiles(features: np.ndarray, columns: int) -> np.ndarray:

@@ -118,6 +118,7 @@ def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
         n_epochs=args.epochs,
         damping=args.damping,
         inner_iterations=args.inner_iterations,
+        template_passes=0,
         random_state=seed,
         n_jobs=1,
     )
@@ -129,8 +130,8 @@ def errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, flo
     found = {}
     for name in ("clean", *CORRUPTIONS):
         n = args.test_rows if name == "clean" else args.corrupted_rows
-        told = predict(corrupted(x[:n], name, args.seed))
-        found[name] = round(float((told != y[:n]).mean()), 4)
+        reported = predict(corrupted(x[:n], name, args.seed))
+        found[name] = round(float((reported != y[:n]).mean()), 4)
     found["mean of corruptions"] = round(float(np.mean([found[name] for name in CORRUPTIONS])), 4)
     return found
 
@@ -333,8 +334,8 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
         layers=(low, replace(top, image=(len(features), *top.image[1:]), p_weight=args.p_weight[1])),
     )
     first = net.first_beliefs()
-    told, beliefs = from_features(features).ravel(), first.copy()
-    beliefs[: len(told)] = np.where(told, 1.0, -1.0)
+    reported, beliefs = from_features(features).ravel(), first.copy()
+    beliefs[: len(reported)] = np.where(reported, 1.0, -1.0)
     numbers = stream(net.seed, "hcn first images").choice(len(x), len(x), replace=False)
     images, backend = choose_first_images(net, numbers, y[numbers]), make_backend("cpu")
     flat = x.reshape(len(x), -1)
@@ -451,12 +452,12 @@ def main() -> None:
     arguments.add_argument("--cnn-epochs", type=int, default=30)
     args = arguments.parse_args()
     parts, (x, y) = args.parts.split(","), first_of_each(args.each)
-    told: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    reported: dict[str, dict[str, Any]] = {part: {} for part in parts}
 
     def say(part: str, name: str, found: dict[str, Any]) -> None:
-        told.setdefault(part, {})[name] = found
+        reported.setdefault(part, {})[name] = found
         print(part, name, found, flush=True)
-        write_part(args.out, part, args.seed, told[part])
+        write_part(args.out, part, args.seed, reported[part])
 
     if "rivals" in parts:
         for name, ways in rivals(x, y, args):

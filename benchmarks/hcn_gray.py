@@ -62,6 +62,7 @@ def fitted(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
         p01=args.p01,
         p10=args.p10,
         damping=args.damping,
+        online=False,
         n_epochs=args.passes,
         random_state=args.seed,
         n_jobs=1,

@@ -240,15 +240,15 @@ def main() -> None:
     rates = {}
     for name, way in ways.items():
         way(0)  # compiles
-        told, seconds, iterations = [], [], []
+        reported, seconds, iterations = [], [], []
         for k in range(SEEDS):
             begin = time.perf_counter()
             beliefs, done = way(k)
             seconds.append(time.perf_counter() - begin)
             iterations.append(done)
-            told.append(reached(beliefs, images[k], sets[k]) | {"iterations": done})
-        results["ways"][name], rates[name] = told, rate(seconds, iterations)
-        print(name, told, flush=True)
+            reported.append(reached(beliefs, images[k], sets[k]) | {"iterations": done})
+        results["ways"][name], rates[name] = reported, rate(seconds, iterations)
+        print(name, reported, flush=True)
     if args.pgmax:
         given = {
             "x": np.stack([from_units(b)[:, 0] for b in evidence]),
@@ -260,14 +260,14 @@ def main() -> None:
             results["pgmax"] = found
         else:
             assert found["pairs"] == PAIRS
-            results["ways"][name] = told = [
+            results["ways"][name] = reported = [
                 reached(from_features(np.moveaxis(b, -1, 0)[:, None]), x, letters)
                 | {"iterations": ITERATIONS}
                 for b, x, letters in zip(found["beliefs"], images, sets, strict=True)
             ]
             results["versions"] = found["versions"]
             rates[name] = rate(found["seconds"], [ITERATIONS] * SEEDS)
-            print(name, told, flush=True)
+            print(name, reported, flush=True)
     if args.timings:
         results["pairs_per_second"] = rates
         for other in (name for name in rates if not name.startswith("ours")):

@@ -179,10 +179,10 @@ def main() -> None:
     for name in args.sets.split(","):
         done = [one_image(name, seed, args) for seed in seeds]
         fits = [fit for fit, _ in done]
-        told = {"paper": SETS[name][3], **summary(fits), "fits": fits}
+        reported = {"paper": SETS[name][3], **summary(fits), "fits": fits}
         lines.append([(name if i == 0 else "", picture) for i, picture in enumerate(done[0][1])])
-        print(name, {k: v for k, v in told.items() if k != "fits"}, flush=True)
-        write_part(args.out, f"{name}{border}", args.seed, told)
+        print(name, {k: v for k, v in reported.items() if k != "fits"}, flush=True)
+        write_part(args.out, f"{name}{border}", args.seed, reported)
     if not border:
         draw(args.out.with_suffix(".png"), lines, ("image", "features", "places", "reconstruction"))
 

@@ -59,7 +59,13 @@ def fitted(
 ) -> tuple[Any, dict[str, Any]]:
     """A network of these images, and what its fit took."""
     model = sl.HierarchicalCompositionalNetwork(
-        [(4, SIZE)], templates=templates, n_chains=leaves, random_state=seed, n_jobs=1, **how
+        [(4, SIZE)],
+        templates=templates,
+        online=False,
+        n_chains=leaves,
+        random_state=seed,
+        n_jobs=1,
+        **how,
     )
     begin = time.process_time()
     model.fit(Dataset.from_arrays(x, y), engine={"leaf_rows": TRAINING // leaves})
@@ -83,7 +89,7 @@ def error(found: np.ndarray, true: np.ndarray) -> float:
 def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
     """Errors of patterns without labels: a pattern is one cluster, matched by the training images."""
     x, y = rows(seed, "pattern", 0, TRAINING)
-    model, told = fitted(seed, PATTERNS, x, None, **how)
+    model, reported = fitted(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)
     np.add.at(counts, (model.predict(x), y), 1)
     of = linear_sum_assignment(-counts)[1]
@@ -92,7 +98,7 @@ def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
         "test_error": error(of[model.predict(test)], true),
         "training_error": error(of[model.predict(x)], y),
     }
-    return model, errors | told
+    return model, errors | reported
 
 
 def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
@@ -101,9 +107,9 @@ def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
     if n_labelled < TRAINING:
         first = [np.flatnonzero(y == code)[0] for code in range(n_labelled)]
         y[np.setdiff1d(np.arange(TRAINING), first)] = -1
-    model, told = fitted(seed, 2 if labels == "category" else 1, x, y)
+    model, reported = fitted(seed, 2 if labels == "category" else 1, x, y)
     test, true = rows(seed, labels, TRAINING, TRAINING + TEST)
-    return {"test_error": error(model.predict(test), true), **told}
+    return {"test_error": error(model.predict(test), true), **reported}
 
 
 def networks() -> dict[str, torch.nn.Module]:
@@ -143,13 +149,13 @@ def flips(seed: int, share: float) -> dict[str, Any]:
     test, true = rows(seed, "category", TRAINING, TRAINING + TEST)
     others = rows(seed, "category", TRAINING + TEST, TRAINING + TEST + 1_000)
     noise = max(share, 1e-3)
-    model, told = fitted(seed, 2, x, y, p01=noise, p10=noise, n_epochs=PASSES)
+    model, reported = fitted(seed, 2, x, y, p01=noise, p10=noise, n_epochs=PASSES)
     errors = {"compositional": error(model.predict(test), true)}
     for name in networks():
         nets = [trained(seed, name, x, y, decay) for decay in DECAYS]
         net = min(nets, key=lambda net: error(told_by(net, others[0]), others[1]))
         errors[name] = error(told_by(net, test), true)
-    return {"errors": errors, **told}
+    return {"errors": errors, **reported}
 
 
 def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
@@ -198,12 +204,12 @@ def main() -> None:
     args = arguments.parse_args()
     parts = args.parts.split(",")
     torch.set_num_threads(1)
-    told: dict[str, dict[str, Any]] = defaultdict(dict)
+    reported: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def say(part: str, seed: int, found: dict[str, Any]) -> None:
-        told[part][str(seed)] = found
+        reported[part][str(seed)] = found
         print(part, seed, found, flush=True)
-        write_part(args.out, part, args.seed, told[part])
+        write_part(args.out, part, args.seed, reported[part])
 
     for seed in range(args.seed, args.seed + args.seeds):
         if {"clusters", "filled"} & set(parts):

@@ -145,7 +145,7 @@ def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str
         x, y = rng.random((n, p), dtype=np.float32), np.arange(n) % CLASSES
         seconds: dict[int, list[float]] = {1: [], 2: []}
         for _ in range(max(rounds // 2, 1)):
-            for jobs, told in seconds.items():
+            for jobs, reported in seconds.items():
                 model = sl.LinearMixtureClassifier(
                     n_components=k // CLASSES if not quick else 2,
                     n_dims=DIMS,
@@ -154,7 +154,7 @@ def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str
                     n_jobs=jobs,
                     random_state=0,
                 ).fit(x, y)
-                told.append(float(np.median([r["seconds"] for r in model.history_[-4:]])))
+                reported.append(float(np.median([r["seconds"] for r in model.history_[-4:]])))
         one, two = min(seconds[1]), min(seconds[2])
         found.append({"p": p, "K": k, "seconds by one": one, "seconds by two": two, "times": one / two})
         print(found[-1], flush=True)

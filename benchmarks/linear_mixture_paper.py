@@ -185,8 +185,8 @@ class Search:
         for settings in moved:
             found_of = {"error": share["error"], "tangent-distance": share[json.dumps(settings)]}
             self.known[self._key(params | settings)] = found_of
-            told = (f"{way} {100 * error:.2f}" for way, error in found_of.items())
-            print(self.name, self._key(params | settings), *told, flush=True)
+            reported = (f"{way} {100 * error:.2f}" for way, error in found_of.items())
+            print(self.name, self._key(params | settings), *reported, flush=True)
         self.path.write_text(json.dumps(self.known, indent=1))
 
     def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -645,13 +645,13 @@ def temperature(name: str, args: Any) -> dict[str, Any]:
         parts = len(losses) // (rows // step)
         sums = [np.sum(losses[i * rows // step : (i + 1) * rows // step], axis=0) for i in range(parts)]
         found = np.array([choose_temperature(tried.temperatures, one) for one in sums])
-        told = [log_loss(t) for t in found]
+        reported = [log_loss(t) for t in found]
         out["draws"][str(rows)] = {
             "draws": parts,
             "temperature": float(f"{found.mean():.3g}"),
             "spread": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
-            "log_loss": round(float(np.mean(told)), 5),
-            "worst_log_loss": round(float(np.max(told)), 5),
+            "log_loss": round(float(np.mean(reported)), 5),
+            "worst_log_loss": round(float(np.max(reported)), 5),
         }
         print(name, rows, out["draws"][str(rows)], flush=True)
     return out

@@ -132,22 +132,22 @@ def job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
 def measured(file: Path) -> dict[str, Any]:
     """What was told and what was taken."""
     command("plan", str(file))
-    told = command("plan", str(file))[0]["plan"]
+    reported = command("plan", str(file))[0]["plan"]
     done, seconds, peak, cpu = command("fit", str(file))
     peak = done.get("peak_worker_bytes") or peak
     took = {
-        "told_seconds": told["expected_seconds"],
-        "told_least": told["expected_seconds_at_least"],
-        "told_most": told["expected_seconds_at_most"],
+        "told_seconds": reported["expected_seconds"],
+        "told_least": reported["expected_seconds_at_least"],
+        "told_most": reported["expected_seconds_at_most"],
         "seconds": seconds,
         "cpu_seconds": cpu,
-        "time_ratio": told["expected_seconds"] / seconds,
-        "told_peak_bytes": told["peak_bytes_per_worker"],
+        "time_ratio": reported["expected_seconds"] / seconds,
+        "told_peak_bytes": reported["peak_bytes_per_worker"],
         "peak_bytes": peak,
-        "peak_ratio": told["peak_bytes_per_worker"] / peak,
+        "peak_ratio": reported["peak_bytes_per_worker"] / peak,
         "passes": done.get("pass"),
     }
-    return took | {"stages": told["seconds"], "summary": told["summary"]}
+    return took | {"stages": reported["seconds"], "summary": reported["summary"]}
 
 
 GROWTH = """
@@ -197,10 +197,10 @@ def main() -> None:
             print(f"| {name} | {times} | {mib[0]} | {mib[1]} | {one['peak_ratio']:.2f} |", flush=True)
         if given.only is None:
             results["peak_bytes_by_rows"] = growth(rows["digits"])
-            told = (
+            reported = (
                 f"{name} {nbytes / 2**20:,.0f} MiB" for name, nbytes in results["peak_bytes_by_rows"].items()
             )
-            print(f"peak of a fit of 784 pixels in one process: {', '.join(told)}")
+            print(f"peak of a fit of 784 pixels in one process: {', '.join(reported)}")
     if given.only is None:
         write(given.out, given.seed, results)
 

@@ -136,9 +136,9 @@ def trouble(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> N
             onward = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
             onward.request(self.command, self.path, body, dict(self.headers.items()))
             got = onward.getresponse()
-            told, headers = got.read(), [(k, v) for k, v in got.getheaders() if k.lower() not in SINGLE]
+            reported, headers = got.read(), [(k, v) for k, v in got.getheaders() if k.lower() not in SINGLE]
             onward.close()
-            self.answer(got.status, headers, told, what if len(told) > 1 else None)
+            self.answer(got.status, headers, reported, what if len(reported) > 1 else None)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
 
@@ -380,16 +380,16 @@ def after_fork(client: str) -> tuple[str, str]:
             pipe.send(f"{type(error).__name__}: {error}")
 
     expected = read()
-    told = []
+    reported = []
     for kind in (context.Process, threading.Thread):
         here, there = context.Pipe()
         reader = kind(target=tell, args=(there,), daemon=True)
         reader.start()
-        told.append(here.recv() if here.poll(FORK_SECONDS) else f"no answer in {FORK_SECONDS:.0f} s")
+        reported.append(here.recv() if here.poll(FORK_SECONDS) else f"no answer in {FORK_SECONDS:.0f} s")
         if kind is context.Process:
             reader.kill()
             reader.join(10)
-    return told[0], told[1]
+    return reported[0], reported[1]
 
 
 def clients(folder: Path, a: Any) -> dict[str, Any]:

@@ -385,8 +385,8 @@ def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
         return sorted(found, key=lambda r: int(r["workers"]))
 
     def messages(r: dict[str, Any]) -> int:
-        told = (r["messages_in"], r["messages_out"])
-        return sum(n for ops in told for op, n in ops.items() if op not in OF_TIME)
+        reported = (r["messages_in"], r["messages_out"])
+        return sum(n for ops in reported for op, n in ops.items() if op not in OF_TIME)
 
     batch = by_workers("batch")[which]
     beats = batch["idle_scheduler_share"] * batch["seconds_per_pass"]
@@ -490,9 +490,9 @@ def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str
     ):
         constants = constants_of(kind, pieces)
         if constants is not None and not (workers == 1 and n in constants["from"]):
-            told = tell(r | constants, n, workers)["seconds"]
-            same = {"kind": kind, "rows": n, "workers": workers, "told": told, "took": r["seconds"]}
-            out.append(same | {"ratio": told / r["seconds"]})
+            reported = tell(r | constants, n, workers)["seconds"]
+            same = {"kind": kind, "rows": n, "workers": workers, "told": reported, "took": r["seconds"]}
+            out.append(same | {"ratio": reported / r["seconds"]})
     return out
 
 
@@ -522,19 +522,21 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
         if constants is None:
             continue
         r = pieces[kind, constants["from"][1], 1] | constants
-        told, row = tell(r, BILLION, WORKERS, remote=True), constants["seconds_of_a_row"]
+        reported, row = tell(r, BILLION, WORKERS, remote=True), constants["seconds_of_a_row"]
         rows.append([
             kind, three(row * 1e6), three(r["flops_of_a_row"] / row / 1e9),
-            *(three(told[key]) for key in ("spans", "tasks", "messages")),
-            three(told["bytes_read"] / 2**30), three(told["merge_bytes"] / 2**20),
-            three(r["checkpoint_bytes"] / 2**20), f"{told['dollars']:.2f}",
+            *(three(reported[key]) for key in ("spans", "tasks", "messages")),
+            three(reported["bytes_read"] / 2**30), three(reported["merge_bytes"] / 2**20),
+            three(r["checkpoint_bytes"] / 2**20), f"{reported['dollars']:.2f}",
         ])  # fmt: skip
-        parts = told["parts"]
+        parts = reported["parts"]
         names = ("computing", "steps", "reading", "scheduler", "merging")
         seconds = [three(parts[name]) if name in parts else "" for name in names]
-        longest.append([kind, *seconds, three(told["seconds"]), told["breaks"], told["setting"]])
-        hours = case.passes * told["seconds"] / 3600
-        fits.append([kind, str(case.passes), case.why, three(hours), f"{case.passes * told['dollars']:.2f}"])
+        longest.append([kind, *seconds, three(reported["seconds"]), reported["breaks"], reported["setting"]])
+        hours = case.passes * reported["seconds"] / 3600
+        fits.append(
+            [kind, str(case.passes), case.why, three(hours), f"{case.passes * reported['dollars']:.2f}"]
+        )
     lines += table(
         "kind|microseconds of a row|GFlop/s|spans or steps|tasks|messages|GiB read|MiB merged|MiB of a "
         "checkpoint|dollars of requests",

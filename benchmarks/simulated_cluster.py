@@ -342,7 +342,7 @@ def bounds(found: dict[str, Any]) -> dict[str, Any]:
     # Without the heartbeats of the time that a pass took: that depends on this machine, not on the pass.
     beats = found["idle_scheduler_share"] * found["seconds_per_pass"]
     cost = 1e3 * (found["scheduler_cpu_seconds_per_pass"] - beats) / found["spans"]
-    told = {
+    reported = {
         f"{seconds} s": {
             "workers_at_5_percent_of_a_core": int(0.05 * seconds / cost * 1e3),
             "workers_at_half_a_core": int(0.5 * seconds / cost * 1e3),
@@ -352,7 +352,7 @@ def bounds(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "scheduler_cpu_ms_per_span_merges_included": round(cost, 3),
         "spans_per_second_at_half_a_core": int(0.5e3 / cost),
-        "by_seconds_of_a_span": told,
+        "by_seconds_of_a_span": reported,
         "shortest_span_seconds_at_half_a_core": round(found["workers"] * cost / 1e3 / 0.5, 2),
     }
 

@@ -143,8 +143,8 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
     from distributed import get_task_stream
 
     with get_task_stream(client=client) as stream:
-        told = timed_fit(dataset, 12, d, client=client, engine=KEPT)
-    seconds = told.seconds
+        reported = timed_fit(dataset, 12, d, client=client, engine=KEPT)
+    seconds = reported.seconds
     busy: dict[tuple[int, str], float] = {}
     for task in stream.data:
         name = task["key"].split("-")
@@ -156,7 +156,7 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
     # A pass may have begun behind the last one; it was called off.
     idle = [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
-    return seconds[2:], idle, np.diff(told.cpu)[1:].tolist()
+    return seconds[2:], idle, np.diff(reported.cpu)[1:].tolist()
 
 
 def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:

@@ -59,7 +59,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_h5ad(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
-    ("hf", "datasets", lambda folder: data.import_hf(folder, folder / "out")),
+    ("arrow", "pyarrow", lambda folder: data.import_hf(folder, folder / "out")),
     ("mlflow", "mlflow", lambda _: MlflowTracking()),
     ("onnx", "onnx", lambda folder: _model().to_onnx(folder / "m.onnx")),
     ("polars", "polars", _framed),
@@ -70,8 +70,8 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("torch", "torch", lambda _: ROWS.to_torch()),
     ("xarray", "xarray", lambda _: ROWS.to_xarray()),
 ]
-# Of a cluster that its user starts and passes on, of CUDA's other version, and of those who work on this.
-OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
+# Of a cluster that its user starts, CUDA's other version, another name of arrow, and of developers.
+OTHERS = {"k8s", "cuda13", "hf", "bench", "docs", "test"}
 
 
 @pytest.mark.parametrize(("extra", "package", "call"), NEEDS)

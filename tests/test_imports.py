@@ -105,20 +105,20 @@ def test_show_versions(capsys):
     sl.show_versions()
     text = capsys.readouterr().out
     assert text.startswith(f"scalelatent    {sl.__version__}\n")
-    told = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines() if line}
+    reported = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines() if line}
     import llvmlite.binding
     import numba
     from threadpoolctl import threadpool_info
 
-    assert told["numpy"] == np.__version__
+    assert reported["numpy"] == np.__version__
     assert "not known" not in text
-    assert llvmlite.binding.get_host_cpu_name() in told["cpu"]
-    assert f"{cpu_count()} of {os.cpu_count()} cores" in told["cpu"]
-    assert threadpool_info()[0]["internal_api"] in told["blas"]
-    assert told["numba"] == numba.__version__
-    assert told["compiler"].startswith("LLVM ")
+    assert llvmlite.binding.get_host_cpu_name() in reported["cpu"]
+    assert f"{cpu_count()} of {os.cpu_count()} cores" in reported["cpu"]
+    assert threadpool_info()[0]["internal_api"] in reported["blas"]
+    assert reported["numba"] == numba.__version__
+    assert reported["compiler"].startswith("LLVM ")
     assert {"Blosc", "Sharding,", "Zstd,"} <= set(text.split())
-    assert "fits run in this process" in told["cluster"]
+    assert "fits run in this process" in reported["cluster"]
 
 
 def test_a_broken_library_does_not_break_the_report(capsys, monkeypatch):

@@ -32,9 +32,9 @@ def test_the_citation_names_the_version() -> None:
 
 def test_workflows_run_the_check_on_every_python_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    told = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    reported = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     check = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())
-    assert check["jobs"]["check"]["strategy"]["matrix"]["python"] == told
+    assert check["jobs"]["check"]["strategy"]["matrix"]["python"] == reported
     assert {"run": ".ci/run"}.items() <= check["jobs"]["check"]["steps"][-1].items()
 
 

@@ -52,14 +52,16 @@ def test_networks_load_with_their_centroids(left: Path) -> None:
 @pytest.mark.parametrize("name", list(fits()))
 def test_interrupted_fits_go_on(left: Path, name: str) -> None:
     model, paired = fits()[name]
-    told: list[int] = []
+    reported: list[int] = []
 
-    class Told(sl.Callback):
+    class EventLog(sl.Callback):
         def on_pass_end(self, record: dict[str, int]) -> None:
-            told.append(record["pass"])
+            reported.append(record["pass"])
 
-    model.fit(*(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[Told()])
-    assert told[0] == 3  # what was done is not done again
+    model.fit(
+        *(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[EventLog()]
+    )
+    assert reported[0] == 3  # what was done is not done again
     assert_allclose(learned(model), np.load(left / f"{name}.npy"), rtol=1e-5, atol=1e-6)
 
 

@@ -248,7 +248,7 @@ def test_files_of_a_web_server_need_a_checksum(
         data.import_npy(f"{server}/x.npy", tmp_path / "c")
     with pytest.raises(DataError, match=r"could not be downloaded as the file with sha256:0000"):
         data.import_npy(f"{server}/x.npy#sha256={'0' * 64}", tmp_path / "c")
-    (tmp_path / "web" / "x.npy").unlink()  # what is in the cache is not asked for again
+    (tmp_path / "web" / "x.npy").unlink()  # A file in the cache is not requested again.
     data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "d")
 
 

@@ -249,10 +249,10 @@ def test_the_board_asks_for_metrics_that_there_are(tls_cluster, tls_client):
 
     port = next(iter(tls_client.scheduler_info(n_workers=-1)["workers"].values()))["services"]["dashboard"]
     pages = [tls_cluster["dashboard"].replace("/status", "/metrics"), f"http://127.0.0.1:{port}/metrics"]
-    told = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
+    reported = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
     probed = [urlopen(page.replace("/metrics", "/health"), timeout=10).status for page in pages]
     assert probed == [200, 200]  # by cluster/kubernetes
-    there = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
+    there = set(re.findall(r"^# TYPE (\S+)", reported, re.MULTILINE))
     asked = {name for query in queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
     assert len(asked) >= 6
     assert asked <= there

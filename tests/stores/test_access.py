@@ -105,10 +105,10 @@ def test_rows_of_a_store_in_memory_are_in_memory(folder: Path) -> None:
     code = (
         "import sys, cloudpickle, scalelatent; print(cloudpickle.load(sys.stdin.buffer).read_x(0, 650).sum())"
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", code], input=cloudpickle.dumps(ds), capture_output=True, timeout=100
     )
-    assert int(told.stdout) == X.sum(), told.stderr.decode()
+    assert int(reported.stdout) == X.sum(), reported.stderr.decode()
 
 
 def test_a_fit_of_a_store_is_that_of_its_files(folder: Path) -> None:
@@ -174,16 +174,16 @@ def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path
     child.start()
     try:
         assert here.poll(60)
-        told = here.recv()
+        reported = here.recv()
     finally:
         child.kill()
         child.join(10)
     if kind == "fsspec":
-        assert told == X.sum()
+        assert reported == X.sum()
     else:
-        assert "Start processes with 'spawn' or 'forkserver'" in told
-        assert "try again when this process can read" in told
-        assert "Restore" not in told  # as of rows that are lost
+        assert "Start processes with 'spawn' or 'forkserver'" in reported
+        assert "try again when this process can read" in reported
+        assert "Restore" not in reported  # as of rows that are lost
     assert ds.read_x(0, 650).sum() == X.sum()
 
 
@@ -213,10 +213,10 @@ def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Pa
 
 
 def test_stores_are_asked_without_threads_that_wait(folder: Path) -> None:
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", ONE_THREAD, f"file://{folder}/a.zarr"], capture_output=True, timeout=100
     )
-    assert int(told.stdout) == X[:600].sum(), told.stderr.decode()
+    assert int(reported.stdout) == X[:600].sum(), reported.stderr.decode()
 
 
 # -- storage options ---------------------------------------------------------------------------------------
@@ -287,10 +287,10 @@ OPEN_AND_SUM = "import pickle, sys; print(pickle.load(sys.stdin.buffer).read_x(0
 
 def test_a_pickled_dataset_opens_in_another_process(s3: S3, options: dict[str, Any]) -> None:
     ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", OPEN_AND_SUM], input=pickle.dumps(ds), capture_output=True, timeout=100
     )
-    assert int(told.stdout) == ds.read_x(0, 300).sum(dtype=int), told.stderr.decode()
+    assert int(reported.stdout) == ds.read_x(0, 300).sum(dtype=int), reported.stderr.decode()
 
 
 # -- jobs --------------------------------------------------------------------------------------------------

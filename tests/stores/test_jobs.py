@@ -315,9 +315,9 @@ def test_the_doctor_looks_at_a_store(s3: S3) -> None:
 
     assert folder(s3.at("runs")).status == "ok"
     assert locate(s3.url + "/runs").is_empty()
-    told = folder("s3://no-such-bucket/runs")
-    assert told.status == "fail"
-    assert "there is no bucket 'no-such-bucket'" in told.found
+    reported = folder("s3://no-such-bucket/runs")
+    assert reported.status == "fail"
+    assert "there is no bucket 'no-such-bucket'" in reported.found
 
 
 def test_the_demo_stays_at_home() -> None:

@@ -73,7 +73,7 @@ def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int
 @pytest.mark.parametrize("nu", [0.0, 0.4])
 @pytest.mark.parametrize("p", FEATURES)
 @pytest.mark.parametrize("case", CASES)
-def test_against_the_reference(case: str, p: int, nu: float) -> None:
+def test_kernels_equal_the_reference(case: str, p: int, nu: float) -> None:
     for n in ROWS:
         for train in (True, False):
             _compare(CASES[case], n, p, nu, train, seed=n + p)
@@ -86,7 +86,7 @@ def test_against_the_reference(case: str, p: int, nu: float) -> None:
     st.floats(0, 0.95),
     st.integers(0, 10**6),
 )
-def test_against_the_reference_at_random(case: str, n: int, p: int, nu: float, seed: int) -> None:
+def test_kernels_equal_the_reference_on_random_rows(case: str, n: int, p: int, nu: float, seed: int) -> None:
     _compare(CASES[case], n, p, nu, True, seed)
 
 

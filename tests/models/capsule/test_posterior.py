@@ -28,7 +28,7 @@ def _means(dims: np.ndarray, scale: float, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("name", SHAPES)
-def test_against_monte_carlo(name: str, scale: float) -> None:
+def test_closed_forms_agree_with_monte_carlo(name: str, scale: float) -> None:
     dims = np.array(SHAPES[name])
     mean = _means(dims, scale, 5)
     rng = np.random.Generator(np.random.Philox(11))
