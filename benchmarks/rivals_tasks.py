@@ -479,9 +479,16 @@ class Neighbours:
         return (self.v[self.near.kneighbors(x, return_distance=False)].mean(axis=1) > 0.5).astype(np.uint8)
 
 
+class Perceptron(MLPClassifier):
+    """A network with a logistic output per target; without hidden units it is logistic regression."""
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> Perceptron:
+        # scikit-learn 1.9 mixes up the columns of more than 256 targets that are uint8.
+        return super().fit(X, np.asarray(y, np.int64))
+
+
 def perceptron(hidden: Sequence[int], epochs: int) -> Make:
-    """Return a network with a logistic output per target; without hidden units it is logistic regression."""
-    return lambda seed: MLPClassifier(tuple(hidden), max_iter=epochs, random_state=seed)
+    return lambda seed: Perceptron(tuple(hidden), max_iter=epochs, random_state=seed)
 
 
 def conditional_rbm(seed: int, **given: Any) -> Any:
@@ -649,6 +656,7 @@ LABELS = Task(
         "k nearest neighbours": chosen(*(lambda seed, k=k: Neighbours(k) for k in (1, 5, 15))),
         "MLP, 256 units": chosen(*(perceptron((256,), epochs) for epochs in (3, 10, 30))),
         "ConditionalRBM": predicted(conditional_rbm),
+        "ConditionalRBM, 30 epochs": predicted(lambda seed: conditional_rbm(seed, n_epochs=30)),
     },
     score=labels_score,
     first=first_labels,

@@ -1093,6 +1093,7 @@ RIVALS: dict[str, dict[str, str]] = {
     },
     "labels": {
         "ConditionalRBM": "conditional RBM",
+        "ConditionalRBM, 30 epochs": "30 epochs",
         "one-vs-rest logistic regression": "one-vs-rest logistic",
         "classifier chain": "chain",
         "ten classifier chains": "ten chains",
