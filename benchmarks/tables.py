@@ -66,17 +66,17 @@ def read(name: str) -> Any:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """A share as per cent."""
+    """Return a share as per cent."""
     return f"{100 * share:.{digits}f} %"
 
 
 def mib(size: float) -> str:
-    """Bytes in MiB."""
+    """Return bytes in MiB."""
     return f"{size / 2**20:.0f} MiB"
 
 
 def rounded(number: float) -> str:
-    """Three figures, with commas."""
+    """Return three figures, with commas."""
     size = 10 ** max(0, len(str(int(number))) - 3)
     return f"{round(number / size) * size:,.0f}"
 
@@ -397,12 +397,12 @@ _ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28",
 
 
 def _mean(found: dict[str, float]) -> str:
-    """Mean and spread over seeds."""
+    """Return mean and spread over seeds."""
     return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
 
 
 def _setting(given: dict[str, Any]) -> str:
-    """Settings of a way in short."""
+    """Return settings of a way in short."""
     if "n_components" not in given:  # neighbours
         return f"smoothing {given['smoothing']:g}, {len(given['tangents'])} tangents"
     words = [f"k = {given['n_components']}, h = {given['n_dims']}", f"smoothing {given['smoothing']:g}"]
@@ -569,13 +569,13 @@ READ_BY = {
 
 
 def over_seeds(shares: list[float]) -> str:
-    """The median as per cent, and the least and the most where there are several."""
+    """Return the median as per cent, and the least and the most where there are several."""
     reported = percent(statistics.median(shares), 1)
     return reported if len(shares) == 1 else f"{reported} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
 
 
 def spread_of(values: list[float]) -> str:
-    """The median, and the least and the most where there are several."""
+    """Return the median, and the least and the most where there are several."""
     reported = f"{statistics.median(values):,.4g}"
     return reported if len(values) == 1 else f"{reported} ({min(values):,.4g} - {max(values):,.4g})"
 
