@@ -30,14 +30,14 @@ def demo(folder: Path, rows: int) -> dict[str, Any]:
         "--json",
     ]
     begin = time.perf_counter()
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    reported = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {
         "rows": rows,
         "seconds": round(time.perf_counter() - begin, 1),
-        "fit_seconds": round(told["seconds"], 1),
-        "passes": told["pass"],
-        "test_error": round(told["test_error"], 4),
-        "peak_worker_mib": round(told["peak_worker_bytes"] / 2**20),
+        "fit_seconds": round(reported["seconds"], 1),
+        "passes": reported["pass"],
+        "test_error": round(reported["test_error"], 4),
+        "peak_worker_mib": round(reported["peak_worker_bytes"] / 2**20),
     }
 
 

@@ -151,7 +151,7 @@ def pass_cost() -> Figure:
 
 @figure
 def libraries() -> Figure:
-    """How many times as fast as other libraries on the same task."""
+    """Draw speeds relative to other libraries on the same task."""
     peers, rbm = read("linear_mixture_peers"), read("crbm_kernels")
     dense = read("mbn_kernels")["dense"]
     ours = peers["kmeans"]["seconds"]
@@ -269,15 +269,15 @@ def workers() -> Figure:
 
 @figure
 def predicted() -> Figure:
-    """What plan predicts, against what a job takes."""
+    """Draw the predictions of plan against the measured time and memory of jobs."""
     jobs = read("plan_accuracy")["jobs"].values()
     drawn = new_figure(8.2, 3.6)
-    for axes, told, took, unit, scale in (
+    for axes, reported, took, unit, scale in (
         (*drawn.subplots(1, 2)[:1], "told_seconds", "seconds", "s", 1.0),
         (drawn.axes[1], "told_peak_bytes", "peak_bytes", "MiB", 2.0**20),
     ):
         style_axes(axes)
-        x = np.array([job[told] for job in jobs]) / scale
+        x = np.array([job[reported] for job in jobs]) / scale
         y = np.array([job[took] for job in jobs]) / scale
         line = np.array([0.8 * min(x.min(), y.min()), 1.2 * max(x.max(), y.max())])
         axes.fill_between(line, line / 1.5, line * 1.5, color="#dcecfa", label="within 1.5 times")

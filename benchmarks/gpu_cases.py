@@ -190,7 +190,7 @@ def cases(args: argparse.Namespace) -> int:
                 worst = max(difference(a, b) for a, b in zip(found, want, strict=True))
                 if not worst <= limit:
                     wrong.append(f"{name}: {worst:.3g} > {limit:g}")
-        except Exception as error:  # noqa: BLE001  recorded; the other models go on
+        except Exception as error:  # noqa: BLE001  recorded; the other models continue
             from gpu_common import last_line
 
             wrong.append(last_line(error))
@@ -230,7 +230,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
                 wanted = h.astype("f8")
                 active, sums = reference.residuals(wanted, *rest)
                 device = gpu.cupy.asarray(h.copy())
-                chosen, told = gpu.residuals(device, *rest, table)
+                chosen, reported = gpu.residuals(device, *rest, table)
                 name = f"residuals of {ensemble[0]}, {dtype}, nu = {nu}"
                 rows = np.arange(n) if active is None else active
                 ours = np.arange(n) if chosen is None else chosen.get()
@@ -240,14 +240,14 @@ def capsule_cases(few: bool) -> Iterator[Case]:
                     continue
                 _, at, want_at = np.intersect1d(ours, rows, return_indices=True)
                 yield name, [device.get()[:, at]], [wanted[:, want_at]], limit
-                yield f"{name}: log-likelihood", [told[:, 0]], [sums[:, 0]], limit
+                yield f"{name}: log-likelihood", [reported[:, 0]], [sums[:, 0]], limit
             first = np.ascontiguousarray(h[: int(members.dims[0].sum())])
             p = gpu.probabilities(gpu.cupy.asarray(first), members.dims[0], table).get()
             yield f"probabilities, {dtype}", [p], [reference.probabilities(first, members.dims[0])], limit
 
 
 def mbn_cases(few: bool) -> Iterator[Case]:
-    """Codes of dense rows, CSR rows and rows of codes: every one has to be equal."""
+    """Yield codes of dense rows, CSR rows and rows of codes, all of which must be equal."""
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.kernels import gpu, reference
 
@@ -296,7 +296,7 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
 
 
 def crbm_cases(few: bool) -> Iterator[Case]:
-    """Beliefs by all methods: by one thread block, by a cluster, by a cluster that keeps messages."""
+    """Yield beliefs by all methods: by one thread block, by a cluster, by a cluster that keeps messages."""
     from scalelatent.models.crbm.kernels import gpu, reference
 
     edges, static = gpu.CLUSTER_EDGES, gpu._STATIC_BYTES

@@ -4,7 +4,7 @@ pieces   of passes over images of the two traits on one thread, 4 features of 13
          class, messages as they are after some passes: ORs and pools against the trees of places and weights;
          the messages of trees to what they make against a bare loop, their arithmetic over arrays of one tree
          in the first-level cache; a forward pass of fixed weights against its convolutions as matrix products
-         of float64 windows that lie ready
+         of float64 windows that are in memory
 cluster  an online epoch of --rows digits, 16 features of 3 x 3 over 16 oriented filters, 8 templates a
          class, by two workers of one thread against two threads of this process, and whether the bits are
          the same. Needs SCALELATENT_DATA
@@ -12,7 +12,7 @@ kept     what kept messages of digits take, 64 features under 32 templates a cla
          both readings of section 4.4: the first 2 digits of each class as one leaf, twelve passes, and the
          first 40 of each in leaves as they are chosen, six passes. A fit each, in a process of its own on one
          thread: of all leaves of a pass the most that was kept, all leaves in the run folder at any time, the
-         peak of the process, and what `plan` told of both. What is learned is not looked at: errors swing.
+         peak of the process, and the predictions of `plan` for both. Errors vary, and are not reported.
          Needs SCALELATENT_DATA
 """
 
@@ -56,7 +56,7 @@ SIZES = [(2, 12), (40, 6)]
 
 @numba.njit(nogil=True, error_model="numpy", fastmath=False)
 def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
-    """What a tree tells of its pixel, again and again: places and weights without its own messages."""
+    """Compute the message of a tree to its pixel repeatedly, without its messages to places and weights."""
     zero, out = np.int32(0), np.int32(0)
     for _ in range(rounds):
         total = zero
@@ -69,9 +69,9 @@ def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
 
 
 def pieces(seed: int) -> dict[str, Any]:
-    """Milliseconds of the parts of a pass, and what they are held against."""
+    """Return the milliseconds of the parts of a pass, and of the operations to compare them with."""
     x, y = image_set("traits", seed=seed).rows(0, IMAGES)
-    params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "random_state": seed}
+    params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "online": False, "random_state": seed}
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net
     backend = make_backend("cpu")
     pixels = net.layers[0].evidence(x.reshape(IMAGES, -1)).reshape(IMAGES, *net.layers[0].image)
@@ -125,11 +125,11 @@ def pieces(seed: int) -> dict[str, Any]:
     for way in ways.values():
         way()
     seconds = fastest(ways, rounds=ROUNDS)
-    told = {name: round(1000 * value, 3) for name, value in seconds.items()}
+    reported = {name: round(1000 * value, 3) for name, value in seconds.items()}
     both = seconds["ORs and pools, up"] + seconds["ORs and pools, down"]
     return {
         "images": IMAGES,
-        "milliseconds": told,
+        "milliseconds": reported,
         "ORs and pools over trees": round(both / seconds["trees of places and weights"], 2),
         "trees to what they make over the bare loop": round(
             seconds["trees to what they make"] / seconds["a bare loop of that"], 2
@@ -141,13 +141,14 @@ def pieces(seed: int) -> dict[str, Any]:
 
 
 def cluster(rows: int, seed: int) -> dict[str, Any]:
-    """Seconds of an online epoch here and on workers."""
+    """Return seconds of an online epoch here and on workers."""
     x, y = mnist()
     ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
     params: dict[str, Any] = {
         "layers": [(16, 3)], "templates": 8, "filters": 16, "p01": 0.05, "p10": 1e-4, "online": True,
         "batch_size": 10, "inner_iterations": 5, "damping": 0.1, "n_epochs": 1, "n_chains": 8,
-        "chain_batches": 2, "warmup_rows": 0, "random_state": seed,
+        "chain_batches": 2, "warmup_rows": 0, "p_weight": (0.25, 1e-20), "template_passes": 0,
+        "random_state": seed,
     }  # fmt: skip
     models = [sl.HierarchicalCompositionalNetwork(n_jobs=2, **params) for _ in range(2)]
     with sl.cluster("local", workers=2, memory_limit="3GB") as client:
@@ -187,7 +188,7 @@ class Leaves(sl.Callback):
 def kept_by_a_fit(
     side: int, p_weight: tuple[float, float], each: int, passes: int, seed: int
 ) -> dict[str, Any]:
-    """What a fit's messages take in memory and in its run folder."""
+    """Return the size of a fit's messages in memory and in its run folder."""
     warnings.simplefilter("ignore")  # that weights still change
     x, y = mnist(slice(0, 5000))
     rows = np.sort(np.concatenate([np.flatnonzero(y == code)[:each] for code in range(10)]))
@@ -195,9 +196,9 @@ def kept_by_a_fit(
     engine: dict[str, Any] = {"leaf_rows": len(rows)} if each == SIZES[0][0] else {}
     m = sl.HierarchicalCompositionalNetwork(
         [(64, side)], templates=32, filters=16, filter_size=5, p01=0.2, p10=1e-4, damping=0.1,
-        p_weight=p_weight, n_epochs=passes, random_state=seed, n_jobs=1,
+        p_weight=p_weight, online=False, n_epochs=passes, random_state=seed, n_jobs=1,
     )  # fmt: skip
-    told = m.plan(ds, engine=engine)
+    reported = m.plan(ds, engine=engine)
     with tempfile.TemporaryDirectory() as run:
         leaves = Leaves(Path(run))
         begin = time.perf_counter()
@@ -216,16 +217,16 @@ def kept_by_a_fit(
         "kept bytes a pair": round(most / len(rows) / pairs, 3),
         "kept gb by pass": [round(size / 1e9, 3) for size in leaves.passes.values()],
         "run folder gb": round(leaves.all / 1e9, 2),
-        "run folder told gb": round(told["disk_bytes"] / 1e9, 2),
+        "run folder predicted gb": round(reported["disk_bytes"] / 1e9, 2),
         "peak gb": round(peak_bytes() / 1e9, 2),
-        "peak told gb": round(told["peak_bytes_per_worker"] / 1e9, 2),
+        "peak predicted gb": round(reported["peak_bytes_per_worker"] / 1e9, 2),
         "weights on": m.history_[-1]["weights_on_by_layer"],
         "seconds": round(seconds),
     }
 
 
 def kept(seed: int) -> list[dict[str, Any]]:
-    """What kept messages of digits take, a fit after the other."""
+    """Return the size of kept messages of digits, fit after fit."""
     found = []
     for size in SIZES:
         for reading in READINGS:

@@ -47,7 +47,9 @@ def letters(alphabet: str, seed: int) -> ImageSet:
     return image_set("letters", alphabet=alphabet, count=5, size=(24, 24), noise=0.03, seed=seed)
 
 
-def told(model: sl.HierarchicalCompositionalNetwork, images: ImageSet, n: int, seed: int) -> dict[str, Any]:
+def reported(
+    model: sl.HierarchicalCompositionalNetwork, images: ImageSet, n: int, seed: int
+) -> dict[str, Any]:
     best = overlaps(model.weights_[0], images.features)
     return {
         "seed": seed,
@@ -80,7 +82,7 @@ def five(args: Any) -> dict[str, Any]:
             model = sl.HierarchicalCompositionalNetwork(
                 [(6, (8, 6))], **SETTINGS, forgetting=0.95, **how, random_state=seed, n_jobs=1
             ).fit(ds)
-            fits.append(told(model, images, n, seed))
+            fits.append(reported(model, images, n, seed))
             drawn.setdefault(name, tiles(model.weights_[0][:, 0], 3))
         out[name] = over_seeds(fits, 5)
         print(name, {k: v for k, v in out[name].items() if k != "fits"}, flush=True)
@@ -98,13 +100,13 @@ def alphabet(args: Any) -> dict[str, Any]:
         model = sl.HierarchicalCompositionalNetwork(
             [(32, (8, 6))], **SETTINGS, forgetting=0.98, n_epochs=1, random_state=seed, n_jobs=1
         ).fit(Dataset.from_arrays(images.rows(0, n)[0]))
-        fits.append(told(model, images, n, seed))
+        fits.append(reported(model, images, n, seed))
         print("alphabet", fits[-1], flush=True)
     return {"settings": SETTINGS, "rows": n, **over_seeds(fits, len(ALPHABET))}
 
 
 def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int) -> list[list[int]]:
-    """Letters found after so many images: [images, letters] of some moments."""
+    """Return the letters found after some numbers of images, as pairs [images, letters]."""
     images = letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
     learner, backend = EvidenceLearner(layer, forgetting, 5, seed), make_backend("cpu")

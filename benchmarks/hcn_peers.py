@@ -90,8 +90,8 @@ def evidence(a):
     return np.stack([np.zeros_like(a), a], axis=-1)
 seconds, found = [], []
 for k in range(seeds):
-    told = {s: np.full(s.shape, prior), pixels: x[k], weights: first[k]}
-    arrays = bp.init(evidence_updates={group: evidence(a) for group, a in told.items()})
+    known = {s: np.full(s.shape, prior), pixels: x[k], weights: first[k]}
+    arrays = bp.init(evidence_updates={group: evidence(a) for group, a in known.items()})
     if not k:
         jax.block_until_ready(run(arrays))
     begin = time.perf_counter()
@@ -106,7 +106,7 @@ print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
 
 
 def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Beliefs of W, and the sweeps that were done before nothing moved."""
+    """Return beliefs of W, and the sweeps that were done before nothing moved."""
     backend, beliefs, half = make_backend("cpu"), to_units(first), ROWS // 2
     leaves = [start_leaf(LAYER, half) for _ in range(2)]
 
@@ -125,7 +125,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
 
 
 def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Beliefs of W after as many epochs, in one chain of minibatches of five images."""
+    """Return beliefs of W after as many epochs, in one chain of minibatches of five images."""
     backend, learner = make_backend("cpu"), EvidenceLearner(LAYER, 0.95, 5, seed)
     state = learner.start(seed)
     for epoch in range(ITERATIONS):
@@ -161,7 +161,7 @@ class AllAtOnce:
         self.n = ROWS * n
 
     def __call__(self, evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-        """Beliefs of W in the layout of the kernels."""
+        """Return beliefs of W in the layout of the kernels."""
         prior, zero = np.float32(log_odds(LAYER.p_sparsity)), np.float32(0)
         first = first[0, ::-1, ::-1].astype(np.float32)
         b = np.repeat(from_units(evidence).astype(np.float32).ravel(), self.sizes)
@@ -185,7 +185,7 @@ class AllAtOnce:
 
 
 def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
-    """Letters found, and compression of the images with the features that pay."""
+    """Return letters found, and compression of the images with the features that pay."""
     weights, backend = beliefs > 0, make_backend("cpu")
     for _ in range(2):
         reduction = DescriptionLength(Decoder(LAYER, weights))
@@ -197,7 +197,7 @@ def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, 
 
 
 def pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Beliefs of W of all seeds, seconds and versions; or why it did not run."""
+    """Return beliefs of W of all seeds, seconds and versions; or why it did not run."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "given.npz", **given)
         files = [str(Path(folder) / name) for name in ("given.npz", "found.npy")]
@@ -240,15 +240,15 @@ def main() -> None:
     rates = {}
     for name, way in ways.items():
         way(0)  # compiles
-        told, seconds, iterations = [], [], []
+        reported, seconds, iterations = [], [], []
         for k in range(SEEDS):
             begin = time.perf_counter()
             beliefs, done = way(k)
             seconds.append(time.perf_counter() - begin)
             iterations.append(done)
-            told.append(reached(beliefs, images[k], sets[k]) | {"iterations": done})
-        results["ways"][name], rates[name] = told, rate(seconds, iterations)
-        print(name, told, flush=True)
+            reported.append(reached(beliefs, images[k], sets[k]) | {"iterations": done})
+        results["ways"][name], rates[name] = reported, rate(seconds, iterations)
+        print(name, reported, flush=True)
     if args.pgmax:
         given = {
             "x": np.stack([from_units(b)[:, 0] for b in evidence]),
@@ -260,14 +260,14 @@ def main() -> None:
             results["pgmax"] = found
         else:
             assert found["pairs"] == PAIRS
-            results["ways"][name] = told = [
+            results["ways"][name] = reported = [
                 reached(from_features(np.moveaxis(b, -1, 0)[:, None]), x, letters)
                 | {"iterations": ITERATIONS}
                 for b, x, letters in zip(found["beliefs"], images, sets, strict=True)
             ]
             results["versions"] = found["versions"]
             rates[name] = rate(found["seconds"], [ITERATIONS] * SEEDS)
-            print(name, told, flush=True)
+            print(name, reported, flush=True)
     if args.timings:
         results["pairs_per_second"] = rates
         for other in (name for name in rates if not name.startswith("ours")):

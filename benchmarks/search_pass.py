@@ -54,13 +54,13 @@ class Passes(sl.Callback):
         self.rows += record["rows"]
         self.bytes += record["bytes_read"]
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """As results."""
         return {"passes": self.passes, "rows_read": self.rows, "bytes_read": self.bytes}
 
 
 def in_memory(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """What GridSearchCV needs: all rows as one array."""
+    """Return all rows as one array, which GridSearchCV needs."""
     return dataset.read_x(0, len(dataset)), dataset.read_y(0, len(dataset))
 
 
@@ -102,7 +102,7 @@ def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dic
             least = {"seconds": round(seconds, 3), "cpu_seconds": round(busy, 3)}
             for key, value in least.items():
                 least[key] = min(value, results[name].get(key, np.inf))
-            results[name] = {**least, **(log.told() if log.passes else {})}
+            results[name] = {**least, **(log.reported() if log.passes else {})}
             print(name, results[name], flush=True)
     pairs = zip(kept["search"].models_, kept["singles"], strict=True)
     results["candidates_of_same_bits"] = sum(bool(np.array_equal(a.W_, b.W_)) for a, b in pairs)

@@ -58,7 +58,7 @@ def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callab
 
 
 def read(name: str) -> Any:
-    """What a file in results/ has measured."""
+    """Return the results in a file of results/."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "parts" in content:
         return {part: found["result"] for part, found in content["parts"].items()}
@@ -66,17 +66,17 @@ def read(name: str) -> Any:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """A share as per cent."""
+    """Return a share as per cent."""
     return f"{100 * share:.{digits}f} %"
 
 
 def mib(size: float) -> str:
-    """Bytes in MiB."""
+    """Return bytes in MiB."""
     return f"{size / 2**20:.0f} MiB"
 
 
 def rounded(number: float) -> str:
-    """Three figures, with commas."""
+    """Return three figures, with commas."""
     size = 10 ** max(0, len(str(int(number))) - 3)
     return f"{round(number / size) * size:,.0f}"
 
@@ -397,12 +397,12 @@ _ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28",
 
 
 def _mean(found: dict[str, float]) -> str:
-    """Mean and spread over seeds."""
+    """Return mean and spread over seeds."""
     return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
 
 
 def _setting(given: dict[str, Any]) -> str:
-    """Settings of a way in short."""
+    """Return settings of a way in short."""
     if "n_components" not in given:  # neighbours
         return f"smoothing {given['smoothing']:g}, {len(given['tangents'])} tangents"
     words = [f"k = {given['n_components']}, h = {given['n_dims']}", f"smoothing {given['smoothing']:g}"]
@@ -502,7 +502,7 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
-@shown("two traits|seeds|error: median, worst|the paper's|begun again|weights on, of each layer")
+@shown("two traits|seeds|error: median, worst|the paper's|restarts|weights on, of each layer")
 def two_traits() -> Iterable[Iterable[Any]]:
     found = read("hcn_traits")
     kinds = {
@@ -532,7 +532,7 @@ def flipped_traits() -> Iterable[Iterable[Any]]:
             errors = [fit["errors"] for fit in seeds.values()]
             cells = []
             for name in ("compositional", "same form", "standard"):
-                of = [told[name] for told in errors]
+                of = [reported[name] for reported in errors]
                 cells.append(f"{percent(statistics.median(of))}, {percent(max(of))}")
             yield f"{100 * float(part.removeprefix('flips ')):g} %", len(errors), *cells
 
@@ -569,20 +569,20 @@ READ_BY = {
 
 
 def over_seeds(shares: list[float]) -> str:
-    """The median as per cent, and the least and the most where there are several."""
-    told = percent(statistics.median(shares), 1)
-    return told if len(shares) == 1 else f"{told} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
+    """Return the median as per cent, and the least and the most where there are several."""
+    reported = percent(statistics.median(shares), 1)
+    return reported if len(shares) == 1 else f"{reported} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
 
 
 def spread_of(values: list[float]) -> str:
-    """The median, and the least and the most where there are several."""
-    told = f"{statistics.median(values):,.4g}"
-    return told if len(values) == 1 else f"{told} ({min(values):,.4g} - {max(values):,.4g})"
+    """Return the median, and the least and the most where there are several."""
+    reported = f"{statistics.median(values):,.4g}"
+    return reported if len(values) == 1 else f"{reported} ({min(values):,.4g} - {max(values):,.4g})"
 
 
 @shown(
     "templates learned and read by|features on|weights of one|templates on|weights of one|"
-    "edges over those of a digit|training error|CPU ms an image told"
+    "edges over those of a digit|training error|CPU ms per image"
 )
 def digit_templates() -> Iterable[Iterable[Any]]:
     found = read("hcn_digits") | read("hcn_digits_more")
@@ -681,10 +681,10 @@ def grey_traits() -> Iterable[Iterable[Any]]:
 def digit_parts() -> Iterable[Iterable[Any]]:
     for r in read("hcn_mnist").values():
         n, size = r["features"]
-        told = f"{n} of {size} x {size}, {r['images']:,} images"
+        reported = f"{n} of {size} x {size}, {r['images']:,} images"
         errors = (percent(r[f"error_from_{what}"]) for what in ("places", "pixels"))
         yield (
-            told,
+            reported,
             r["features_used"],
             percent(r["compression_test"], 1),
             r["placed_in_a_test_image"],
@@ -701,33 +701,33 @@ def parts_sweeps() -> Iterable[Iterable[Any]]:
         "rate with messages over that without",
         "two threads over one",
     )
-    told = {
+    reported = {
         "without messages": (time, "of the bare loop's time"),
         "with messages": (rate, "of the rate without"),
         "two threads, without messages": (two, "times one thread"),
     }
     for name in sizes[0]["pairs_per_second"]:
         rates = "; ".join(f"{r['pairs_per_second'][name]:.1e}" for r in sizes)
-        key, words = told.get(name, ("", ""))
+        key, words = reported.get(name, ("", ""))
         yield name, rates, "; ".join(f"{r[key]:.2f}" for r in sizes) + f" {words}" if key else ""
 
 
 @shown("several layers|milliseconds|over|")
 def parts_layers() -> Iterable[Iterable[Any]]:
     found = read("hcn_layers")
-    r, told = found["pieces"], found["pieces"]["milliseconds"]
-    both = told["ORs and pools, up"] + told["ORs and pools, down"]
-    trees = told["trees of places and weights"]
+    r, reported = found["pieces"], found["pieces"]["milliseconds"]
+    both = reported["ORs and pools, up"] + reported["ORs and pools, down"]
+    trees = reported["trees of places and weights"]
     yield "ORs and pools, up and down", f"{both:.2f}", f"{r['ORs and pools over trees']:.2f}", "of the trees"
     yield "trees of places and weights", f"{trees:.2f}", "", ""
     times = r["trees to what they make over the bare loop"], r["a forward pass over its products"]
     yield (
         "trees to what they make",
-        f"{told['trees to what they make']:.2f}",
+        f"{reported['trees to what they make']:.2f}",
         f"{times[0]:.2f}",
         "a bare loop",
     )
-    forward = f"{told['a forward pass']:.2f}"
+    forward = f"{reported['a forward pass']:.2f}"
     yield "a forward pass", forward, f"{times[1]:.2f}", "its convolutions as matrix products"
     r = found["cluster"]
     name = f"{r['rows']:,} digits online, two workers"
@@ -737,14 +737,14 @@ def parts_layers() -> Iterable[Iterable[Any]]:
 
 @shown(
     "64 features, 32 templates a class|p_weight|digits, leaves|passes|8 bytes a pair, all templates|"
-    "kept of a pass, the most|bytes a pair|run folder, told|peak of the process, told"
+    "kept of a pass, the most|bytes a pair|run folder, predicted|peak of the process, predicted"
 )
 def kept_messages() -> Iterable[Iterable[Any]]:
     for r in read("hcn_layers")["kept"]:
         weights = ", ".join(f"{p:g}" for p in r["p_weight"])
         sizes = f"{r['eight bytes a pair, gb']:.1f} GB", f"{r['kept gb']:.2f} GB"
-        folder = f"{r['run folder gb']:.1f}, {r['run folder told gb']:.1f} GB"
-        peak = f"{r['peak gb']:.1f}, {r['peak told gb']:.1f} GB"
+        folder = f"{r['run folder gb']:.1f}, {r['run folder predicted gb']:.1f} GB"
+        peak = f"{r['peak gb']:.1f}, {r['peak predicted gb']:.1f} GB"
         digits = f"{r['digits']}, {r['leaves']}"
         yield (
             r["features"],
@@ -765,9 +765,9 @@ def letters_million() -> Iterable[Iterable[Any]]:
     ratio, peak = f"{r['over_pairs_by_rate']:.2f}", f"{r['peak_worker_mib']} MiB"
     yield f"{r['rows']:,}", f"{r['seconds']:.0f}", ratio, f"{r['letters_found']} of 26", peak
     yield f"{tenth['rows']:,}", "", "", "", f"{tenth['peak_worker_mib']} MiB"
-    told = f"{part['rate_of_in_process']:.2f} of the rate of this process"
+    reported = f"{part['rate_of_in_process']:.2f} of the rate of this process"
     chain = f"{part['rows']:,}, chains of {part['seconds_of_a_chain']:.2f} s"
-    yield chain, f"{part['cluster_seconds']:.0f}", told, "", ""
+    yield chain, f"{part['cluster_seconds']:.0f}", reported, "", ""
     peaks = found["flat"]["peak_worker_mib"]
     sizes = "; ".join(f"{int(rows):,}" for rows in peaks)
     yield f"{sizes}, small buffers", "", "", "", "; ".join(map(str, peaks.values())) + " MiB"
@@ -857,23 +857,28 @@ def mixture_fits() -> Iterable[Iterable[Any]]:
 def mixture_peers() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_peers")
     for p, r in found["gaussian"].items():
-        told = r["log-likelihood of test rows"]
+        reported = r["log-likelihood of test rows"]
         name = f"GaussianMixture(10, 'full'), a pass, p = {p}"
-        yield name, f"{r['rows']:,}", f"{r['times']:.0f}", f"{told['ours']:.0f}; {told['theirs']:.0f}"
+        yield name, f"{r['rows']:,}", f"{r['times']:.0f}", f"{reported['ours']:.0f}; {reported['theirs']:.0f}"
     if "mfa" in found:
         r = found["mfa"]
-        told = "; ".join(f"{sum(of) / len(of):.1f}" for of in r["log-likelihood"].values() if of)
-        yield "torch-mfa, 50 models of 6, a pass", f"{r['rows']:,}", f"{r['times']:.0f}", told
+        reported = "; ".join(f"{sum(of) / len(of):.1f}" for of in r["log-likelihood"].values() if of)
+        yield "torch-mfa, 50 models of 6, a pass", f"{r['rows']:,}", f"{r['times']:.0f}", reported
     r = found["factors"]
     for solver in ("randomized", "lapack"):
         times = r["seconds"][solver] / r["seconds"]["ours"]
-        told = r["log-likelihood"]
+        reported = r["log-likelihood"]
         name = f"FactorAnalysis, {solver}, p = {r['p']}"
-        yield name, f"{r['rows']:,}", f"{times:.1f}", f"{told['ours']:.2f}; {told[solver]:.2f}"
+        yield name, f"{r['rows']:,}", f"{times:.1f}", f"{reported['ours']:.2f}; {reported[solver]:.2f}"
     r = found["kmeans"]
     for name, ours in (("KMeans", "n_dims=0"), ("MiniBatchKMeans", "n_dims=0, stepwise")):
-        times, told = r["seconds"][name] / r["seconds"][ours], r["mean square"]
-        yield f"{name}, a fit", f"{r['rows']:,}", f"{times:.1f}", f"{told[ours]:.2f}; {told[name]:.2f}"
+        times, reported = r["seconds"][name] / r["seconds"][ours], r["mean square"]
+        yield (
+            f"{name}, a fit",
+            f"{r['rows']:,}",
+            f"{times:.1f}",
+            f"{reported[ours]:.2f}; {reported[name]:.2f}",
+        )
     r = found["numpy"]
     yield f"plain numpy, a pass, K = {r['K']}", f"{r['rows']:,}", f"{r['times']:.1f}", ""
 
@@ -941,12 +946,12 @@ def mixture_clusters() -> Iterable[Iterable[Any]]:
             yield way, _mean(r["nmi"]), _mean(r["accuracy"])
 
 
-@shown("job|told|took|told / took|told peak|peak|told / peak")
+@shown("job|predicted|took|predicted / took|predicted peak|peak|predicted / peak")
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():
         took = f"{r['seconds']:.1f} s ({r['cpu_seconds']:.1f} s of CPU)"
-        told, peaks = f"{r['told_seconds']:.1f} s", (mib(r["told_peak_bytes"]), mib(r["peak_bytes"]))
-        yield name, told, took, f"{r['time_ratio']:.2f}", *peaks, f"{r['peak_ratio']:.2f}"
+        reported, peaks = f"{r['told_seconds']:.1f} s", (mib(r["told_peak_bytes"]), mib(r["peak_bytes"]))
+        yield name, reported, took, f"{r['time_ratio']:.2f}", *peaks, f"{r['peak_ratio']:.2f}"
 
 
 @shown("file|reading its source alone|packed|import|peak, MiB")
@@ -973,7 +978,7 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown("client of S3|alone|a delay|by the proxy|failed of listings broken off|forked process|its parent then")
+@shown("client of S3|alone|a delay|by the proxy|failed interrupted listings|forked process|its parent then")
 def s3_clients() -> Iterable[Iterable[Any]]:
     found = read("s3_pass")["clients"]
     for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):

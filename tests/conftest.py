@@ -1,4 +1,4 @@
-"""Fixtures for every test: where the real data lie; and how hypothesis draws."""
+"""Fixtures for every test: the folder of the real data, and the settings of hypothesis."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples in every run; more of them, and others, with HYPOTHESIS_PROFILE=more. No deadline: the
-# first call of a numba kernel compiles it, and machines that test are busy.
+# Hypothesis draws the same examples in every run; HYPOTHESIS_PROFILE=more draws more and other ones. There is
+# no deadline, because the first call of a numba kernel compiles it and test machines are busy.
 settings.register_profile("scalelatent", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.register_profile("more", deadline=None, derandomize=False, database=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scalelatent"))
 
-# Pools of one thread, as in a fit: two test processes side by side must not fight over cores.
+# Thread pools have one thread, as in a fit: two test processes must not compete for cores.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def find_real_data() -> Path | None:
-    """Folder of the real data: SCALELATENT_DATA, or ../shared/data beside the checkout, or none."""
+    """Return the folder of the real data:
+
+    SCALELATENT_DATA, or ../shared/data next to the checkout, or None.
+    """
     named = os.environ.get("SCALELATENT_DATA")
     if named:
         folder = Path(named).expanduser()
@@ -32,8 +35,9 @@ def find_real_data() -> Path | None:
     return beside if beside.is_dir() else None
 
 
-# Whole folders for the full check: clusters, object stores and recipes are started for nearly each of
-# their tests. A plain run keeps what shows the same bits on a cluster, through killed workers and drivers.
+# Folders that only the full check runs completely: nearly each of their tests starts a cluster, an object
+# store or a recipe. A plain run keeps the tests of identical bits on a cluster and of killed workers and
+# drivers.
 SLOW_FOLDERS = ("cluster", "stores", "recipes")
 KEPT = ("test_same_bits.py", "test_failures.py")
 MOST_PROCESSES = 4
@@ -41,7 +45,10 @@ MOST_PROCESSES = 4
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes of ``-n auto``: one a core for the whole suite, none (0) for a part that somebody picked."""
+    """Return the number of processes of ``-n auto``:
+
+    one per core for the whole suite, 0 for selected tests.
+    """
     from dask.system import cpu_count
 
     picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
@@ -68,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
-# What a worker imports until its first tasks are done.
+# Modules that a worker imports before its first tasks are done.
 WORKER_IMPORTS = [
     "distributed.nanny",
     "distributed.worker",
@@ -84,10 +91,10 @@ WORKER_IMPORTS = [
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_workers(request: pytest.FixtureRequest) -> None:
-    """Workers that this process starts are forked from one that has imported what they need.
+    """Fork the workers that this process starts from a process that has imported what they need.
 
-    A new interpreter takes two seconds of processor time to get there, and there are hundreds of workers.
-    Those of the command line are started as users start them.
+    A new interpreter takes two seconds of processor time to import it, and there are hundreds of workers.
+    Workers of the command line are started as users start them.
     """
     if not any(item.get_closest_marker("cluster") for item in request.session.items):
         return
@@ -95,12 +102,12 @@ def _warm_workers(request: pytest.FixtureRequest) -> None:
     from distributed.utils import get_mp_context
 
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Dask chose its own by then
+    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Dask has chosen its own preload before.
 
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """Folder of the real data (mark the test `realdata`)."""
+    """Return the folder of the real data (for tests marked `realdata`)."""
     folder = find_real_data()
     if folder is None:
         pytest.skip("real data: set SCALELATENT_DATA to the folder that holds mnist/")
@@ -109,7 +116,7 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def mnist_dir(data_root: Path) -> Path:
-    """Folder of the four MNIST IDX files (mark the test `realdata`)."""
+    """Return the folder of the four MNIST IDX files (for tests marked `realdata`)."""
     folder = data_root / "mnist"
     if not folder.is_dir():
         pytest.skip(f"real data: {folder} is missing")

@@ -1,6 +1,4 @@
-"""What tests of several packages share: callbacks that log and interrupt, and learners that are none of the
-package's.
-"""
+"""Helpers of tests in several packages: callbacks that log and interrupt, and toy learners."""
 
 from __future__ import annotations
 
@@ -29,32 +27,35 @@ HOOKS = ("fit_start", "stage", "progress", "pass_end", "report", "checkpoint", "
 
 
 class Log(Callback):
-    """What was told, in its order: ``("pass_end", record)``; asks to stop at a number of passes or steps."""
+    """Log of the infos that callbacks received, in order, as pairs ``("pass_end", record)``.
+
+    It asks to stop at a number of passes or steps.
+    """
 
     def __init__(self, stop_at: int | None = None, by: str = "pass") -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.reported: list[tuple[str, dict[str, Any]]] = []
         self.stop_at, self.by = stop_at, by
 
-    def _tell(self, hook: str, info: dict[str, Any]) -> bool:
-        self.told.append((hook, info))
+    def _record(self, hook: str, info: dict[str, Any]) -> bool:
+        self.reported.append((hook, info))
         return hook in ("pass_end", "report") and self.stop_at is not None and info[self.by] == self.stop_at
 
-    def of(self, hook: str) -> list[dict[str, Any]]:
-        """What one hook was told."""
-        return [info for name, info in self.told if name == hook]
+    def infos(self, hook: str) -> list[dict[str, Any]]:
+        """Return the infos that one hook received."""
+        return [info for name, info in self.reported if name == hook]
 
     @property
     def stages(self) -> list[str]:
-        """Names of the stages."""
-        return [info["stage"] for info in self.of("stage")]
+        """Return the names of the stages."""
+        return [info["stage"] for info in self.infos("stage")]
 
 
 for _hook in HOOKS:
-    setattr(Log, f"on_{_hook}", lambda self, info, hook=_hook: self._tell(hook, info))
+    setattr(Log, f"on_{_hook}", lambda self, info, hook=_hook: self._record(hook, info))
 
 
 class InterruptAt(Callback):
-    """Ctrl-C at a sign of life, counted from 0 over the given hooks (all, where none is given)."""
+    """Callback that presses Ctrl-C at its n-th call, counted from 0 over the given hooks (by default all)."""
 
     def __init__(self, at: int, *hooks: str) -> None:
         self.left, self.calls = at, 0
@@ -69,7 +70,7 @@ class InterruptAt(Callback):
 
 
 def refuse_pickle(monkeypatch: Any) -> None:
-    """Pickling and unpickling fail from now on."""
+    """Make pickling and unpickling fail from now on."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("pickle was called")
@@ -79,7 +80,7 @@ def refuse_pickle(monkeypatch: Any) -> None:
 
 
 def load_online_toys() -> Any:
-    """Module of engine/online_toys.py under a name of scalelatent's, so that records may hold its types."""
+    """Import engine/online_toys.py as a module of scalelatent, so that records may contain its types."""
     name = "scalelatent.online_toys"
     if name not in sys.modules:
         path = Path(__file__).parent / "engine" / "online_toys.py"
@@ -91,11 +92,11 @@ def load_online_toys() -> Any:
     return sys.modules[name]
 
 
-# Run on workers: a report takes longer than the fits of tests.
+# Runs on workers: a report takes longer than the fits of tests.
 WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda *_: None"
 
 
-# A capsule model of digits, small blocks of it: long enough to be disturbed.
+# A capsule model of digits with small blocks: the fit lasts long enough to be disturbed.
 DIGITS_JOB = """
 [job]
 seed = 1
@@ -115,7 +116,7 @@ leaf_rows = 512
 
 
 def digits_job(folder: Path, passes: int) -> Path:
-    """A job file, and the datasets that it names, in a folder."""
+    """Write a job file and its datasets to a folder; return the path of the job file."""
     make_digits(str(folder / "train.zarr"), 8_000, base_rows=(0, 1500))
     make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
     (folder / "job.toml").write_text(DIGITS_JOB.format(folder=folder, passes=passes))
@@ -123,7 +124,7 @@ def digits_job(folder: Path, passes: int) -> Path:
 
 
 def files_of(folder: RunFolder) -> dict[str, bytes]:
-    """Every file of a run's model, by name."""
+    """Return the content of every file of a run's model, by name."""
     model = Path(folder.model_url)
     found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
     assert found
@@ -131,7 +132,7 @@ def files_of(folder: RunFolder) -> dict[str, bytes]:
 
 
 def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What is wanted, once it is there; waits a bounded time."""
+    """Return the first true value of ``wanted()``; fail after some seconds."""
     deadline = time.monotonic() + seconds
     while not (found := wanted()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -140,14 +141,14 @@ def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 def free_port() -> int:
-    """A port of loopback that nothing listens on now."""
+    """Return a port of the loopback interface on which nothing listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def answers(server: subprocess.Popen[Any], log: Path, url: str) -> bool:
-    """Whether a server that was started answers at an address; fails with its log once it has ended."""
+    """Return whether a started server answers at an address; fail with its log if it has ended."""
     assert server.poll() is None, log.read_text()
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
@@ -158,13 +159,13 @@ def answers(server: subprocess.Popen[Any], log: Path, url: str) -> bool:
 
 
 def csr_rows(x: np.ndarray) -> CsrRows:
-    """The same rows, without their zeros."""
+    """Return the same rows as CSR."""
     rows, columns = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(x)))])
     return CsrRows(x[rows, columns], columns.astype(np.int32), pointers, x.shape)
 
 
 def fresh_kernel() -> Any:
-    """A kernel that is compiled at its first call: without a file there is no cache."""
+    """Return a kernel that is compiled at its first call, because a function without a file is not cached."""
     code = (lambda x: x + 1).__code__.replace(co_filename="<nowhere>")
     return jit.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))

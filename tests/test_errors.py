@@ -14,15 +14,17 @@ from scalelatent.errors import warn_deprecated, warn_user
 
 
 def test_a_warning_names_the_line_of_the_user() -> None:
-    with pytest.warns(UserWarning, match="few rows") as told:
+    with pytest.warns(UserWarning, match="few rows") as reported:
         warn_user("few rows")
-    assert told[0].filename == __file__
+    assert reported[0].filename == __file__
 
 
 def test_a_deprecation_names_two_releases() -> None:
-    with pytest.warns(FutureWarning) as told:
+    with pytest.warns(FutureWarning) as reported:
         warn_deprecated("fit(rows=…)", "give X", since="0.2")
-    assert str(told[0].message) == "fit(rows=…) is deprecated since 0.2 and will be removed in 0.4: give X"
+    assert (
+        str(reported[0].message) == "fit(rows=…) is deprecated since 0.2 and will be removed in 0.4: give X"
+    )
 
 
 class Broken(Callback):
@@ -30,12 +32,12 @@ class Broken(Callback):
         raise OSError("no server")
 
 
-def test_a_callback_that_fails_is_warned_of_once() -> None:
+def test_a_failing_callback_gives_one_warning() -> None:
     broken = Unfailing([Broken()])
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         assert [broken.on_pass_end({}), broken.on_pass_end({})] == [False, False]
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_a_row_of_a_block_has_its_number_in_the_dataset() -> None:

@@ -1,4 +1,4 @@
-"""What `cluster/conda` and `.github` say of the package is what pyproject.toml and its version say."""
+"""`cluster/conda` and `.github` agree with pyproject.toml and its version."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_the_citation_names_the_version() -> None:
 
 def test_workflows_run_the_check_on_every_python_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    told = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    reported = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     check = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())
-    assert check["jobs"]["check"]["strategy"]["matrix"]["python"] == told
+    assert check["jobs"]["check"]["strategy"]["matrix"]["python"] == reported
     assert {"run": ".ci/run"}.items() <= check["jobs"]["check"]["steps"][-1].items()
 
 
 def test_changes_are_of_a_kind_that_a_release_gathers() -> None:
-    """towncrier takes no notice of a file whose kind it does not know."""
+    """towncrier ignores a file of an unknown kind."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
     kinds = "|".join(kind["directory"] for kind in settings["type"])
     names = [path.name for path in (ROOT / settings["directory"]).glob("*")]

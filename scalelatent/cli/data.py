@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
+_SHOWN = 12  # maximum number of classes or feature names that a verb prints
+
 app = VerbGroup(help="Import, generate, show and change datasets.")
 
 
@@ -279,10 +281,9 @@ def parse_size(text: str, option: str) -> int:
 def print_dataset(dataset: Dataset, as_json: bool) -> None:
     """Print the description of a dataset."""
     values = describe_dataset(dataset)
-    provenance = values.get("provenance") or {}
-    if not as_json and (names := provenance.get("feature_names")):
-        shown = f"{names[0]}, …, {names[-1]}" if len(names) > 1 else names[0]
-        values["provenance"] = {**provenance, "feature_names": shown}
+    for key in () if as_json else ("feature_names", "classes"):
+        if len(found := values[key] or ()) > _SHOWN:
+            values[key] = [*found[:_SHOWN], f"… ({len(found):,} in all)"]
     print_result(values, as_json, title=str(dataset.url))
 
 
@@ -294,6 +295,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "rows": dataset.n_rows,
         "features": dataset.n_features,
         "feature_shape": list(dataset.feature_shape),
+        "feature_names": None if dataset.feature_names is None else dataset.feature_names.tolist(),
         "dtype": str(dataset.dtype),
         "labels": dataset.has_y,
         "classes": None

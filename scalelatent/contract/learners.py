@@ -200,6 +200,10 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
     def select_columns(self, first: int, stop: int) -> ColumnMap:
         """Return the map to a range of the output's columns; only for a map of one stage."""
 
+    @property
+    def column_group(self) -> int:
+        """Number of neighbouring columns that cost as much as one of them; only for a map of one stage."""
+
     def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the output rows of the block; yield from time to time, so that the caller can stop."""
 

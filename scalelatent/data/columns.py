@@ -12,6 +12,7 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from . import csr, schema
+from .feature_names import ARRAY, as_names, read_names
 from .read.containers import SlicedRows, opened
 from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
@@ -37,8 +38,10 @@ class Columns:
         place: Location | None = None,
         attrs: schema.DatasetAttrs | None = None,
         shared: bool = False,
+        feature_names: np.ndarray | None = None,
     ) -> None:
         self.x, self.y, self.weight = x, y, weight
+        self._names = feature_names
         self.place, self.attrs, self.shared = place, attrs, shared
         self.weight_is_own = False
         self.y_is_dropped = False
@@ -46,6 +49,16 @@ class Columns:
     @property
     def url(self) -> str | None:
         return None if self.place is None else self.place.url
+
+    @functools.cached_property
+    def feature_names(self) -> np.ndarray | None:
+        """Names of the features, read at the first use if they are stored; None without names."""
+        if len(self.x.shape) != 2:
+            return None
+        if self.attrs is None or ARRAY not in (self.attrs.columns or ()):
+            return self._names
+        assert self.place is not None
+        return as_names(read_names(self.place), self.x.shape[1:], f"dataset {self.url}")
 
     @property
     def paired(self) -> PairedRows | None:

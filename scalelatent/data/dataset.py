@@ -17,8 +17,9 @@ from . import schema
 from .columns import Columns, OffsetColumn, PairedRows, as_binary, label_source
 from .csr import index_dtype, unpack_csr
 from .export import as_dask, as_xarray
-from .preview import as_html
-from .read.containers import anndata_parts, frame_parts
+from .feature_names import as_names, frame_names
+from .preview import as_html, shorten
+from .read.containers import anndata_parts, frame_parts, opened
 from .read.segments import earlier_columns
 from .read.sources import ArrayRows, DaskRows, as_source
 from .read.stored import open_columns
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from .torch_rows import TorchRows
 
-_SHOWN_CLASSES = 12
 _HASH_ROWS = 4096  # rows per hash update; a fixed number, because the hash of CSR rows depends on it
 
 
@@ -76,7 +76,12 @@ class Dataset:
 
     @classmethod
     def from_arrays(
-        cls, x: RowsLike, y: LabelsLike | None = None, *, sample_weight: WeightsLike | None = None
+        cls,
+        x: RowsLike,
+        y: LabelsLike | None = None,
+        *,
+        sample_weight: WeightsLike | None = None,
+        feature_names: Sequence[str] | np.ndarray | None = None,
     ) -> Dataset:
         """Return a dataset over arrays without a copy; lazy arrays are read when their rows are read.
 
@@ -90,6 +95,8 @@ class Dataset:
             Labels (n,): numbers or strings. Targets (n, v): numbers. Multi-labels: sparse (n, v).
         sample_weight : array-like (n,), optional
             Weights of the rows, finite and >= 0.
+        feature_names : sequence of str, optional
+            One name per feature, for rows with one axis; by default the names of the columns of a data frame.
 
         Returns
         -------
@@ -102,6 +109,7 @@ class Dataset:
             If there are no rows, `x` has one dimension, a value is not a real number, or `x`, `y` and
             `sample_weight` have different lengths.
         """
+        x = opened(x)
         source = as_source(x)
         if len(source.shape) < 2:
             raise DataError(
@@ -120,7 +128,12 @@ class Dataset:
         weight = (
             None if sample_weight is None else schema.check_weight(sample_weight, n_rows, "sample_weight")
         )
-        return cls(Columns(source, labels, None if weight is None else ArrayRows(weight)))
+        if feature_names is None:
+            feature_names = frame_names(x)
+        names = as_names(feature_names, source.shape[1:], "x")
+        return cls(
+            Columns(source, labels, None if weight is None else ArrayRows(weight), feature_names=names)
+        )
 
     @classmethod
     def from_dataframe(
@@ -150,7 +163,8 @@ class Dataset:
         Returns
         -------
         Dataset
-            Rows (n, features), in memory, or lazy for a lazy frame.
+            Rows (n, features), in memory, or lazy for a lazy frame. `feature_names` holds the names of the
+            feature columns, unless some columns hold lists.
 
         Raises
         ------
@@ -163,8 +177,8 @@ class Dataset:
         >>> import pandas as pd
         >>> frame = pd.DataFrame({"w": [1.0, 2.0, 3.0], "h": [4, 5, 6], "kind": ["a", "b", "a"]})
         >>> ds = Dataset.from_dataframe(frame, label="kind")
-        >>> ds, ds.read_x(1, 3).tolist()
-        (<Dataset 3 rows x (2,) float64, labels>, [[2.0, 5.0], [3.0, 6.0]])
+        >>> ds, ds.read_x(1, 3).tolist(), ds.feature_names.tolist()
+        (<Dataset 3 rows x (2,) float64, labels>, [[2.0, 5.0], [3.0, 6.0]], ['w', 'h'])
         """
         x, y, weights = frame_parts(frame, label, weight, features)
         return cls.from_arrays(x, y, sample_weight=weights)
@@ -190,7 +204,8 @@ class Dataset:
         Returns
         -------
         Dataset
-            Rows (n, variables), dense or CSR as in `adata`. Unused categories are not classes.
+            Rows (n, variables), dense or CSR as in `adata`. Unused categories are not classes. The names of
+            the features are ``adata.var_names``.
 
         Raises
         ------
@@ -207,7 +222,7 @@ class Dataset:
         >>> ds, ds.classes.tolist()
         (<Dataset 3 rows x (4,) float32, 2 classes>, ['B', 'T'])
         """
-        return cls.from_arrays(*anndata_parts(adata, layer, label))
+        return cls.from_arrays(*anndata_parts(adata, layer, label), feature_names=adata.var_names.tolist())
 
     @classmethod
     def from_spec(cls, spec: schema.DatasetSpec) -> Dataset:
@@ -261,6 +276,15 @@ class Dataset:
     def feature_shape(self) -> tuple[int, ...]:
         """Shape of one row before `read_x` flattens it, for example (28, 28)."""
         return self._columns.x.shape[1:]
+
+    @property
+    def feature_names(self) -> np.ndarray | None:
+        """Names of the features, str objects (n_features,), or None if the source of the rows has no names.
+
+        A model that is fitted on this dataset keeps them in ``feature_names_in_``, and refuses rows whose
+        names differ.
+        """
+        return self._columns.feature_names
 
     @property
     def dtype(self) -> np.dtype:
@@ -746,6 +770,8 @@ class Dataset:
             "features": f"{self.n_features:,}" + (f" ({shape})" if len(self.feature_shape) > 1 else ""),
             "type": f"{self.dtype}{', CSR' if self.is_sparse else ''}",
         }
+        if (names := self.feature_names) is not None:
+            out["feature names"] = shorten(names)
         if self.is_sparse and self._is_whole and x.knows_entries:
             out["entries"] = f"{x.nnz:,} ({100 * x.nnz / (self.n_rows * self.n_features):.3g} %)"
         elif not self.is_sparse:
@@ -753,8 +779,7 @@ class Dataset:
         if self.has_y:
             out["y"] = self._outputs()
         if self.y_kind == "labels" and self._columns.classes_known and self.classes is not None:
-            names = self.classes[:_SHOWN_CLASSES].tolist()
-            out["classes"] = ", ".join(map(str, names)) + (", …" if len(self.classes) > len(names) else "")
+            out["classes"] = shorten(self.classes)
         if self.has_weight:
             out["weights"] = "one per row"
         out["place"] = self.url or "in memory"

@@ -45,7 +45,8 @@ def as_xarray(ds: Dataset) -> xarray.Dataset:
         ) from error
     columns = zip(("x", "y", "weight"), as_dask(ds), strict=True)
     named = {name: (_dimensions(name, column.ndim), column) for name, column in columns if column is not None}
-    return xarray.Dataset(named, attrs={"url": ds.url} if ds.url else {})
+    names = {} if ds.feature_names is None else {"feature_0": ds.feature_names}
+    return xarray.Dataset(named, names, attrs={"url": ds.url} if ds.url else {})
 
 
 def _dimensions(name: str, ndim: int) -> tuple[str, ...]:

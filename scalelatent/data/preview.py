@@ -72,6 +72,11 @@ def thumbnail(image: np.ndarray) -> list[str]:
     return ["".join(_RAMP[level] for level in line) for line in np.rint(levels).astype(int)]
 
 
+def shorten(values: np.ndarray, number: int = 12) -> str:
+    """Return the first values, joined for display."""
+    return ", ".join(map(str, values[:number].tolist())) + (", …" if len(values) > number else "")
+
+
 def as_html(title: str, values: dict[str, str]) -> str:
     """Return names and values as an HTML table with a caption."""
     style = "style='text-align:left'"

@@ -13,6 +13,8 @@ from scalelatent.errors import DataError
 from scalelatent.storage.location import REMOVED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from scalelatent.typing import WeightsLike
@@ -82,6 +84,7 @@ class CreateOptions(LayoutOptions, OutputOptions, total=False):
 
     nnz: int | None
     weighted: bool
+    feature_names: Sequence[str] | np.ndarray | None
     provenance: dict[str, Any] | None
     resume: bool
     overwrite: bool
@@ -112,7 +115,7 @@ class DatasetAttrs:
     segments: list[Segment] | None = None
     """Parts of a dataset to which rows were appended; None for other datasets."""
     columns: list[str] | None = None
-    """Names of the stored columns; None in datasets of old versions. A missing column is an error."""
+    """Names of the stored arrays; None in datasets of old versions. A missing array is an error."""
     crc: CrcTable | None = None
     """Description of the table `crc` of checksums; None in datasets of versions without checksums."""
     format: str = FORMAT

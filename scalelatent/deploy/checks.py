@@ -36,7 +36,7 @@ GIB = 2**30
 ANSWER_SECONDS = 60.0  # time limit for an answer of a worker
 SKEW_SECONDS = 1.0  # largest tolerated difference between two clocks
 MAX_NAMED = 3  # upper bound on the workers or texts that a finding lists
-ONE_THREAD = "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1"
+ONE_THREAD = "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
 CUDA_EXTRA = (
     "python -m pip install 'scalelatent[cuda12]' (or cuda13, if the driver supports it) in that environment; "
     "it includes the CUDA libraries and the headers of the compiler"
@@ -272,7 +272,7 @@ def _check_workers(view: ClusterView) -> Iterator[Finding]:
         return
     hosts, threads = view.by_host(), sum(view.values_of("threads").values())
     gpus = sum(view.values_of("offers_gpu").values())
-    yield ok(f"{len(view.workers)} workers on {len(hosts)} host(s), {threads} threads, {gpus} with a GPU")
+    yield ok(f"workers: {len(view.workers)}, hosts: {len(hosts)}, threads: {threads}, with a GPU: {gpus}")
     alone = [address for address, nanny in view.values_of("nanny").items() if not nanny]
     if alone:
         text = f"{_some(alone)} without a nanny, which restarts a dead worker and limits its memory"
@@ -322,20 +322,6 @@ def _check_trust(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"{view.address}: {'TLS' if scheme == 'tls' else 'loopback'}")
 
 
-def _check_scheduler(view: ClusterView) -> Iterator[Finding]:
-    limit, deaths = view.scheduler["no_workers_timeout"], view.scheduler["allowed_failures"]
-    text = f"no-workers-timeout {f'{limit:.0f} s' if limit else 'none'}, allowed-failures {deaths}"
-    fixes = []
-    if not limit:
-        fixes.append("DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=5min (now such tasks wait forever)")
-    if deaths < 10:
-        fixes.append(
-            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10 (each task of a dead worker counts one failure)"
-        )
-    fix = f"start the scheduler with {' and '.join(fixes)}" if fixes else ""
-    yield Finding("scheduler", "warn" if fixes else "ok", text, fix)
-
-
 def _check_pages(view: ClusterView) -> Iterator[Finding]:
     bokeh = view.scheduler["versions"].get("bokeh")
     if not bokeh:
@@ -343,11 +329,13 @@ def _check_pages(view: ClusterView) -> Iterator[Finding]:
         yield warn("the scheduler has no dashboard, because bokeh is not installed", fix)
     elif not view.scheduler["dashboard"]:
         yield warn("the scheduler has no dashboard", "start it with --dashboard-address :8787")
-    elif not view.scheduler["page"]:
-        text = "the dashboard has no page Scalelatent yet; the first job adds it"
-        yield warn(text, "to add it earlier: dask scheduler --preload scalelatent.monitor.preload")
     else:
-        yield ok(f"bokeh {bokeh}, with the page Scalelatent")
+        page = (
+            "with the page Scalelatent"
+            if view.scheduler["page"]
+            else "the first job adds the page Scalelatent"
+        )
+        yield ok(f"bokeh {bokeh}, {page}")
 
 
 def _check_threads(view: ClusterView) -> Iterator[Finding]:
@@ -361,12 +349,11 @@ def _check_threads(view: ClusterView) -> Iterator[Finding]:
         yield warn(_list(crowded), "start fewer workers or threads there: one thread per core")
     wide: dict[str, list[str]] = defaultdict(list)
     for address, pools in view.values_of("pools").items():
-        for library in ("BLAS", "numba"):  # fits limit Blosc and zarr to one thread
-            if pools[library] > 1:
-                wide[f"{library} has {pools[library]} threads"].append(address)
+        if pools["BLAS"] > 1:
+            wide[f"BLAS has {pools['BLAS']} threads"].append(address)
     for text, addresses in sorted(wide.items()):
         text = f"{text} in {_some(addresses)}; code outside fits uses all of them"
-        yield warn(text, f"start the workers with {ONE_THREAD} (a nanny sets all but the last)")
+        yield warn(text, f"start the workers with a nanny, or with {ONE_THREAD}")
     if not crowded and not wide and view.workers:
         sizes = {
             ", ".join(f"{name} {threads or 'default'}" for name, threads in pools.items())
@@ -570,7 +557,6 @@ CHECKS = (
     Check("workers", "cluster", _check_workers, ("host",)),
     Check("versions", "cluster", _check_versions, ("versions",)),
     Check("trust", "cluster", _check_trust),
-    Check("scheduler", "cluster", _check_scheduler, ("scheduler",)),
     Check("dashboard", "cluster", _check_pages, ("scheduler",)),
     Check("threads", "cluster", _check_threads, ("host", "cores", "pools")),
     Check("memory", "cluster", _check_limits, ("host", "machine_bytes")),

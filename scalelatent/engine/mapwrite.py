@@ -344,7 +344,9 @@ def _map_by_columns(
             for part in row_map.stages():
                 (width,), dtype = part.output()
                 found = np.empty((len(block.x), width), dtype=dtype)
-                edges = np.linspace(0, width, min(width, 4 * threads) + 1).astype(int)
+                groups = -(-width // part.column_group)
+                edges = np.linspace(0, groups, min(groups, 4 * threads) + 1).astype(int) * part.column_group
+                edges[-1] = width
                 cuts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
                 compute = partial(_make_column_worker, part, block, found, device)
                 run_threads(cuts, threads, compute, lambda cut, _: None)

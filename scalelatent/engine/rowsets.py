@@ -83,9 +83,9 @@ class StoredSets:
         """Dataset of the rows of all sets."""
         return open_spec(json.loads(self.spec))
 
-    def read(self, which: int) -> HostRows:
-        """Return the rows of a set as ndarray or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
-        return as_rows(self.dataset.read_x(which * self.rows, (which + 1) * self.rows))
+    def read(self, which: int, count: int = 1) -> HostRows:
+        """Return the rows of sets as ndarray or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
+        return as_rows(self.dataset.read_x(which * self.rows, (which + count) * self.rows))
 
 
 @dataclass(frozen=True)

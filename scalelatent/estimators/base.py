@@ -20,6 +20,7 @@ from scalelatent._registry import find_registered
 from scalelatent.contract.learners import RowMap
 from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import check_names, frame_names
 from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.write.create import check_room
@@ -181,7 +182,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        """Return the given rows as a dataset. ``reset`` sets ``n_features_in_``; otherwise it is checked."""
+        """Return the given rows as a dataset.
+
+        ``reset`` sets ``n_features_in_`` and ``feature_names_in_``; otherwise they are compared.
+        """
         rows = opened(X, what)
         if isinstance(rows, Dataset):
             ds = add_weights(rows, y, sample_weight)
@@ -189,18 +193,17 @@ class StreamedEstimator(  # type: ignore[call-arg]
             shape = image_rows(rows) if self._takes_images else None
             if shape is not None:  # this keeps the mask of a masked array, which a later check refuses
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
+            names = frame_names(rows)
             rows = validated(self, rows, what=what, reset=reset, ensure_min_samples=least_rows, **CHECKS)
             rows = self._checked_values(rows, what)
             rows = rows if shape is None else rows.reshape(shape)
-            return self._checked_width(Dataset.from_arrays(rows, y, sample_weight=sample_weight), what)
+            ds = Dataset.from_arrays(rows, y, sample_weight=sample_weight, feature_names=names)
+            return self._checked_width(ds, what)
         else:
-            ds = Dataset.from_arrays(self._lazy_values(rows), y, sample_weight=sample_weight)
-        if reset:
-            self._set_width(ds.n_features)
-        self._checked_width(ds, what)
-        if (named := getattr(rows, "named", None)) is not None:
-            validated(self, named, what=what, reset=reset, skip_check_array=True, ensure_2d=False)
-        return ds
+            names = frame_names(rows)
+            rows = self._lazy_values(rows)
+            ds = Dataset.from_arrays(rows, y, sample_weight=sample_weight, feature_names=names)
+        return self._checked_features(ds, what, reset)
 
     def _checked_values(self, X: DenseOrCsr, what: str) -> DenseOrCsr:
         """Return rows in memory; raise an error for values that no model can learn from."""
@@ -219,10 +222,16 @@ class StreamedEstimator(  # type: ignore[call-arg]
             )
         return ds
 
-    def _set_width(self, n_features: int) -> None:
-        self.n_features_in_ = n_features
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
+    def _checked_features(self, ds: Dataset, what: str, reset: bool) -> Dataset:
+        """Return rows after their number and names of features are set (``reset``) or compared."""
+        if reset:
+            self.n_features_in_ = ds.n_features
+            self.__dict__.pop("feature_names_in_", None)
+            if ds.feature_names is not None:
+                self.feature_names_in_ = ds.feature_names
+        self._checked_width(ds, what)
+        check_names(self, ds.feature_names)
+        return ds
 
     def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
         return None if validation is None else self._held_rows(*rows_and_labels(validation))

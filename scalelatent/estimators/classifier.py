@@ -11,6 +11,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import frame_names
 from scalelatent.data.read.containers import opened
 from scalelatent.data.schema import check_label_values, refuse_masked
 from scalelatent.deploy.clusters import use_client
@@ -72,6 +73,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                     f"{name} requires y to be passed, but the target y is None{self._unlabelled_hint()}"
                 )
             check_label_values(labels, "y")
+            names = frame_names(rows)
             rows, labels = validated(self, rows, labels, reset=reset, **CHECKS)
             check_finite(rows, "X")
             check_labels(labels)
@@ -82,14 +84,19 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                         "Complex data not supported: sample_weight holds complex numbers. Give real numbers"
                     )
                 sample_weight = check_weights(sample_weight, rows)
-            ds = Dataset.from_arrays(rows, labels, sample_weight=sample_weight)
+            ds = Dataset.from_arrays(rows, labels, sample_weight=sample_weight, feature_names=names)
         else:
             ds = self._given_rows(rows, labels, sample_weight, reset=reset)
         if not ds.has_y:
+            remedy = "pass y"
+            if isinstance(X, Dataset):
+                remedy = (
+                    "give a dataset with labels: Dataset.from_arrays(x, y), or import the rows with their "
+                    "labels (images: one folder per class; tables: --label COLUMN; arrays: --y)"
+                )
             raise DataError(
                 f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
-                "labels; import them with the rows (`scalelatent data import idx IMAGES LABELS …`), or "
-                f"pass y{self._unlabelled_hint()}"
+                f"labels; {remedy}{self._unlabelled_hint()}"
             )
         check_classes(ds, type(self).__name__)
         return ds

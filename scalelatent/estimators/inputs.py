@@ -69,11 +69,13 @@ def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks:
     """
     for array, name in zip(arrays, "Xy", strict=False):
         refuse_masked(array, name)
-    if hasattr(arrays[0], "columns") and hasattr(arrays[0], "dtypes"):
-        check_frame(arrays[0], what)
+    check_frame(arrays[0], what)
     try:
         return validate_data(estimator, *arrays, **checks)
     except (ValueError, TypeError) as error:
+        if "Found array with dim" in str(error):
+            text = str(error).rstrip(".")
+            raise type(error)(f"{text}. Give each row one axis: X.reshape(len(X), -1)") from None
         if "\n" not in str(error):
             raise
         odd = [a for a in arrays if "Complex" in str(error) and np.iscomplexobj(a)]
@@ -81,7 +83,12 @@ def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks:
 
 
 def check_frame(frame: Any, what: str) -> None:
-    """Raise DataError for a data frame without columns, with duplicate names or non-numeric columns."""
+    """Raise DataError for a data frame without columns, with duplicate names or non-numeric columns.
+
+    Other rows pass.
+    """
+    if not (hasattr(frame, "columns") and hasattr(frame, "dtypes")):
+        return
     names = list(frame.columns)
     if not names:
         raise DataError(f"{what} is a data frame of shape {frame.shape}, without columns: give at least one")

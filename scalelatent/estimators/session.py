@@ -600,7 +600,8 @@ def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, A
     work = rows * row_map.flops_per_row() + row_map.column_flops()
     wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))
     columns = max(1, min(round(wanted / work), width), -(-width // (MAX_TASKS // strips)))
-    return {"shard_rows": rows, "tile_columns": columns}
+    group = row_map.column_group
+    return {"shard_rows": rows, "tile_columns": min(width, -(-columns // group) * group)}
 
 
 def _locate_spec(kept: dict[str, Any], place: Location) -> DatasetSpec:

@@ -74,7 +74,9 @@ def score_clusters(
     """
     read_labels(dataset[:1])  # raises an error without classes
     x, labels = read_spaced(dataset, SCORED_ROWS)
-    some = dataset if len(labels) == len(dataset) else Dataset.from_arrays(x)
+    some = dataset
+    if len(labels) < len(dataset):
+        some = Dataset.from_arrays(x, feature_names=dataset.feature_names)
     found = kmeans_scores(
         model.transform(some),
         labels,

@@ -125,15 +125,15 @@ class ClassScorer(_PredictionScorer):
         loss = 0.0
         for start in range(0, dataset.n_rows, batch_rows):
             stop = min(start + batch_rows, dataset.n_rows)
-            x = dataset.read_x(start, stop)
-            truth = _encode_labels(dataset.read_y(start, stop), classes, where)
+            part = dataset[start:stop]
+            truth = _encode_labels(part.read_y(0, len(part)), classes, where)
             if "log_loss" in metrics:
-                probability = model.predict_proba(x)
+                probability = model.predict_proba(part)
                 guess = probability.argmax(axis=1)
                 of_truth = probability[np.arange(len(truth)), truth].astype(np.float64)
                 loss -= float(np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)).sum())
             else:
-                guess = _encode_labels(model.predict(x), classes, "the model's predictions")
+                guess = _encode_labels(model.predict(part), classes, "the model's predictions")
             np.add.at(confusion, (truth, guess), 1)
             if progress is not None:
                 progress(stop, dataset.n_rows)

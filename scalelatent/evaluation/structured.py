@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from scalelatent.data.feature_names import without_names
 from scalelatent.errors import DataError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def output_errors(
     >>> errors.all_error, errors.changed_error
     (0.1, 1.0)
     """
-    errors = OutputErrors()
+    errors, model = OutputErrors(), without_names(model)
     for x, v in _batches(data, corruption, batch_rows):
         dense = x if isinstance(x, np.ndarray) else x.toarray()
         errors.add(v, model.predict(x), dense if dense.shape == v.shape else None)

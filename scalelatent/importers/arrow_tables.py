@@ -51,8 +51,9 @@ def import_parquet(
     Parameters
     ----------
     source : str or path
-        A file, a folder of files (also those in its folders, by name), or a pattern with ``*``: on a disk, in
-        an object store (``s3://``, ``gs://``), or one file as ``https://…#sha256=…``. Needs pyarrow:
+        A file, a folder of files (also those in its folders, by name), or a pattern with ``*``. Columns are
+        found by their names, so files may have them in different orders. Files are on a disk, in an object
+        store (``s3://``, ``gs://``), or one file as ``https://…#sha256=…``. Needs pyarrow:
         ``pip install 'scalelatent[arrow]'``.
     url : str
         Dataset to write.
@@ -70,7 +71,7 @@ def import_parquet(
     Returns
     -------
     Dataset
-        Rows (n, features), labels and weights.
+        Rows (n, features), labels and weights; `feature_names` holds the names of the feature columns.
 
     Raises
     ------
@@ -208,7 +209,8 @@ def write_table(
     label_type = None if columns.label is None else x.label_type
     y = None if label_type is None else PairedReader(x, label_type, lambda: x.labels)
     weight = None if columns.weight is None else PairedReader(x, np.dtype(np.float64), lambda: x.weights)
-    return write_rows(url, x, y, weight=weight, provenance=provenance, **options)
+    names = columns.feature_names or None
+    return write_rows(url, x, y, weight=weight, provenance=provenance, feature_names=names, **options)
 
 
 @contextlib.contextmanager

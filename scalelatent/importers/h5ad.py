@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from .stream import ImportOptions
 
-# The provenance keeps the names of at most this many variables, because every opening of a dataset reads it.
-_MAX_NAMES = 65_536
 _COPY_AGAIN = "download or copy the file again"
 _WRITE_AGAIN = "read it with anndata and write it again: anndata.read_h5ad(FILE).write_h5ad(NEW)"
 
@@ -45,8 +43,7 @@ def import_h5ad(
     """Import the rows of an AnnData file, sparse (CSR) or dense; memory is bounded by a few shards.
 
     Columns of CSR rows in any order are sorted and entries of the same place are added; the provenance counts
-    both. It also keeps the names of the variables, ``ds.attrs["provenance"]["feature_names"]``, if there are
-    at most 65,536. The package anndata is not needed.
+    both. The names of the variables become `feature_names`. The package anndata is not needed.
 
     Parameters
     ----------
@@ -101,14 +98,14 @@ def import_h5ad(
         if isinstance(x, _AnnDataCsrReader):
             options["shard_rows"] = x.plan(options.get("shard_rows"))
         names = _read_names(root, x, source_name)
-        provenance = {"layer": layer, "label": label} | ({} if names is None else {"feature_names": names})
         return import_rows(
             lambda: x,
             None if label is None else lambda: _ColumnReader(root, "obs", label, source_name),
             url,
             importer="h5ad",
             sources=[file],
-            provenance=provenance,
+            provenance={"layer": layer, "label": label},
+            feature_names=names,
             **options,
         )
 
@@ -181,10 +178,10 @@ def _refuse_elsewhere(root: Any, array: Any, source_name: str) -> None:
 
 
 def _read_names(root: Any, x: RowReader, source_name: str) -> list[str] | None:
-    """Return the names of the variables; None if they are too many to keep."""
+    """Return the names of the variables, or None if the file has none."""
     width = x.shape[1] if len(x.shape) == 2 else 0
     index = root["var"].attrs.get("_index", "_index")
-    if not 0 < width <= _MAX_NAMES or index not in root["var"]:
+    if not width or index not in root["var"]:
         return None
     names = _ColumnReader(root, "var", index, source_name)
     if names.n_rows != width:

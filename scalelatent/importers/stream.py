@@ -26,7 +26,7 @@ from scalelatent.data.write.batches import MAX_THREADS, Progress, RowBatch, writ
 from scalelatent.data.write.create import check_room, check_rows_fit, remove_on_failure
 from scalelatent.data.write.shuffle import shuffle_dataset
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, warn_user
 from scalelatent.storage.disk import Location, file_name, locate
 from scalelatent.storage.write_checks import scratch
 
@@ -350,6 +350,7 @@ def write_rows(
     sources: Sequence[PathOrUrl],
     classes: np.ndarray | None = None,
     provenance: dict[str, Any] | None = None,
+    feature_names: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     shuffle: int | None = None,
@@ -377,11 +378,28 @@ def write_rows(
             "nnz": x.nnz,
             "provenance": {"importer": importer, "source": names, **(provenance or {})},
             "weighted": weight is not None,
+            "feature_names": feature_names,
             **_y_options(y, classes),
         }
+        place = locate(url)
         if shuffle is None:
-            return _write(locate(url), readers, columns | layout, overwrite, progress)
-        return _write_shuffled(locate(url), shuffle, readers, columns, layout, overwrite, progress)
+            written = _write(place, readers, columns | layout, overwrite, progress)
+        else:
+            written = _write_shuffled(place, shuffle, readers, columns, layout, overwrite, progress)
+    _warn_of_fractions(written)
+    return written
+
+
+def _warn_of_fractions(ds: Dataset) -> None:
+    """Warn of labels that are numbers with a fraction, from which no classifier learns."""
+    found = ds.classes
+    if found is None or found.dtype.kind != "f" or not (fractions := found[found % 1 != 0]).size:
+        return
+    warn_user(
+        f"{ds.url}: the labels are {len(found):,} different numbers, some with a fraction, such as "
+        f"{fractions[0]}. Classifiers refuse such labels. If these numbers are not classes, import the rows "
+        "again with another column of labels (label=, --label), or without labels"
+    )
 
 
 def _y_options(y: RowReader | None, classes: np.ndarray | None) -> OutputOptions:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
-from scalelatent.errors import JobError
+from scalelatent.errors import DataError, JobError
 from scalelatent.storage.disk import is_local
 
 from .spec import Job, parse_rows
@@ -31,6 +31,8 @@ class JobData:
 
 def open_job_data(job: Job) -> JobData:
     """Open the datasets that ``[data]`` names, and check that their rows fit together."""
+    from scalelatent.data.feature_names import check_same_names
+
     data = job.data
     _check_targets(job)
     how = {"storage_options": data.storage_options}
@@ -49,6 +51,11 @@ def open_job_data(job: Job) -> JobData:
                 f"[data] {name} = {url!r} has {others[name].n_features} features per row, train has "
                 f"{train.n_features}; give datasets with the same features"
             )
+        if (names := train.feature_names) is not None and (new := others[name].feature_names) is not None:
+            try:
+                check_same_names(names, new)
+            except DataError as error:
+                raise JobError(f"[data] {name} = {url!r}: {error}") from None
         if train.has_targets and others[name].has_targets and others[name].n_targets != train.n_targets:
             raise JobError(
                 f"[data] {name} = {url!r} has {others[name].n_targets} outputs per row, train has "

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelatent.errors import JobError, RunError
+from scalelatent.monitor.messages import ERRORS
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import locate
 from scalelatent.storage.linelog import LineLog
@@ -235,6 +236,9 @@ class RunFolder:
             if holder is None:
                 place = f" on {state['driver']}" if state.get("driver") else ""
                 state |= {"state": "failed", "driver_lost": True}
+                for record in self.records("metrics.jsonl")[-1:]:  # passes update state.json less often
+                    keys = ("pass", "objective", *ERRORS)
+                    state |= {key: record[key] for key in keys if record.get(key) is not None}
                 state["error"] = state.get("error") or (
                     f"the driver{place} ended without a message (killed?); resume from the last checkpoint "
                     f"with: scalelatent resume {self.url}"

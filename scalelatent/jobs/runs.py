@@ -109,12 +109,10 @@ def write_report(
 ) -> str:
     """Build the report of a finished run from `data`, or from the rows of its job."""
     from scalelatent.report.build import build_report
-    from scalelatent.report.runfiles import check_width
 
     folder = RunFolder.open(run)
     estimator, _ = load_run(run)
     if data is not None:
-        check_width(data, estimator.n_features_in_)
         return build_report(folder.url, model=estimator, data=data, role="evaluation", progress=progress)
     return build_report(folder.url, model=estimator, data=_job_rows(folder, print_line), progress=progress)
 
@@ -127,7 +125,6 @@ def report_model(
     """Write the report of a fitted model into a folder; see :meth:`.StreamedEstimator.report`."""
     from scalelatent.data import Dataset
     from scalelatent.report.build import build_report
-    from scalelatent.report.runfiles import check_width
 
     place, role = locate(folder), None
     if place.has("zarr.json") or os.path.isfile(place.url):
@@ -136,7 +133,6 @@ def report_model(
         role = "evaluation"
         if not isinstance(data, Dataset):
             data = Dataset.from_arrays(*(data if isinstance(data, tuple) else (data,)))
-        check_width(data, model.n_features_in_)
     elif is_run_folder(place.url):
         data = _job_rows(RunFolder(place.url), lambda line: None)
     else:

@@ -16,7 +16,7 @@ from scalelatent.errors import DataError
 from .figures import plot_learning
 from .interpretation import usage_snippet
 from .page import Page, Picture, Section, Table, count, duration, write_page
-from .runfiles import RunFiles, read_run
+from .runfiles import RunFiles, check_features, read_run
 from .style import COLORS, new_figure, style_axes
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def build_report(
     """
     run = read_run(run_dir)
     model = _saved_model(run) if model is None else model
+    if data is not None and role == "evaluation":
+        check_features(data, model)
     if run.search:
         run.history = _history_of_best(run, model)
     if not run.history and getattr(model, "history_", None):

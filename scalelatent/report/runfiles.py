@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scalelatent.data.feature_names import check_names
 from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.storage.disk import Location, locate
 from scalelatent.storage.linelog import LineLog
@@ -123,10 +124,12 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def check_width(data: Dataset, n_features: int) -> None:
-    """Raise a `DataError` if the rows do not have the number of features that the model was fitted to."""
+def check_features(data: Dataset, model: Any) -> None:
+    """Raise an error if the rows do not have the number of features, or the names, of the fit of a model."""
+    n_features = model.n_features_in_
     if data.n_features != n_features:
         raise DataError(
             f"{data.url or 'the data'} has {data.n_features} features per row, but the model was fitted to "
             f"rows of {n_features} features; give rows with {n_features} features"
         )
+    check_names(model, data.feature_names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from sklearn.base import is_classifier
 from sklearn.metrics import get_scorer, get_scorer_names
 
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import without_names
 from scalelatent.engine.cache import memory_limit
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import OUTPUT_SHARE
@@ -93,7 +93,7 @@ def _score_on_arrays(scorer: Callable[..., float]) -> Callable[[StreamedEstimato
                 f"{needed / 2**30:.1f} GiB: give fewer rows to score on, or scoring=a function of (model, "
                 "dataset), which may read a run at a time"
             )
-        x, model = rows.read_x(0, n), _without_names(model)
+        x, model = rows.read_x(0, n), without_names(model)
         if not rows.has_y and not rows.has_targets:
             return float(scorer(model, x))
         y = rows.read_targets(0, n) if rows.has_targets else rows.read_y(0, n)
@@ -107,15 +107,6 @@ def _accepts_weights(scorer: Callable[..., float]) -> bool:
     """Return whether a scorer accepts ``sample_weight``, which some metrics do not."""
     metric = getattr(scorer, "_score_func", None)
     return metric is not None and "sample_weight" in inspect.signature(metric).parameters
-
-
-def _without_names(model: StreamedEstimator) -> StreamedEstimator:
-    """Return the model without feature names, so that scikit-learn does not warn of rows without names."""
-    if not hasattr(model, "feature_names_in_"):
-        return model
-    model = copy.copy(model)
-    del model.feature_names_in_
-    return model
 
 
 def _score_by_counts(name: str) -> Callable[[StreamedEstimator, Dataset], float]:

@@ -307,8 +307,6 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.n_features_in_ = base.n_features_in_
         if hasattr(base, "feature_names_in_"):
             self.feature_names_in_ = base.feature_names_in_
-            if hasattr(self, "best_estimator_"):
-                self.best_estimator_.feature_names_in_ = base.feature_names_in_
         return self
 
     def _fit_together(

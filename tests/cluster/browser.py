@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the Chrome DevTools protocol over tornado's websocket: no driver needed."""
+"""A headless Chromium, driven by the Chrome DevTools protocol over tornado's websocket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One tab. Its console's errors and warnings, uncaught exceptions and failed loads are in ``errors``."""
+    """One tab; ``errors`` has its console errors and warnings, uncaught exceptions and failed loads."""
 
     def __init__(self, url: str) -> None:
         import asyncio
@@ -86,7 +86,7 @@ class Page:
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 20.0, good: Callable[[Any], bool] = bool) -> Any:
-        """The value of an expression as soon as it is good."""
+        """Return the value of an expression as soon as ``good`` accepts it."""
         deadline = time.monotonic() + seconds
         while True:
             value = self.js(expression)
@@ -112,7 +112,7 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A tab of a Chromium of its own, which ends with it."""
+    """Start a Chromium with one tab, and end it after the test."""
     chromium = find_chromium()
     assert chromium is not None
     with tempfile.TemporaryDirectory(prefix="scalelatent-chromium-", ignore_cleanup_errors=True) as folder:

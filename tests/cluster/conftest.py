@@ -1,4 +1,4 @@
-"""One small cluster of processes on loopback for all, rows on disk, and what a fit in this process learns."""
+"""One small cluster of processes on loopback, rows on disk, and the model of a fit in this process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start_cluster(workers: int, **more: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Any]:
-    """Two worker processes that cache nothing."""
+    """Start two worker processes without a row cache."""
     from distributed import Client
 
     cluster = start_cluster(2)
@@ -58,21 +58,21 @@ def client() -> Iterator[Any]:
             client.wait_for_workers(2, timeout=60)
             yield client
     finally:
-        # On a starved machine a nanny may have replaced a worker the cluster object never heard of; closing
-        # then stumbles over its name. Everything is closed by that time.
+        # On a busy machine a nanny may have replaced a worker that the cluster object does not know, and
+        # closing then fails on its name. Everything is closed at that time.
         with suppress(KeyError):
             cluster.close(timeout=60)
 
 
 @pytest.fixture(scope="session")
 def starter() -> Callable[..., Any]:
-    """Starts a cluster of its own for a test that needs one."""
+    """Return a function that starts a separate cluster for a test."""
     return start_cluster
 
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """10,000 training and 1,500 validation rows on disk: 79 and 12 leaves."""
+    """Write 10,000 training and 1,500 validation rows to disk: 79 and 12 leaves."""
     folder = tmp_path_factory.mktemp("rows")
     x, y = _rows(10_000, 1)
     vx, vy = _rows(1_500, 2)
@@ -85,7 +85,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.fixture(scope="session")
 def fit(rows: SimpleNamespace) -> Callable[..., CapsuleRegression]:
-    """Fit on the stored rows; what is given goes to the estimator or to ``fit``."""
+    """Return a function that fits on the stored rows; its arguments go to the estimator or to ``fit``."""
 
     def run(client: Any = None, run_dir: Any = None, callbacks: Any = (), **more: Any) -> CapsuleRegression:
         call = {k: more.pop(k) for k in ("resume", "sample_weight") if k in more}
@@ -101,7 +101,7 @@ def fit(rows: SimpleNamespace) -> Callable[..., CapsuleRegression]:
 
 @pytest.fixture(scope="session")
 def alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleRegression]:
-    """The same fit in this process, once for each set of parameters: the oracle."""
+    """Return a function that does the same fit in this process, once for each set of parameters."""
     kept: dict[str, CapsuleRegression] = {}
 
     def run(**more: Any) -> CapsuleRegression:
@@ -115,7 +115,7 @@ def alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleRegress
 
 @pytest.fixture(scope="session")
 def same() -> Callable[[CapsuleRegression, CapsuleRegression], None]:
-    """Identical parameters and identical measurements in every pass."""
+    """Return a check that parameters and measurements of every pass are identical."""
 
     def check(a: CapsuleRegression, b: CapsuleRegression) -> None:
         np.testing.assert_array_equal(a.W_, b.W_)
@@ -133,7 +133,7 @@ def pids() -> Callable[[Any], dict[str, int]]:
 
 @pytest.fixture
 def mortal() -> Iterator[Any]:
-    """A cluster of its own for a test that kills."""
+    """Start a separate cluster for a test that kills its processes."""
     from distributed import Client
 
     with start_cluster(2) as cluster, Client(cluster, timeout=30) as client:
@@ -143,7 +143,7 @@ def mortal() -> Iterator[Any]:
 
 @pytest.fixture
 def scheduler_tasks(client: Any) -> Callable[..., int]:
-    """Tasks that the module's scheduler knows and did not before the test; waits a while for it to forget."""
+    """Return a function that waits for the release of tasks and counts those that are new in this test."""
     import gc
     import time
 
@@ -165,7 +165,7 @@ def scheduler_tasks(client: Any) -> Callable[..., int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(place: Path) -> dict[str, bytes]:
-    """The model of the job, driven in this process."""
+    """Return the model of the job, fitted in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
         result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))

@@ -1,4 +1,4 @@
-"""Schedulers and workers as processes of their own, for tests that kill them or put them elsewhere."""
+"""Schedulers and workers as separate processes, for tests that kill them or isolate them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.helpers import until
 
 
 class Processes:
-    """A scheduler and workers as one starts them by hand, each to be killed."""
+    """A scheduler and workers that were started by hand, each of which can be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.all: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """``inside``: a command that runs others, such as ``ip netns exec NAME``."""
+        """Start a process; ``inside`` is a command that runs others, such as ``ip netns exec NAME``."""
         with open(self.folder / "dask.log", "ab") as log:
             process = subprocess.Popen([*inside, sys.executable, "-m", *words], stdout=log, stderr=log)
         self.all.append(process)
@@ -54,7 +54,7 @@ class Processes:
 
 
 def slow_blocks(seconds: float) -> None:
-    """In a worker: each block takes so long, as long as this process lives."""
+    """Make each block take some seconds longer in this worker, until its process ends."""
     from scalelatent.engine import passes, reading
 
     original = reading.iter_blocks

@@ -1,4 +1,4 @@
-"""Rows that kill their worker: named after the third lost worker, left out where that was asked for."""
+"""Rows that kill their worker: reported after the third lost worker, and excluded on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 from tests.helpers import InterruptAt, until
 
-# Rows of x/c/3/0, and of it those that kill: two spans read them.
+# Rows of x/c/3/0, and those of them that kill a worker; two spans read them.
 SHARD, CHUNK = (3600, 4800), (3900, 4200)
 
 
@@ -55,21 +55,21 @@ class Poison(WorkerPlugin):
 
 class Events(Callback):
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
         self.passes: list[int] = []
 
     def on_event(self, info: dict[str, Any]) -> None:
-        self.told.append(info)
+        self.reported.append(info)
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.passes.append(record["pass"])
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        return [info for info in self.told if info["event"] == name]
+        return [info for info in self.reported if info["event"] == name]
 
 
 class FromPass(Events):
-    """Poisons the rows at the start of a pass."""
+    """Callback that enables the killing rows at the start of a pass."""
 
     def __init__(self, number: int, mark: Path) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class FromPass(Events):
 
 
 def reads_of_the_chunk(text: str) -> bool:
-    """Whether a message tells that rows of the chunk were read: those that lie in the guilty span."""
+    """Return whether a message reports that rows of the chunk in the guilty span were read."""
     start, stop = map(int, re.search(r"while reading rows (\d+):(\d+)", text).groups())
     return CHUNK[0] <= start < stop <= CHUNK[1]
 
@@ -93,9 +93,9 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers(mark: Path, starter: Any) -> Iterator[Client]:
-    """Three, that die of some rows; their scheduler has Dask's own limit of deaths."""
+    """Start three workers that die of some rows, with Dask's own limit of deaths."""
     with (
-        # By itself a LocalCluster takes a worker away that it finds dead 15 s after an earlier death.
+        # Otherwise a LocalCluster removes a worker that it finds dead 15 s after an earlier death.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         starter(3) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as client,
@@ -107,14 +107,14 @@ def workers(mark: Path, starter: Any) -> Iterator[Client]:
 
 @pytest.fixture
 def poisoned(workers: Client) -> Client:
-    """Those that died in an earlier test are there again."""
+    """Wait until the workers that died in an earlier test are back."""
     workers.wait_for_workers(3, timeout=60)
     return workers
 
 
 @pytest.fixture
 def deaths(mark: Path) -> Iterator[Callable[[], int]]:
-    """How many workers have died of the rows in this test."""
+    """Return the number of workers that died of the rows in this test."""
     file = Path(f"{mark}.deaths")
     file.unlink(missing_ok=True)
     yield lambda: len(file.read_text().split()) if file.exists() else 0
@@ -122,7 +122,7 @@ def deaths(mark: Path) -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("where", ["collect", "pass"])
-def test_a_shard_that_kills_workers_is_named_after_three_deaths(
+def test_the_error_names_a_shard_that_killed_three_workers(
     poisoned: Any, fit: Any, alone: Any, same: Any, mark: Path, deaths: Any, tmp_path: Path, where: str
 ) -> None:
     events = Events() if where == "collect" else FromPass(3, mark)
@@ -138,7 +138,7 @@ def test_a_shard_that_kills_workers_is_named_after_three_deaths(
     assert reads_of_the_chunk(text)
     for step in ("scalelatent data info --verify", "memory_limit", "on_bad_shard", "resume"):
         assert step in text
-    assert len(events.of("worker_lost")) == 3
+    assert len(events.infos("worker_lost")) == 3
     assert not list((tmp_path / "engine").glob("trial-*"))
     if where == "pass":
         assert events.passes == [1, 2]
@@ -155,19 +155,26 @@ def _without(rows: SimpleNamespace) -> np.ndarray:
     return weight
 
 
-def test_it_is_left_out_where_that_was_asked_for(
+def test_a_shard_that_kills_workers_is_excluded_on_request(
     poisoned: Any, fit: Any, same: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
 ) -> None:
-    """Moments, projection and passes go on without it, and a resumed fit too, when it can be read again."""
+    """Moments, projection and passes continue without the shard.
+
+    A resumed fit excludes it even if it can be read again.
+    """
     mark.touch()
     events, options = Events(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
     with pytest.raises(KeyboardInterrupt):
         fit(poisoned, run_dir=tmp_path, callbacks=[events, InterruptAt(2, "pass_end")], **options)
     assert deaths() == 3
-    (told,) = events.of("shard_quarantined")
-    assert told["shard"].endswith("train/x/c/3/0")
-    assert (told["first_row"], told["stop_row"], told["rows"], told["deaths"]) == (*SHARD, 1200, 3)
-    assert told["stage"] == "capsule_svd"
+    (reported,) = events.infos("shard_quarantined")
+    assert reported["shard"].endswith("train/x/c/3/0")
+    assert (reported["first_row"], reported["stop_row"], reported["rows"], reported["deaths"]) == (
+        *SHARD,
+        1200,
+        3,
+    )
+    assert reported["stage"] == "capsule_svd"
     mark.unlink()
     poisoned.wait_for_workers(3, timeout=60)
     model = fit(poisoned, run_dir=tmp_path, resume=True, projection=20)
@@ -175,7 +182,7 @@ def test_it_is_left_out_where_that_was_asked_for(
     assert deaths() == 3
 
 
-def test_a_broken_shard_is_left_out_at_once(
+def test_a_damaged_shard_is_excluded_at_once(
     poisoned: Any, fit: Any, same: Any, rows: Any, deaths: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
@@ -184,14 +191,14 @@ def test_a_broken_shard_is_left_out_at_once(
     skip = {"on_bad_shard": "skip"}
     model = fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
     same(model, fit(x=rows.train, sample_weight=_without(rows)))
-    (told,) = events.of("shard_quarantined")
-    assert (told["rows"], told["deaths"]) == (1200, 0)
-    assert "is missing" in told["why"]
+    (reported,) = events.infos("shard_quarantined")
+    assert (reported["rows"], reported["deaths"]) == (1200, 0)
+    assert "is missing" in reported["why"]
     assert deaths() == 0
 
 
 class Removes(Events):
-    """Takes a shard away after some passes."""
+    """Callback that removes a shard after some passes."""
 
     def __init__(self, shard: Path) -> None:
         super().__init__()
@@ -203,21 +210,21 @@ class Removes(Events):
             self.shard.unlink()
 
 
-def test_a_shard_that_breaks_while_passes_are_short(
+def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
     poisoned: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """Of such a pass the driver hears at its M-step alone, which fails with what a span has found."""
+    """The driver waits only for the M-step of a short pass, which fails with the error of a span."""
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
     events, train = Removes(shard), open_dataset(tmp_path / "rows")
     skip = {"on_bad_shard": "skip", "cache": 0}
     fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
-    (told,) = events.of("shard_quarantined")
-    assert (told["rows"], told["deaths"]) == (1200, 0)
+    (reported,) = events.infos("shard_quarantined")
+    assert (reported["rows"], reported["deaths"]) == (1200, 0)
     assert events.passes == [1, 2, 3, 4, 5]
 
 
-def test_an_online_fit_refuses_before_it_begins(fit: Any, tmp_path: Path) -> None:
+def test_an_online_fit_refuses_to_exclude_shards_before_it_starts(fit: Any, tmp_path: Path) -> None:
     skip = {"on_bad_shard": "skip"}
     with pytest.raises(ValueError, match=r"on_bad_shard = 'skip' is for fits by passes.*algorithm = 'em'"):
         fit(run_dir=tmp_path, algorithm="stepwise", engine=skip)
@@ -227,7 +234,7 @@ def test_an_online_fit_refuses_before_it_begins(fit: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(240)
-def test_the_driver_is_on_the_only_worker_and_dies_with_it(
+def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
     starter: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
 ) -> None:
     """It cannot count the deaths; those who come after it find what it has left."""
@@ -249,7 +256,7 @@ def test_the_driver_is_on_the_only_worker_and_dies_with_it(
         folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)
         until(lambda: len(folder.records("metrics.jsonl")) > 1)
         mark.touch()
-        # While its driver is restarted the job is told as one whose driver was lost.
+        # While its driver is restarted, the job is shown as a job with a lost driver.
         ended = until(
             lambda: (now := folder.read_state())["state"] == "failed" and not now.get("driver_lost") and now,
             seconds=120,

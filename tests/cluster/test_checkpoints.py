@@ -1,4 +1,4 @@
-"""Checkpoints on a cluster: made durable where they lie, and not sent through the driver."""
+"""Checkpoints on a cluster are made durable in their folder, and are not sent through the driver."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ toys = load_online_toys()
 
 class Checkpoints(Callback):
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
         assert Path(info["path"]).exists()
-        self.told.append(info)
+        self.reported.append(info)
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """States that this process, the driver's, has loaded."""
+    """Return the states that this process, the driver, has loaded."""
     found: list[int] = []
     original = EngineStore.load_state
 
@@ -47,16 +47,20 @@ def _durable(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("durable-*")]
 
 
-def test_batch(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, loaded: list[int]) -> None:
+def test_checkpoints_of_a_batch_fit_are_not_sent_through_the_driver(
+    client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, loaded: list[int]
+) -> None:
     watch = Checkpoints()
     there = fit(client, run_dir=tmp_path, callbacks=watch, engine={"checkpoint_passes": 1})
-    assert [info["pass"] for info in watch.told] == [1, 2, 3, 4, 5]
+    assert [info["pass"] for info in watch.reported] == [1, 2, 3, 4, 5]
     assert loaded == [5]
     assert _durable(tmp_path / "engine") == ["durable-capsule_estep-000005"]
     same(there, alone())
 
 
-def test_online(client: Any, tmp_path: Path, loaded: list[int]) -> None:
+def test_checkpoints_of_an_online_fit_are_not_sent_through_the_driver(
+    client: Any, tmp_path: Path, loaded: list[int]
+) -> None:
     client.upload_file(toys.__file__)
     rng = np.random.Generator(np.random.Philox(1))
     train = Dataset.from_arrays(rng.normal(size=(480, 6)).astype("f4")).save(tmp_path / "rows")
@@ -67,7 +71,7 @@ def test_online(client: Any, tmp_path: Path, loaded: list[int]) -> None:
         DaskExecutor(client, store), stage, learner.start(), order=order, n_epochs=3,
         callbacks=Callbacks(watch), store=store, checkpoint_seconds=0,
     )  # fmt: skip
-    assert [(info["pass"], info["step"]) for info in watch.told][-1] == (3, 0)
+    assert [(info["pass"], info["step"]) for info in watch.reported][-1] == (3, 0)
     assert loaded == [30]
     assert _durable(tmp_path / "run") == ["durable-toy_step-000030"]
     total, kept, _ = store.latest_state("toy_step")  # type: ignore[misc]

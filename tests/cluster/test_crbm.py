@@ -28,7 +28,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     return both[:320], both[320:]
 
 
-# Of so few rows, compared with the width of x, chains return records; one chain of the last step has no rows.
+# With few rows compared with the width of x, chains return records; one chain of the last step has no rows.
 RECORDS = {"batch_size": 12}
 OPTIONS: list[dict[str, Any]] = [
     {}, RECORDS, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"},
@@ -36,7 +36,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_same_bits(
+def test_a_cluster_gives_the_bits_of_one_process(
     client: Any,
     starter: Any,
     pairs: tuple[Dataset, Dataset],
@@ -73,11 +73,13 @@ def test_same_bits(
         for name in FIELDS:
             np.testing.assert_array_equal(getattr(other, name), getattr(fits[0], name))
         keys = ("objective", "train_error", "validation_error", "changed_error", "converged")
-        told = [[[record[key] for key in keys] for record in model.history_] for model in (fits[0], other)]
-        assert told[0] == told[1]
+        reported = [
+            [[record[key] for key in keys] for record in model.history_] for model in (fits[0], other)
+        ]
+        assert reported[0] == reported[1]
 
 
-def test_arrays_and_corruption_on_a_cluster(client: Any, tmp_path: Path) -> None:
+def test_arrays_are_corrupted_on_a_cluster(client: Any, tmp_path: Path) -> None:
     v = patterns(200, 1)[1]
     model = ConditionalRBM(n_hidden=3, n_epochs=1, corruption={"kind": "flip", "rate": 0.1}, random_state=0)
     alone = model.fit(v).W_
@@ -90,11 +92,11 @@ def test_rows_are_held_out_on_a_cluster(client: Any, pairs: tuple[Dataset, Datas
     history, weights = alone.history_, alone.W_
     model.fit(pairs[0], client=client, run_dir=tmp_path / "run")
     np.testing.assert_array_equal(model.W_, weights)
-    errors = [[record["validation_error"] for record in told] for told in (history, model.history_)]
+    errors = [[record["validation_error"] for record in reported] for reported in (history, model.history_)]
     assert errors[0] == errors[1]
 
 
-def test_local_steps_that_diverge_on_a_cluster(
+def test_diverging_local_steps_are_reported_on_a_cluster(
     client: Any, pairs: tuple[Dataset, Dataset], tmp_path: Path
 ) -> None:
     model = ConditionalRBM(

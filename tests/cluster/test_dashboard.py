@@ -23,7 +23,7 @@ JOB = "document.querySelector('#head h2')?.textContent"
 
 
 class Gate(Callback):
-    """Holds the fit after some passes until it is told to go on."""
+    """Callback that stops the fit after some passes until the test lets it continue."""
 
     def __init__(self, *passes: int) -> None:
         self.gates = {number: threading.Event() for number in passes}
@@ -46,9 +46,9 @@ def base(client: Any) -> str:
 
 
 def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: Page, base: str) -> None:
-    page.open(f"{base}/status")  # by the entry in the navigation bar, as people come
+    page.open(f"{base}/status")  # Like a user, the test opens the page from the navigation bar.
     page.wait("document.querySelector('.navbar a[href=scalelatent]') !== null")
-    seen = len(page.errors)  # those of Dask's own page
+    seen = len(page.errors)  # These errors come from Dask's own page.
     page.js("document.querySelector('.navbar a[href=scalelatent]').click()")
     page.wait("document.querySelector('#live')?.textContent === 'live'")
     assert page.js("location.pathname") == "/scalelatent"
@@ -61,7 +61,7 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: Page, base: 
                 client, "/runs/browser", job="browser-01", model="capsule", name="watched"
             ) as log:
                 fit(client, max_iter=9, nu_schedule=None, callbacks=[log, gate])
-        except Exception as error:  # noqa: BLE001  told in the test's own thread
+        except Exception as error:  # noqa: BLE001  raised in the thread of the test
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -108,7 +108,7 @@ def test_text_of_a_message_is_not_html(client: Any, page: Page, base: str) -> No
     assert page.js("document.querySelectorAll('#scalelatent img').length") == 0
 
 
-def test_hundreds_of_jobs_and_a_narrow_screen(client: Any, page: Page, base: str) -> None:
+def test_the_page_shows_hundreds_of_jobs_on_a_narrow_screen(client: Any, page: Page, base: str) -> None:
     for number in range(25):
         run = {"run": f"/runs/many-{number}", "job": f"many-{number}", "name": f"many {number}"}
         client.log_event("scalelatent", {"kind": "state", "state": "done", **run})
@@ -116,20 +116,20 @@ def test_hundreds_of_jobs_and_a_narrow_screen(client: Any, page: Page, base: str
     page.open(f"{base}/scalelatent#job=many-3", width=480, height=900)
     page.wait(f"{JOB} === 'many 3'")
     assert page.js("document.querySelectorAll('#jobs tbody tr').length") <= 11
-    assert page.js("document.documentElement.scrollWidth") <= 480  # tables scroll, the page does not
+    assert page.js("document.documentElement.scrollWidth") <= 480  # Tables scroll, the page does not.
     page.js("document.querySelector('#jobs button').click()")
     assert page.wait("document.querySelectorAll('#jobs tbody tr').length", good=lambda n: n >= 25)
     errors = [error for error in page.errors if "scalelatent" in error]
     assert errors == []
 
 
-def test_half_a_screen_in_the_dark_with_rounds_and_a_report(client: Any, page: Page, base: str) -> None:
+def test_the_page_shows_rounds_and_a_report_in_dark_mode(client: Any, page: Page, base: str) -> None:
     run = {"run": "/runs/rounds"}
     known = {"job": "rounds", "name": "rounds", "report": "/runs/rounds/report/index.html"}
     client.log_event("scalelatent", {"kind": "state", "state": "running", **run, **known})
     client.log_event("scalelatent", {"kind": "event", "name": "fit_started", "max_iter": 40, **run})
     for number in range(1, 21):
-        # One of the passes is told as a hundred times as fast, as after a resume.
+        # One pass appears a hundred times as fast, as after a resume.
         cost = {"rows": 1000, "seconds": 0.01 if number == 7 else 1.0}
         found = {"objective": 1 / number, "nu": 0.5 * (number < 11), "round": 1 + (number >= 11)}
         message = {"kind": "pass", "stage": "capsule_estep", "pass": number, **cost, **found, **run}
@@ -148,9 +148,10 @@ def test_half_a_screen_in_the_dark_with_rounds_and_a_report(client: Any, page: P
         assert link == "scalelatent/report?job=rounds"
         rate = "document.querySelector('path.line[data-series=rows_per_s]').closest('svg')"
         whole = "document.querySelector('#charts').getBoundingClientRect().width"
-        assert page.js(f"{rate}.getBoundingClientRect().width / {whole}") > 0.9  # a row of its own
-        told = page.js(f"[...{rate}.querySelectorAll('text')].map(t => t.textContent)")
-        assert "1000" in told  # the axis is for the many, not for the one
-        assert not any(text.endswith("k") for text in told)
+        # The element has its own row.
+        assert page.js(f"{rate}.getBoundingClientRect().width / {whole}") > 0.9
+        reported = page.js(f"[...{rate}.querySelectorAll('text')].map(t => t.textContent)")
+        assert "1000" in reported  # The axis suits the other passes, not this one.
+        assert not any(text.endswith("k") for text in reported)
     finally:
         page.call("Emulation.setEmulatedMedia", features=[])

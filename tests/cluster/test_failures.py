@@ -1,4 +1,4 @@
-"""Workers die, drivers die, shards break: clear errors, nothing lost, and the same bits in the end."""
+"""Workers die, drivers die, shards are damaged: clear errors, no lost work, and the same bits at the end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from scalelatent.engine.dask import executor
 from scalelatent.errors import DataError, RunError
 
 
-class Often:
-    """Progress that is told after every span."""
+class EverySpan:
+    """Progress that is reported after every span."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
@@ -37,7 +37,7 @@ class Often:
 
 
 class At(Callback):
-    """Does something once, in the middle of a pass."""
+    """Callback that calls a function once, within a pass."""
 
     def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
         self.number, self.share, self.action, self.done = number, share, action, False
@@ -54,11 +54,11 @@ class At(Callback):
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(loop, "Progress", EverySpan)
 
 
 @pytest.mark.parametrize(("number", "share"), [(1, 0.0), (3, 0.5)])
-def test_a_worker_killed_in_mid_pass(
+def test_a_worker_killed_within_a_pass_changes_no_bit(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, number: int, share: float, tmp_path: Path
 ) -> None:
     victim = sorted(pids(mortal).values())[number % 2]
@@ -68,7 +68,7 @@ def test_a_worker_killed_in_mid_pass(
     same(model, alone())
 
 
-def test_sums_that_are_lost_before_they_were_fetched_are_computed_again(
+def test_sums_that_are_lost_before_the_driver_fetches_them_are_recomputed(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, fetched, killed = pids(mortal), executor.DaskExecutor.fetched, list[str]()
@@ -89,7 +89,7 @@ def test_sums_that_are_lost_before_they_were_fetched_are_computed_again(
     assert killed
 
 
-def test_what_an_m_step_tells_is_asked_for_where_its_event_is_lost(
+def test_the_driver_requests_the_result_of_an_m_step_whose_event_is_lost(
     client: Any, fit: Any, alone: Any, same: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor.DaskExecutor, "pass_report", lambda self, current: None)
@@ -97,7 +97,7 @@ def test_what_an_m_step_tells_is_asked_for_where_its_event_is_lost(
 
 
 @pytest.mark.slow
-def test_all_workers_killed_in_mid_pass(
+def test_killing_all_workers_within_a_pass_changes_no_bit(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
 ) -> None:
     before = set(pids(mortal).values())
@@ -111,7 +111,7 @@ def test_all_workers_killed_in_mid_pass(
 
 
 @pytest.mark.slow
-def test_a_worker_that_comes_and_one_that_goes(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
+def test_joining_and_leaving_workers_change_no_bit(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
     more = At(2, 0.4, lambda: mortal.cluster.scale(3))
     less = At(4, 0.4, lambda: mortal.cluster.scale(2))
     same(fit(mortal, callbacks=[more, less]), alone())
@@ -120,10 +120,10 @@ def test_a_worker_that_comes_and_one_that_goes(mortal: Any, fit: Any, alone: Any
 
 
 @pytest.mark.parametrize("where", ["cluster", "here"])
-def test_interrupt_and_resume_on_either_side(
+def test_a_fit_resumes_on_a_cluster_or_in_one_process(
     client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, where: str, scheduler_tasks: Any
 ) -> None:
-    """Begun on a cluster and ended in this process, and the other way round; finished spans are kept."""
+    """A fit started on a cluster ends in this process, and the reverse; finished spans are kept."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -155,7 +155,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_driver_killed_in_mid_fit(
+def test_a_fit_resumes_after_its_driver_was_killed(
     client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path, scheduler_tasks: Any
 ) -> None:
     client.wait_for_workers(2, timeout=60)
@@ -171,7 +171,7 @@ def test_a_driver_killed_in_mid_fit(
         for line in process.stdout:
             if int(line) >= 7:
                 break
-        time.sleep(0.02)  # into the pass that follows
+        time.sleep(0.02)  # The driver is then in the next pass.
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
@@ -185,14 +185,14 @@ def test_a_driver_killed_in_mid_fit(
 
     options = {"max_iter": 20, "nu_schedule": None}
     model = fit(client, run_dir=tmp_path, resume=True, callbacks=Count(), **options)
-    assert passes[0] >= 7  # its passes were kept
+    assert passes[0] >= 7  # The passes of the killed driver were kept.
     assert passes[-1] == 20
     same(model, alone(**options))
-    assert scheduler_tasks(wait=10) == 0  # what the dead driver had wanted is forgotten too
+    assert scheduler_tasks(wait=10) == 0  # The scheduler has released the tasks of the dead driver, too.
 
 
 @pytest.mark.parametrize("how", ["removed", "corrupted"])
-def test_a_shard_that_breaks_under_the_fit(
+def test_a_fit_on_a_cluster_resumes_after_a_shard_was_restored(
     client: Any,
     fit: Any,
     alone: Any,
@@ -222,7 +222,7 @@ def test_a_shard_that_breaks_under_the_fit(
             client, x=open_dataset(tmp_path / "train"), run_dir=tmp_path / "run", callbacks=At(3, 0.0, damage)
         )
     assert str(tmp_path / "train") in str(raised.value)
-    del raised  # its traceback holds the futures of the pass
+    del raised  # The traceback keeps the futures of the pass alive.
     gc.collect()
     assert scheduler_tasks(wait=5) == 0
     shard.write_bytes(content)
@@ -236,11 +236,11 @@ def test_a_shard_that_breaks_under_the_fit(
         client, x=open_dataset(tmp_path / "train"), run_dir=tmp_path / "run", resume=True, callbacks=Count()
     )
     same(model, alone())
-    # The third pass may have been over on the workers before the file was gone.
+    # The third pass may have ended on the workers before the file was removed.
     assert passes in ([3, 4, 5], [4, 5])
 
 
-def test_bad_pixels_are_named_across_the_cluster(client: Any, rows: SimpleNamespace) -> None:
+def test_the_error_names_bad_pixels_that_a_worker_found(client: Any, rows: SimpleNamespace) -> None:
     import numpy as np
 
     x = rows.x.astype("f4")
@@ -252,7 +252,7 @@ def test_bad_pixels_are_named_across_the_cluster(client: Any, rows: SimpleNamesp
 # -- clusters that cannot do it ------------------------------------------------------------------------------
 
 
-def test_a_cluster_without_workers_is_told_at_once(fit: Any, starter: Any) -> None:
+def test_a_cluster_without_workers_is_reported_at_once(fit: Any, starter: Any) -> None:
     from distributed import Client
 
     with starter(0) as cluster, Client(cluster, timeout=30) as client:
@@ -264,11 +264,11 @@ def test_a_cluster_without_workers_is_told_at_once(fit: Any, starter: Any) -> No
         assert time.monotonic() - begin < 5
 
 
-def test_a_folder_that_workers_do_not_see(
+def test_a_folder_that_workers_do_not_see_is_refused(
     client: Any, fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler_tasks: Any
 ) -> None:
     gc.collect()
-    # what a worker on another machine would answer
+    # A worker on another machine would give this answer.
     monkeypatch.setattr(executor, "find_folder_problem", lambda folder, mark: "they do not see it")
     with pytest.raises(
         RunError,
@@ -280,7 +280,7 @@ def test_a_folder_that_workers_do_not_see(
 
 
 @pytest.mark.slow
-def test_when_the_last_worker_goes_for_good_the_wait_ends(
+def test_a_fit_ends_if_the_last_worker_does_not_come_back(
     fit: Any, alone: Any, same: Any, starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distributed import Client
@@ -291,7 +291,7 @@ def test_when_the_last_worker_goes_for_good_the_wait_ends(
         leave = At(3, 0.3, lambda: cluster.scale(0))
         begin = time.monotonic()
         with pytest.raises(RunError, match=r"no workers are left.*Start workers, then resume the run"):
-            # So many passes that they are not over before the worker has gone.
+            # Enough passes that the fit is still running when the worker leaves.
             fit(client, run_dir=tmp_path / "run", callbacks=leave, max_iter=60)
         assert time.monotonic() - begin < 60
     same(fit(run_dir=tmp_path / "run", resume=True, max_iter=60), alone(max_iter=60))

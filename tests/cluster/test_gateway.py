@@ -71,14 +71,14 @@ def test_a_cluster_is_reached_through_its_gateway(gateway: type[FakeGateway], cl
         assert found.dashboard_link == f"{HUB}/clusters/mine/status"
 
 
-def test_a_cluster_that_does_not_run(gateway: type[FakeGateway]) -> None:
+def test_a_cluster_that_is_not_running_is_refused(gateway: type[FakeGateway]) -> None:
     with pytest.raises(
         JobError, match=r"has no running cluster 'other'; running clusters: mine. Start one with"
     ):
         open_client(gateway_address(HUB, "other"))
 
 
-def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
+def test_a_refusal_of_the_gateway_is_reported(gateway: type[FakeGateway]) -> None:
     gateway.error = PermissionError("401, message='Unauthorized'")
     with pytest.raises(
         JobError, match=r"\(PermissionError: 401.*and gateway.auth in the configuration of Dask"
@@ -86,7 +86,7 @@ def test_a_gateway_that_refuses(gateway: type[FakeGateway]) -> None:
         open_client(gateway_address(HUB, "mine"))
 
 
-def test_a_gateway_is_named_by_its_address() -> None:
+def test_a_gateway_may_be_given_by_its_address() -> None:
     with pytest.raises(JobError, match=r"gateway 'hub' is not an address; write for example https://"):
         SchedulerOptions(gateway=("hub", "mine")).settings()
     with pytest.raises(JobError, match="give only one of --gateway, --scheduler and --scheduler-file"):
@@ -96,7 +96,7 @@ def test_a_gateway_is_named_by_its_address() -> None:
 
 
 def test_a_driver_connects_with_the_certificate_of_its_worker() -> None:
-    """Workers of a gateway have no certificate of a client."""
+    """Workers of a gateway have no certificate for clients."""
     theirs = Security(tls_ca_file="ca", tls_worker_cert="cert", tls_worker_key="key")
     worker = SimpleNamespace(scheduler=SimpleNamespace(address="tls://127.0.0.1:1"), security=theirs)
     found: Any = scheduler_of(worker)[1]
@@ -147,8 +147,9 @@ def real_cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a gateway closed twice
-def test_jobs_on_the_real_server(real_cluster: tuple[str, str], tmp_path: Path) -> None:
+# The warning comes from a gateway that is closed twice.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_jobs_run_on_the_real_server(real_cluster: tuple[str, str], tmp_path: Path) -> None:
     job = load_job(
         digits_job(tmp_path, 30),
         settings=[f"job.out={tmp_path / 'run'}", *SchedulerOptions(gateway=real_cluster).settings()],
@@ -156,7 +157,7 @@ def test_jobs_on_the_real_server(real_cluster: tuple[str, str], tmp_path: Path) 
     folder = RunFolder.open(submit_job(job, wait=60).run)
     until(lambda: len(folder.records("metrics.jsonl")) > 2)
     assert control.cancel_job(folder)["state"] == "cancelled"
-    resubmit(folder.read_job(), folder, wait=60)  # on what the run folder says
+    resubmit(folder.read_job(), folder, wait=60)  # The run folder alone is enough to submit the job again.
     until(lambda: folder.read_state()["state"] not in ("queued", "running"), 120)
     state = folder.read_state()
     assert (state["state"], state["error"]) == ("done", None)

@@ -1,4 +1,7 @@
-"""Networks of parts on a cluster: the bits of this process, when workers die, and wherever a fit resumes."""
+"""Compositional networks on a cluster:
+
+the bits of one process when workers die, and wherever a fit resumes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 X = drawn(200)
-# Half of the rows have a class, and one in five of them does not tell it.
+# Half of the rows have a class, and one in five of them is unlabelled.
 Y = np.where(np.arange(200) % 5 == 0, -1, (X.mean(axis=(1, 2)) > np.median(X.mean(axis=(1, 2)))).astype(int))
 # Six steps of 30 images and one of 20, after a warm-up of eight; seven leaves in four steps.
 WAYS: dict[str, dict[str, Any]] = {
@@ -40,13 +43,15 @@ WAYS |= {
         "template_passes": 2,
         "read_noise": (0.1, 1e-4),
     },
-    "several kept": {**SEVERAL, "n_chains": 2, "n_epochs": 4},
+    "several kept": {**SEVERAL, "online": False, "n_chains": 2, "n_epochs": 4},
+    "several by default": {**SEVERAL, "n_chains": 3, "n_epochs": 2},
 }
 ENGINE: dict[str, dict[str, Any]] = {
     "online": {"report_steps": 3},
     "kept": {"report_steps": 1, "leaf_rows": 30},
     "several online": {"report_steps": 3},
     "several kept": {"report_steps": 1, "leaf_rows": 30},
+    "several by default": {"report_steps": 3},
 }
 
 
@@ -68,14 +73,14 @@ def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositional
     keys = ("pass", "steps", "weights_on", "weights_changed", "objective")
     keys = (
         *keys,
-        "rows_at_rest" if one.templates is None else "rows_moved" if one.online is None else "pass",
+        "rows_at_rest" if one.templates is None else "rows_moved" if one.online is False else "pass",
     )
-    told = [[[record[key] for key in keys] for record in model.history_] for model in (one, other)]
-    assert told[0] == told[1]
+    reported = [[[record[key] for key in keys] for record in model.history_] for model in (one, other)]
+    assert reported[0] == reported[1]
 
 
 class Kill(Callback):
-    """Kills a worker in mid-epoch."""
+    """Callback that kills a worker within an epoch."""
 
     def __init__(self, client: Any) -> None:
         self.victim = next(iter(client.run(os.getpid).values()))
@@ -88,7 +93,7 @@ class Kill(Callback):
 
 
 class Stop(Callback):
-    """Interrupts a fit at its second report."""
+    """Callback that interrupts a fit at its second report."""
 
     reports = 0
 
@@ -99,7 +104,9 @@ class Stop(Callback):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_same_bits(way: str, client: Any, starter: Any, images: Dataset, tmp_path: Path) -> None:
+def test_a_cluster_gives_the_bits_of_one_process(
+    way: str, client: Any, starter: Any, images: Dataset, tmp_path: Path
+) -> None:
     from distributed import Client
 
     alone = fit(way, images)
@@ -128,7 +135,7 @@ def test_a_dead_worker_does_not_change_the_result(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fit_resumes_on_another_cluster(way: str, client: Any, images: Dataset, tmp_path: Path) -> None:
-    """Begun here and ended on a cluster, and the other way round."""
+    """A fit started in this process ends on a cluster, and the reverse."""
     alone = fit(way, images)
     for first, then in ((None, client), (client, None)):
         how: dict[str, Any] = {"run_dir": tmp_path / f"run-{first is None}"}
@@ -138,7 +145,7 @@ def test_a_fit_resumes_on_another_cluster(way: str, client: Any, images: Dataset
 
 
 def test_unknown_pixels_reach_the_workers(client: Any, tmp_path: Path) -> None:
-    """Datasets hold no NaN, and rows in memory are written for workers."""
+    """Datasets contain no NaN, and rows in memory are written for workers."""
     holes = np.where(np.random.default_rng(1).random(X.shape) < 0.1, np.nan, X)
     model = HierarchicalCompositionalNetwork([(3, (3, 2))], missing=float("nan"), n_epochs=1, random_state=0)
     beliefs = model.fit(holes).beliefs_[0]

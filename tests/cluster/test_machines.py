@@ -1,4 +1,4 @@
-"""Machines that are cut off, full, or too small; checkpoints torn by them."""
+"""Machines that are isolated, full, or too small; checkpoints that they damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CUT_SECONDS = 10.0
 
 
 class At(Callback):
-    """Does something once, at the end of a pass; keeps the passes and the events."""
+    """Callback that calls a function once at the end of a pass, and records passes and events."""
 
     def __init__(self, number: int, action: Callable[[], None]) -> None:
         self._number, self._action = number, action
@@ -47,7 +47,7 @@ def _run(*words: str) -> None:
 
 
 class OtherHost:
-    """A network namespace with a cable to this one."""
+    """A network namespace with a link to this one."""
 
     def __init__(self, number: int) -> None:
         self.name, self.here, self.there = f"sl{number}", f"sla{number}", f"slb{number}"
@@ -91,10 +91,10 @@ def other_host() -> Iterator[OtherHost]:
 
 
 @pytest.mark.timeout(240)
-def test_two_hosts_are_cut_off_from_each_other(
+def test_a_network_partition_changes_no_bit(
     fit: Any, alone: Any, same: Any, processes: Processes, other_host: OtherHost, tmp_path: Path
 ) -> None:
-    """The other host's worker computes and cannot be heard for ten seconds, in the midst of a pass."""
+    """The worker on the other host computes, but is unreachable for ten seconds within a pass."""
     address, _ = processes.scheduler(f"{other_host.net}.1")
     processes.worker(address)
     processes.worker(address, "--host", f"{other_host.net}.2", inside=other_host.inside)
@@ -111,7 +111,8 @@ def test_two_hosts_are_cut_off_from_each_other(
         log = At(2, pull)
         same(fit(client, run_dir=tmp_path / "run", callbacks=log), alone())
         assert log.passes == [1, 2, 3, 4, 5]
-        assert time.monotonic() - cut[0] > CUT_SECONDS  # its spans were waited for, or done again
+        # The driver waited for its spans, or others recomputed them.
+        assert time.monotonic() - cut[0] > CUT_SECONDS
         assert len(client.nthreads()) == 2
 
 
@@ -120,7 +121,7 @@ def test_two_hosts_are_cut_off_from_each_other(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Four megabytes."""
+    """Mount a disk of four megabytes."""
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
@@ -143,7 +144,7 @@ def _fill(disk: Path) -> None:
                 continue
 
 
-def test_the_disk_of_the_run_folder_is_full(
+def test_a_fit_resumes_after_the_disk_of_the_run_folder_was_full(
     client: Any, fit: Any, alone: Any, same: Any, small_disk: Path
 ) -> None:
     options = {"max_iter": 40, "nu_schedule": None}
@@ -152,13 +153,15 @@ def test_the_disk_of_the_run_folder_is_full(
     (small_disk / "filler").unlink()
     again = At(0, lambda: None)
     same(fit(client, run_dir=small_disk / "run", resume=True, callbacks=again, **options), alone(**options))
-    assert again.passes[0] > 1  # what was done is kept
+    assert again.passes[0] > 1  # Finished passes are kept.
 
 
 # -- a torn checkpoint ---------------------------------------------------------------------------------------
 
 
-def test_the_last_checkpoint_is_torn(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path) -> None:
+def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
+    client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(client, run_dir=tmp_path, callbacks=InterruptAt(3, "pass_end"))
     newest = sorted((tmp_path / "engine").glob("state-capsule_estep-*"))[-1]
@@ -175,7 +178,7 @@ LIMIT = 700 * 2**20
 
 
 class Greedy(WorkerPlugin):
-    """Of some rows workers take more memory than they may have, a little at a time."""
+    """Mixin for models whose workers take more memory for some rows than they may, in small amounts."""
 
     name = "greedy"
 
@@ -190,14 +193,14 @@ class Greedy(WorkerPlugin):
             if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
                 while sum(a.nbytes for a in held) < 2 * LIMIT:
                     held.append(np.ones(2**22))
-                    time.sleep(0.25)  # slowly enough for its heartbeats to tell
+                    time.sleep(0.25)  # This is slow enough for the heartbeats to report it.
             return original(source, start, stop)
 
         StoredRows.read = read  # type: ignore[method-assign]
 
 
 @pytest.mark.timeout(240)
-def test_rows_that_take_more_memory_than_a_worker_has(
+def test_the_error_names_rows_that_exceed_the_memory_of_a_worker(
     client: Any, starter: Any, fit: Any, alone: Any, same: Any, rows: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(rows.folder / "train", tmp_path / "train")

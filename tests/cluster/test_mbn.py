@@ -1,4 +1,4 @@
-"""Bootstrap networks on a cluster: the bits of a fit in this process, also where workers die in mid-layer."""
+"""Bootstrap networks on a cluster: the bits of one process, also if workers die within a layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "k1": 200, "n_components": 4, "n_
 
 @pytest.fixture(autouse=True)
 def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 500 rows and one clustering: the driver cuts, so this reaches no worker."""
+    """Use tiles of 500 rows and one clustering. The driver divides the work, so workers need no change."""
     monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 500)
     monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
@@ -39,7 +39,7 @@ def _same(model: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "csr", "memory"])
-def test_the_same_bits(client: Any, rows: Any, tmp_path: Path, kind: str) -> None:
+def test_a_cluster_gives_the_bits_of_one_process(client: Any, rows: Any, tmp_path: Path, kind: str) -> None:
     x = rows.x[:1600]
     given: Any = sl.Dataset.from_arrays(sp.csr_array(x) if kind == "csr" else x)
     given = given if kind == "memory" else given.save(tmp_path / "x.zarr")
@@ -49,7 +49,7 @@ def test_the_same_bits(client: Any, rows: Any, tmp_path: Path, kind: str) -> Non
     np.testing.assert_array_equal(out.read_x(0, 1600), alone.transform(x))
 
 
-def test_workers_killed_in_mid_layer(starter: Any, rows: Any, tmp_path: Path) -> None:
+def test_workers_killed_within_a_layer_change_no_bit(starter: Any, rows: Any, tmp_path: Path) -> None:
     from distributed import Client
 
     x = rows.train[:1600]

@@ -1,4 +1,4 @@
-"""Online fits on a cluster: the bits of the fit in this process, when workers die, and small tasks."""
+"""Online fits on a cluster: the bits of one process, also if workers die, and small tasks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from scalelatent.engine.passes import make_stage
 from scalelatent.errors import DataError
 from tests.helpers import load_online_toys
 
-from .test_failures import Often
+from .test_failures import EverySpan
 
 P, K, ROWS, BATCH = 12, 4, 960, 48
 STEPS = ROWS // BATCH
-pytestmark = pytest.mark.slow  # about a minute: `.ci/run` runs them
+pytestmark = pytest.mark.slow  # They take about a minute, and `.ci/run` runs them.
 
 toys = load_online_toys()
 LEARNERS = {"gradient": toys.Logistic(P, K), "walk": toys.Walk(P, K), "evidence": toys.Evidence(P)}
@@ -41,7 +41,7 @@ LEARNERS = {"gradient": toys.Logistic(P, K), "walk": toys.Walk(P, K), "evidence"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stored rows: ``train`` and ``validation``."""
+    """Return a folder with stored rows: ``train`` and ``validation``."""
     folder = tmp_path_factory.mktemp("online")
     centres = np.random.Generator(np.random.Philox(9)).normal(size=(K, P))
     for name, n, seed in (("train", ROWS, 1), ("validation", 400, 2)):
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def upload(client: Any) -> None:
-    """Make the toys known to the workers, and to those that come later."""
+    """Send the toy learners to the workers, including later ones."""
     client.upload_file(toys.__file__)
 
 
@@ -98,7 +98,7 @@ def run(folder: Path) -> Callable[..., LoopResult]:
 
 @pytest.fixture(scope="module")
 def alone(run: Any) -> Callable[..., LoopResult]:
-    """The same fit in this process, once for each set of options: the oracle."""
+    """Return a function that does the same fit in this process, once for each set of options."""
     kept: dict[str, LoopResult] = {}
 
     def get(kind: str = "gradient", **options: Any) -> LoopResult:
@@ -123,7 +123,9 @@ def same(a: LoopResult, b: LoopResult) -> None:
 
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
 @pytest.mark.parametrize("spread", ["one", "all", "auto"])
-def test_same_bits(workers: Any, run: Any, alone: Any, tmp_path: Path, kind: str, spread: str) -> None:
+def test_a_cluster_gives_the_bits_of_one_process(
+    workers: Any, run: Any, alone: Any, tmp_path: Path, kind: str, spread: str
+) -> None:
     there = run(workers, tmp_path, kind, spread=spread)
     same(there, alone(kind))
     assert sum(r["rows"] for r in there.history) == 2 * ROWS
@@ -132,7 +134,9 @@ def test_same_bits(workers: Any, run: Any, alone: Any, tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow), 2])
-def test_any_number_of_workers(workers: Any, run: Any, alone: Any, tmp_path: Path, count: int) -> None:
+def test_any_number_of_workers_gives_the_same_bits(
+    workers: Any, run: Any, alone: Any, tmp_path: Path, count: int
+) -> None:
     import time
 
     workers.cluster.scale(count)
@@ -144,14 +148,16 @@ def test_any_number_of_workers(workers: Any, run: Any, alone: Any, tmp_path: Pat
         same(run(workers, tmp_path / str(chains), chains=chains, epochs=1), alone(chains=chains, epochs=1))
 
 
-def test_validation_and_reports_in_mid_epoch(workers: Any, run: Any, alone: Any, tmp_path: Path) -> None:
+def test_validation_and_reports_within_an_epoch_are_the_same(
+    workers: Any, run: Any, alone: Any, tmp_path: Path
+) -> None:
     options = {"validate_steps": 8, "report_steps": 5}
     there = run(workers, tmp_path, **options)
     same(there, alone(**options))
-    assert len(there.history) == 2 * 6  # steps 5 8 10 15 16 20
+    assert len(there.history) == 2 * 6  # The steps are 5 8 10 15 16 20.
 
 
-def test_auto_spreads_steps_that_compute_for_long_and_no_others(workers: Any) -> None:
+def test_auto_spreads_only_long_steps_over_workers(workers: Any) -> None:
     class Fake:
         threads, refresh = {"a": 1, "b": 1}, staticmethod(lambda: None)
 
@@ -162,17 +168,17 @@ def test_auto_spreads_steps_that_compute_for_long_and_no_others(workers: Any) ->
         None,
         0.01,
     )
-    assert steps._use_one(2)  # nothing is known yet
+    assert steps._use_one(2)  # No durations are known yet.
     steps._one = steps._work = 0.015
-    assert steps._use_one(2)  # 7.5 ms and 10 ms of spreading are more
+    assert steps._use_one(2)  # Spreading takes 7.5 ms and 10 ms, which is more.
     steps._one = steps._work = 0.03
     assert not steps._use_one(2)
-    steps._cost = 0.05  # as measured on a busy network
+    steps._cost = 0.05  # This is the duration on a busy network.
     assert steps._use_one(2)
     assert steps._use_one(1)
 
 
-def test_steps_go_back_to_one_worker_whose_first_ones_were_slow(
+def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
     workers: Any, run: Any, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str] = []
@@ -181,9 +187,9 @@ def test_steps_go_back_to_one_worker_whose_first_ones_were_slow(
     def noted(name: str) -> Any:
         def call(self: Any, *args: Any) -> Any:
             out = kept[name](self, *args)
-            if not found:  # as if kernels had been loaded
+            if not found:  # The first steps are slow, as if kernels were being loaded.
                 self._one = self._work = 5.0
-                self._cost = 1.0  # so that noise in what the steps compute decides nothing
+                self._cost = 1.0  # Noise in the duration of the steps then decides nothing.
             found.append(name)
             return out
 
@@ -200,7 +206,7 @@ def test_steps_go_back_to_one_worker_whose_first_ones_were_slow(
 
 
 class At(Callback):
-    """Does something once, after so many rows of an epoch."""
+    """Callback that calls a function once, after some rows of an epoch."""
 
     def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
         self.number, self.share, self.action, self.done = number, share, action, False
@@ -215,8 +221,8 @@ class At(Callback):
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr(online, "Progress", Often)
+    monkeypatch.setattr(loop, "Progress", EverySpan)
+    monkeypatch.setattr(online, "Progress", EverySpan)
     monkeypatch.setattr(dask_online, "SEGMENT_STEPS", 5)
     monkeypatch.setattr(dask_online, "SEGMENT_SECONDS", 0.05)
 
@@ -227,7 +233,7 @@ def _interrupt() -> None:
 
 @pytest.mark.parametrize("spread", ["one", "all"])
 @pytest.mark.parametrize("where", ["cluster", "here"])
-def test_interrupt_and_resume_on_either_side(
+def test_an_online_fit_resumes_on_a_cluster_or_in_one_process(
     workers: Any, run: Any, alone: Any, tmp_path: Path, where: str, spread: str, scheduler_tasks: Any
 ) -> None:
     first, second = (workers, None) if where == "cluster" else (None, workers)
@@ -242,7 +248,7 @@ def test_interrupt_and_resume_on_either_side(
 
 @pytest.mark.parametrize("spread", [pytest.param("one", marks=pytest.mark.slow), "all"])
 @pytest.mark.parametrize("victims", [pytest.param("one", marks=pytest.mark.slow), "all"])
-def test_workers_killed_in_mid_epoch(
+def test_workers_killed_within_an_epoch_change_no_bit(
     dying: Any, run: Any, alone: Any, pids: Any, tmp_path: Path, spread: str, victims: str
 ) -> None:
     there = sorted(pids(dying).values())
@@ -252,7 +258,7 @@ def test_workers_killed_in_mid_epoch(
             os.kill(pid, signal.SIGKILL)
 
     killers = [At(1, 0.3, kill)]
-    if victims == "one":  # and the other one later
+    if victims == "one":  # The other one is killed later.
 
         def kill_other() -> None:
             os.kill(there[1], signal.SIGKILL)
@@ -263,10 +269,10 @@ def test_workers_killed_in_mid_epoch(
     same(result, alone())
 
 
-def test_a_worker_without_a_replica_has_the_segment_done_again(
+def test_a_segment_is_repeated_if_its_worker_has_no_replica(
     workers: Any, run: Any, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a task came to a worker that was not there for the step before."""
+    """A task may run on a worker that did not take part in the step before."""
     lost: list[int] = []
     original = dask_online.DaskSteps._on_all
 
@@ -291,10 +297,12 @@ def test_a_worker_without_a_replica_has_the_segment_done_again(
 
     monkeypatch.setattr(dask_online.DaskSteps, "_on_all", forgetful)
     same(run(workers, tmp_path, epochs=1), alone(epochs=1))
-    assert len(set(lost)) >= 2  # segments that were done again; on a busy machine a third
+    assert len(set(lost)) >= 2  # These segments were repeated; on a busy machine a third one may be.
 
 
-def test_a_bad_row_is_named_across_the_cluster(workers: Any, run: Any, folder: Path, tmp_path: Path) -> None:
+def test_the_error_names_a_bad_row_that_a_worker_found(
+    workers: Any, run: Any, folder: Path, tmp_path: Path
+) -> None:
     import shutil
 
     shutil.copytree(folder / "train", tmp_path / "train")
@@ -312,7 +320,7 @@ NAME = re.compile(
 )
 
 
-def test_tasks_are_small_and_named_for_people(
+def test_tasks_are_small_and_have_readable_names(
     workers: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dask.utils import key_split
@@ -368,13 +376,13 @@ def _watched(run: Any, client: Any, folder: Path, every: int, scheduler_tasks: A
 
 
 @pytest.mark.parametrize("spread", ["one", "all"])
-def test_nothing_is_left_of_segments(
+def test_no_task_of_a_segment_remains(
     workers: Any, run: Any, tmp_path: Path, scheduler_tasks: Any, spread: str
 ) -> None:
     (tasks, futures, files, recent, sites, feeds), _ = _watched(
         run, workers, tmp_path, 5, scheduler_tasks, epochs=2, spread=spread
     )
-    assert tasks <= 4 * 5  # a segment, and one more that is being forgotten
+    assert tasks <= 4 * 5  # One segment, and one that is being released.
     assert futures <= 4
     assert files <= 8
     assert recent <= 8
@@ -385,13 +393,13 @@ def test_nothing_is_left_of_segments(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", ["one", "all"])
-def test_nothing_grows_over_1000_steps(
+def test_tasks_and_files_do_not_grow_over_1000_steps(
     workers: Any, run: Any, alone: Any, tmp_path: Path, scheduler_tasks: Any, spread: str
 ) -> None:
     top, seen = _watched(run, workers, tmp_path, 120, scheduler_tasks, epochs=9, spread=spread, batch=8)
     assert len(seen) >= 9
     assert top[0] <= 4 * 5
     assert top[1] <= 4
-    assert seen[-1][2] <= seen[2][2] + 2  # files; with the first checkpoint a durable state and its mark
+    assert seen[-1][2] <= seen[2][2] + 2  # Files: a first checkpoint adds a durable state and its mark.
     assert top[3] <= 8
     assert top[4] <= 2

@@ -1,4 +1,4 @@
-"""The online algorithms on a cluster: the bits of this process."""
+"""Online algorithms of capsule regression on a cluster: the bits of one process."""
 
 from __future__ import annotations
 

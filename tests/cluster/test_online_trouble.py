@@ -1,4 +1,4 @@
-"""Online fits on a cluster that is cancelled, hangs, shrinks in order, or has several fits at once."""
+"""Online fits on a cluster that is cancelled, hangs, shrinks in order, or runs several fits at once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def whole(run: Any, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     return run(None, tmp_path_factory.mktemp("whole"))
 
 
-def _eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+def _is_true_within(true: Callable[[], bool], seconds: float = 20.0) -> bool:
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -78,7 +78,7 @@ def _eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 def _slow(seconds: float) -> None:
-    """On a worker: each chain takes so long."""
+    """Make each chain on this worker take some seconds."""
     from scalelatent.engine import chains
 
     original = chains.run_chains
@@ -115,24 +115,24 @@ class Leave(Callback):
 
 
 @pytest.mark.parametrize("spread", ["one", "all"])
-def test_cancelled_in_mid_segment_workers_stop_at_once(
+def test_workers_stop_at_once_if_a_fit_is_cancelled_within_a_segment(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
-    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # one segment to the end of the epoch
-    workers.run(_slow, 0.2)  # 16 s an epoch
+    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # One segment lasts to the end of the epoch.
+    workers.run(_slow, 0.2)  # An epoch takes 16 s.
     try:
         leave = Leave(2.0)
         with pytest.raises(KeyboardInterrupt):
             run(workers, tmp_path, spread=spread, callback=leave)
-        assert time.monotonic() - leave.left < 3  # the driver waits for no worker
-        assert _eventually(lambda: sum(workers.run(_at_work).values()) == 0, seconds=4)
+        assert time.monotonic() - leave.left < 3  # The driver waits for no worker.
+        assert _is_true_within(lambda: sum(workers.run(_at_work).values()) == 0, seconds=4)
         assert time.monotonic() - leave.left < 6
     finally:
         workers.run(_quick)
     np.testing.assert_array_equal(run(workers, tmp_path, spread=spread), whole)
 
 
-def test_several_fits_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
+def test_several_fits_run_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
     answers: dict[int, Any] = {}
 
     def fit(i: int) -> None:
@@ -162,15 +162,15 @@ def _left() -> tuple[int, int, list[str]]:
 
 
 @pytest.mark.parametrize("spread", ["one", "all"])
-def test_a_fit_that_is_over_leaves_nothing_on_the_workers(
+def test_a_finished_fit_leaves_nothing_on_the_workers(
     workers: Any, run: Any, tmp_path: Path, spread: str
 ) -> None:
     run(workers, tmp_path, spread=spread)
-    assert _eventually(lambda: all(left[0] == 0 and not left[2] for left in workers.run(_left).values()))
+    assert _is_true_within(lambda: all(left[0] == 0 and not left[2] for left in workers.run(_left).values()))
 
 
 def _hang(over: str) -> None:
-    """On a worker: the next task that begins a segment hangs until a file is there."""
+    """Make the next segment on this worker hang until a file exists."""
     from scalelatent.engine.dask import online_tasks as online_sites
 
     original = online_sites.Site.state
@@ -186,15 +186,15 @@ def _hang(over: str) -> None:
 
 
 @pytest.mark.parametrize("spread", ["one", "all"])
-def test_a_worker_that_hangs_is_passed_over(
+def test_a_hanging_worker_is_avoided(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     class Log(Callback):
         def on_event(self, info: dict[str, Any]) -> None:
-            told.append(info)
+            reported.append(info)
 
     hung = sorted(workers.nthreads())[0]
     workers.run(_hang, str(tmp_path / "over"), workers=[hung])
@@ -204,41 +204,41 @@ def test_a_worker_that_hangs_is_passed_over(
         assert time.monotonic() - begin < 11
     finally:
         (tmp_path / "over").touch()
-    (redone,) = [info for info in told if info["event"] == "steps_redone"]
+    (redone,) = [info for info in reported if info["event"] == "steps_redone"]
     assert re.fullmatch(rf"no message arrived for \d s from {hung}", redone["reason"])
     assert (redone["pass"], redone["step"]) == (1, 0)
 
 
-def _say_often(seconds: float) -> None:
-    """On a worker: tasks that compute say so more often, or as often as usual."""
+def _report_often(seconds: float) -> None:
+    """Set whether tasks on this worker report more often than usual."""
     from scalelatent.engine.dask import worker_side
 
     worker_side.BEAT_SECONDS = seconds
 
 
 @pytest.mark.parametrize("spread", ["one", "all"])
-def test_a_segment_longer_than_was_thought_does_not_hang(
+def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
-    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # one segment an epoch
+    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # An epoch is one segment.
     redone: list[dict[str, Any]] = []
 
     class Log(Callback):
         def on_event(self, info: dict[str, Any]) -> None:
             redone.extend([info] if info["event"] == "steps_redone" else [])
 
-    workers.run(_slow, 0.1)  # tasks of 0.2 s in segments of 4 s and more
-    workers.run(_say_often, 0.5)
+    workers.run(_slow, 0.1)  # Tasks take 0.2 s, segments 4 s and more.
+    workers.run(_report_often, 0.5)
     try:
         np.testing.assert_array_equal(run(workers, tmp_path, spread=spread, callback=Log()), whole)
     finally:
         workers.run(_quick)
-        workers.run(_say_often, 10.0)
+        workers.run(_report_often, 10.0)
     assert redone == []
 
 
-def test_a_result_that_is_lost_before_it_was_fetched_is_computed_again(
+def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
     mortal: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Its worker dies just then, and no other one may compute it: another one does the segment."""
@@ -252,7 +252,7 @@ def test_a_result_that_is_lost_before_it_was_fetched_is_computed_again(
             ((where,),) = mortal.who_has(segment.futures).values()
             killed.append(where)
             os.kill(pids[where], signal.SIGKILL)
-            assert _eventually(lambda: segment.futures[0].status != "finished")
+            assert _is_true_within(lambda: segment.futures[0].status != "finished")
         return moved
 
     monkeypatch.setattr(online.Segment, "look", kill)
@@ -262,7 +262,7 @@ def test_a_result_that_is_lost_before_it_was_fetched_is_computed_again(
 
 @pytest.fixture
 def steps() -> Any:
-    """The part of DaskSteps that does a segment again, on a cluster that is none."""
+    """Return the part of DaskSteps that repeats a segment, without a cluster."""
     steps = online.DaskSteps.__new__(online.DaskSteps)
     steps.stage, steps.callbacks, steps.token = SimpleNamespace(name="toy_step"), Callback(), "t"
     steps.executor = SimpleNamespace(watch=SimpleNamespace(begin=lambda: None))
@@ -270,7 +270,7 @@ def steps() -> Any:
     return steps
 
 
-def test_workers_that_are_taken_away_in_order_never_end_a_fit(steps: Any) -> None:
+def test_retired_workers_never_end_a_fit(steps: Any) -> None:
     left = [online.WorkerLeft("worker a was taken away")] * 20
 
     def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
@@ -298,23 +298,23 @@ def test_the_error_of_steps_that_do_not_get_on_names_no_memory(steps: Any) -> No
 
     with pytest.raises(
         RunError, match=r"failed 4 times.*no message arrived for 301 s from a\. .*resume"
-    ) as told:
+    ) as reported:
         steps._redone(run, online.Place(), "the steps")
-    assert "memory" not in str(told.value)
+    assert "memory" not in str(reported.value)
 
 
 def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any, steps: Any) -> None:
     pids = mortal.run(os.getpid)
     taken, killed = sorted(pids)
     mortal.retire_workers([taken], close_workers=True)
-    assert _eventually(lambda: taken not in mortal.nthreads())
+    assert _is_true_within(lambda: taken not in mortal.nthreads())
     os.kill(pids[killed], signal.SIGKILL)
-    assert _eventually(lambda: killed not in mortal.nthreads())
-    told = [message for _, message in mortal.get_events("all")]
-    lost = {m["worker"]: m["expected"] for m in told if m.get("action") == "remove-worker"}
+    assert _is_true_within(lambda: killed not in mortal.nthreads())
+    reported = [message for _, message in mortal.get_events("all")]
+    lost = {m["worker"]: m["expected"] for m in reported if m.get("action") == "remove-worker"}
     assert lost == {taken: True, killed: False}
     segment, place = online.Segment(steps, online.Place(), 0), online.Place()
-    segment.worker_lost([], killed, alone=True, expected=False)  # none of its tasks
+    segment.worker_lost([], killed, alone=True, expected=False)  # The worker had no task of the segment.
     for worker, expected in lost.items():
         with pytest.raises(online.Retry) as retry:
             segment.worker_lost([place], worker, alone=True, expected=expected)

@@ -1,4 +1,4 @@
-"""What the page of the dashboard is told of calls from Python, whose fits may have no run folder."""
+"""Calls from Python on the dashboard page; their fits may have no run folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def ask(client: Any, path: str) -> str:
 
 
 def jobs_of(client: Any) -> list[dict[str, Any]]:
-    """Those that the page shows, of other tests too."""
+    """Return the jobs that the page shows, including those of other tests."""
     return list(json.loads(ask(client, "/scalelatent.json"))["jobs"])
 
 
 @pytest.fixture
 def job(client: Any) -> Callable[..., dict[str, Any]]:
-    """The newest job of a model, once a condition on it holds."""
+    """Return the newest job of a model as soon as a condition on it holds."""
 
     def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         deadline = time.monotonic() + 20
@@ -41,24 +41,26 @@ def job(client: Any) -> Callable[..., dict[str, Any]]:
             found = [j for j in jobs_of(client) if j["model"] == model]
             if found:
                 newest = max(found, key=lambda j: str(j["began"]))
-                told = json.loads(ask(client, f"/scalelatent.json?job={newest['id']}"))["job"]
-                if until(told):
-                    return told
+                reported = json.loads(ask(client, f"/scalelatent.json?job={newest['id']}"))["job"]
+                if until(reported):
+                    return reported
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
 
     return wait
 
 
-def rows_of(told: dict[str, Any]) -> int:
-    return sum(worker.get("rows", 0) for worker in told["worker_rows"])
+def rows_of(reported: dict[str, Any]) -> int:
+    return sum(worker.get("rows", 0) for worker in reported["worker_rows"])
 
 
 def test_a_fit_without_a_run_folder_is_a_job_that_ends(client: Any, fit: Any, job: Any) -> None:
     fit(client)
-    told = job("capsule", lambda told: told["state"] == "done" and rows_of(told) >= 5 * 10_000)
-    assert told["name"] == "capsule without a run folder"
-    assert told["pass"] == 5
+    reported = job(
+        "capsule", lambda reported: reported["state"] == "done" and rows_of(reported) >= 5 * 10_000
+    )
+    assert reported["name"] == "capsule without a run folder"
+    assert reported["pass"] == 5
 
     class Fails(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -66,7 +68,7 @@ def test_a_fit_without_a_run_folder_is_a_job_that_ends(client: Any, fit: Any, jo
 
     with pytest.raises(ArithmeticError):
         fit(client, callbacks=Fails())
-    assert job("capsule", lambda told: told["state"] == "failed")["error"] == "of a callback"
+    assert job("capsule", lambda reported: reported["state"] == "failed")["error"] == "of a callback"
 
 
 @pytest.mark.parametrize("one", [True, False])
@@ -76,14 +78,15 @@ def test_workers_report_the_rows_of_steps(
     monkeypatch.setattr(DaskSteps, "_use_one", lambda steps, groups: one)
     m = ConditionalRBM(n_hidden=2, n_epochs=2, batch_size=50, n_chains=2, random_state=0)
     m.fit(X, 1 - X, client=client, run_dir=tmp_path / "run")
-    # The last second of news comes after the end of the fit.
-    told = job("crbm", lambda told: told["state"] == "done" and rows_of(told) == 2 * len(X))
-    assert len(told["worker_rows"]) == (1 if one else 2)
-    for worker in told["worker_rows"]:
-        assert worker["spans"] == 2 * (len(X) // 50)  # a step each, or its chains of one
+    # The last reports arrive up to a second after the fit.
+    reported = job("crbm", lambda reported: reported["state"] == "done" and rows_of(reported) == 2 * len(X))
+    assert len(reported["worker_rows"]) == (1 if one else 2)
+    for worker in reported["worker_rows"]:
+        # There is a step for each span, or a step has one chain.
+        assert worker["spans"] == 2 * (len(X) // 50)
         assert worker["last_span"] == "crbm_learn, pass 2, step 60"
     found = re.findall(
-        rf'scalelatent_rows_total{{job="{told["id"]}".*pool="cpu"}} (.*)', ask(client, "/metrics")
+        rf'scalelatent_rows_total{{job="{reported["id"]}".*pool="cpu"}} (.*)', ask(client, "/metrics")
     )
     assert [float(count) for count in found] == [2 * len(X)]
 
@@ -95,12 +98,15 @@ def test_workers_report_the_shards_of_outputs(client: Any, job: Any, tmp_path: P
     assert monitor.install(client) == ""
     before = {job["id"] for job in jobs_of(client)}
     m.transform(X, out=tmp_path / "out.zarr", client=client)
-    told = job("mbn", lambda told: told["state"] == "done" and rows_of(told) == len(X))
-    assert {worker["last_span"] for worker in told["worker_rows"]} == {"mbn_transform, shard 0"}
-    # Fits keep their records in a folder of their own.
+    reported = job("mbn", lambda reported: reported["state"] == "done" and rows_of(reported) == len(X))
+    assert {worker["last_span"] for worker in reported["worker_rows"]} == {"mbn_transform, shard 0"}
+    # Fits store their records in a folder of their own.
     m.fit(X, client=client)
-    told = job(
-        "mbn", lambda told: told["state"] == "done" and told["stage"] != "mbn_transform" and rows_of(told)
+    reported = job(
+        "mbn",
+        lambda reported: (
+            reported["state"] == "done" and reported["stage"] != "mbn_transform" and rows_of(reported)
+        ),
     )
-    assert told["name"] == "mbn without a run folder"
+    assert reported["name"] == "mbn without a run folder"
     assert {job["state"] for job in jobs_of(client) if job["id"] not in before} == {"done"}

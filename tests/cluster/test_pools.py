@@ -1,6 +1,7 @@
-"""Workers of unequal speed on a real cluster: each its share, no long wait at the end, the same bits.
+"""Workers of different speed on a real cluster:
 
-The kernel sleeps for as long as the speed of its worker says, so the machine's cores do not matter.
+proportional shares, no long wait at the end, the same bits. The kernel sleeps as long as the speed of its
+worker requires, so the machine's cores do not matter.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 
 def _benchmark(name: str) -> Any:
-    """A module of ``benchmarks/``."""
+    """Import a module of ``benchmarks/``."""
     if name not in sys.modules:
         path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
         spec = importlib.util.spec_from_file_location(name, path)
@@ -61,7 +62,7 @@ def pool(starter: Callable[..., Any]) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def fitted(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A fit on the pool, the blocks that each worker computed, and the same fit in this process."""
+    """Return a fit on the pool, the blocks that each worker computed, and the same fit in this process."""
     folder = tmp_path_factory.mktemp("pool")
     x = np.random.Generator(np.random.Philox(3)).normal(size=(LEAF_ROWS * LEAVES, 8)).astype("f4")
     dataset = Dataset.from_arrays(x).save(folder / "rows", chunk_rows=LEAF_ROWS * 16)
@@ -89,29 +90,29 @@ def fitted(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespa
     )
 
 
-def test_the_bits_are_those_of_one_process(fitted: SimpleNamespace) -> None:
+def test_a_pool_gives_the_bits_of_one_process(fitted: SimpleNamespace) -> None:
     assert [r["objective"] for r in fitted.there.history] == [r["objective"] for r in fitted.here.history]
     assert fitted.there.state["shift"] == fitted.here.state["shift"]
 
 
 def test_every_row_is_computed_once(fitted: SimpleNamespace) -> None:
-    """No pass was restarted, and nothing was moved once it ran."""
+    """No pass was restarted, and no running task was moved."""
     rows = [0] * PASSES
     for own in fitted.blocks.values():
         for iteration, n, _, _ in own:
             rows[iteration] += n
     assert rows == [LEAF_ROWS * LEAVES] * PASSES
-    assert [e for e in fitted.log.of("event") if e["event"] in ("span_redone", "worker_lost")] == []
+    assert [e for e in fitted.log.infos("event") if e["event"] in ("span_redone", "worker_lost")] == []
 
 
-def test_speeds_are_found_out(fitted: SimpleNamespace) -> None:
+def test_the_speeds_of_workers_are_measured(fitted: SimpleNamespace) -> None:
     found = fitted.speeds.speeds
     slow = [speed for address, speed in found.items() if address != fitted.fast]
     assert 8 < found[fitted.fast] / statistics.mean(slow) < 30
 
 
-def test_the_fast_worker_has_its_share_and_does_not_wait(fitted: SimpleNamespace) -> None:
-    """Once speeds are known; of some passes the best, since others use this machine."""
+def test_the_fast_worker_gets_its_share_and_does_not_wait(fitted: SimpleNamespace) -> None:
+    """The best of some passes counts, once speeds are known, because others use this machine."""
     shares, idle = [], []
     for number in range(2, PASSES):
         there = {a: [b for b in own if b[0] == number] for a, own in fitted.blocks.items()}
@@ -120,16 +121,16 @@ def test_the_fast_worker_has_its_share_and_does_not_wait(fitted: SimpleNamespace
         fast = there[fitted.fast]
         shares.append(sum(b[1] for b in fast) / (LEAF_ROWS * LEAVES))
         idle.append((end - max(b[3] for b in fast)) / (end - begin))
-    assert 0.75 < statistics.median(shares) < 0.97  # 20 of 22 parts are 0.91
+    assert 0.75 < statistics.median(shares) < 0.97  # 20 of 22 parts are 0.91.
     assert min(idle) < 0.15
 
 
-def test_what_computed_is_told(fitted: SimpleNamespace) -> None:
-    told = [event for event in fitted.log.of("event") if event["event"] == "devices"]
-    assert [event["devices"] for event in told] == ["cpu 3 workers"]
+def test_the_devices_that_computed_are_reported(fitted: SimpleNamespace) -> None:
+    reported = [event for event in fitted.log.infos("event") if event["event"] == "devices"]
+    assert [event["devices"] for event in reported] == ["cpu 3 workers"]
 
 
-def test_dask_leaves_tasks_of_a_pool_where_they_are(pool: Any, fitted: SimpleNamespace) -> None:
+def test_dask_does_not_move_tasks_of_a_pool(pool: Any, fitted: SimpleNamespace) -> None:
     def fast_tasks() -> list[str]:
         from distributed import stealing
 
@@ -138,15 +139,19 @@ def test_dask_leaves_tasks_of_a_pool_where_they_are(pool: Any, fitted: SimpleNam
     assert "paced_estep_pool" in pool.run_on_scheduler(fast_tasks)
 
 
-def test_a_fit_on_cards_needs_one(pool: Any, rows: SimpleNamespace) -> None:
+def test_a_fit_on_gpus_needs_a_gpu_worker(pool: Any, rows: SimpleNamespace) -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0, device="gpu")
     with pytest.raises(RunError, match="none of the 3 workers .* offers the resource GPU.*--gpus 1"):
         model.fit(rows.train, client=pool)
 
 
-def test_a_worker_for_each_card(rows: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in: the card is only said to be there. With device="gpu" its worker alone has the work and says
-    that it has no CuPy; with 'cpu' both compute, and the bits are those of one process.
+def test_only_the_worker_of_a_gpu_computes_with_it(
+    rows: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is only declared.
+
+    With device="gpu" its worker has all the work and reports that it lacks CuPy. With "cpu" both compute, and
+    the bits are those of one process.
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")
     options: dict[str, Any] = {"capsule_dim": 2, "max_iter": 2, "random_state": 0, "projection": None}
@@ -154,12 +159,12 @@ def test_a_worker_for_each_card(rows: SimpleNamespace, monkeypatch: pytest.Monke
     with sl.cluster("local", workers=1, threads=2, gpus=1, dashboard_address=None) as client:
         found = client.run(_sees)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        told = {w["name"]: (w["nthreads"], w["resources"].get("GPU")) for w in workers}
+        reported = {w["name"]: (w["nthreads"], w["resources"].get("GPU")) for w in workers}
         if importlib.util.find_spec("cupy") is None:
             with pytest.raises(RunError, match="CuPy"):
                 CapsuleRegression(device="gpu", **options).fit(rows.train, client=client, engine=engine)
         there = CapsuleRegression(device="cpu", **options).fit(rows.train, client=client, engine=engine)
-    assert told == {"cpu-0": (2, None), "gpu-0": (1, 1)}
+    assert reported == {"cpu-0": (2, None), "gpu-0": (1, 1)}
     assert dict(found.values()) == {"cpu-0": "-1", "gpu-0": "GPU-7"}
     here = CapsuleRegression(device="cpu", n_jobs=1, **options).fit(rows.train, engine=engine)
     np.testing.assert_array_equal(there.W_, here.W_)

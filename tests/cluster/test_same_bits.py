@@ -1,4 +1,4 @@
-"""A fit on a cluster is the fit in this process, bit by bit, and leaves nothing behind."""
+"""A fit on a cluster equals the fit in this process, bit by bit, and leaves nothing on the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from scalelatent import Callback, CapsuleRegression, Dataset
 
 
 @pytest.mark.parametrize("workers", [1, 4, 2])
-def test_any_number_of_workers(client: Any, fit: Any, alone: Any, same: Any, workers: int) -> None:
+def test_any_number_of_workers_gives_the_same_bits(
+    client: Any, fit: Any, alone: Any, same: Any, workers: int
+) -> None:
     client.cluster.scale(workers)
     client.wait_for_workers(workers, timeout=60)
     import time
@@ -40,13 +42,13 @@ def test_any_number_of_workers(client: Any, fit: Any, alone: Any, same: Any, wor
     ],
     ids=lambda o: ",".join(o),
 )
-def test_every_kind_of_fit(
+def test_every_kind_of_fit_gives_the_same_bits(
     client: Any, fit: Any, alone: Any, same: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     same(fit(client, run_dir=tmp_path / "run", **options), alone(**options))
 
 
-def test_without_a_run_folder_nothing_is_left(
+def test_a_fit_without_a_run_folder_leaves_no_files(
     client: Any, fit: Any, alone: Any, same: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
     import tempfile
@@ -57,7 +59,7 @@ def test_without_a_run_folder_nothing_is_left(
 
 
 @pytest.mark.parametrize("form", ["numpy", "dask", "memory dataset", "weighted"])
-def test_arrays_given_with_a_client(
+def test_arrays_are_fitted_on_a_cluster(
     client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path, form: str
 ) -> None:
     weight = np.random.Generator(np.random.Philox(1)).uniform(0.2, 2, len(rows.x))
@@ -73,7 +75,7 @@ def test_arrays_given_with_a_client(
     assert left == [tmp_path / "run" / "model.zarr"]
 
 
-def test_arrays_are_written_to_the_scratch_folder_that_was_named(
+def test_arrays_are_written_to_the_given_scratch_folder(
     client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path
 ) -> None:
     seen: list[Path] = []
@@ -91,13 +93,15 @@ def test_arrays_are_written_to_the_scratch_folder_that_was_named(
     assert list((tmp_path / "scratch").rglob("*.zarr")) == []
 
 
-def test_the_context_manager(fit: Any, alone: Any, same: Any, rows: SimpleNamespace) -> None:
+def test_the_context_manager_of_a_cluster_is_used_by_fits(
+    fit: Any, alone: Any, same: Any, rows: SimpleNamespace
+) -> None:
     with sl.cluster("local", workers=1, dashboard_address=None) as client:
         assert client.scheduler.address.startswith("tcp://127.0.0.1")
         before = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter)
         same(fit(), alone())
         assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter) > before + 50
-    same(fit(), alone())  # and in this process again
+    same(fit(), alone())  # The next fit runs in this process again.
 
 
 def test_outputs_are_written_by_the_workers(
@@ -125,11 +129,11 @@ def test_outputs_are_written_by_the_workers(
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
-def test_each_block_is_read_once_a_pass_for_all_members(
+def test_each_block_is_read_once_per_pass_for_all_members(
     client: Any, fit: Any, rows: SimpleNamespace, architecture: str
 ) -> None:
     model = fit(client, architecture=architecture, capsule_dim=1)
-    one_pass = 11_500 * (64 + 4)  # uint8 pixels, int32 codes
+    one_pass = 11_500 * (64 + 4)  # Pixels are uint8, codes int32.
     assert [r["bytes_read"] for r in model.history_] == [one_pass] * 5
     assert [r["rows"] for r in model.history_] == [11_500] * 5
 
@@ -147,14 +151,14 @@ def test_rows_that_fit_into_the_caches_are_read_once(client: Any, fit: Any, alon
         client.run(keep, 0)
     same(model, alone())
     read = [r["bytes_read"] for r in model.history_]
-    assert read[0] <= 11_500 * 68  # the pass over second moments has read most of it
-    # A span may go to another worker once in a while, never most of them.
+    assert read[0] <= 11_500 * 68  # The pass over second moments has read most rows.
+    # A span may go to another worker occasionally, never most spans.
     assert sum(read[2:]) < 11_500 * 68
 
 
 @pytest.fixture
 def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """(key, bytes of function and arguments, results of others among them) of all tasks."""
+    """Record (key, bytes of function and arguments, results of other tasks among them) of all tasks."""
     from distributed.protocol.pickle import dumps
 
     from scalelatent.engine.dask.graph import Graph
@@ -173,7 +177,7 @@ def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
 
 @pytest.fixture
 def messages(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Keys of each graph that was sent."""
+    """Record the keys of each graph that is sent."""
     found: list[set[str]] = []
     original = client._graph_to_futures
 
@@ -190,7 +194,7 @@ NAME = re.compile(
 )
 
 
-def test_tasks_are_small_few_and_named_for_people(
+def test_tasks_are_few_and_small_and_have_readable_names(
     client: Any, fit: Any, submitted: list[tuple[str, int, int]], tmp_path: Path
 ) -> None:
     from dask.utils import key_split
@@ -203,27 +207,27 @@ def test_tasks_are_small_few_and_named_for_people(
         max_iter=3,
         projection=30,
     )
-    assert model.W_.nbytes > 80_000  # so no task can hold the parameters
+    assert model.W_.nbytes > 80_000  # No task can therefore contain the parameters.
     assert submitted
     for key, size, futures in submitted:
         assert size < 10_000, key
-        assert futures <= 8 * 2 + 1, key  # the last family of both parts, and the parameters
+        assert futures <= 8 * 2 + 1, key  # These are the last family of both parts, and the parameters.
     esteps = [key for key, _, _ in submitted if key.startswith("capsule_estep")]
     strange = [k for k, _, _ in submitted if not NAME.fullmatch(k) and not k.startswith("capsule_project")]
     assert strange == []
     assert len({key for key, _, _ in submitted}) == len(submitted)
     counts = [sum(f"-it{number:04d}-" in key for key in esteps) for number in (1, 2, 3, 4, 5)]
-    # A pass has begun after the last one, which could not be known to be the last; none after that.
+    # One more pass has started behind the last one, which was not known to be the last; no pass after that.
     assert counts[0] == counts[1] == counts[2] >= counts[3]
     assert counts[4] == 0
     for number in (1, 2, 3):
         assert sum(key.startswith(f"capsule_mstep-it{number:04d}") for key, _, _ in submitted) == 1
     assert any(re.match(r"capsule_estep-it0002-s0001", key) for key in esteps)
-    assert {key_split(key) for key in esteps} == {"capsule_estep"}  # one bar a kind on the dashboard
+    assert {key_split(key) for key in esteps} == {"capsule_estep"}  # The dashboard shows one bar per kind.
 
 
 def test_a_pass_is_one_message(client: Any, fit: Any, messages: list[set[str]]) -> None:
-    """Once it is known how long a span takes; the parameters of the first come from the run folder."""
+    """The duration of a span must be known; the parameters of the first pass come from the run folder."""
     fit(client, max_iter=12, nu_schedule=None)
     for number in range(3, 13):
         about = [keys for keys in messages if any(f"_estep-it{number:04d}-" in key for key in keys)]
@@ -234,7 +238,9 @@ def test_a_pass_is_one_message(client: Any, fit: Any, messages: list[set[str]]) 
 
 
 @pytest.mark.slow
-def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: Any, tmp_path: Path) -> None:
+def test_tasks_and_files_do_not_grow_over_200_passes(
+    client: Any, fit: Any, scheduler_tasks: Any, tmp_path: Path
+) -> None:
     def sizes() -> dict[str, int]:
         from scalelatent.engine.dask import pass_tasks as tasks
 
@@ -263,13 +269,14 @@ def test_nothing_grows_over_200_passes(client: Any, fit: Any, scheduler_tasks: A
     )
     assert model.n_iter_ == 200
     tasks, futures, recent, folder = (max(column) for column in zip(*seen, strict=True))
-    # Passes of one chain, one that has begun behind it, and one that is being forgotten.
+    # Passes of one chain, one that has started behind it, and one that is being released.
     assert tasks <= 5 * (CHAIN_PASSES + 2)
     assert futures <= 2 * 10
     assert recent <= 8
-    assert folder <= 13  # records, the states of the last passes, what the driver notes of itself
+    assert folder <= 13  # Records, states of the last passes, and notes of the driver.
     assert seen[-1][3] <= seen[0][3]
-    assert scheduler_tasks(wait=5) <= 0  # below: what an earlier test had left has gone too
+    # The number is negative if tasks of an earlier test were released, too.
+    assert scheduler_tasks(wait=5) <= 0
 
 
 def _few() -> tuple[np.ndarray, np.ndarray]:
@@ -277,12 +284,13 @@ def _few() -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(600, 8)).astype("f4"), rng.integers(0, 3, 600)
 
 
-def test_the_scheduler_forgets_a_fit(client: Any, fit: Any, scheduler_tasks: Any) -> None:
+def test_the_scheduler_releases_all_tasks_of_a_fit(client: Any, fit: Any, scheduler_tasks: Any) -> None:
     fit(client)
-    assert scheduler_tasks(wait=5) <= 0  # below: what an earlier test had left has gone too
+    # The number is negative if tasks of an earlier test were released, too.
+    assert scheduler_tasks(wait=5) <= 0
 
 
-def test_a_fit_leaves_the_pools_of_this_process_alone(client: Any, fit: Any) -> None:
+def test_a_fit_does_not_limit_the_thread_pools_of_this_process(client: Any, fit: Any) -> None:
     from threadpoolctl import threadpool_info
 
     before = [p["num_threads"] for p in threadpool_info()]
@@ -290,7 +298,7 @@ def test_a_fit_leaves_the_pools_of_this_process_alone(client: Any, fit: Any) -> 
     assert [p["num_threads"] for p in threadpool_info()] == before
 
 
-def test_two_fits_at_once(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path) -> None:
+def test_two_fits_run_at_once(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path) -> None:
     import threading
 
     got: dict[int, CapsuleRegression] = {}

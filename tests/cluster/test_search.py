@@ -1,4 +1,4 @@
-"""A search on a cluster is the search in this process, bit by bit."""
+"""A search on a cluster equals the search in this process, bit by bit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def _same(a: Search, b: Search) -> None:
         pytest.param("halving", marks=pytest.mark.slow),
     ],
 )
-def test_same_search(client: Any, rows: SimpleNamespace, tmp_path: Path, how: str) -> None:
+def test_a_search_on_a_cluster_has_the_same_results(
+    client: Any, rows: SimpleNamespace, tmp_path: Path, how: str
+) -> None:
     given: dict[str, Any] = {"halving": how == "halving", "min_passes": 2, "cv": 2}
     held = None if how == "folds" else rows.validation[:500]
     train, call = rows.train[:3000], {"engine": ENGINE, "validation": held}
@@ -63,12 +65,14 @@ def test_same_search(client: Any, rows: SimpleNamespace, tmp_path: Path, how: st
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         Search(BASE, GRID, **given).fit(train, client=client, run_dir=folder, callbacks=Stop(3), **call)
-    # Begun on the cluster, ended here.
+    # The search starts on the cluster and ends here.
     _same(Search(BASE, GRID, **given).fit(train, run_dir=folder, resume=True, **call), here)
     assert [found.name for found in folder.rglob("*.zarr")] == ["model.zarr"]
 
 
-def test_arrays_and_the_names_of_tasks(client: Any, rows: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_search_of_arrays_has_readable_task_names(
+    client: Any, rows: SimpleNamespace, tmp_path: Path
+) -> None:
     from distributed import get_task_stream
 
     given = (rows.x[:2000], rows.y[:2000])
@@ -79,8 +83,8 @@ def test_arrays_and_the_names_of_tasks(client: Any, rows: SimpleNamespace, tmp_p
     assert {"search-4_estep", "search-4_mstep", "search-2_estep"} <= names
 
 
-def test_a_submitted_search_of_models_one_by_one(client: Any, tmp_path: Path) -> None:
-    """A conditional RBM: its folds, cut from stored rows, lie where the workers see them."""
+def test_a_submitted_search_fits_models_one_by_one(client: Any, tmp_path: Path) -> None:
+    """The folds of a conditional RBM are cut from stored rows, in a folder that the workers see."""
     x, v = patterns(240, 1)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")
     Dataset.from_arrays(v).save(tmp_path / "v.zarr")
@@ -101,4 +105,4 @@ def test_a_submitted_search_of_models_one_by_one(client: Any, tmp_path: Path) ->
     assert state["search"]["best_params"] == here.best_params_
     assert state["search"]["best_score"] == here.best_score_
     np.testing.assert_array_equal(load_model(folder.url).W_, here.best_estimator_.W_)
-    assert not list((tmp_path / "run").rglob("train.zarr"))  # copies of folds go with their fits
+    assert not list((tmp_path / "run").rglob("train.zarr"))  # Copies of folds are deleted with their fits.

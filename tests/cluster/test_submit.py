@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(client: Any) -> Any:
-    """The session's workers, without figures: a report takes longer than these fits."""
+    """Start workers that draw no figures, since a report takes longer than these fits."""
     client.run(exec, WITHOUT_REPORT)
     return client
 
@@ -92,16 +92,17 @@ def test_submitted_job_gives_the_same_bits_as_a_local_job(
     assert files_of(folder) == undisturbed
     events = [record["event"] for record in folder.records("events.jsonl")]
     assert events[:3] == ["submitted", "state", "fit_started"]
-    assert folder.read_progress()["rows_total"] == 297  # of the last stage: scores of the test rows
+    # The number belongs to the last stage, the scores of the test rows.
+    assert folder.read_progress()["rows_total"] == 297
     leaves_nothing()
     assert control.known_jobs(cluster)[submitted.id]["run"] == submitted.run
 
 
-def test_the_driver_holds_no_slot(cluster: Any, make: Any) -> None:
+def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make: Any) -> None:
     """A driver leaves both threads of two workers free for tasks."""
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
     until(lambda: passes(folder) > 2)
-    # Several jobs share the dashboard: each task tells whose it is.
+    # Several jobs share the dashboard, so each task shows its job.
     until(lambda: any(re.match(rf"capsule_estep-it\d+-s\d+-{folder.id}-", key) for key in tasks_of(cluster)))
     info = cluster.run_on_scheduler(
         lambda dask_scheduler: [(len(w.long_running), w.nthreads) for w in dask_scheduler.workers.values()]
@@ -110,7 +111,7 @@ def test_the_driver_holds_no_slot(cluster: Any, make: Any) -> None:
     control.cancel_job(folder)
 
 
-def test_cancel_stops_within_two_seconds_and_resume_goes_on(
+def test_cancel_stops_within_two_seconds_and_resume_continues(
     cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
 ) -> None:
     folder = RunFolder.open(
@@ -119,7 +120,7 @@ def test_cancel_stops_within_two_seconds_and_resume_goes_on(
     until(lambda: passes(folder) > 2)
     begin = time.monotonic()
     state = control.cancel_job(folder)
-    assert time.monotonic() - begin < 2.5  # two, and what a busy machine adds
+    assert time.monotonic() - begin < 2.5  # Two seconds, and a margin for a busy machine.
     assert state["state"] in ("cancelled", "done")
     if state["state"] == "cancelled":
         assert "stopped by scalelatent cancel" in state["error"]
@@ -137,7 +138,8 @@ def test_cancel_stops_within_two_seconds_and_resume_goes_on(
 def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
     cluster: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "check_cluster", lambda *a, **k: None)  # it, too, would wait for a thread
+    # The check would wait for a thread, too.
+    monkeypatch.setattr(submit, "check_cluster", lambda *a, **k: None)
     block = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.05)"
     block = block.format(str(tmp_path / "go"))
     busy = [cluster.submit(exec, block, priority=1000, pure=False) for _ in range(2)]
@@ -162,7 +164,7 @@ def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> N
     """A driver that Dask repeats after its job has ended or restarted does nothing."""
     folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
     assert settled(folder)["state"] == "done"
-    until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")  # its last line
+    until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")  # Its last line.
     before = (folder.path / "events.jsonl").read_bytes()
     for start in (0, 1):
         said = cluster.submit(clusterdriver.drive, folder.url, start, pure=False).result(timeout=30)
@@ -229,7 +231,7 @@ def test_jobs_take_turns(cluster: Any, make: Any) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_jobs_at_once(cluster: Any, make: Any, leaves_nothing: Any) -> None:
+def test_twenty_jobs_run_at_once(cluster: Any, make: Any, leaves_nothing: Any) -> None:
     settings = ("data.train_rows=0:2000", "model.max_iter=4")
     folders = [
         RunFolder.open(submit_job(make(f"run{i:02d}", *settings), client=cluster).run) for i in range(20)
@@ -264,7 +266,7 @@ def test_job_survives_a_client_killed_after_printing_the_id(
     state = settled(RunFolder.open(out))
     assert (state["state"], state["id"]) == ("done", identity)
     assert files_of(RunFolder.open(out)) == undisturbed
-    # From elsewhere the scheduler knows the folder; from above it, no scheduler is needed.
+    # On another machine the scheduler knows the folder; from its parent folder no scheduler is needed.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for where, more in ((elsewhere, ["--scheduler", cluster.scheduler.address]), (tmp_path, [])):
@@ -274,7 +276,7 @@ def test_job_survives_a_client_killed_after_printing_the_id(
 
 
 @pytest.mark.slow
-def test_attach_shows_passes_and_goes_without_the_job(cluster: Any, make: Any, place: Path) -> None:
+def test_attach_shows_passes_and_may_end_before_the_job(cluster: Any, make: Any, place: Path) -> None:
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
     watcher = command("attach", folder.url)
     try:
@@ -293,7 +295,7 @@ def test_attach_shows_passes_and_goes_without_the_job(cluster: Any, make: Any, p
     assert control.cancel_job(folder)["state"] == "cancelled"
 
 
-def test_attach_gives_up_a_job_that_its_scheduler_has_forgotten(
+def test_attach_ends_if_the_scheduler_does_not_know_the_job(
     cluster: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler was restarted at the same address."""

@@ -19,7 +19,7 @@ from scalelatent.jobs import control
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.submit import submit_job
 
-# What a worker runs before it starts.
+# Each worker runs this before it starts.
 WITHOUT_PACKAGE = "import sys; sys.modules['scalelatent'] = None\n"
 OTHER_NUMBA = """
 import importlib.metadata as metadata
@@ -73,14 +73,14 @@ def refused(client: Any, job: Any, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def test_a_device_that_no_worker_offers(refused: Any) -> None:
+def test_a_device_that_no_worker_offers_is_refused(refused: Any) -> None:
     said = refused(model__device="gpu")
     assert "none of the 2 workers" in said
     assert '--resources "GPU=1"' in said
     assert '[cluster] device = "auto"' in said
 
 
-def test_a_dataset_that_is_nowhere(refused: Any) -> None:
+def test_a_missing_dataset_is_refused(refused: Any) -> None:
     said = refused(data__validation="/no/such/rows.zarr")
     assert said.startswith("[data] validation = '/no/such/rows.zarr' cannot be opened by workers tcp://")
     assert (
@@ -89,10 +89,10 @@ def test_a_dataset_that_is_nowhere(refused: Any) -> None:
     )
 
 
-def test_a_dataset_that_only_this_machine_sees(
+def test_a_dataset_that_only_this_machine_sees_is_refused(
     refused: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(rows.folder)  # the workers are in another folder
+    monkeypatch.chdir(rows.folder)  # The workers are in another folder.
     said = refused(data__train="/proc/self/cwd/train")
     assert (
         f"(it does not exist on host {socket.gethostname()}; it exists on this machine): move it to storage"
@@ -100,7 +100,7 @@ def test_a_dataset_that_only_this_machine_sees(
     )
 
 
-def test_a_run_folder_that_the_workers_do_not_see(
+def test_a_run_folder_that_the_workers_do_not_see_is_refused(
     client: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_a_run_folder_that_the_workers_do_not_see(
     assert os.listdir(tmp_path) == []
 
 
-def test_callbacks_that_a_worker_cannot_make(client: Any, job: Any, tmp_path: Path) -> None:
+def test_callbacks_that_a_worker_cannot_create_are_refused(client: Any, job: Any, tmp_path: Path) -> None:
     client.run(exec, "import sys; sys.modules['mlflow'] = None")
     try:
         with pytest.raises(
@@ -121,7 +121,7 @@ def test_callbacks_that_a_worker_cannot_make(client: Any, job: Any, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_that_cannot_be_written(refused: Any, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_written_are_refused(refused: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = refused(job__scratch=str(tmp_path / "file" / "scratch"))
     assert f"[job] scratch = '{tmp_path}/file/scratch' cannot be written by workers" in said
@@ -133,7 +133,9 @@ def test_worker_refuses_an_invalid_job(refused: Any) -> None:
     assert "capsule_dim" in refused(model__capsule_dim=-3)
 
 
-def test_a_job_that_does_not_fit(client: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_fit_in_memory_is_refused(
+    client: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelatent.jobs import submit
 
     true = submit._worker_facts
@@ -143,7 +145,7 @@ def test_a_job_that_does_not_fit(client: Any, job: Any, monkeypatch: pytest.Monk
         submit_job(job(), client=client)
 
 
-def test_a_cluster_without_workers(job: Any) -> None:
+def test_a_cluster_without_workers_is_refused(job: Any) -> None:
     with start(0) as cluster:
         begin = time.monotonic()
         with pytest.raises(
@@ -154,7 +156,7 @@ def test_a_cluster_without_workers(job: Any) -> None:
 
 
 @pytest.mark.slow
-def test_workers_without_the_package(job: Any, tmp_path: Path) -> None:
+def test_workers_without_the_package_are_refused(job: Any, tmp_path: Path) -> None:
     with (
         start(preload=[WITHOUT_PACKAGE]) as cluster,
         pytest.raises(JobError, match="scalelatent cannot be imported by tcp://") as error,
@@ -166,23 +168,23 @@ def test_workers_without_the_package(job: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_with_other_versions(job: Any, tmp_path: Path) -> None:
-    told: list[str] = []
+def test_workers_with_other_versions_are_refused(job: Any, tmp_path: Path) -> None:
+    reported: list[str] = []
     with start(preload=[OTHER_NUMBA]) as cluster:
         with pytest.raises(JobError, match=r"differ from those of this environment") as error:
             submit_job(job(), scheduler=cluster.scheduler_address)
         assert not (tmp_path / "run").exists()
         with open_client(cluster.scheduler_address) as client:
-            check_versions(client, allow_mismatch=True, print_line=told.append)
+            check_versions(client, allow_mismatch=True, print_line=reported.append)
     lines = str(error.value).splitlines()
     assert lines[1].split() == ["package", "here", "scheduler", "workers"]
     assert [line.split()[0] for line in lines[2:-1]] == ["numba"]
     assert "0.1.2 (tcp://" in lines[2]
     assert "--allow-mismatch" in lines[-1]
-    assert told[0].splitlines()[1:] == lines[1:-1]
+    assert reported[0].splitlines()[1:] == lines[1:-1]
 
 
-def test_an_unknown_job(client: Any, tmp_path: Path) -> None:
+def test_an_unknown_job_is_an_error(client: Any, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"jobs of the scheduler tcp://.*; (it knows no job|valid are)"):
         control.find_job("nobody-12345678", scheduler=client.scheduler.address, below=tmp_path)
 
@@ -219,7 +221,7 @@ def refusal(address: str, security: Any = None, seconds: float = 8.0) -> str:
     return str(error.value)
 
 
-def test_tls_and_none(schedulers: Any) -> None:
+def test_a_mismatch_of_tls_is_reported(schedulers: Any) -> None:
     from distributed import Security
 
     plain, secure, ours = schedulers
@@ -235,7 +237,7 @@ def test_tls_and_none(schedulers: Any) -> None:
     )
 
 
-def test_other_things_than_schedulers(schedulers: Any) -> None:
+def test_an_address_that_is_not_a_scheduler_is_refused(schedulers: Any) -> None:
     dashboard = schedulers[0].dashboard_link.replace("http", "tcp").removesuffix("/status")
     assert "a web server listens there, possibly the dashboard" in refusal(dashboard)
     assert "no program listens there (connection refused)" in refusal("tcp://127.0.0.1:1")
@@ -245,10 +247,10 @@ def test_other_things_than_schedulers(schedulers: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(b"", "sends nothing for"), (b"SSH-2.0-x", "another program listens")]
+    ("said", "reported"), [(b"", "sends nothing for"), (b"SSH-2.0-x", "another program listens")]
 )
-def test_something_that_is_silent_or_talks_otherwise(
-    said: bytes, told: str, monkeypatch: pytest.MonkeyPatch
+def test_a_silent_or_foreign_server_is_refused(
+    said: bytes, reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import threading
 
@@ -268,7 +270,7 @@ def test_something_that_is_silent_or_talks_otherwise(
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        assert told in refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        assert reported in refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         server.shutdown(socket.SHUT_RDWR)
     thread.join(10)
     for one in kept:
@@ -276,7 +278,7 @@ def test_something_that_is_silent_or_talks_otherwise(
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_worker_is_reported(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
     from scalelatent.engine.dask import requests

@@ -1,4 +1,4 @@
-"""Drivers, schedulers and workers die during a submitted job, which gives the same bits."""
+"""Drivers, schedulers and workers die during a submitted job, which still gives the same bits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(240)
-def test_workers_that_run_the_driver_are_killed(
+def test_a_job_survives_the_workers_of_its_driver(
     place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
     """Kill more workers than the deaths that the scheduler allows a task."""
@@ -76,7 +76,7 @@ def test_workers_that_run_the_driver_are_killed(
 
 
 @pytest.mark.timeout(240)
-def test_the_scheduler_is_killed_and_the_job_resumed_on_another(
+def test_a_job_resumes_on_another_scheduler_after_a_kill(
     place: Path, tmp_path: Path, undisturbed: dict[str, bytes], processes: Processes
 ) -> None:
     address, scheduler = processes.scheduler()
@@ -86,7 +86,7 @@ def test_the_scheduler_is_killed_and_the_job_resumed_on_another(
     until(lambda: passes(folder) > 5)
     scheduler.kill()
     scheduler.wait(30)
-    # No scheduler is there to ask; the folder tells all the same.
+    # Without a scheduler, the folder has the state of the job.
     state = until(lambda: (s := folder.read_state())["state"] != "running" and s, 90)
     assert state["state"] == "failed"
     assert state["error"].startswith(f"the scheduler {address} was lost")
@@ -112,7 +112,7 @@ def test_the_scheduler_is_killed_and_the_job_resumed_on_another(
 
 
 @pytest.mark.timeout(240)
-def test_a_worker_that_is_retired_hands_the_driver_on(
+def test_a_retired_worker_hands_over_the_driver(
     place: Path, tmp_path: Path, undisturbed: dict[str, bytes], mortal: Any
 ) -> None:
     mortal.run(exec, WITHOUT_REPORT)

@@ -1,4 +1,4 @@
-"""A cluster that misbehaves: the same bits in the end, or a clear error and a resume; events tell of it."""
+"""Faults of a cluster: the same bits at the end, or a clear error and a resume; events report the faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FROZEN_SECONDS = 20.0
 
 
 class Log(Callback):
-    """Keeps events; does something once when a stage has begun."""
+    """Log of events that calls a function once after a stage has started."""
 
     def __init__(self, stage: str | None = None, action: Any = None, share: float = 0.0) -> None:
         self.stage, self.action, self.share, self.done = stage, action, share, False
@@ -54,16 +54,16 @@ def _killer(pids: dict[str, int]) -> Any:
     return kill
 
 
-# In the first stage some rows are done: before that the scheduler may not know yet who listens. The
+# In the first stage some rows must be done, because the scheduler may not know the listeners earlier. The
 # projection is so short that its first rows are all of them.
 @pytest.mark.parametrize(
     ("stage", "share"),
     [("capsule_moments", 0.05), pytest.param("capsule_project", 0.0, marks=pytest.mark.slow)],
 )
-def test_all_workers_killed_in_a_collect_and_in_a_map(
+def test_killing_all_workers_in_any_stage_changes_no_bit(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path, stage: str, share: float
 ) -> None:
-    """Tasks bound to addresses that are gone would wait for ever."""
+    """Tasks that are bound to lost addresses would wait forever."""
     mortal.run(slow_blocks, 0.004)
     log = Log(stage, _killer(pids(mortal)), share)
     begin = time.monotonic()
@@ -71,21 +71,21 @@ def test_all_workers_killed_in_a_collect_and_in_a_map(
     assert log.done
     assert time.monotonic() - begin < 90
     same(model, alone(projection=20))
-    assert len(log.of("worker_lost")) >= 2
-    assert not any(event["expected"] for event in log.of("worker_lost"))
-    assert len(log.of("worker_joined")) >= 2
+    assert len(log.infos("worker_lost")) >= 2
+    assert not any(event["expected"] for event in log.infos("worker_lost"))
+    assert len(log.infos("worker_joined")) >= 2
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_told_with_its_spans(
+def test_a_killed_worker_is_reported_with_its_spans(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
 ) -> None:
     mortal.run(slow_blocks, 0.004)
     address, pid = sorted(pids(mortal).items())[0]
     log = Log("capsule_estep", lambda: os.kill(pid, signal.SIGKILL), 0.2)
     same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
-    assert [event["worker"] for event in log.of("worker_lost")] == [address]
-    redone = log.of("span_redone")
+    assert [event["worker"] for event in log.infos("worker_lost")] == [address]
+    redone = log.infos("span_redone")
     assert redone
     for event in redone:
         assert event["stage"] == "capsule_estep"
@@ -95,7 +95,7 @@ def test_a_killed_worker_is_told_with_its_spans(
 
 
 @pytest.mark.slow
-def test_a_worker_frozen_for_a_while(
+def test_a_worker_that_stops_for_some_seconds_changes_no_bit(
     mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
 ) -> None:
     pid = sorted(pids(mortal).values())[0]
@@ -111,7 +111,7 @@ def test_a_worker_frozen_for_a_while(
 
 
 def hang_once(mark: str) -> None:
-    """In a worker: the first block that anyone computes after ``mark`` was made hangs until ``mark.over``."""
+    """Make the first block after ``mark`` was created hang until ``mark.over`` exists (on a worker)."""
     from scalelatent.engine import passes, reading
 
     original = reading.iter_blocks
@@ -132,14 +132,14 @@ def hang_once(mark: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_span_that_hangs_is_given_to_another_worker(
+def test_a_hanging_span_is_computed_by_another_worker(
     mortal: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "HANG_SECONDS", 6.0)
     mark = tmp_path / "mark"
     mortal.run(hang_once, str(mark))
     log = Log("capsule_estep", lambda: mark.write_text(""), 0.2)
-    fit(mortal, max_iter=1)  # kernels are compiled: that is silent, too
+    fit(mortal, max_iter=1)  # Compiling the kernels would be silent, too.
     begin = time.monotonic()
     try:
         same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
@@ -147,11 +147,11 @@ def test_a_span_that_hangs_is_given_to_another_worker(
         (tmp_path / "mark.over").touch()
     assert time.monotonic() - begin < 45
     assert (tmp_path / "mark.taken").exists()
-    assert any("it sent no message for" in event["why"] for event in log.of("span_redone"))
+    assert any("it sent no message for" in event["why"] for event in log.infos("span_redone"))
 
 
 class Cancel(Callback):
-    """Leaves from on_wait, as `scalelatent cancel` makes a driver do."""
+    """Callback that leaves from on_wait, like the driver of a cancelled job."""
 
     def __init__(self, slow_down: Callable[[], Any]) -> None:
         self.asked: float | None = None
@@ -173,13 +173,13 @@ class Cancel(Callback):
 
 
 @pytest.mark.parametrize("where", ["cluster", pytest.param("here", marks=pytest.mark.slow)])
-def test_a_cancel_in_the_middle_of_a_span_ends_it_within_two_seconds(
+def test_a_cancelled_span_ends_within_two_seconds(
     mortal: Any, fit: Any, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.engine import passes
 
     monkeypatch.setattr(passes, "iter_blocks", passes.iter_blocks)
-    # Nothing interrupts a kernel that is being compiled.
+    # Nothing can interrupt the compilation of a kernel.
     fit(mortal if where == "cluster" else None, max_iter=1)
     cancel = Cancel(lambda: mortal.run(slow_blocks, 0.1) if where == "cluster" else slow_blocks(0.1))
     with pytest.raises(KeyboardInterrupt):
@@ -197,7 +197,7 @@ def _executing(dask_worker: Any) -> int:
     return len(dask_worker.active_keys)
 
 
-def test_a_closed_client_is_told_as_such(fit: Any, starter: Any, tmp_path: Path) -> None:
+def test_the_error_names_a_closed_client(fit: Any, starter: Any, tmp_path: Path) -> None:
     from distributed import Client
 
     with starter(1) as cluster:
@@ -223,18 +223,18 @@ def _lose_card() -> None:
 
 
 class LostCards(WorkerPlugin):
-    """Workers that are started again have no luck either."""
+    """Backend whose GPU is lost, also after a restart of the worker."""
 
     def setup(self, worker: Any) -> None:
         _lose_card()
 
 
 @pytest.mark.slow
-def test_a_worker_whose_card_is_lost_is_restarted(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
+def test_a_worker_with_a_lost_gpu_is_restarted(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
     log, victim = Log(), min(mortal.nthreads())
     mortal.run(_lose_card, workers=[victim])
     same(fit(mortal, callbacks=log), alone())
-    (event,) = log.of("card_lost")
+    (event,) = log.infos("card_lost")
     assert event["worker"] == victim
     assert re.search(
         "is restarted, and its tasks go to other workers. GPU 0 .*IllegalAddress", event["message"]
@@ -244,7 +244,7 @@ def test_a_worker_whose_card_is_lost_is_restarted(mortal: Any, fit: Any, alone: 
 
 
 @pytest.mark.slow
-def test_a_fit_that_costs_one_card_after_the_other_ends_with_its_error(mortal: Any, fit: Any) -> None:
+def test_a_fit_that_loses_every_gpu_ends_with_an_error(mortal: Any, fit: Any) -> None:
     mortal.register_plugin(LostCards())
     with pytest.raises(RunError, match=r"GPU 0 .*cudaErrorIllegalAddress.*Use device='cpu' for this fit"):
         fit(mortal)

@@ -28,7 +28,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
     return np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2
 
 
-def test_a_cluster_is_as_good_as_its_client(dask_cluster, rows, tmp_path: Path) -> None:
+def test_a_cluster_is_accepted_as_client(dask_cluster, rows, tmp_path: Path) -> None:
     from distributed import default_client
 
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
@@ -45,12 +45,12 @@ def test_a_cluster_is_as_good_as_its_client(dask_cluster, rows, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("given", ["tcp://127.0.0.1:8786", 3])
-def test_what_is_neither_is_refused(rows, given) -> None:
+def test_objects_that_are_neither_cluster_nor_client_are_refused(rows, given) -> None:
     with pytest.raises(TypeError, match="neither a distributed.Client nor a running cluster"):
         sl.CapsuleRegression().fit(*rows, client=given)
 
 
-def test_clients_that_cannot_be_waited_for_are_refused_at_once(dask_cluster, rows) -> None:
+def test_asynchronous_clients_are_refused_at_once(dask_cluster, rows) -> None:
     from distributed import Client
 
     async def call() -> None:

@@ -1,4 +1,4 @@
-"""The table of kinds: ours, those of other packages, and what becomes of broken ones."""
+"""The table of kinds: those of this package, those of other packages, and broken ones."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def test_every_folder_of_models_is_found():
     assert {"capsule", "crbm", "mbn"} <= found <= folders
 
 
-def test_a_table_is_that_of_the_estimator():
+def test_the_parameter_table_of_a_kind_is_that_of_its_estimator():
     for kind in own_kinds().values():
         assert kind.table() is kind.estimator_class()._parameters
 
 
-def test_ours_are_declared_as_others_declare_theirs():
+def test_own_kinds_are_declared_like_those_of_other_packages():
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"] == {kinds.GROUP: {"scalelatent": kinds.OWN_ENTRY_POINT}}
 
 
-def test_a_kind_of_another_package(others):
+def test_a_kind_of_another_package_is_found(others):
     others(scalelatent=kinds.OWN_ENTRY_POINT, means=f"{__name__}:MEANS")
     assert find_kind("means") is MEANS
     assert find_kernels("means_step") == {"numba": "a:b"}
@@ -58,7 +58,7 @@ def test_a_kind_of_another_package(others):
         find_kind("mean")
 
 
-def test_others_are_not_asked_for_ours(others):
+def test_own_kinds_load_without_other_packages(others):
     others(broken="no_such_module:KIND")
     assert find_kind("capsule").name == "capsule"
     assert find_kernels("capsule_estep")
@@ -83,7 +83,7 @@ def test_a_broken_entry_point_is_a_warning(others, value, why):
 AGAIN = Kind("capsule", estimator="a:B", parameters="a:C")
 
 
-def test_a_broken_package_is_named(tmp_path):
+def test_the_error_names_a_broken_package(tmp_path):
     info = tmp_path / "broken_models-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-models\nVersion: 1.2\n")

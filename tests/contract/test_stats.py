@@ -1,4 +1,4 @@
-"""Laws of the additive statistic: what the engine relies on, whatever a model puts into it."""
+"""Laws of the additive statistic, on which the engine relies for any model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUTS = st.lists(SHAPES, min_size=1, max_size=4).map(
 
 
 def _draw(layout: Layout, seed: int) -> Stats:
-    # Numbers of very different size, so that an order of summation shows in the last bits.
+    # Numbers of very different size make the order of summation visible in the last bits.
     rng = np.random.Generator(np.random.Philox(seed))
     return Stats(layout, rng.normal(size=layout.size) * 10.0 ** rng.integers(-8, 8, layout.size))
 
@@ -28,7 +28,8 @@ def test_merge_is_associative_and_commutative_and_has_an_identity(layout: Layout
     a, b, c = (_draw(layout, seed + i) for i in range(3))
     largest = np.abs([a.vector, b.vector, c.vector]).max(axis=0)
     np.testing.assert_array_equal(a.merge(b).vector, b.merge(a).vector)
-    # Two float64 additions either way, each rounding by at most 2**-53 of a sum of at most 3 x the largest.
+    # Both are two float64 additions, each of which rounds by at most 2**-53 of a sum of at most 3 x the
+    # largest.
     difference = np.abs(a.merge(b).merge(c).vector - a.merge(b.merge(c)).vector)
     assert (difference <= 4 * 3 * 2.0**-53 * largest).all()
     np.testing.assert_array_equal(a.merge(Stats.zeros(layout)).vector, a.vector)
@@ -36,7 +37,7 @@ def test_merge_is_associative_and_commutative_and_has_an_identity(layout: Layout
 
 
 @given(LAYOUTS, st.integers(0, 2**32))
-def test_merge_and_scale_leave_their_inputs_alone(layout: Layout, seed: int) -> None:
+def test_merge_and_scale_do_not_change_their_inputs(layout: Layout, seed: int) -> None:
     a, b = _draw(layout, seed), _draw(layout, seed + 1)
     before = a.vector.copy(), b.vector.copy()
     merged, scaled = a.merge(b), a.scale(0.5)
@@ -48,7 +49,7 @@ def test_merge_and_scale_leave_their_inputs_alone(layout: Layout, seed: int) -> 
 
 @given(LAYOUTS, st.integers(0, 2**32), st.integers(-8, 8))
 def test_scale_is_linear(layout: Layout, seed: int, power: int) -> None:
-    a, b, factor = _draw(layout, seed), _draw(layout, seed + 1), 2.0**power  # powers of two do not round
+    a, b, factor = _draw(layout, seed), _draw(layout, seed + 1), 2.0**power  # Powers of two do not round.
     np.testing.assert_array_equal(
         a.merge(b).scale(factor).vector, a.scale(factor).merge(b.scale(factor)).vector
     )
@@ -71,7 +72,7 @@ def test_fields_are_views_that_tile_the_vector_in_order(layout: Layout, seed: in
 @pytest.mark.parametrize(
     "vector", [np.zeros(3), np.zeros(5), np.zeros((2, 2)), np.zeros(4, np.float32), np.zeros(4, int)]
 )
-def test_a_vector_that_does_not_fit_is_refused(vector: np.ndarray) -> None:
+def test_a_vector_of_the_wrong_length_is_refused(vector: np.ndarray) -> None:
     with pytest.raises(ValueError, match="float64 vector of 4 numbers"):
         Stats(Layout((("a", (2, 2)),)), vector)
 
@@ -81,7 +82,7 @@ def test_an_unknown_field_is_an_error() -> None:
         Stats.zeros(Layout((("a", ()),)))["other"]
 
 
-def test_a_vector_that_came_in_a_message_is_aligned() -> None:
+def test_a_received_vector_is_aligned() -> None:
     layout = Layout((("total", (2, 3)),))
     odd = np.frombuffer(bytearray(8 * layout.size + 1), dtype=np.float64, offset=1, count=layout.size)
     assert not odd.flags.aligned

@@ -51,7 +51,7 @@ def _model() -> Any:
     return CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0, n_jobs=1)
 
 
-def test_objects_in_memory_and_backed_are_the_same_dataset(tmp_path: Path) -> None:
+def test_objects_in_memory_and_backed_objects_give_the_same_dataset(tmp_path: Path) -> None:
     memory = Dataset.from_anndata(_adata(), label="kind")
     lazy = Dataset.from_anndata(_backed(tmp_path / "a.h5ad"), label="kind")
     for ds in (memory, lazy):
@@ -66,7 +66,7 @@ def test_objects_in_memory_and_backed_are_the_same_dataset(tmp_path: Path) -> No
         np.testing.assert_array_equal(lazy.read_x(a, b).toarray(), ROWS[a:b].toarray())
 
 
-def test_backed_rows_are_read_as_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backed_rows_are_read_lazily(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[int, int]] = []
     original = BackedCsr.read_counted
 
@@ -81,7 +81,7 @@ def test_backed_rows_are_read_as_they_are_used(tmp_path: Path, monkeypatch: pyte
     assert read == [(15, 19)]
 
 
-def test_layers_and_dense_rows(tmp_path: Path) -> None:
+def test_layers_and_dense_matrices_are_read(tmp_path: Path) -> None:
     dense = ROWS.toarray()
     adata = _adata(dense, counts=ROWS * 2, columns=ROWS.tocsc())
     np.testing.assert_array_equal(Dataset.from_anndata(adata).read_x(0, N), dense)
@@ -111,7 +111,7 @@ def test_fits_on_backed_rows_have_the_same_bits(tmp_path: Path, form: str) -> No
     assert named.score(rows, _adata().obs["kind"]) == _model().fit(dense, KINDS).score(dense, KINDS)
 
 
-def test_what_is_refused_says_what_to_do(tmp_path: Path) -> None:
+def test_refusals_name_the_next_step(tmp_path: Path) -> None:
     adata = _adata(counts=ROWS)
     labels = np.arange(N) % 3
     for use in (
@@ -141,7 +141,7 @@ def test_what_is_refused_says_what_to_do(tmp_path: Path) -> None:
         Dataset.from_anndata(ROWS)
 
 
-def test_infinite_numbers_of_backed_rows_are_named(tmp_path: Path) -> None:
+def test_the_error_names_infinite_values_of_backed_rows(tmp_path: Path) -> None:
     bad = ROWS.copy()
     bad.data[0] = np.inf
     row = int(np.argmax(np.diff(ROWS.indptr) > 0))

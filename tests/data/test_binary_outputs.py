@@ -18,14 +18,14 @@ X, OUT = RNG.normal(size=(N, P)).astype("f4"), RNG.integers(0, 2, (N, V))
 
 
 def given(kind: str) -> Any:
-    """The outputs in one of the forms in which they come."""
+    """Return the outputs in one of their possible forms."""
     return scipy.sparse.csr_array(OUT.astype("f4")) if kind == "csr" else OUT.astype(kind)
 
 
 @pytest.mark.parametrize("kind", ["?", "u1", "i8", "f4", "f8", "csr"])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("own", [False, True])
-def test_outputs_of_any_type_and_place_are_zeros_and_ones(
+def test_outputs_of_any_dtype_and_storage_are_zeros_and_ones(
     tmp_path: Path, kind: str, stored: bool, own: bool
 ) -> None:
     if own:
@@ -33,7 +33,7 @@ def test_outputs_of_any_type_and_place_are_zeros_and_ones(
         ds = ds.save(tmp_path / "both", shard_rows=20, chunk_rows=10) if stored else ds
     else:
         x, v = Dataset.from_arrays(X, np.arange(N) % 2), Dataset.from_arrays(given(kind))
-        if stored:  # layouts of their own
+        if stored:  # The outputs have their own chunks and shards.
             how = {} if kind == "csr" else {"chunk_rows": 7}
             x, v = x.save(tmp_path / "x", chunk_rows=10), v.save(tmp_path / "v", **how)
         ds = x.with_target(v)
@@ -46,8 +46,11 @@ def test_outputs_of_any_type_and_place_are_zeros_and_ones(
     np.testing.assert_array_equal(ds[10:40][5:].read_targets(1, 3), OUT[16:18])
 
 
-def test_a_pair_of_datasets_is_one_dataset(tmp_path: Path) -> None:
-    """Opened again from its spec, weighted, saved: outputs follow; what is another pair has another print."""
+def test_a_pair_of_datasets_behaves_as_one_dataset(tmp_path: Path) -> None:
+    """Outputs follow a pair that is opened from its spec, weighted or saved.
+
+    Another pair has another fingerprint.
+    """
     x = Dataset.from_arrays(X).save(tmp_path / "x")
     v = Dataset.from_arrays(OUT.astype("u1")).save(tmp_path / "v")
     pair = x[10:].with_target(v[:50])[5:30]
@@ -69,7 +72,7 @@ def test_a_pair_of_datasets_is_one_dataset(tmp_path: Path) -> None:
         mixed.spec()
 
 
-def test_images_are_outputs_too(tmp_path: Path) -> None:
+def test_images_may_be_outputs(tmp_path: Path) -> None:
     images = RNG.integers(0, 2, (8, 4, 4)).astype("u1")
     ds = Dataset.from_arrays(images)
     assert ds.with_target(ds).n_targets == 16
@@ -79,7 +82,9 @@ def test_images_are_outputs_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("bad", "shown"), [(2, "2"), (-1, "-1"), (0.5, "0.5"), (255, "255")])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_what_is_neither_zero_nor_one_is_named(tmp_path: Path, bad: float, shown: str, sparse: bool) -> None:
+def test_the_error_names_an_output_other_than_zero_and_one(
+    tmp_path: Path, bad: float, shown: str, sparse: bool
+) -> None:
     out = OUT.astype("u1" if bad == 255 else "f8")
     out[41, 3] = bad
     v = Dataset.from_arrays(scipy.sparse.csr_array(out) if sparse else out).save(tmp_path / "v.zarr")
@@ -98,7 +103,7 @@ def test_what_is_neither_zero_nor_one_is_named(tmp_path: Path, bad: float, shown
             Dataset.from_arrays(X, out).read_targets(0, N)
 
 
-def test_rows_that_do_not_match_and_rows_without_outputs(tmp_path: Path) -> None:
+def test_missing_outputs_and_other_row_counts_are_refused(tmp_path: Path) -> None:
     v = Dataset.from_arrays(OUT).save(tmp_path / "v.zarr")
     with pytest.raises(DataError, match=r"has 59 rows, but its target of .*v\.zarr has 60: row i of"):
         Dataset.from_arrays(X[1:]).with_target(v)
@@ -107,16 +112,16 @@ def test_rows_that_do_not_match_and_rows_without_outputs(tmp_path: Path) -> None
             Dataset.from_arrays(X, y).read_targets(0, 1)
 
 
-def test_a_broken_shard_of_the_outputs_is_theirs(tmp_path: Path) -> None:
-    """Not the rows' with the same number."""
+def test_a_damaged_shard_of_the_outputs_is_named_as_theirs(tmp_path: Path) -> None:
+    """The error names the shard of the outputs, not the shard of the rows with the same number."""
     x = Dataset.from_arrays(X).save(tmp_path / "x.zarr", shard_rows=20)
     v = Dataset.from_arrays(OUT.astype("u1")).save(tmp_path / "v.zarr", shard_rows=20)
     shard = Path(v.shards(20, 21)[0][0])
     shard.write_bytes(shard.read_bytes()[:-9])
     ds = x.with_target(open_dataset(tmp_path / "v.zarr"))
-    with pytest.raises(ShardError) as told:
+    with pytest.raises(ShardError) as reported:
         ds.read_targets(25, 30)
-    assert (told.value.url, told.value.start, told.value.stop) == (v.url, 20, 40)
+    assert (reported.value.url, reported.value.start, reported.value.stop) == (v.url, 20, 40)
 
 
 def test_dask_rows_take_lazy_outputs_only(tmp_path: Path) -> None:

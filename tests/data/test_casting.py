@@ -1,4 +1,4 @@
-"""Conversion of dtypes: exact where it says so, the nearest value otherwise; against exact fractions."""
+"""Conversions of dtypes, compared with exact fractions: exact, or the nearest value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALUES: list[Any] = [0, 1, 2, *EDGES, *(-e for e in EDGES), 0.5, 1.5, 2.5, -0.5,
 
 
 def _values(dtype: np.dtype[Any]) -> np.ndarray:
-    """Those of `VALUES` that a type has, at its own precision."""
+    """Return the values in `VALUES` that a dtype can represent, rounded to its precision."""
     found = []
     for value in VALUES:
         if dtype.kind == "f":
@@ -45,7 +45,7 @@ def _ends(dtype: np.dtype[Any]) -> tuple[Fraction, Fraction]:
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(KINDS, KINDS)))
-def test_against_fractions(source: str, target: str) -> None:
+def test_conversions_are_exact_or_give_the_nearest_value(source: str, target: str) -> None:
     x, dtype = _values(np.dtype(source)), np.dtype(target)
     low, high = _ends(dtype)
     plain, exact = cast(x, dtype)
@@ -61,7 +61,7 @@ def test_against_fractions(source: str, target: str) -> None:
         if dtype.kind == "b":
             assert bool(near) == (true != 0)
             continue
-        assert _exactly(near) != true  # or it would be exact
+        assert _exactly(near) != true  # Otherwise the conversion would be exact.
         half = Fraction(1, 2)
         if dtype.kind == "f":
             half *= abs(clipped) * Fraction(float(np.finfo(dtype).eps))

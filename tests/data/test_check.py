@@ -21,15 +21,15 @@ def _files(found: DatasetCheck, root: Path) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("kind", ["ints", "floats", "targets", "tiled", "csr"])
 @pytest.mark.parametrize("before", [False, True])
-def test_whole_datasets_of_all_kinds(kind: str, before: bool, tmp_path: Path) -> None:
+def test_undamaged_datasets_of_all_kinds_pass_the_check(kind: str, before: bool, tmp_path: Path) -> None:
     _save(kind, 1, str(tmp_path / "a"))
     if before:
         _as_before(tmp_path / "a")
-    told: list[tuple[int, int]] = []
-    found = check_dataset(tmp_path / "a", n_jobs=2, progress=lambda done, n: told.append((done, n)))
+    reported: list[tuple[int, int]] = []
+    found = check_dataset(tmp_path / "a", n_jobs=2, progress=lambda done, n: reported.append((done, n)))
     assert (found.bad, found.rows, found.checksums) == ((), N, not before)
     assert found.shards == (6 if kind == "tiled" else 3)
-    assert told == [(20, N), (40, N), (60, N)]
+    assert reported == [(20, N), (40, N), (60, N)]
     assert found.seconds > 0 < found.bytes
 
 
@@ -38,8 +38,10 @@ def test_whole_datasets_of_all_kinds(kind: str, before: bool, tmp_path: Path) ->
     ("kind", "keys"),
     [("ints", ["x/c/1/0", "y/c/1"]), ("tiled", ["x/c/1/1"]), ("csr", ["x/000001/data/c/0"])],
 )
-def test_foreign_shards_are_named(kind: str, keys: list[str], before: bool, tmp_path: Path) -> None:
-    """Of a dataset without checksums, by the digest of the whole shard."""
+def test_shards_of_another_dataset_are_reported(
+    kind: str, keys: list[str], before: bool, tmp_path: Path
+) -> None:
+    """A dataset without checksums is checked by the digest of each whole shard."""
     for name, seed in (("a", 1), ("b", 2)):
         _save(kind, seed, str(tmp_path / name))
     if before:
@@ -71,7 +73,7 @@ def test_missing_and_damaged_shards_do_not_stop_the_check(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("table", ["digest", "crc"])
-def test_foreign_tables_are_named_and_the_rest_is_checked(table: str, tmp_path: Path) -> None:
+def test_tables_of_another_dataset_are_reported_and_the_rest_is_checked(table: str, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
         _save("ints", seed, str(tmp_path / name))
     shutil.copytree(tmp_path / "b" / table, tmp_path / "a" / table, dirs_exist_ok=True)
@@ -82,13 +84,13 @@ def test_foreign_tables_are_named_and_the_rest_is_checked(table: str, tmp_path: 
         open_dataset(tmp_path / "a")
 
 
-def test_a_dataset_that_was_not_finished(tmp_path: Path) -> None:
+def test_an_unfinished_dataset_fails_the_check(tmp_path: Path) -> None:
     create_dataset(tmp_path / "a", N, (P,), "u1")
     with pytest.raises(DataError, match="incomplete"):
         check_dataset(tmp_path / "a")
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_damaged_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
     from scalelatent.cli import main
@@ -109,7 +111,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 damaged\n" in text
     assert "x/c/2/0 (rows 40:60 of 'x') is missing" in text
     code, text = run("--json")
-    told = json.loads(text)
+    reported = json.loads(text)
     assert code == 1
-    assert (told["rows"], told["shards"], told["seconds"] > 0) == (60, 3, True)
-    assert (told["bad"][0]["file"], told["bad"][0]["start"]) == (str(tmp_path / "a/x/c/2/0"), 40)
+    assert (reported["rows"], reported["shards"], reported["seconds"] > 0) == (60, 3, True)
+    assert (reported["bad"][0]["file"], reported["bad"][0]["start"]) == (str(tmp_path / "a/x/c/2/0"), 40)

@@ -1,4 +1,4 @@
-"""Rows that other libraries hold: nothing is computed before it is read; the bits of their numpy twins."""
+"""Rows in containers of other libraries are read lazily, and give the bits of the same rows in numpy."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_small_chunks_are_computed_together_and_large_ones_one_by_one(
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4), (5, 4)])
-def test_a_small_chunk_of_another_shape_than_the_array_says_is_named(shape: tuple[int, int]) -> None:
+def test_the_error_names_a_chunk_whose_shape_differs_from_the_array(shape: tuple[int, int]) -> None:
     def wrong(block: np.ndarray, block_info: Any = None) -> np.ndarray:
         return np.zeros(shape) if block_info[0]["chunk-location"][0] == 3 else block
 
@@ -94,7 +94,7 @@ def test_a_small_chunk_of_another_shape_than_the_array_says_is_named(shape: tupl
 
 
 def _sliced_dataarray(folder: Path) -> Any:
-    """A DataArray of a file, of which xarray reads what is asked for."""
+    """Return a DataArray of a file, of which xarray reads only the requested rows."""
     xr.Dataset({"v": (("row", "feature"), ROWS)}).to_zarr(folder / "x.zarr")
     return xr.open_zarr(folder / "x.zarr", chunks=None)["v"]
 
@@ -134,13 +134,13 @@ def test_every_container_gives_the_same_bits(form: str, tmp_path: Path) -> None:
     assert fitted.score(given, LABELS) == expected.score(ROWS, LABELS)
 
 
-def test_a_masked_memmap_stays_one(tmp_path: Path) -> None:
+def test_a_masked_memmap_is_not_loaded(tmp_path: Path) -> None:
     from scalelatent.data.read.containers import opened
 
     assert isinstance(opened(FORMS["masked memmap"](tmp_path)), np.memmap)
 
 
-def test_torch_tensors() -> None:
+def test_torch_tensors_are_rows() -> None:
     torch = pytest.importorskip("torch")
     given = torch.tensor(ROWS, requires_grad=True)
     expected = _model().fit(ROWS, LABELS)
@@ -153,7 +153,7 @@ def test_torch_tensors() -> None:
         Dataset.from_arrays(shared.bfloat16())
 
 
-def test_a_lazy_frame_is_run_for_the_rows_that_are_read() -> None:
+def test_a_lazy_frame_computes_only_the_rows_that_are_read() -> None:
     seen: list[int] = []
 
     def look(column: Any) -> Any:
@@ -168,7 +168,7 @@ def test_a_lazy_frame_is_run_for_the_rows_that_are_read() -> None:
     assert sum(seen) == 4
 
 
-def test_dask_frames_are_refused_with_the_advice() -> None:
+def test_dask_frames_are_refused_with_advice() -> None:
     dd = pytest.importorskip("dask.dataframe")
     import pandas as pd
 
@@ -187,7 +187,7 @@ def test_dask_frames_are_refused_with_the_advice() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "lazy", "arrow"])
-def test_data_frames(kind: str) -> None:
+def test_data_frames_are_rows(kind: str) -> None:
     import pandas as pd
 
     columns = {**_columns(), "weight": np.arange(90) % 4, "kind": np.array(["x", "yy", "z"])[LABELS]}
@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "text": (
         lambda: pa.table({"a": [1.0], "b": ["x"]}),
         {},
-        r"column 'b' holds string, but features must be",
+        r"column 'b' holds text, but features must be",
     ),
     "lists": (
         lambda: pa.table({"a": [[1.0], [1.0, 2.0]]}),
@@ -267,13 +267,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str) -> None:
+def test_unsupported_containers_are_refused(case: str) -> None:
     make, how, message = REFUSED[case]
     with pytest.raises(DataError, match=message):
         Dataset.from_dataframe(make(), **how).read_x(0, 1 if case == "not exact" else len(make()))
 
 
-def test_set_output_polars() -> None:
+def test_set_output_returns_polars_frames() -> None:
     model = _model().fit(ROWS, LABELS).set_output(transform="polars")
     framed = model.transform(ROWS)
     assert isinstance(framed, pl.DataFrame)

@@ -1,4 +1,7 @@
-"""Converting: what is not asked for stays; values are kept or refused; zarr arrays made elsewhere."""
+"""Converting:
+
+properties that are not requested stay; values are kept or refused; foreign zarr arrays are accepted.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def _cut(ds: Dataset) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4", None, "auto"])
-def test_codec_alone_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, codec: str | None) -> None:
+def test_a_new_codec_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, codec: str | None) -> None:
     out = convert_dataset(stored, tmp_path / "out", compressor=codec)
     _same(out, stored)
     assert _cut(out) == (10, 20, "lz4" if codec == "auto" else codec)
@@ -57,12 +60,12 @@ def test_codec_alone_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, code
         ({}, (10, 20)),
         ({"chunk_rows": 5}, (5, 20)),
         ({"shard_rows": 50}, (10, 50)),
-        ({"shard_rows": 25}, (25, 25)),  # 10 does not divide it: chunks are chosen again
+        ({"shard_rows": 25}, (25, 25)),  # 10 does not divide the shard, so chunks are chosen again.
         ({"chunk_rows": 30}, (30, 120)),
         ({"chunk_rows": "auto", "shard_rows": "auto"}, (95, 95)),
     ],
 )
-def test_what_is_not_asked_for_stays(
+def test_properties_that_are_not_requested_stay(
     stored: Dataset, tmp_path: Path, asked: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     out = convert_dataset(str(stored.url), tmp_path / "out", **asked)
@@ -74,7 +77,7 @@ def test_what_is_not_asked_for_stays(
     assert out.attrs["provenance"]["content"] == stored.fingerprint()
 
 
-def test_rows_and_dtype(stored: Dataset, tmp_path: Path) -> None:
+def test_rows_are_selected_and_their_dtype_is_converted(stored: Dataset, tmp_path: Path) -> None:
     out = convert_dataset(stored, tmp_path / "out", rows=(30, 70), dtype="f4", chunk_rows=8)
     assert out.dtype == np.float32
     np.testing.assert_array_equal(out.read_x(0, 40), X[30:70].reshape(40, 6))
@@ -84,7 +87,7 @@ def test_rows_and_dtype(stored: Dataset, tmp_path: Path) -> None:
     assert back.dtype == np.uint8
 
 
-def test_lossy_only_if_asked_for(tmp_path: Path) -> None:
+def test_lossy_conversion_must_be_requested(tmp_path: Path) -> None:
     x = X.reshape(N, 6).astype("f8")
     x[33, 4] = 255.6
     ds = Dataset.from_arrays(x).save(tmp_path / "ds", chunk_rows=10)
@@ -97,7 +100,7 @@ def test_lossy_only_if_asked_for(tmp_path: Path) -> None:
         convert_dataset(ds, tmp_path / "other", dtype=complex)
 
 
-def test_segments_become_one(stored: Dataset, tmp_path: Path) -> None:
+def test_appended_parts_become_one(stored: Dataset, tmp_path: Path) -> None:
     grown = append_rows(str(stored.url), Dataset.from_arrays(X, Y, sample_weight=WEIGHT))
     out = convert_dataset(grown, tmp_path / "out", shard_rows=20)
     _same(out, grown)
@@ -109,8 +112,9 @@ def test_segments_become_one(stored: Dataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_zarr_arrays_made_elsewhere(tmp_path: Path, version: Any) -> None:
-    warnings.simplefilter("ignore")  # zarr: strings of fixed width are no part of its standard yet
+def test_foreign_zarr_arrays_become_a_dataset(tmp_path: Path, version: Any) -> None:
+    # Zarr warns that strings of fixed width are not part of its standard yet.
+    warnings.simplefilter("ignore")
     group = zarr.create_group(tmp_path / "g", zarr_format=version)
     for name, values in (("X", X), ("label", Y.astype("S")), ("y", np.arange(N)), ("other", X[:5])):
         made = group.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(7, *values.shape[1:]))
@@ -141,7 +145,7 @@ def test_zarr_arrays_made_elsewhere(tmp_path: Path, version: Any) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_bad_requests(stored: Dataset, tmp_path: Path) -> None:
+def test_invalid_conversions_are_refused(stored: Dataset, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere does not exist"):
         convert_dataset(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "text").mkdir()
@@ -162,7 +166,7 @@ def test_bad_requests(stored: Dataset, tmp_path: Path) -> None:
 
 
 def test_dense_rows_are_read_twice_to_become_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once to count the entries, by which row groups are sized, and once to write them."""
+    """The first read counts the entries, which set the size of row groups; the second one writes them."""
     from scalelatent.data.read.chunks import StoredRows
 
     x = np.eye(40, dtype="f4")
@@ -181,7 +185,7 @@ def test_dense_rows_are_read_twice_to_become_sparse(tmp_path: Path, monkeypatch:
     np.testing.assert_array_equal(out.read_x(0, 40).toarray(), x)
 
 
-def test_numbers_of_rows_are_whole(stored: Dataset, tmp_path: Path) -> None:
+def test_shard_rows_and_chunk_rows_must_be_whole_numbers(stored: Dataset, tmp_path: Path) -> None:
     out = convert_dataset(stored, tmp_path / "a", shard_rows=np.int64(8), chunk_rows=np.int32(4))  # type: ignore[arg-type]
     assert (out._columns.x.layout.shard_rows, out._columns.x.layout.chunk_rows) == (8, 4)  # type: ignore[attr-defined]
     for wrong in (2.0, "many"):
@@ -190,7 +194,7 @@ def test_numbers_of_rows_are_whole(stored: Dataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [(), (3,)])
-def test_images_are_cropped_and_resized_by_areas(tmp_path: Path, channels: tuple[int, ...]) -> None:
+def test_images_are_cropped_and_resized_by_area_means(tmp_path: Path, channels: tuple[int, ...]) -> None:
     x = np.random.Generator(np.random.Philox(5)).integers(0, 256, (30, 10, 12, *channels)).astype("u1")
     ds = Dataset.from_arrays(x, Y[:30]).save(tmp_path / "in", chunk_rows=7, shard_rows=14)
     inner = x[:, 1:-1, 1:-1]
@@ -198,7 +202,8 @@ def test_images_are_cropped_and_resized_by_areas(tmp_path: Path, channels: tuple
     assert cropped.dtype == np.uint8
     np.testing.assert_array_equal(cropped.read_x(0, 30), inner.reshape(30, -1))
     np.testing.assert_array_equal(cropped.read_y(0, 30), Y[:30])
-    # Whole areas: the mean of each; then each old pixel as 15 new ones, of which 15 and 6 make one.
+    # Each new pixel is the mean of a whole area; then each old pixel counts as 15 parts, of which 15 and 6
+    # make a new pixel.
     halved = convert_dataset(ds, tmp_path / "halved", crop=1, resize=(4, 5))
     means = inner.reshape(30, 4, 2, 5, 2, *channels).mean(axis=(2, 4))
     np.testing.assert_allclose(halved.read_x(0, 30), means.reshape(30, -1), rtol=1e-6)
@@ -209,7 +214,7 @@ def test_images_are_cropped_and_resized_by_areas(tmp_path: Path, channels: tuple
     assert halved.attrs["provenance"]["resize"] == [4, 5]
 
 
-def test_flat_squares_are_images_and_others_are_refused(tmp_path: Path) -> None:
+def test_flat_rows_of_square_size_are_images_and_others_are_refused(tmp_path: Path) -> None:
     flat = Dataset.from_arrays(np.arange(64.0).reshape(4, 16))
     out = convert_dataset(flat, tmp_path / "out", resize=(2, 2))
     assert out.feature_shape == (2, 2)

@@ -1,4 +1,4 @@
-"""CSR rows: any matrix through any store and cut, multi-labels and targets, and what is refused."""
+"""CSR rows: any matrix in any store with any row groups, multi-labels and targets, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _random(rows: int, columns: int, density: float, dtype: Any, seed: int = 0) 
 
 
 def _same(a: Any, b: Any) -> None:
-    """Equal entry for entry, stored zeros included."""
+    """Return whether all entries are equal, including stored zeros."""
     assert a.shape == b.shape
     assert a.dtype == b.dtype
     for x, y in zip(csr_module.unpack_csr(a), csr_module.unpack_csr(b), strict=True):
@@ -49,7 +49,7 @@ def matrices(draw: Any) -> sp.csr_array:
     counts = draw(st.lists(st.integers(0, columns), min_size=rows, max_size=rows))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     indices = [np.sort(rng.choice(columns, n, replace=False)) for n in counts]
-    data = rng.integers(0, 100, sum(counts)).astype(dtype)  # zeros too: they are stored
+    data = rng.integers(0, 100, sum(counts)).astype(dtype)  # Some entries are stored zeros.
     return sp.csr_array(
         (data, np.concatenate(indices).astype("i4"), np.r_[0, np.cumsum(counts)]), shape=(rows, columns)
     )
@@ -57,7 +57,7 @@ def matrices(draw: Any) -> sp.csr_array:
 
 @settings(max_examples=40, deadline=None)
 @given(x=matrices(), group=st.integers(1, 31), local=st.booleans(), cut=st.data())
-def test_any_csr_comes_back_from_any_store_and_cut(
+def test_any_csr_matrix_is_read_back_from_any_store_and_row_groups(
     x: sp.csr_array, group: int, local: bool, cut: Any, tmp_path_factory: Any
 ) -> None:
     url = str(tmp_path_factory.mktemp("csr") / "ds") if local else "memory://csr-property"
@@ -82,7 +82,7 @@ def test_any_csr_comes_back_from_any_store_and_cut(
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9)), max_size=8), min_size=1, max_size=8)
 )
-def test_unsorted_and_double_entries_mean_what_scipy_means(rows: list[list[tuple[int, int]]]) -> None:
+def test_unsorted_and_duplicate_entries_are_read_as_scipy_does(rows: list[list[tuple[int, int]]]) -> None:
     indices = np.array([c for row in rows for c, _ in row], "i4")
     data = np.array([v for row in rows for _, v in row], "f8")
     indptr = np.r_[0, np.cumsum([len(row) for row in rows])]
@@ -96,7 +96,7 @@ def test_unsorted_and_double_entries_mean_what_scipy_means(rows: list[list[tuple
 
 
 @pytest.mark.parametrize("kind", ["csr_matrix", "csr_array", "csc_matrix", "coo_array", "lil_matrix"])
-def test_every_sparse_format_is_taken(kind: str) -> None:
+def test_every_sparse_format_is_accepted(kind: str) -> None:
     ds = Dataset.from_arrays(getattr(sp, kind)(X), Y)
     _same(ds.read_x(0, ROWS), X)
     assert ds.fingerprint() == Dataset.from_arrays(X, Y).fingerprint()
@@ -110,7 +110,7 @@ def test_rows_in_memory_are_views() -> None:
     assert np.shares_memory(part.indices, X.indices)
 
 
-def test_wide_column_numbers() -> None:
+def test_column_indices_beyond_31_bits_are_stored() -> None:
     wide = sp.csr_array((np.ones(2), np.array([0, 2**31 + 5]), np.array([0, 1, 2])), shape=(2, 2**31 + 6))
     ds = Dataset.from_arrays(wide).save("memory://csr-wide", overwrite=True)
     _same(ds.read_x(0, 2), wide)
@@ -121,7 +121,9 @@ def test_wide_column_numbers() -> None:
     ("y", "kind"), [(Y, "labels"), (X.toarray()[:, :5], "targets"), (TOPICS_OF, "multilabel"), (None, None)]
 )
 @pytest.mark.parametrize("x", [X, X.toarray()])
-def test_kinds_of_y_with_both_kinds_of_rows(x: Any, y: Any, kind: Any, url: str, tmp_path: Path) -> None:
+def test_every_kind_of_y_is_stored_with_dense_and_csr_rows(
+    x: Any, y: Any, kind: Any, url: str, tmp_path: Path
+) -> None:
     url = url if "://" in url else str(tmp_path / url)
     held = Dataset.from_arrays(x, y, sample_weight=np.arange(ROWS))
     ds = held.save(url, overwrite=True, shard_rows=64)
@@ -139,7 +141,7 @@ def test_kinds_of_y_with_both_kinds_of_rows(x: Any, y: Any, kind: Any, url: str,
         if kind in ("targets", "multilabel"):
             with pytest.raises(DataError, match=f"{kind} columns per row instead of one label"):
                 one.read_codes(0, 1)
-    # Old readers understand what they can: only what they cannot has a new version.
+    # Earlier readers open every dataset that they understand; only other datasets have a new version.
     old = kind in (None, "labels") and not sp.issparse(x)
     assert ds.attrs["format_version"] == (1 if old else 2)
     assert ("x_kind" in ds.attrs) == (not old)
@@ -197,7 +199,7 @@ def _filled(url: str) -> Dataset:
     return writer.finalize()
 
 
-def test_resume_with_other_kinds_is_refused(tmp_path: Path) -> None:
+def test_a_resume_with_other_kinds_of_rows_is_refused(tmp_path: Path) -> None:
     _writer(tmp_path / "ds")
     with pytest.raises(DataError, match="x_kind was 'csr', now 'dense'"):
         create_dataset(tmp_path / "ds", ROWS, (COLUMNS,), "f4", y_dtype="i8", resume=True)
@@ -214,7 +216,9 @@ def test_resume_with_other_kinds_is_refused(tmp_path: Path) -> None:
         ("x/nnz/c/0", "flip", "table 'x/nnz'"),
     ],
 )
-def test_lost_and_damaged_row_groups_are_named(file: str, damage: str, message: str, tmp_path: Path) -> None:
+def test_the_error_names_lost_and_damaged_row_groups(
+    file: str, damage: str, message: str, tmp_path: Path
+) -> None:
     ds = Dataset.from_arrays(X, Y).save(tmp_path / "ds", shard_rows=100)
     place = tmp_path / "ds" / file
     if damage == "tree":
@@ -229,7 +233,7 @@ def test_lost_and_damaged_row_groups_are_named(file: str, damage: str, message: 
     with pytest.raises(DataError, match=message):
         open_dataset(ds.url or "").read_x(0, ROWS)
     if file.startswith("x/000001"):
-        _same(open_dataset(ds.url or "").read_x(0, 100), X[:100])  # the others are untouched
+        _same(open_dataset(ds.url or "").read_x(0, 100), X[:100])  # The other row groups are undamaged.
 
 
 @pytest.mark.parametrize(
@@ -244,7 +248,7 @@ def test_lost_and_damaged_row_groups_are_named(file: str, damage: str, message: 
         (lambda w: w.write_shard(1, _with_nan(), Y[:100]), "row 107, column 3 is nan"),
     ],
 )
-def test_wrong_rows_are_refused(make: Any, message: str) -> None:
+def test_invalid_csr_rows_are_refused(make: Any, message: str) -> None:
     writer = _writer("memory://csr-wrong", overwrite=True)
     with pytest.raises(DataError, match=message):
         make(writer)
@@ -272,7 +276,7 @@ def _with_nan() -> sp.csr_array:
         ({"y_kind": "targets", "n_targets": 4}, "needs y_dtype"),
     ],
 )
-def test_wrong_arguments_leave_nothing(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_leave_no_files(options: dict[str, Any], message: str) -> None:
     arguments = {"feature_shape": (COLUMNS,), "dtype": "f4", **options}
     with pytest.raises(DataError, match=message):
         create_dataset("memory://csr-arguments", 10, **arguments)
@@ -290,15 +294,15 @@ def test_wrong_arguments_leave_nothing(options: dict[str, Any], message: str) ->
         (sp.csr_array((np.ones(1), np.array([7]), np.array([0, 1])), shape=(1, 8)), None, None),
     ],
 )
-def test_bad_arrays_are_refused(x: Any, y: Any, message: str | None) -> None:
+def test_invalid_csr_arrays_are_refused(x: Any, y: Any, message: str | None) -> None:
     if message is None:
-        x.indices[0] = 8  # scipy looks at what it is given once only
+        x.indices[0] = 8  # Scipy checks the indices only once.
         message = "row 0 has an entry in column 8, but columns are 0 to 7"
     with pytest.raises(DataError, match=message):
         Dataset.from_arrays(x, y)
 
 
-def test_sums_that_do_not_fit_name_their_row() -> None:
+def test_the_error_names_the_row_of_a_sum_that_overflows() -> None:
     with pytest.raises(DataError, match="row 12 add up to 300, which does not fit into uint8"):
         canonical(np.array([150, 150], "u1"), np.array([1, 1]), np.array([0, 0, 0, 2]), 3, 10, "x")
 
@@ -320,7 +324,7 @@ def test_row_groups_are_sized_by_bytes() -> None:
     assert choose_csr_layout(10**9, 0, f4).shard_rows == 65_536
 
 
-def test_sparse_dask_blocks_are_refused() -> None:
+def test_dask_arrays_of_sparse_blocks_are_refused() -> None:
     da = pytest.importorskip("dask.array")
     x = da.from_array(X.toarray(), chunks=(100, 40)).map_blocks(sp.csr_matrix)
     with pytest.raises(DataError, match="the dask array has sparse blocks"):

@@ -24,7 +24,9 @@ def _rows(n: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_stored_rows_equal_numpy(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_stored_rows_equal_the_numpy_array(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     n = data.draw(st.integers(1, 120), "n")
     shape = data.draw(st.sampled_from([(1,), (7,), (3, 2), (2, 2, 2)]), "shape")
     dtype = data.draw(st.sampled_from(DTYPES), "dtype")
@@ -58,7 +60,7 @@ def test_stored_rows_equal_numpy(data: st.DataObject, tmp_path_factory: pytest.T
 
 
 @given(st.integers(1, 40), st.integers(-50, 50), st.integers(-50, 50))
-def test_slices_are_those_of_python(n: int, a: int, b: int) -> None:
+def test_slices_follow_pythons_rules(n: int, a: int, b: int) -> None:
     ds = Dataset.from_arrays(np.arange(n, dtype="f4")[:, None])
     expected = list(range(n))[a:b]
     if not expected:
@@ -70,7 +72,7 @@ def test_slices_are_those_of_python(n: int, a: int, b: int) -> None:
         assert inner.read_x(0, 1)[0, 0] == expected[min(1, len(expected) - 1)]
 
 
-def test_memory_is_read_as_a_view() -> None:
+def test_rows_in_memory_are_read_as_views() -> None:
     x = np.zeros((10, 4, 4), "f4")
     ds = Dataset.from_arrays(x)
     assert np.shares_memory(ds[2:8].read_x(1, 3), x)
@@ -80,7 +82,7 @@ def test_memory_is_read_as_a_view() -> None:
     assert ds.classes is None
 
 
-def test_memmap_and_fortran_order(tmp_path: Path) -> None:
+def test_memmaps_and_fortran_order_are_read(tmp_path: Path) -> None:
     x = np.asfortranarray(_rows(30, (3, 4), "f8"))
     np.save(tmp_path / "x.npy", x)
     ds = Dataset.from_arrays(np.load(tmp_path / "x.npy", mmap_mode="r"))
@@ -136,7 +138,7 @@ def test_importing_the_package_imports_no_heavy_library() -> None:
 @pytest.mark.parametrize(
     "labels", [list("bcab"), np.array(list("bcab"), object), np.array([b"b", b"c", b"a", b"b"])]
 )
-def test_string_labels(labels: Any, tmp_path: Path) -> None:
+def test_string_labels_become_codes(labels: Any, tmp_path: Path) -> None:
     ds = Dataset.from_arrays(np.ones((4, 2)), labels)
     for part in (ds, ds.save(tmp_path / "ds"), open_dataset(tmp_path / "ds")[0:4]):
         assert part.classes.tolist() == ["a", "b", "c"]
@@ -144,7 +146,7 @@ def test_string_labels(labels: Any, tmp_path: Path) -> None:
         assert part.read_codes(1, 4).tolist() == [2, 0, 1]
 
 
-def test_codes_against_other_classes() -> None:
+def test_codes_refer_to_the_given_classes() -> None:
     ds = Dataset.from_arrays(np.ones((4, 2)), [3, 1, 3, 2])
     assert ds.read_codes(0, 4).dtype == np.int32
     assert ds.read_codes(0, 4, np.array([1, 2, 3, 9])).tolist() == [2, 0, 2, 1]
@@ -170,13 +172,13 @@ def test_codes_against_other_classes() -> None:
         (np.zeros((3, 2)), [1j, 1, 1], "integers, floats, booleans or strings"),
     ],
 )
-def test_bad_arrays_are_refused(x: Any, y: Any, message: str) -> None:
+def test_invalid_arrays_are_refused(x: Any, y: Any, message: str) -> None:
     y = y if y is None else np.array(y, dtype=object if None in np.ravel(np.array(y, object)) else None)
     with pytest.raises(DataError, match=message):
         Dataset.from_arrays(x, y)
 
 
-def test_bad_weights_and_labels_are_refused() -> None:
+def test_invalid_weights_and_labels_are_refused() -> None:
     x = np.zeros((3, 2))
     with pytest.raises(DataError, match="weight of row 1 is -1"):
         Dataset.from_arrays(x, sample_weight=[1, -1, 1])
@@ -192,7 +194,7 @@ def test_bad_weights_and_labels_are_refused() -> None:
         Dataset.from_arrays(x).read_x(0, 4)
 
 
-def test_spec_opens_the_same_rows_elsewhere(tmp_path: Path) -> None:
+def test_a_spec_opens_the_same_rows_in_another_process(tmp_path: Path) -> None:
     x = _rows(20, (3,), "u1")
     ds = Dataset.from_arrays(x, np.arange(20) % 2).save(tmp_path / "ds")
     spec = json.loads(json.dumps(ds[4:9].spec()))
@@ -205,7 +207,7 @@ def test_spec_opens_the_same_rows_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["arrays", "memory", "weights"])
-def test_spec_of_rows_in_memory_names_save(kind: str, tmp_path: Path) -> None:
+def test_the_spec_of_rows_in_memory_is_refused_and_names_save(kind: str, tmp_path: Path) -> None:
     ds = Dataset.from_arrays(np.ones((4, 2)))
     if kind == "memory":
         ds = ds.save("memory://spec", overwrite=True)
@@ -216,7 +218,7 @@ def test_spec_of_rows_in_memory_names_save(kind: str, tmp_path: Path) -> None:
         ds.spec()
 
 
-def test_fingerprints_tell_content_apart(tmp_path: Path) -> None:
+def test_fingerprints_differ_if_the_content_does(tmp_path: Path) -> None:
     x, y = _rows(20, (3,), "f4"), np.arange(20) % 2
     prints = {
         Dataset.from_arrays(x).fingerprint(),

@@ -1,4 +1,4 @@
-"""The rows of a dataset before others were appended."""
+"""Reopening the rows that a dataset had before an append."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.data.read.earlier import find_earlier_rows, rows_at_same_time
 from scalelatent.errors import DataError
 
-SIZES = (40, 10, 15, 80, 5)  # the second and third are merged by later appends
+SIZES = (40, 10, 15, 80, 5)  # Later appends merge the second and the third part.
 
 
 def _rows(part: int, kind: str) -> Dataset:
@@ -23,7 +23,7 @@ def _rows(part: int, kind: str) -> Dataset:
     x: Any = random.integers(0, 5, (n, 6)).astype("u1")
     y: Any = np.array(["b", "d", "f"])[np.arange(n) % 3]
     if part in (1, 3):
-        y[:1] = "ace"[part // 2]  # a class that comes before the others
+        y[:1] = "ace"[part // 2]  # This class sorts before the others.
     if kind == "numbers":
         y = np.array([ord(c) for c in y])
     if kind == "csr":
@@ -41,7 +41,7 @@ def _content(ds: Dataset) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("kind", ["strings", "numbers", "csr"])
-def test_every_state_is_found_again(kind: str, tmp_path: Path) -> None:
+def test_every_earlier_state_is_reopened(kind: str, tmp_path: Path) -> None:
     old = [_rows(0, kind).save(tmp_path / "a", shard_rows=20)]
     before = [(old[0].fingerprint(), old[0][5:30].fingerprint(), old[0][30:].fingerprint(), _content(old[0]))]
     for part in range(1, len(SIZES)):
@@ -57,14 +57,14 @@ def test_every_state_is_found_again(kind: str, tmp_path: Path) -> None:
             found = find_earlier_rows(rows, then)
             assert found is not None
             assert found.fingerprint() == then
-            again = Dataset.from_spec(found.spec())  # as a task opens it
+            again = Dataset.from_spec(found.spec())  # A task opens the dataset in this way.
             assert again.fingerprint() == then
             assert _content(again) == _content(found)
     assert find_earlier_rows(now, "another") is None
     assert find_earlier_rows(now[5:30], before[0][0]) is None
 
 
-def test_what_another_task_opens_goes_on_after_an_append(tmp_path: Path) -> None:
+def test_a_task_continues_on_its_rows_after_an_append(tmp_path: Path) -> None:
     ds = _rows(0, "strings").save(tmp_path / "a")
     spec, content = ds[3:].spec(), _content(ds[3:])
     append_rows(tmp_path / "a", _rows(1, "strings"))
@@ -73,8 +73,8 @@ def test_what_another_task_opens_goes_on_after_an_append(tmp_path: Path) -> None
         Dataset.from_spec({**spec, "fingerprint": "0" * 64})
 
 
-def test_appends_of_versions_that_noted_nothing(tmp_path: Path) -> None:
-    """What is left then: the first segment, and those behind it that no later append has taken."""
+def test_states_before_appends_of_early_versions_are_partly_found(tmp_path: Path) -> None:
+    """Without notes only the first part and the parts that no later append has merged are found."""
     old = [_rows(0, "csr").save(tmp_path / "a").fingerprint()]
     old += [append_rows(tmp_path / "a", _rows(part, "csr")).fingerprint() for part in (2, 4)]
     meta = json.loads((tmp_path / "a/zarr.json").read_text())
@@ -85,7 +85,7 @@ def test_appends_of_versions_that_noted_nothing(tmp_path: Path) -> None:
     assert [len(find_earlier_rows(now, then) or ()) for then in old] == [40, 55, 60]
 
 
-def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
+def test_earlier_rows_are_found_with_their_earlier_targets(tmp_path: Path) -> None:
     x, v = (_rows(0, "strings").save(tmp_path / name) for name in "xv")
     both = x.with_target(v)
     whole, part = both.fingerprint(), both[10:].fingerprint()
@@ -103,7 +103,7 @@ def test_rows_with_a_target_that_both_grew(tmp_path: Path) -> None:
     assert (len(found), found.has_y) == (40, False)
 
 
-def test_test_rows_of_the_same_time(tmp_path: Path) -> None:
+def test_test_rows_are_reopened_at_the_same_state(tmp_path: Path) -> None:
     old = _rows(0, "strings").save(tmp_path / "a")
     now = append_rows(tmp_path / "a", _rows(1, "strings"))
     train = find_earlier_rows(now[:20], old[:20].fingerprint())

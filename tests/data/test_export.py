@@ -1,4 +1,4 @@
-"""Datasets as the arrays of other libraries: Dask, xarray, torch."""
+"""Datasets as arrays of other libraries: Dask, xarray, torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stored(tmp_path: Path) -> Dataset:
     return ds.save(tmp_path / "ds", chunk_rows=64, shard_rows=128)
 
 
-def test_dask_arrays_of_stored_rows(stored: Dataset) -> None:
+def test_stored_rows_become_dask_arrays(stored: Dataset) -> None:
     x, y, weight = stored[10:450].to_dask()
     assert y is not None
     assert weight is not None
@@ -36,7 +36,7 @@ def test_dask_arrays_of_stored_rows(stored: Dataset) -> None:
     np.testing.assert_array_equal(weight.compute(), WEIGHTS[10:450])
 
 
-def test_dask_arrays_of_rows_in_memory() -> None:
+def test_rows_in_memory_become_dask_arrays() -> None:
     targets = np.eye(3)[np.arange(500) % 3]
     x, y, weight = Dataset.from_arrays(ROWS, targets).to_dask()
     assert y is not None
@@ -47,7 +47,7 @@ def test_dask_arrays_of_rows_in_memory() -> None:
     np.testing.assert_array_equal(again.compute(), ROWS[7:])
 
 
-def test_no_dask_arrays_of_sparse_rows() -> None:
+def test_sparse_rows_do_not_become_dask_arrays() -> None:
     from scipy.sparse import csr_array
 
     with pytest.raises(DataError, match=r"has CSR columns, .*data convert --dense"):
@@ -64,12 +64,12 @@ def test_xarray_names_the_dimensions(stored: Dataset) -> None:
     assert opened.x.dims == found.x.dims
     np.testing.assert_array_equal(opened.x.values, ROWS)
     np.testing.assert_array_equal(opened.weight.values, WEIGHTS)
-    # And back: lazily, as any other DataArray.
+    # The DataArray is read lazily as a dataset again.
     np.testing.assert_array_equal(Dataset.from_arrays(opened.x).read_x(3, 9), ROWS[3:9].reshape(6, -1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torch_rows_each_once_in_the_order_of_seed_and_epoch(stored: Dataset, workers: int) -> None:
+def test_torch_receives_each_row_once_in_the_order_of_seed_and_epoch(stored: Dataset, workers: int) -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader
 
@@ -93,7 +93,7 @@ def test_torch_rows_each_once_in_the_order_of_seed_and_epoch(stored: Dataset, wo
         assert rows(None, 0)[0] == list(range(500))
 
 
-def test_torch_rows_of_a_stored_dataset_travel_as_their_place(stored: Dataset) -> None:
+def test_torch_loaders_of_a_stored_dataset_pickle_only_its_path(stored: Dataset) -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader
 
@@ -110,14 +110,14 @@ def test_torch_rows_of_a_stored_dataset_travel_as_their_place(stored: Dataset) -
 
 
 def test_a_dataset_without_names_of_tables_opens(stored: Dataset) -> None:
-    """As releases before wrote them."""
+    """Earlier releases wrote datasets of tables without names."""
     import json
 
     for table in ("digest", "crc"):
         meta = Path(stored.url or "") / table / "zarr.json"
-        told = json.loads(meta.read_text())
-        assert told.pop("dimension_names")
-        meta.write_text(json.dumps(told))
+        reported = json.loads(meta.read_text())
+        assert reported.pop("dimension_names")
+        meta.write_text(json.dumps(reported))
     again = open_dataset(stored.url or "")
     assert again.fingerprint() == stored.fingerprint()
     np.testing.assert_array_equal(again.read_x(0, 500), ROWS.reshape(500, -1))

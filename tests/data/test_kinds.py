@@ -15,7 +15,7 @@ from scalelatent.errors import DataError
 N, P = 90, 12
 _RNG = np.random.Generator(np.random.Philox(11))
 DENSE = (_RNG.integers(0, 6, (N, P)) * (_RNG.random((N, P)) < 0.2)).astype("f4")
-DENSE[40:44] = 0  # empty rows
+DENSE[40:44] = 0  # These rows are empty.
 TARGETS = _RNG.standard_normal((N, 3))
 TOPICS = (_RNG.random((N, 7)) < 0.3).astype("u1")
 LABELS = np.array(["x", "b", "m"])[np.arange(N) % 3]
@@ -52,7 +52,7 @@ def _check(ds: Dataset, x_kind: str, y_kind: str, order: np.ndarray) -> None:
 
 
 @every_kind
-def test_shuffle(tmp_path: Path, x_kind: str, y_kind: str) -> None:
+def test_rows_of_every_kind_are_shuffled(tmp_path: Path, x_kind: str, y_kind: str) -> None:
     stored = _rows(x_kind, y_kind).save(tmp_path / "in", shard_rows=25)
     few = shuffle_dataset(stored, tmp_path / "few", seed=4, memory=6000, shard_rows=20)
     _check(few, x_kind, y_kind, shuffled_rows(4, N))
@@ -62,7 +62,7 @@ def test_shuffle(tmp_path: Path, x_kind: str, y_kind: str) -> None:
 
 
 @every_kind
-def test_append_and_convert(tmp_path: Path, x_kind: str, y_kind: str) -> None:
+def test_rows_of_every_kind_are_appended_and_converted(tmp_path: Path, x_kind: str, y_kind: str) -> None:
     _rows(x_kind, y_kind, 0, 30).save(tmp_path / "ds", shard_rows=12)
     append_rows(tmp_path / "ds", _rows(x_kind, y_kind, 30, 35))
     append_rows(tmp_path / "ds", _rows(x_kind, y_kind, 35, 41).save(tmp_path / "more", shard_rows=4))
@@ -84,7 +84,7 @@ def test_append_and_convert(tmp_path: Path, x_kind: str, y_kind: str) -> None:
     _check(convert_dataset(small, tmp_path / "f", dtype="f4"), x_kind, y_kind, np.arange(5, 80))
 
 
-def test_lossy_values_of_csr_rows_are_named(tmp_path: Path) -> None:
+def test_the_error_names_csr_values_that_a_conversion_would_change(tmp_path: Path) -> None:
     x = DENSE.copy()
     x[50, 7] = 2.5
     ds = Dataset.from_arrays(sparse.csr_array(x)).save(tmp_path / "ds", shard_rows=20)
@@ -107,7 +107,7 @@ def test_lossy_values_of_csr_rows_are_named(tmp_path: Path) -> None:
         (("dense", "targets"), ("dense", "labels"), "labels strings instead of 3 targets columns of float64"),
     ],
 )
-def test_append_of_another_kind(
+def test_rows_of_another_kind_are_not_appended(
     tmp_path: Path, ours: tuple[str, str], theirs: tuple[str, str], message: str
 ) -> None:
     before = _rows(*ours).save(tmp_path / "ds")

@@ -1,4 +1,4 @@
-"""Masked arrays, at every door: an entry below a mask is no number that somebody gave."""
+"""Masked arrays wherever rows enter: a masked entry is not a value."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ DOORS: dict[str, Callable[[Any, Path], Any]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_masked_rows_are_refused_by_row_and_feature(door: str, tmp_path: Path) -> None:
+def test_masked_rows_are_refused_with_row_and_feature(door: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=WHERE):
         DOORS[door](MASKED, tmp_path)
     assert not (tmp_path / "a/x/c").exists()
 
 
-def test_predict_of_masked_rows() -> None:
+def test_predict_refuses_masked_rows() -> None:
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=1, n_jobs=1).fit(X, Y)
     for call in (model.predict, model.transform, lambda x: model.score(x, Y)):
         with pytest.raises(DataError, match=WHERE):
@@ -69,11 +69,11 @@ def test_predict_of_masked_rows() -> None:
         lambda: _capsule().fit(X, Y, sample_weight=MASKED_Y),
     ],
 )
-def test_masked_labels_and_weights_are_refused_by_row(call: Callable[[], Any]) -> None:
+def test_masked_labels_and_weights_are_refused_with_the_row(call: Callable[[], Any]) -> None:
     with pytest.raises(DataError, match="masked array: row 9 is masked"):
         call()
 
 
-def test_a_mask_of_nothing_is_taken() -> None:
+def test_an_array_without_masked_entries_is_accepted() -> None:
     whole = np.ma.array(X, mask=np.zeros_like(X, bool))
     np.testing.assert_array_equal(Dataset.from_arrays(whole, np.ma.array(Y)).read_x(0, 40), X)

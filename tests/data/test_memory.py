@@ -1,4 +1,4 @@
-"""Bounded memory: a child process handles files far larger than the growth it is allowed."""
+"""Bounded memory: a child process reads files far larger than the memory that it may use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 MB = 1 << 20
-ROWS, WIDTH = 60_000, 784 * 2  # 94 MB of bytes
+ROWS, WIDTH = 60_000, 784 * 2  # 94 MB in total.
 ALLOWED = 40 * MB
 
 _CHILD = """
@@ -100,7 +100,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write(rows.tobytes())
     with h5py.File(path / "x.h5", "w") as file:
         file.create_dataset("x", data=rows, chunks=(500, WIDTH // 2), compression="gzip", compression_opts=1)
-    with h5py.File(path / "x.mat", "w", userblock_size=512) as file:  # MATLAB's columns: axes reversed
+    # MATLAB stores columns first, so the axes are reversed.
+    with h5py.File(path / "x.mat", "w", userblock_size=512) as file:
         file.create_dataset(
             "x", data=rows.T, chunks=(WIDTH // 4, 700), compression="gzip", compression_opts=1
         )
@@ -108,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raw.write(b"MATLAB 7.3 MAT-file")
     (path / "images").mkdir()
     image = Image.fromarray(rows[:WIDTH])
-    for i in range(40):  # of 2.5 MB each
+    for i in range(40):  # Each has 2.5 MB.
         image.save(path / "images" / f"{i}.png", compress_level=1)
     Dataset.from_arrays(rows).save(path / "ds", chunk_rows=1000, shard_rows=2000)
     return path
@@ -124,17 +125,17 @@ def _growth(folder: Path, what: str) -> int:
     ["idx", "npy", "npz", "hdf5", "mat", "images", "read", "save", "shuffle", "convert", "append"],
 )
 @pytest.mark.slow
-def test_growth_is_a_few_shards_not_the_file(folder: Path, what: str) -> None:
+def test_importing_a_file_takes_the_memory_of_a_few_shards(folder: Path, what: str) -> None:
     assert _growth(folder, what) < ALLOWED
 
 
-def test_the_measure_sees_a_file_read_whole(folder: Path) -> None:
+def test_the_memory_test_detects_a_file_that_is_read_whole(folder: Path) -> None:
     assert _growth(folder, "whole") > 2 * ALLOWED
 
 
 @pytest.fixture(scope="module")
 def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300,000 rows of 60 words: 216 MB of values and columns, 130 MB of text."""
+    """Write 300,000 rows of 60 words: 216 MB of values and columns, 130 MB of text."""
     import scipy.sparse as sp
 
     from scalelatent.data import Dataset
@@ -169,10 +170,10 @@ SPARSE = ["csr", "csr-packed", "h5ad", "svmlight", "svmlight.gz", "documents", "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SPARSE)
-def test_growth_is_a_few_row_groups_not_the_file(sparse_folder: Path, what: str) -> None:
+def test_importing_sparse_rows_takes_the_memory_of_a_few_row_groups(sparse_folder: Path, what: str) -> None:
     assert _growth(sparse_folder, what) < 3 * ALLOWED
 
 
 @pytest.mark.slow
-def test_the_measure_sees_sparse_rows_read_whole(sparse_folder: Path) -> None:
+def test_the_memory_test_detects_sparse_rows_that_are_read_whole(sparse_folder: Path) -> None:
     assert _growth(sparse_folder, "whole-csr") > 200 * MB

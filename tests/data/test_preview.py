@@ -1,4 +1,4 @@
-"""What people see of a dataset: repr, notebooks, its first rows."""
+"""Previews of a dataset: repr, notebooks, first rows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ EXPECTED = {
 }
 
 
-def test_what_a_dataset_says_of_itself_reads_no_rows(tmp_path: Path) -> None:
+def test_the_repr_of_a_dataset_reads_no_rows(tmp_path: Path) -> None:
     found = _datasets(tmp_path)
     for ds in found.values():
         ds._columns.x = _Unreadable(ds._columns.x)
@@ -83,7 +83,7 @@ def test_what_a_dataset_says_of_itself_reads_no_rows(tmp_path: Path) -> None:
     assert "59 (98.3 %)" in found["csr"]._repr_html_()
 
 
-def test_reshaped_rows_are_not_counted_for_it(tmp_path: Path) -> None:
+def test_the_repr_of_reshaped_rows_reads_no_rows(tmp_path: Path) -> None:
     from scalelatent.data.columns import Columns
     from scalelatent.data.read.sources import ArrayRows, CsrSource
     from scalelatent.data.write.convert import DenseRows, SparseRows
@@ -98,7 +98,7 @@ def test_reshaped_rows_are_not_counted_for_it(tmp_path: Path) -> None:
     assert "240 B in memory" in dense._repr_html_()
 
 
-def test_first_rows_of_all_kinds(tmp_path: Path) -> None:
+def test_first_rows_of_all_kinds_are_shown(tmp_path: Path) -> None:
     found = {name: first_rows(ds, 2)[1] for name, ds in _datasets(tmp_path).items()}
     assert found["stored"] == {"row": 1, "label": "b<", "values": [3.0, 4.0, 5.0]}
     assert found["slice"] == {"row": 3, "label": "c", "values": [9.0, 10.0, 11.0]}
@@ -132,7 +132,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_verb(
+def test_the_command_shows_the_first_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -140,8 +140,8 @@ def test_the_verb(
     text = _run(capsys, str(tmp_path / "a"), "-n", "2").splitlines()
     assert text == [EXPECTED["stored"].format(tmp_path), "0: a   0 1 2", "1: b<  3 4 5"]
     assert "1: []  0:3 1:4 2:5" in _run(capsys, str(tmp_path / "b"), "-n", "2")
-    told = json.loads(_run(capsys, str(tmp_path / "a"), "--rows", "3", "--json"))
-    assert (told["n_rows"], [row["label"] for row in told["rows"]]) == (20, ["a", "b<", "a"])
+    reported = json.loads(_run(capsys, str(tmp_path / "a"), "--rows", "3", "--json"))
+    assert (reported["n_rows"], [row["label"] for row in reported["rows"]]) == (20, ["a", "b<", "a"])
     make_digits(tmp_path / "digits", 10, seed=0)
     lines = _run(capsys, str(tmp_path / "digits")).splitlines()
     assert max(map(len, lines)) <= max(60, len(lines[0]))

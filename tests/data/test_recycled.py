@@ -1,4 +1,4 @@
-"""Memory that rows are read into: reused when they have no references left, never before."""
+"""Memory of rows is reused when no references are left, and never before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _stored(tmp_path) -> tuple[np.ndarray, sl.Dataset]:
     return x, writer.finalize()
 
 
-def test_rows_that_are_dropped_leave_their_memory_to_the_next(tmp_path):
+def test_memory_of_deleted_rows_is_reused(tmp_path):
     x, ds = _stored(tmp_path)
     places = set()
     for a in range(0, ROWS, CHUNK):
@@ -35,7 +35,7 @@ def test_rows_that_are_dropped_leave_their_memory_to_the_next(tmp_path):
     assert len(places) == 1
 
 
-def test_rows_stay_while_anything_of_them_is_held(tmp_path):
+def test_rows_stay_while_a_view_of_them_exists(tmp_path):
     x, ds = _stored(tmp_path)
     starts = range(0, ROWS, CHUNK)
     rows = ds.read_x(0, CHUNK)
@@ -56,7 +56,7 @@ def test_rows_stay_while_anything_of_them_is_held(tmp_path):
             del rows
 
 
-def test_threads_that_read_and_drop_at_will_get_rows_of_their_own(tmp_path):
+def test_threads_never_share_the_memory_of_rows(tmp_path):
     x, ds = _stored(tmp_path)
     wrong: list[int] = []
 
@@ -71,23 +71,24 @@ def test_threads_that_read_and_drop_at_will_get_rows_of_their_own(tmp_path):
                     wrong.append(b)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(read, range(4)))  # raises what one of them raised
+        list(pool.map(read, range(4)))  # It raises the errors of the threads.
     assert not wrong
 
 
-def test_little_is_kept_and_none_of_it_travels(tmp_path):
+def test_little_memory_is_kept_and_none_is_pickled(tmp_path):
     _, ds = _stored(tmp_path)
     held = [ds.read_x(a, a + CHUNK) for a in range(0, ROWS, CHUNK)]
     del held
     memory = ds._columns.x._memory
     assert len(memory._free) == MAX_FREE
     assert len(pickle.dumps(memory)) < 1000
-    again = memory.empty((2 * CHUNK, WIDTH), F4)  # other pieces than before: those of the old size are let go
+    # The pieces have another size; those of the old size are released.
+    again = memory.empty((2 * CHUNK, WIDTH), F4)
     assert again.shape == (2 * CHUNK, WIDTH)
     assert not memory._free
 
 
-def test_empty_is_that_of_numpy():
+def test_recycled_arrays_have_the_shape_and_dtype_of_numpys_empty():
     memory = RecyclingAllocator()
     for shape in ((0, 3), (7,), (2**17, 4), (2**23, 4), ()):
         array = memory.empty(shape, F4)

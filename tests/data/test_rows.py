@@ -1,4 +1,4 @@
-"""What rows, labels and outputs may be, and small parts of how they are read."""
+"""Valid rows, labels and outputs, and small functions that read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_masked_entries_are_refused() -> None:
         refuse_masked(np.ma.masked_greater([[1, 2], [3, 9]], 8), "x")
 
 
-def test_binary_outputs() -> None:
+def test_binary_outputs_become_zeros_and_ones() -> None:
     assert as_binary(np.array([[0.0, 1.0]]), 0, "x").tolist() == [[0, 1]]
     assert as_binary(csr_array([[0, 1], [1, 0]]), 0, "x").tolist() == [[0, 1], [1, 0]]
     with pytest.raises(DataError, match="dataset d: column 1 of row 7 is 255, but an output must be 0 or 1"):
@@ -42,7 +42,7 @@ def test_binary_outputs() -> None:
         as_binary(csr_array([[1, 0], [0, 2]]), 7, "dataset d")
 
 
-def test_entries_of_one_place_are_added() -> None:
+def test_entries_of_one_row_and_column_are_added() -> None:
     x, *counts = canonical(np.array([1, 2, 4]), np.array([1, 0, 1]), np.array([0, 3]), 2, 0, "x")
     assert (x.toarray().tolist(), counts) == ([[2, 5]], [1, 1])
 
@@ -59,14 +59,14 @@ def test_a_chunk_that_was_never_written_is_damage() -> None:
         entry(index, 1)
 
 
-def test_taken_rows() -> None:
+def test_rows_are_taken_by_index() -> None:
     ds = Dataset.from_arrays(np.arange(10.0)[:, None], list("abababaaaa"))
     some = select_rows(ds, [7, 1, 2])
     assert some.read_x(0, 3).ravel().tolist() == [1.0, 2.0, 7.0]
     assert some.read_y(0, 3).tolist() == ["b", "a", "a"]
 
 
-def test_a_batch_as_bytes() -> None:
+def test_a_batch_is_converted_to_bytes() -> None:
     batch = RowBatch(np.arange(6.0).reshape(3, 2), np.array(["a", "b", "c"]))
     assert RowBatch.from_bytes(batch.take(np.array([2, 0])).to_bytes()).y.tolist() == ["c", "a"]
 

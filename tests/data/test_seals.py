@@ -1,4 +1,4 @@
-"""Files that are whole, but not those of the dataset; and what is no file at all."""
+"""Whole files that belong to another dataset, and paths that are not files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _arrays(kind: str, seed: int) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     x: Any = random.integers(1, 9, (N, P)).astype("f4" if kind == "floats" else "u1")
     y: Any = random.integers(0, 3, N)
-    if kind == "csr":  # of the same number of entries
+    if kind == "csr":  # The other rows have the same number of entries.
         x = csr_array(np.where(np.arange(P) % 2, x, 0).astype("f4"))
         y = csr_array((np.arange(P) % 3 == 0) * random.integers(1, 5, (N, P)).astype("u1"))
     if kind == "targets":
@@ -56,7 +56,7 @@ def _read(ds: Dataset) -> None:
         ("csr", "y/000001/data/c/0"),
     ],
 )  # fmt: skip
-def test_a_shard_of_another_dataset_of_the_same_shape(
+def test_a_shard_of_another_dataset_of_the_same_shape_is_refused(
     kind: str, key: str, scheme: str, tmp_path: Path
 ) -> None:
     here, there = (scheme or str(tmp_path)) + "/a", (scheme or str(tmp_path)) + "/b"
@@ -74,14 +74,14 @@ def test_a_shard_of_another_dataset_of_the_same_shape(
     open_dataset(here).read_x(0, 20)
 
 
-def test_a_file_of_an_earlier_version_of_the_same_rows_is_no_other(tmp_path: Path) -> None:
+def test_a_file_of_the_same_rows_from_an_earlier_version_is_accepted(tmp_path: Path) -> None:
     ds = _save("ints", 1, str(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.copyfile(tmp_path / "b/x/c/1/0", tmp_path / "a/x/c/1/0")
     np.testing.assert_array_equal(open_dataset(str(ds.url)).read_x(0, N), _arrays("ints", 1)["x"])
 
 
-def test_appended_rows_are_sealed_too(tmp_path: Path) -> None:
+def test_appended_rows_have_digests(tmp_path: Path) -> None:
     _save("ints", 1, str(tmp_path / "a"))
     ds = append_rows(tmp_path / "a", Dataset.from_arrays(**_arrays("ints", 3)))
     segment = next(tmp_path.glob("a/append-*"))
@@ -91,7 +91,7 @@ def test_appended_rows_are_sealed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("appended", [False, True])
-def test_a_changed_table_of_digests(tmp_path: Path, appended: bool) -> None:
+def test_a_changed_table_of_digests_is_refused(tmp_path: Path, appended: bool) -> None:
     _save("ints", 1, str(tmp_path / "a")), _save("ints", 2, str(tmp_path / "b"))
     if appended:
         append_rows(tmp_path / "a", Dataset.from_arrays(**{**_arrays("ints", 3), "y": np.full(N, 7)}))
@@ -106,7 +106,7 @@ def test_a_changed_table_of_digests(tmp_path: Path, appended: bool) -> None:
         open_dataset(tmp_path / "a")
 
 
-def test_a_changed_table_of_checksums(tmp_path: Path) -> None:
+def test_a_changed_table_of_checksums_is_refused(tmp_path: Path) -> None:
     _save("ints", 1, str(tmp_path / "a")), _save("ints", 2, str(tmp_path / "b"))
     shutil.copyfile(tmp_path / "b/crc/c/0", tmp_path / "a/crc/c/0")
     with pytest.raises(DataError, match=r"table of checksums, .*crc/c/0, .* was not written with it"):
@@ -125,7 +125,7 @@ def test_a_changed_table_of_checksums(tmp_path: Path) -> None:
         ({"hash": "0", "columns": {"x": [10**15, "1"]}}, "table of checksums, .*crc/c/0, is missing"),
     ],
 )
-def test_an_attribute_that_belongs_to_no_table(tmp_path: Path, crc: Any, what: str) -> None:
+def test_an_invalid_checksum_attribute_is_refused(tmp_path: Path, crc: Any, what: str) -> None:
     _save("ints", 1, str(tmp_path / "a"))
     meta = json.loads((tmp_path / "a/zarr.json").read_text())
     meta["attributes"]["crc"] = crc
@@ -139,7 +139,7 @@ def test_an_attribute_that_belongs_to_no_table(tmp_path: Path, crc: Any, what: s
         assert check_dataset(tmp_path / "a").bad[0].file.endswith("crc")
 
 
-def test_a_table_of_digests_of_another_length(tmp_path: Path) -> None:
+def test_a_table_of_digests_of_another_length_is_refused(tmp_path: Path) -> None:
     _save("ints", 1, str(tmp_path / "a"))
     Dataset.from_arrays(**_arrays("ints", 1)).save(str(tmp_path / "b"), chunk_rows=10, shard_rows=10)
     shutil.rmtree(tmp_path / "a/digest")
@@ -158,14 +158,14 @@ def test_a_dataset_without_the_table_opens_and_reads(tmp_path: Path) -> None:
 
 
 def _as_before(path: Path) -> None:
-    """A dataset as versions without the table of checksums wrote it."""
+    """Rewrite a dataset as versions without the table of checksums wrote it."""
     meta = json.loads((path / "zarr.json").read_text())
     del meta["attributes"]["crc"]
     (path / "zarr.json").write_text(json.dumps(meta))
     shutil.rmtree(path / "crc")
 
 
-def test_a_dataset_that_was_begun_by_a_version_without_the_table(tmp_path: Path) -> None:
+def test_a_dataset_started_by_a_version_without_the_table_is_finished(tmp_path: Path) -> None:
     x = _arrays("ints", 1)["x"]
     writer = create_dataset(tmp_path / "a", N, (P,), "u1", shard_rows=20)
     for shard in range(3):
@@ -176,7 +176,7 @@ def test_a_dataset_that_was_begun_by_a_version_without_the_table(tmp_path: Path)
 
 
 @pytest.mark.parametrize("packed_otherwise", [False, True])
-def test_repair_of_a_foreign_shard(
+def test_a_shard_of_another_dataset_is_repaired(
     tmp_path: Path, packed_otherwise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.data import make_digits, repair_dataset
@@ -185,7 +185,7 @@ def test_repair_of_a_foreign_shard(
     make_digits(tmp_path / "b", 300, seed=2, shard_rows=100)
     x = first.read_x(0, 300)
     shutil.copyfile(tmp_path / "b/x/c/1/0/0", tmp_path / "a/x/c/1/0/0")
-    if packed_otherwise:  # as by a compressor of another version
+    if packed_otherwise:  # Another version of the compressor would do this.
         _repack(tmp_path / "a")
     made = repair_dataset(tmp_path / "a")
     assert made.fingerprint() == first.fingerprint()
@@ -193,7 +193,7 @@ def test_repair_of_a_foreign_shard(
 
 
 def _repack(path: Path) -> None:
-    """Have the next shard files of a dataset packed by another level of its compressor."""
+    """Make the next shard files of a dataset use another level of its compressor."""
     meta = json.loads((path / "x/zarr.json").read_text())
     codecs = meta["codecs"]
     inner = codecs[0]["configuration"]["codecs"] if codecs[0]["name"] == "sharding_indexed" else codecs
@@ -220,7 +220,7 @@ def test_a_fifo_in_the_place_of_a_file_is_refused(tmp_path: Path, key: str, call
         call(ds)
 
 
-def test_a_fifo_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_fifo(tmp_path: Path) -> None:
     ds = _save("ints", 1, str(tmp_path / "a"))
     (tmp_path / "a/x/c/1/0").unlink()
     os.mkfifo(tmp_path / "a/x/c/1/0")
@@ -228,7 +228,7 @@ def test_a_fifo_is_named(tmp_path: Path) -> None:
         ds.read_x(20, 21)
 
 
-def test_rows_packed_anew_by_zarr_are_read_and_said_to_be_unchecked(
+def test_rows_compressed_again_by_zarr_are_read_and_reported_as_unchecked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import zarr
@@ -251,7 +251,7 @@ def test_a_fifo_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None
         append_rows(tmp_path / "a", ds)
 
 
-def test_a_fifo_in_the_place_of_a_file_to_import(tmp_path: Path) -> None:
+def test_a_fifo_in_the_place_of_an_imported_file_is_refused(tmp_path: Path) -> None:
     from scalelatent.data import import_npy
 
     os.mkfifo(tmp_path / "x.npy")

@@ -1,4 +1,4 @@
-"""The global shuffle: a uniformly random bijection, the same for any memory, nothing left behind."""
+"""The global shuffle: a uniformly random bijection, the same for any memory; it leaves no files."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ def rows(tmp_path: Path) -> Dataset:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**64), n_rows=st.integers(1, 500))
-def test_order_is_a_bijection_and_a_function_of_seed_and_rows(seed: int, n_rows: int) -> None:
+def test_the_order_is_a_bijection_that_depends_on_seed_and_rows(seed: int, n_rows: int) -> None:
     order = shuffled_rows(seed, n_rows)
     assert sorted(order.tolist()) == list(range(n_rows))
     np.testing.assert_array_equal(order, shuffled_rows(seed, n_rows))
 
 
-def test_order_is_uniform() -> None:
-    """Each of the 24 orders of 4 rows equally often, by a chi-squared test of 23 degrees of freedom."""
+def test_all_orders_are_equally_likely() -> None:
+    """The 24 orders of 4 rows are equally frequent, by a chi-squared test with 23 degrees of freedom."""
     orders = [tuple(shuffled_rows(seed, 4).tolist()) for seed in range(4800)]
     counts = np.array([orders.count(o) for o in set(orders)])
     assert len(counts) == 24
-    assert ((counts - 200) ** 2 / 200).sum() < 50  # exceeded with a chance of 1e-3, but the seeds are fixed
+    # The chance of a larger value is 1e-3, and the seeds are fixed.
+    assert ((counts - 200) ** 2 / 200).sum() < 50
 
 
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 99), memory=st.integers(600, 30_000), shard=st.integers(9, 95))
-def test_memory_and_layout_change_nothing(seed: int, memory: int, shard: int) -> None:
+def test_memory_and_layout_do_not_change_the_order(seed: int, memory: int, shard: int) -> None:
     source = Dataset.from_arrays(X, Y, sample_weight=WEIGHT)
     layout: dict[str, Any] = {"shard_rows": shard, "overwrite": True}
     out = shuffle_dataset(source, "memory://shuffled", seed=seed, memory=memory, **layout)
@@ -60,7 +61,9 @@ def test_memory_and_layout_change_nothing(seed: int, memory: int, shard: int) ->
     assert out.classes.tolist() == sorted(set(Y))
 
 
-def test_many_buckets_through_files(rows: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_buckets_are_shuffled_through_files(
+    rows: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[str] = []
     write = type(module.locate(tmp_path)).write
 
@@ -75,7 +78,7 @@ def test_many_buckets_through_files(rows: Dataset, tmp_path: Path, monkeypatch: 
         rows, tmp_path / "few", seed=5, memory=1500, progress=lambda *c: calls.append(c), shard_rows=20
     )
     assert len({key.split("/")[0] for key in written}) > 5
-    assert len(written) > len({key.split("/")[0] for key in written})  # several parts of one bucket
+    assert len(written) > len({key.split("/")[0] for key in written})  # Buckets have several parts.
     assert few.fingerprint() == shuffle_dataset(rows, tmp_path / "all", seed=5, shard_rows=20).fingerprint()
     assert few.fingerprint() != shuffle_dataset(rows, tmp_path / "x", seed=6, shard_rows=20).fingerprint()
     assert calls == sorted(calls)
@@ -85,7 +88,7 @@ def test_many_buckets_through_files(rows: Dataset, tmp_path: Path, monkeypatch: 
     assert (record["importer"], record["seed"], record["content"]) == ("shuffle", 5, rows.fingerprint())
 
 
-def test_slices_arrays_and_urls(rows: Dataset, tmp_path: Path) -> None:
+def test_slices_arrays_and_urls_are_shuffled(rows: Dataset, tmp_path: Path) -> None:
     order = shuffled_rows(2, 30)
     sliced = shuffle_dataset(rows[10:40], tmp_path / "slice", seed=2)
     np.testing.assert_array_equal(sliced.read_x(0, 30), X[10:40][order])
@@ -100,7 +103,7 @@ def test_slices_arrays_and_urls(rows: Dataset, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["read", "write", "bucket", "shard"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_nothing_is_left_behind(
+def test_a_failed_shuffle_leaves_no_files(
     rows: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, error: BaseException
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -141,7 +144,7 @@ shuffle_dataset(sys.argv[1], sys.argv[2], seed=0, memory=1500)
 """
 
 
-def test_ctrl_c(rows: Dataset, tmp_path: Path) -> None:
+def test_an_interrupted_shuffle_leaves_no_files(rows: Dataset, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _CHILD, str(rows.url), str(tmp_path / "out")]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
@@ -152,7 +155,9 @@ def test_ctrl_c(rows: Dataset, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["rows"]
 
 
-def test_lost_bucket_is_named(rows: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_lost_bucket(
+    rows: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cut = module._cut
 
     def lose(buckets: Any, bounds: Any) -> Any:
@@ -166,7 +171,7 @@ def test_lost_bucket_is_named(rows: Dataset, tmp_path: Path, monkeypatch: pytest
         shuffle_dataset(rows, tmp_path / "out", seed=0, memory=1500)
 
 
-def test_bad_requests(rows: Dataset, tmp_path: Path) -> None:
+def test_invalid_shuffles_are_refused(rows: Dataset, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(DataError, match="seed is -1"):
         shuffle_dataset(rows, out, seed=-1)
@@ -186,4 +191,4 @@ def test_label_sorted_rows_are_mixed(tmp_path: Path) -> None:
     y = np.repeat(np.arange(10), 500)
     ds = shuffle_dataset(Dataset.from_arrays(y[:, None].astype("u1"), y), tmp_path / "out", seed=0)
     runs = 1 + int((np.diff(ds.read_y(0, 5000)) != 0).sum())
-    assert 4300 < runs < 4700  # 1 + 0.9 * 5000 are expected of a random order, 10 of the sorted one
+    assert 4300 < runs < 4700  # A random order has 1 + 0.9 * 5000 expected runs, the sorted one 10.

@@ -1,4 +1,4 @@
-"""Opening and reading stored datasets that are not what they should be."""
+"""Opening and reading stored datasets that are damaged, unfinished or of another version."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _expect_damage(ds: Dataset, column: str, shard: int, what: str) -> None:
         read(a + 5, a + 8)
     for part in (str(ds.url), str(file), f"rows {a}:{b} of '{column}'", "Restore that file"):
         assert part in str(error.value)
-    read(0, 20)  # the other shards still read
+    read(0, 20)  # The other shards can be read.
 
 
 @pytest.mark.parametrize("column", ["x", "y"])
-def test_missing_shard_is_an_error_not_a_fill_value(stored: Dataset, column: str) -> None:
+def test_a_missing_shard_is_an_error_and_not_a_fill_value(stored: Dataset, column: str) -> None:
     file = Path(str(stored.url), column, "c", "3", *(["0"] if column == "x" else []))
     file.unlink()
     _expect_damage(stored, column, 3, "is missing")
@@ -49,7 +49,7 @@ def test_missing_shard_is_an_error_not_a_fill_value(stored: Dataset, column: str
 
 @pytest.mark.parametrize("column", ["x", "y"])
 @pytest.mark.parametrize("how", ["flip", "cut", "empty", "longer"])
-def test_damaged_shard(stored: Dataset, column: str, how: str) -> None:
+def test_a_damaged_shard_is_an_error(stored: Dataset, column: str, how: str) -> None:
     file = Path(str(stored.url), column, "c", "2", *(["0"] if column == "x" else []))
     content = bytearray(file.read_bytes())
     if how == "flip":
@@ -63,7 +63,7 @@ def test_damaged_shard(stored: Dataset, column: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("through", ["ours", "zarr"])
-def test_missing_and_damaged_objects(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_damaged_objects_are_errors(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.data.read import chunks
     from scalelatent.storage.disk import locate
 
@@ -73,7 +73,7 @@ def test_missing_and_damaged_objects(through: str, monkeypatch: pytest.MonkeyPat
     place = locate("memory://damage")
     np.testing.assert_array_equal(ds.read_x(0, 100), X)
     place.write("x/c/1/0", place.read("x/c/1/0")[:-9])  # type: ignore[index]
-    ds = open_dataset("memory://damage")  # no index at hand
+    ds = open_dataset("memory://damage")  # Its index has not been read yet.
     what = "cannot be decoded" if through == "zarr" else "is damaged: the checksum of its index"
     with pytest.raises(DataError, match=rf"rows 20:40 of 'x'\) {what}"):
         ds.read_x(15, 25)
@@ -82,14 +82,14 @@ def test_missing_and_damaged_objects(through: str, monkeypatch: pytest.MonkeyPat
         ds.read_x(15, 25)
 
 
-def test_every_chunk_is_written_also_when_it_is_all_zero(tmp_path: Path) -> None:
+def test_chunks_of_zeros_are_written(tmp_path: Path) -> None:
     ds = Dataset.from_arrays(np.zeros((50, 3), "f4"), np.zeros(50, int)).save(tmp_path / "ds", chunk_rows=20)
     assert sorted(p.name for p in (tmp_path / "ds" / "x" / "c").iterdir()) == ["0", "1", "2"]
     assert not ds.read_x(0, 50).any()
     assert ds.classes.tolist() == [0]
 
 
-def test_newer_format_version(stored: Dataset) -> None:
+def test_a_newer_format_version_is_refused(stored: Dataset) -> None:
     _edit_attrs(Path(str(stored.url)), format_version=4)
     with pytest.raises(
         DataError, match=r"format_version 4; this scalelatent .* reads versions up to 3: install a newer"
@@ -107,7 +107,7 @@ def test_newer_format_version(stored: Dataset) -> None:
         ({"complete": False}, "incomplete"),
     ],
 )
-def test_damaged_attributes(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_damaged_attributes_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     Dataset.from_arrays(X, Y).save(tmp_path / "ds")
     _edit_attrs(tmp_path / "ds", **changes)
     with pytest.raises(DataError, match=message) as error:
@@ -115,7 +115,7 @@ def test_damaged_attributes(tmp_path: Path, changes: dict[str, Any], message: st
     assert str(tmp_path / "ds") in str(error.value)
 
 
-def test_what_is_no_dataset(tmp_path: Path) -> None:
+def test_paths_that_are_not_datasets_are_refused(tmp_path: Path) -> None:
     import zarr
 
     with pytest.raises(DataError, match="does not exist; create a dataset with"):
@@ -133,7 +133,7 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
         open_dataset("memory://")
 
 
-def test_broken_metadata_and_missing_array(tmp_path: Path) -> None:
+def test_damaged_metadata_and_missing_arrays_are_refused(tmp_path: Path) -> None:
     Dataset.from_arrays(X, Y).save(tmp_path / "ds")
     shutil.copytree(tmp_path / "ds", tmp_path / "two")
     (tmp_path / "ds" / "zarr.json").write_text("{")
@@ -146,26 +146,24 @@ def test_broken_metadata_and_missing_array(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("column", ["y", "weight"])
 @pytest.mark.parametrize("names", ["strings", "numbers"])
-@pytest.mark.parametrize("told", [True, False])
-def test_a_column_that_is_lost_is_not_taken_for_absent(
-    tmp_path: Path, column: str, names: str, told: bool
-) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_lost_column_is_an_error(tmp_path: Path, column: str, names: str, reported: bool) -> None:
     y = [f"c{label}" for label in Y] if names == "strings" else Y
     Dataset.from_arrays(X, y, sample_weight=np.ones(100)).save(tmp_path / "ds")
-    if not told:  # as a version wrote it that did not name its columns
+    if not reported:  # A version that did not list the columns wrote this.
         meta = json.loads((tmp_path / "ds/zarr.json").read_text())
         assert meta["attributes"].pop("columns") == ["x", "y", "weight"]
         (tmp_path / "ds/zarr.json").write_text(json.dumps(meta))
         assert open_dataset(tmp_path / "ds").has_weight
     (tmp_path / "ds" / column / "zarr.json").unlink()
-    if column == "weight" and not told:
-        assert not open_dataset(tmp_path / "ds").has_weight  # nothing says that there were any
+    if column == "weight" and not reported:
+        assert not open_dataset(tmp_path / "ds").has_weight  # Nothing shows that the dataset had weights.
         return
     with pytest.raises(DataError, match=rf"array '{column}' is missing|{column}/zarr\.json is missing"):
         open_dataset(tmp_path / "ds")
 
 
-def test_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
+def test_an_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
     writer = create_dataset(tmp_path / "ds", 100, (4,), "u1", shard_rows=50)
     writer.write_shard(0, X[:50])
     with pytest.raises(DataError, match="its writer finished only 1 shards"):
@@ -176,7 +174,7 @@ def test_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
         writer.finalize()
 
 
-def test_zarr_reads_it_without_us(tmp_path: Path) -> None:
+def test_zarr_alone_reads_a_dataset(tmp_path: Path) -> None:
     import zarr
 
     Dataset.from_arrays(X.reshape(100, 2, 2), Y).save(tmp_path / "ds")
@@ -197,10 +195,10 @@ def test_zarr_reads_it_without_us(tmp_path: Path) -> None:
         ({"chunk_key_encoding": {"name": "v2", "separator": "/"}}, "bytes + zstd"),
     ],
 )
-def test_what_only_zarr_can_decode_is_read_through_it(
+def test_codecs_that_only_zarr_knows_are_decoded_by_zarr(
     how: dict[str, Any], named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dataset repacked with a codec of zarr's can still be read; one line tells it."""
+    """A dataset compressed again with a codec of zarr can still be read; one line of the log reports it."""
     import zarr
     from zarr import codecs
 
@@ -229,10 +227,10 @@ def test_what_only_zarr_can_decode_is_read_through_it(
 
 @pytest.mark.parametrize("compressor", ["zstd", "lz4", None])
 @pytest.mark.parametrize("shard_rows", [20, 40])
-def test_our_own_codecs_are_read_straight_from_the_files(
+def test_own_codecs_are_decoded_without_zarr(
     compressor: str | None, shard_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With every zarr: its classes describe a codec in other ways in each release."""
+    """Each release of zarr describes a codec in another way."""
     from scalelatent.data.read.chunks import StoredRows
 
     Dataset.from_arrays(X, Y).save(
@@ -244,7 +242,7 @@ def test_our_own_codecs_are_read_straight_from_the_files(
     np.testing.assert_array_equal(ds.read_codes(7, 77), Y[7:77])
 
 
-def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_metadata_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ds" / "zarr.json").mkdir(parents=True)
     for use in (open_dataset, lambda place: Dataset.from_arrays(X).save(place, overwrite=True)):
         with pytest.raises(
@@ -255,9 +253,9 @@ def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["FILE://{}", "file://{}", "File://localhost{}"])
-def test_addresses_of_files(tmp_path: Path, url: str) -> None:
+def test_file_urls_are_paths(tmp_path: Path, url: str) -> None:
     Dataset.from_arrays(X).save(tmp_path / "a b%c")
     address = url.format(str(tmp_path / "a%20b%25c"))
     assert open_dataset(address).url == str(tmp_path / "a b%c")
     with pytest.raises(DataError, match="does not exist"):
-        open_dataset(tmp_path / "a%20b%25c")  # a plain path is what it is
+        open_dataset(tmp_path / "a%20b%25c")  # A plain path is not decoded.

@@ -1,4 +1,4 @@
-"""Rows cut across: a shard holds some columns of some rows, and has a writer of its own."""
+"""Tiles of rows: a shard has some columns of some rows, and its own writer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _write(writer: DatasetWriter, rows: np.ndarray, shards: Any) -> None:
 
 @pytest.mark.parametrize("compressor", [None, "lz4", "zstd"])
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_tiles_in_any_order_are_the_rows(
+def test_tiles_written_in_any_order_give_the_rows(
     rows: np.ndarray, tmp_path: Path, kind: str, compressor: str | None
 ) -> None:
     url = f"{tmp_path}/t.zarr" if kind == "disk" else f"memory://tiles-{compressor}"
@@ -53,7 +53,7 @@ def test_tiles_in_any_order_are_the_rows(
         np.testing.assert_array_equal(zarr.open_group(url, mode="r")["x"][...], rows)
 
 
-def test_only_what_is_missing_is_written_again(rows: np.ndarray, tmp_path: Path) -> None:
+def test_a_resume_writes_only_missing_tiles(rows: np.ndarray, tmp_path: Path) -> None:
     url = tmp_path / "t.zarr"
     _write(_create(url), rows, [1, 6, 7])
     again = _create(url, resume=True)
@@ -67,7 +67,7 @@ def test_only_what_is_missing_is_written_again(rows: np.ndarray, tmp_path: Path)
     np.testing.assert_array_equal(again.finalize().read_x(0, N), rows)
 
 
-def test_a_lost_or_damaged_tile_is_named(rows: np.ndarray, tmp_path: Path) -> None:
+def test_the_error_names_a_lost_or_damaged_tile(rows: np.ndarray, tmp_path: Path) -> None:
     url = tmp_path / "t.zarr"
     writer = _create(url, compressor=None)
     _write(writer, rows, range(12))
@@ -75,7 +75,7 @@ def test_a_lost_or_damaged_tile_is_named(rows: np.ndarray, tmp_path: Path) -> No
     tile = url / "x" / "c" / "1" / "2"
     whole = tile.read_bytes()
     tile.write_bytes(whole[:50] + b"\0\1\2\3" + whole[54:])
-    assert [i for i in range(12) if not writer.is_done(i)] == [4, 5, 6, 7]  # those of its rows
+    assert [i for i in range(12) if not writer.is_done(i)] == [4, 5, 6, 7]  # These tiles belong to its rows.
     np.testing.assert_array_equal(open_dataset(url).read_x(0, 40), rows[:40])
     with pytest.raises(DataError, match=r"x/c/1/2 \(rows 40:80 of 'x'\) is damaged: the checksum"):
         open_dataset(url).read_x(39, 41)
@@ -93,14 +93,14 @@ def test_a_lost_or_damaged_tile_is_named(rows: np.ndarray, tmp_path: Path) -> No
         ({"tile_columns": 0}, "tile_columns is 0, but it must be at least 1"),
     ],
 )
-def test_what_is_not_cut(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_tiles_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         _create(tmp_path / "t.zarr", **options)
     with pytest.raises(DataError, match=r"given with shape \(40, 17\), but this shard has shape \(40, 5\)"):
         _create(tmp_path / "u.zarr").write_shard(0, np.zeros((40, 17), "u2"))
 
 
-def test_a_finished_dataset_lies_at_two_places(rows: np.ndarray, tmp_path: Path) -> None:
+def test_a_finished_dataset_is_linked_to_a_second_path(rows: np.ndarray, tmp_path: Path) -> None:
     writer = _create(tmp_path / "t.zarr")
     _write(writer, rows, range(12))
     ds = writer.finalize()
@@ -108,5 +108,5 @@ def test_a_finished_dataset_lies_at_two_places(rows: np.ndarray, tmp_path: Path)
         assert link_dataset(ds, locate(place)) == ds.fingerprint()
         assert open_dataset(place).fingerprint() == ds.fingerprint()
         np.testing.assert_array_equal(open_dataset(place).read_x(0, N), rows)
-    # No second copy on one disk.
+    # On one disk there is no second copy.
     assert (tmp_path / "linked.zarr/x/c/0/0").stat().st_ino == (tmp_path / "t.zarr/x/c/0/0").stat().st_ino

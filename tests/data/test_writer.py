@@ -1,4 +1,4 @@
-"""Writers: shards in any order, resumed, refused, and on a full disk."""
+"""Writers: shards in any order, resumes, refusals, full disks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _write(writer: DatasetWriter, shard: int) -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://order", "folder"])
-def test_any_order_any_writer_twice(url: str, tmp_path: Path) -> None:
+def test_shards_may_be_written_in_any_order_by_any_writer_twice(url: str, tmp_path: Path) -> None:
     url = url if "://" in url else str(tmp_path / url)
     writer = _create(url, overwrite=True)
     _write(writer, 4)
@@ -48,7 +48,7 @@ def test_any_order_any_writer_twice(url: str, tmp_path: Path) -> None:
     assert again.finalize().fingerprint() == first
 
 
-def test_resume_writes_only_what_is_missing(tmp_path: Path) -> None:
+def test_a_resume_writes_only_missing_shards(tmp_path: Path) -> None:
     writer = _create(tmp_path / "ds", provenance={"seed": 1})
     for shard in (0, 3):
         _write(writer, shard)
@@ -83,7 +83,7 @@ def test_resume_of_a_finished_dataset_finds_damage(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(0, 95), X)
 
 
-def test_a_finished_dataset_does_not_change(tmp_path: Path) -> None:
+def test_writing_again_does_not_change_a_finished_dataset(tmp_path: Path) -> None:
     writer = _create(tmp_path / "ds")
     for shard in range(5):
         _write(writer, shard)
@@ -94,13 +94,13 @@ def test_a_finished_dataset_does_not_change(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is finished"):
         late.write_shard(0, X[:20], (Y[:20] + 1) % 3)
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(0, 95), X)
-    _write(late, 0)  # what was there may be written again
+    _write(late, 0)  # An existing shard may be written again.
     assert not (tmp_path / "ds/_shards").exists()
     assert late.finalize().fingerprint() == ds.fingerprint()
 
 
-def test_the_first_shards_of_a_grown_dataset_are_what_they_were(tmp_path: Path) -> None:
-    """Appended labels join the classes, which moves the codes that are read, not those that are stored."""
+def test_the_first_shards_of_an_appended_dataset_are_unchanged(tmp_path: Path) -> None:
+    """Appended labels extend the classes, which changes the codes that are read, not the stored ones."""
     names = np.array(["d", "b"])[Y % 2]
     Dataset.from_arrays(X, names).save(tmp_path / "ds", shard_rows=20, chunk_rows=20)
     ds = append_rows(tmp_path / "ds", Dataset.from_arrays(X[:5], list("aaaaa")))
@@ -113,7 +113,7 @@ def test_the_first_shards_of_a_grown_dataset_are_what_they_were(tmp_path: Path) 
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_y(0, 95), names)
 
 
-def test_resume_of_a_dataset_killed_while_it_was_created(tmp_path: Path) -> None:
+def test_a_dataset_killed_at_its_creation_is_resumed(tmp_path: Path) -> None:
     writer = _create(tmp_path / "ds")
     shutil.rmtree(tmp_path / "ds/digest")
     shutil.rmtree(tmp_path / "ds/x")
@@ -123,14 +123,14 @@ def test_resume_of_a_dataset_killed_while_it_was_created(tmp_path: Path) -> None
     np.testing.assert_array_equal(writer.finalize().read_x(0, 95), X)
 
 
-def test_torn_marker_counts_as_not_written(tmp_path: Path) -> None:
+def test_a_damaged_marker_counts_as_missing(tmp_path: Path) -> None:
     writer = _create(tmp_path / "ds")
     _write(writer, 0)
     (tmp_path / "ds/_shards/000000.json").write_text('{"dig')
     assert not writer.is_done(0)
 
 
-def test_existing_output_is_kept(tmp_path: Path) -> None:
+def test_an_existing_output_is_not_overwritten(tmp_path: Path) -> None:
     Dataset.from_arrays(X).save(tmp_path / "ds")
     with pytest.raises(DataError, match=r"exists; choose another output, or replace it with --ov[^,]*$"):
         _create(tmp_path / "ds")
@@ -142,9 +142,9 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="not a scalelatent dataset, so it is not replaced"):
             _create(tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").exists()
-    _create(tmp_path / "begun")
+    _create(tmp_path / "started")
     with pytest.raises(DataError, match=r"unfinished.*--resume"):
-        _create(tmp_path / "begun")
+        _create(tmp_path / "started")
     (tmp_path / "empty").mkdir()
     _create(tmp_path / "empty")
 
@@ -160,7 +160,7 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
         ({"weight": np.ones(20)}, "not part of this dataset"),
     ],
 )
-def test_rows_that_do_not_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_rows_of_the_wrong_shape_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     writer = _create(tmp_path / "ds")
     with pytest.raises(DataError, match=message):
         writer.write_shard(1, **{"x": X[20:40], "y": Y[20:40], **change})
@@ -168,14 +168,14 @@ def test_rows_that_do_not_fit(tmp_path: Path, change: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nan_names_row_and_column(tmp_path: Path, bad: float) -> None:
+def test_the_error_of_a_nan_names_row_and_column(tmp_path: Path, bad: float) -> None:
     rows = X[20:40].copy()
     rows[7, 2] = bad
     with pytest.raises(DataError, match="row 27, column 2"):
         _create(tmp_path / "ds").write_shard(1, rows, Y[20:40])
 
 
-def test_bad_requests(tmp_path: Path) -> None:
+def test_invalid_arguments_of_a_writer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 rows"):
         create_dataset(tmp_path / "a", 0, (4,), "f4")
     with pytest.raises(DataError, match=r"multiple of chunk_rows \(3\).*give for example 12"):
@@ -193,7 +193,7 @@ def test_bad_requests(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_disk_full_leaves_earlier_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_earlier_shards_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zarr.storage import LocalStore
 
     writer = _create(tmp_path / "ds")
@@ -236,7 +236,7 @@ print(writer.is_done(0), writer.is_done(1))
 """
 
 
-def test_file_size_limit_of_the_system(tmp_path: Path) -> None:
+def test_the_error_names_the_file_size_limit_of_the_system(tmp_path: Path) -> None:
     run = [sys.executable, "-c", _LIMITED, str(tmp_path / "ds")]
     out = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "the disk is full or a quota is reached" in out
@@ -260,8 +260,8 @@ def test_saving_a_slice_keeps_classes_and_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_rows", [95, 94, 80, 75, 60, 21])
-def test_shrink(tmp_path: Path, n_rows: int) -> None:
-    """A source that holds fewer rows than promised; the content is that of a dataset made for so many."""
+def test_a_dataset_may_shrink_to_its_actual_rows(tmp_path: Path, n_rows: int) -> None:
+    """A source has fewer rows than announced; the content is that of a dataset of the right size."""
     writer = _create(tmp_path / "ds", provenance={"seed": 1})
     for shard in range(n_rows // 20):
         _write(writer, shard)
@@ -283,7 +283,7 @@ def test_shrink(tmp_path: Path, n_rows: int) -> None:
     assert plain.finalize().fingerprint() == ds.fingerprint()
 
 
-def test_shrink_refuses_what_would_lose_rows(tmp_path: Path) -> None:
+def test_shrinking_refuses_to_lose_rows(tmp_path: Path) -> None:
     writer = _create(tmp_path / "ds")
     for shard in (0, 3):
         _write(writer, shard)
@@ -299,7 +299,7 @@ def test_shrink_refuses_what_would_lose_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["x", "y"])
-def test_numbers_that_zarr_has_not(tmp_path: Path, column: str) -> None:
+def test_dtypes_that_zarr_does_not_support_are_refused(tmp_path: Path, column: str) -> None:
     wide = np.ones((5, 3), np.longdouble)
     with pytest.raises(DataError, match=f"ds: {column} holds float128, which cannot be stored; convert it"):
         (Dataset.from_arrays(wide) if column == "x" else Dataset.from_arrays(np.ones((5, 2)), wide)).save(
@@ -308,7 +308,7 @@ def test_numbers_that_zarr_has_not(tmp_path: Path, column: str) -> None:
     assert not (tmp_path / "ds").exists()
 
 
-def test_a_wrong_weight_is_named_by_its_row_in_the_dataset(tmp_path: Path) -> None:
+def test_the_error_names_the_row_of_an_invalid_weight(tmp_path: Path) -> None:
     writer = create_dataset(tmp_path / "ds", 40, (4,), "f4", weighted=True, shard_rows=20)
     weight = np.ones(20)
     weight[3] = -1
@@ -317,7 +317,7 @@ def test_a_wrong_weight_is_named_by_its_row_in_the_dataset(tmp_path: Path) -> No
 
 
 def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an object store each alone is a round trip: ten thousand take minutes."""
+    """In an object store each marker is a round trip, and ten thousand take minutes."""
     from scalelatent.storage.objects import ObjectLocation
 
     writer = _create("memory://markers", overwrite=True)
@@ -344,10 +344,10 @@ def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [key for key in alone if key.startswith("_shards")]
 
 
-def test_what_the_disk_cannot_hold_does_not_cost_what_lies_there(
+def test_an_overwrite_without_disk_space_keeps_the_old_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that pack are refused only where they could not fit in any case."""
+    """Rows that compress are refused only if they could not fit in any case."""
     from scalelatent.storage.disk import LocalLocation
 
     old = Dataset.from_arrays(np.ones((1000, 100), "f4")).save(tmp_path / "a")

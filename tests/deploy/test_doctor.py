@@ -24,7 +24,7 @@ def only(check, folder="."):
     return finding
 
 
-def test_a_healthy_machine(tmp_path):
+def test_a_healthy_machine_passes_all_checks(tmp_path):
     findings = by_check(checks.examine(tmp_path))
     expected = {
         "packages",
@@ -41,7 +41,7 @@ def test_a_healthy_machine(tmp_path):
     assert all(f.fix for f in findings.values() if f.status != "ok")
 
 
-def test_a_check_that_breaks_is_a_finding(monkeypatch):
+def test_an_error_in_a_check_is_a_finding(monkeypatch):
     def broken(folder):
         raise RuntimeError("numba is half installed")
 
@@ -65,7 +65,7 @@ def test_cold_kernels_are_counted_and_not_compiled(tmp_path):
 
 
 @pytest.mark.parametrize(("cold", "status"), [(0, "ok"), (3, "warn")])
-def test_kernels_are_warm_or_there_is_a_verb(monkeypatch, cold, status):
+def test_warm_kernels_pass_and_cold_ones_name_the_command(monkeypatch, cold, status):
     monkeypatch.setattr(
         warm, "_find_uncompiled", lambda kinds: (40, [("mbn", n, "scan") for n in range(cold)])
     )
@@ -74,7 +74,7 @@ def test_kernels_are_warm_or_there_is_a_verb(monkeypatch, cold, status):
     assert ("3 of 40" in finding.found) == (finding.fix == "scalelatent warm") == bool(cold)
 
 
-def test_cupy_twice(monkeypatch):
+def test_two_installations_of_cupy_are_reported(monkeypatch):
     names = ("cupy-cuda12x", "CuPy-CUDA13x", "cupydo")
     wheels = [SimpleNamespace(metadata={"Name": name}, version="13") for name in names]
     monkeypatch.setattr(probes.metadata, "distributions", lambda: wheels)
@@ -84,7 +84,7 @@ def test_cupy_twice(monkeypatch):
     assert finding.fix == "pip uninstall cupy-cuda13x"
 
 
-def test_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     finding = only("folder", blocked / "run")
@@ -92,14 +92,14 @@ def test_folder_that_cannot_be_written(tmp_path):
     assert str(blocked) in finding.found
 
 
-def test_folder_that_does_not_exist_yet(tmp_path):
+def test_a_folder_that_does_not_exist_yet_is_accepted(tmp_path):
     finding = only("folder", tmp_path / "a" / "b")
     assert finding.status in ("ok", "warn")
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity here")
-def test_bound_to_some_cpus(monkeypatch):
+def test_a_process_bound_to_some_cpus_is_reported(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     finding = only("cpu")
@@ -107,7 +107,7 @@ def test_bound_to_some_cpus(monkeypatch):
     assert "1 of 4" in finding.found
 
 
-def test_missing_and_old_packages(monkeypatch):
+def test_missing_and_old_packages_are_reported(monkeypatch):
     needs = ["numpy>=999", "no-such-package>=1", "pytest; extra == 'test'"]
     monkeypatch.setattr(checks.metadata, "requires", lambda _: needs)
     finding = only("packages")
@@ -116,13 +116,13 @@ def test_missing_and_old_packages(monkeypatch):
     assert "no-such-package is missing" in finding.found
 
 
-def test_a_folder_that_cannot_be_named_is_no_broken_installation(tmp_path):
+def test_an_invalid_folder_is_not_reported_as_a_broken_installation(tmp_path):
     found = only("folder", tmp_path / ("a" * 300))
     assert (found.status, found.fix) == ("fail", "choose another folder, or ask for write access")
     assert "File name too long" in found.found
 
 
-def test_a_mark_that_is_not_there(tmp_path):
+def test_a_missing_mark_means_another_folder(tmp_path):
     (tmp_path / "mark").write_text("seen")
     assert find_folder_problem(str(tmp_path), "mark") == find_folder_problem(str(tmp_path / "new")) == ""
     assert "another folder of the same name" in find_folder_problem(str(tmp_path), "left-by-the-laptop")
@@ -130,5 +130,5 @@ def test_a_mark_that_is_not_there(tmp_path):
     assert os.listdir(tmp_path) == ["mark"]
 
 
-def test_the_peak_of_this_process():
+def test_the_peak_memory_of_this_process_is_reported():
     assert probes.peak_bytes() > 2**20

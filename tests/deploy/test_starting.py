@@ -15,41 +15,41 @@ from scalelatent.deploy.worker_processes import check_dashboard_address, check_m
 from scalelatent.errors import JobError
 
 
-def test_who_reaches_an_address():
+def test_loopback_addresses_are_recognised():
     hosts = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "head")
     assert [is_loopback(host) for host in hosts] == [True, True, True, False, False]
 
 
-def test_a_scheduler_is_named_by_the_environment(monkeypatch):
+def test_the_scheduler_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("SCALELATENT_CLUSTER__SCHEDULER", "tcp://head:8786")
     assert default_scheduler() == "tcp://head:8786"
     assert read_scheduler_address("tcp://head:8786", None, 1) == "tcp://head:8786"
 
 
-def test_files_of_tls_as_options():
+def test_tls_files_become_options():
     options = ["--tls-ca-file", "/tls/ca.pem", "--tls-cert", "/tls/me.pem"]
     assert tls_options({"ca": "/tls/ca.pem", "cert": "/tls/me.pem"}) == options
     assert tls_options(None) == []
 
 
 @pytest.mark.parametrize("limit", ["2GiB", 0.5, "auto", 0])
-def test_a_memory_limit(limit):
+def test_valid_memory_limits_are_accepted(limit):
     assert check_memory(limit) == limit
 
 
 @pytest.mark.parametrize("limit", ["-2GB", "much", -1])
-def test_no_memory_limit(limit):
+def test_invalid_memory_limits_are_refused(limit):
     with pytest.raises(ValueError, match="is not an amount of memory; write for example '2GiB'"):
         check_memory(limit)
 
 
-def test_the_port_of_a_dashboard():
+def test_an_invalid_dashboard_port_is_refused():
     check_dashboard_address("127.0.0.1:0")
     with pytest.raises(JobError, match=r"dashboard '127.0.0.1:99999': '99999' is not a port; give HOST:PORT"):
         check_dashboard_address("127.0.0.1:99999")
 
 
-def test_lost_workers_are_waited_for_while_a_cluster_runs():
+def test_a_cluster_waits_for_lost_workers():
     key = "distributed.deploy.lost-worker-timeout"
     before = dask.config.get(key)
     with tolerate_lost_workers():
@@ -57,7 +57,7 @@ def test_lost_workers_are_waited_for_while_a_cluster_runs():
     assert dask.config.get(key) == before
 
 
-def test_a_cluster_whose_processes_end_late_does_not_fail_the_work_that_is_done(caplog):
+def test_processes_that_end_late_do_not_fail_finished_work(caplog):
     """On a busy machine the processes of a cluster may take longer to end than its close waits."""
 
     class Late:

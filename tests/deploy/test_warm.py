@@ -21,7 +21,7 @@ from scalelatent.errors import JobError
 
 
 @pytest.mark.slow
-def test_what_is_warm_is_left_as_it_is(tmp_path: Path) -> None:
+def test_warm_kernels_are_not_compiled_again(tmp_path: Path) -> None:
     def run(*more: str) -> str:
         command = [sys.executable, "-m", "scalelatent", "warm", "evaluation", *more]
         env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -38,7 +38,7 @@ def test_what_is_warm_is_left_as_it_is(tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nb?")} == files
 
 
-def test_kernels_that_there_are_not_are_named() -> None:
+def test_the_error_names_unknown_kernels() -> None:
     with pytest.raises(JobError, match="no kernels 'capsul'; did you mean 'capsule'"):
         warming.warm(["capsul"])
     with pytest.raises(JobError, match="no kernels 'x'; valid are: .*hcn, kernels, linear_mixture, mbn"):
@@ -50,7 +50,7 @@ def test_every_model_has_its_kernels() -> None:
     assert folders <= set(warming.kernel_families())
 
 
-def test_a_kernel_that_does_not_compile_is_named(monkeypatch) -> None:
+def test_the_error_names_a_kernel_that_does_not_compile(monkeypatch) -> None:
     monkeypatch.setattr(
         warming, "_find_uncompiled", lambda kinds: (2, [("evaluation", 10**6, "no._such_kernel")])
     )
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(warming.subprocess, "Popen", Child)
-    signal.siginterrupt(signal.SIGINT, False)  # as polars leaves it: waits go on after a signal
+    signal.siginterrupt(signal.SIGINT, False)  # Polars sets this: waits continue after a signal.
     threading.Thread(target=interrupt).start()
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -117,10 +117,10 @@ class _Client:
 def test_one_worker_per_host_compiles() -> None:
     client = _Client({"kernels": 3, "compiled": []})
     assert sorted(warming.warm_cluster(client, ["mbn"])) == ["a", "b"]
-    assert client.asked == ["tcp://a:1", "tcp://b:2"]  # the one that compiles for its card too
+    assert client.asked == ["tcp://a:1", "tcp://b:2"]  # The worker that compiles for its GPU is one of them.
 
 
-def test_a_host_that_fails_is_named() -> None:
+def test_the_error_names_a_host_that_fails() -> None:
     with pytest.raises(JobError, match="not compiled on [ab]: OSError.*worker tcp://[ab]:[12]"):
         warming.warm_cluster(_Client(OSError("disk full")), [])
     with pytest.raises(JobError, match="no workers"):

@@ -49,7 +49,7 @@ def half(make: Callable[[Path], None]) -> Callable[[Path], None]:
     return torn
 
 
-# What lies at the place of the file: every importer refuses each.
+# Objects in the place of the file; every importer refuses each of them.
 FILES: list[tuple[str, Callable[[Path], object]]] = [
     ("nothing there", lambda path: None),
     ("no bytes", lambda path: path.write_bytes(b"")),
@@ -69,7 +69,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["data", "import", *arguments])
     said = capsys.readouterr()
-    # Kernels are compiled where this is the first test of its process: the cache is a folder of its own.
+    # If this is the first test of its process, kernels are compiled, because each test has its own cache
+    # folder.
     lines = [line for line in said.err.splitlines() if not line.startswith("compiling kernels")]
     assert ended.value.code == 2, said.err
     assert len(lines) == 1, said.err
@@ -108,7 +109,7 @@ def test_a_truncated_file_is_refused(
     assert not os.path.lexists("out.zarr")
 
 
-# Arrays that are no rows and labels: name, what is saved, words of the message.
+# Arrays that are not rows and labels: name, saved arrays, words of the message.
 ARRAYS: list[tuple[str, dict[str, object], str]] = [
     ("fewer labels", {"x": X, "y": Y[:9]}, "9"),
     ("no rows", {"x": X[:0], "y": Y[:0]}, "nothing to import"),
@@ -124,12 +125,12 @@ ARRAYS: list[tuple[str, dict[str, object], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arrays", "told"), [row[1:] for row in ARRAYS], ids=[row[0] for row in ARRAYS])
+@pytest.mark.parametrize(("arrays", "reported"), [row[1:] for row in ARRAYS], ids=[row[0] for row in ARRAYS])
 def test_arrays_that_are_not_rows_are_refused(
-    capsys: pytest.CaptureFixture[str], arrays: dict[str, object], told: str
+    capsys: pytest.CaptureFixture[str], arrays: dict[str, object], reported: str
 ) -> None:
     np.savez("file.npz", **arrays)  # type: ignore[arg-type]
-    assert told in refused(capsys, "npz", "file.npz", "out.zarr")
+    assert reported in refused(capsys, "npz", "file.npz", "out.zarr")
     assert not os.path.lexists("out.zarr")
 
 
@@ -162,7 +163,7 @@ def test_a_shuffle_needs_space_for_two_copies(
 
     np.save("rows.npy", np.zeros((10**6, 6), dtype))
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: least - 1)
-    told = refused(capsys, "npy", "rows.npy", "rows.zarr", "--shuffle", "1")
-    assert "2 copies of 1,000,000 rows of shape (6,)" in told
-    assert "free there; choose another place" in told
+    reported = refused(capsys, "npy", "rows.npy", "rows.zarr", "--shuffle", "1")
+    assert "2 copies of 1,000,000 rows of shape (6,)" in reported
+    assert "free there; choose another place" in reported
     assert not [path for path in Path().iterdir() if path.name.startswith("rows.zarr")]

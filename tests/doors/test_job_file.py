@@ -13,7 +13,7 @@ from scalelatent.jobs.resolve import load_job, parse_value
 
 GOOD = {"job.out": '"run"', "data.train": '"a.zarr"', "model.kind": '"capsule"'}
 
-# Of a value of the job file: name, "section.key", its text in TOML, words of the message.
+# Invalid values of the job file: name, "section.key", text in TOML, words of the message.
 VALUES: list[tuple[str, str, str, str]] = [
     ("unknown section", "modell.kind", '"x"', "unknown section [modell]; did you mean 'model'?"),
     ("key of data", "data.trian", '"x"', "unknown key 'trian' in [data]; did you mean 'train'?"),
@@ -53,7 +53,7 @@ VALUES: list[tuple[str, str, str, str]] = [
     ("mismatch of words", "cluster.allow_mismatch", '"perhaps"', "allow_mismatch = 'perhaps': input should"),
 ]  # fmt: skip
 
-# Of the whole file: name, its bytes, words of the message.
+# Invalid files: name, bytes, words of the message.
 FILES: list[tuple[str, bytes, str]] = [
     ("no section", b"job = 3\n", "'job' must be a section, [job], not a single value"),
     ("no train", b'[job]\nout = "r"\n[model]\nkind = "capsule"\n', "[data] train is missing"),
@@ -69,7 +69,7 @@ FILES: list[tuple[str, bytes, str]] = [
     ("a key 5,000 deep", b"[" + b".".join([b"a"] * 5000) + b"]", "unknown section [a]"),
 ]  # fmt: skip
 
-# Together: name, values, words of the message.
+# Values that contradict each other: name, values, words of the message.
 TOGETHER: list[tuple[str, dict[str, str], str]] = [
     ("two clusters", {"cluster.workers": "2", "cluster.scheduler": '"tcp://h:1"'}, "scheduler and workers a"),
     ("two seeds", {"job.seed": "1", "model.random_state": "2"}, "seed = 1 and [model] random_state = 2 diff"),
@@ -88,38 +88,42 @@ def written(folder: Path, values: dict[str, str]) -> Path:
     return file
 
 
-def refused(file: Path, told: str) -> None:
+def refused(file: Path, reported: str) -> None:
     with pytest.raises(JobError) as error:
         load_job(file, environ={})
     message = str(error.value)
-    assert told in message
+    assert reported in message
     assert "\n" not in message
     assert len(message) < 600
     assert os.listdir(file.parent) == [file.name]
 
 
-@pytest.mark.parametrize(("key", "text", "told"), [row[1:] for row in VALUES], ids=[row[0] for row in VALUES])
-def test_a_value_is_refused(tmp_path: Path, key: str, text: str, told: str) -> None:
-    refused(written(tmp_path, {key: text}), told)
+@pytest.mark.parametrize(
+    ("key", "text", "reported"), [row[1:] for row in VALUES], ids=[row[0] for row in VALUES]
+)
+def test_an_invalid_value_is_refused(tmp_path: Path, key: str, text: str, reported: str) -> None:
+    refused(written(tmp_path, {key: text}), reported)
 
 
-@pytest.mark.parametrize(("content", "told"), [row[1:] for row in FILES], ids=[row[0] for row in FILES])
-def test_a_file_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+@pytest.mark.parametrize(("content", "reported"), [row[1:] for row in FILES], ids=[row[0] for row in FILES])
+def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes, reported: str) -> None:
     (tmp_path / "job.toml").write_bytes(content)
-    refused(tmp_path / "job.toml", told)
-
-
-@pytest.mark.parametrize(("values", "told"), [row[1:] for row in TOGETHER], ids=[row[0] for row in TOGETHER])
-def test_values_that_contradict_each_other(tmp_path: Path, values: dict[str, str], told: str) -> None:
-    refused(written(tmp_path, values), told)
+    refused(tmp_path / "job.toml", reported)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("values", "reported"), [row[1:] for row in TOGETHER], ids=[row[0] for row in TOGETHER]
+)
+def test_contradictory_values_are_refused(tmp_path: Path, values: dict[str, str], reported: str) -> None:
+    refused(written(tmp_path, values), reported)
+
+
+@pytest.mark.parametrize(
+    ("name", "reported"),
     [("no.toml", "does not exist"), (".", "is a folder"), ("a" * 300, "File name too long"), ("a\0", "null")],
 )
-def test_a_name_of_no_file(tmp_path: Path, name: str, told: str) -> None:
-    with pytest.raises(JobError, match=told):
+def test_a_path_that_is_not_a_file_is_refused(tmp_path: Path, name: str, reported: str) -> None:
+    with pytest.raises(JobError, match=reported):
         load_job(f"{tmp_path}/{name}")
 
 
@@ -130,11 +134,11 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "9" * 5000, "{" * 5000])
-def test_a_setting_that_toml_cannot_read_is_text(text: str) -> None:
+def test_a_setting_that_is_not_toml_is_read_as_text(text: str) -> None:
     assert parse_value(text) == text
 
 
-# Of what only a plan looks at: name, values, words of the message.
+# Values that only a plan checks: name, values, words of the message.
 PLANS: list[tuple[str, dict[str, str], str]] = [
     ("100,000 workers", {"cluster.workers": "100000"}, "workers = 100000: at most "),
     ("any file as authority", {"cluster.tls_ca": '"job.toml"', "cluster.tls_cert": '"job.toml"'}, "is not a"),
@@ -146,9 +150,9 @@ PLANS: list[tuple[str, dict[str, str], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("values", "told"), [row[1:] for row in PLANS], ids=[row[0] for row in PLANS])
-def test_a_plan_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, str], told: str
+@pytest.mark.parametrize(("values", "reported"), [row[1:] for row in PLANS], ids=[row[0] for row in PLANS])
+def test_a_plan_refuses_values_that_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, str], reported: str
 ) -> None:
     from scalelatent.errors import ScalelatentError
 
@@ -156,5 +160,5 @@ def test_a_plan_refuses(
     job = load_job(written(tmp_path, values), environ={})
     with pytest.raises(ScalelatentError) as error:
         plan_job(job)
-    assert told in str(error.value)
+    assert reported in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Changed saved models: one line names the model before it predicts."""
+"""Saved models with changed files: one line names the model before it predicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalelatent.errors import DataError
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A capsule model and a bootstrap network, saved."""
+    """Save a capsule model and a bootstrap network."""
     rng = np.random.default_rng(0)
     x, y = rng.uniform(0, 1, (60, 5)).astype(np.float32), np.arange(60) % 3
     folder = tmp_path_factory.mktemp("saved")
@@ -29,7 +29,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(saved: Path, tmp_path: Path) -> Path:
-    """A copy of the capsule model."""
+    """Return a copy of the capsule model."""
     shutil.copytree(saved / "capsule", tmp_path / "m")
     return tmp_path / "m"
 
@@ -52,7 +52,7 @@ def attribute(*keys: Any, to: Any) -> Callable[[Path], None]:
 
 
 def unsealed(*keys: Any, to: Any) -> Callable[[Path], None]:
-    """Change an attribute of a model that has no digest of them, as those of earlier versions."""
+    """Change an attribute of a model that has no digest of its attributes, as models of earlier versions."""
 
     def edit(model: Path) -> None:
         change(model / "zarr.json", "attributes", "attributes_digest", to=...)
@@ -118,13 +118,13 @@ ROWS: list[tuple[str, Callable[[Path], Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "told"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_a_changed_model_is_refused(model: Path, edit: Callable[[Path], Any], told: str) -> None:
+@pytest.mark.parametrize(("edit", "reported"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_changed_model_is_refused(model: Path, edit: Callable[[Path], Any], reported: str) -> None:
     edit(model)
     with pytest.raises(DataError) as refused:
         sl.load_model(model)
     message = str(refused.value)
-    assert told in message
+    assert reported in message
     assert str(model) in message
     assert "\n" not in message
     assert len(message) < 800
@@ -137,17 +137,17 @@ def test_a_model_of_an_earlier_version_is_loaded(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "reported"),
     [
         (lambda m: change(m / "zarr.json", "attributes", "values", "layers", 0, "k", to=2), NOT_SAVED),
         (unsealed("values", "layers", 0, "number", to="../../x"), "number is '../../x'"),
         (lambda m: shutil.rmtree(m / "centroids-l1"), "centroids-l1"),
     ],
 )
-def test_a_changed_network_is_refused(
-    saved: Path, tmp_path: Path, edit: Callable[[Path], Any], told: str
+def test_a_changed_bootstrap_network_is_refused(
+    saved: Path, tmp_path: Path, edit: Callable[[Path], Any], reported: str
 ) -> None:
     shutil.copytree(saved / "mbn", tmp_path / "m")
     edit(tmp_path / "m")
-    with pytest.raises(DataError, match=told.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(DataError, match=reported.replace("(", r"\(").replace(")", r"\)")):
         sl.load_model(tmp_path / "m")

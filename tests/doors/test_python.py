@@ -16,6 +16,7 @@ from scalelatent.errors import DataError, DivergenceError, RunError
 RNG = np.random.default_rng(0)
 X, Y = RNG.uniform(0, 1, (60, 8)).astype(np.float32), np.arange(60) % 3
 B = (X > 0.5).astype(np.uint8)
+FOLDER = Path(__file__).parent
 
 MODELS: dict[str, Callable[[Any], Any]] = {
     "capsule": lambda x: sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1).fit(x, Y),
@@ -30,15 +31,16 @@ def value(row: int, feature: int, number: float) -> np.ndarray:
     return x
 
 
-# Rows: name, what is given, words of the message of each model.
+# Rows: name, value, words of the message of each model.
 ROWS: list[tuple[str, Any, str]] = [
     ("complex", X + 1j, "Complex data not supported: an array of shape (60, 8), complex64"),
     ("complex lists", (X + 1j).tolist(), "Complex data not supported: an array of shape (60, 8), complex128"),
     ("one axis", np.arange(1000.0), "got 1D array instead: an array of shape (1000,), float64. Reshape your"),
     ("one number", np.float64(3), "got scalar array instead: an array of shape (), float64"),
-    ("three axes", np.zeros((60, 3, 3)), "Found array with dim 3"),
+    ("three axes", np.zeros((60, 3, 3)), "Give each row one axis: X.reshape(len(X), -1)"),
     ("a record type", np.zeros(60, [("a", "f4")]), "got 1D array instead: an array of shape (60,)"),
-    ("a name", "rows.zarr", "is the path 'rows.zarr'; pass the rows"),
+    ("a name", "rows.zarr", "X is the string 'rows.zarr', which holds no rows; if it is the path"),
+    ("a folder", FOLDER, f"pass the rows: scalelatent.open_dataset('{FOLDER}')"),
     ("a mapping", {"a": 1}, "got scalar array instead"),
     ("words", X.astype(str), "is not compatible with arrays of bytes/strings"),
     ("dates", np.zeros((60, 8), "M8[s]"), "dtype datetime64[s]"),
@@ -52,19 +54,53 @@ ROWS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("rows", "told"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_rows_are_refused(model: str, rows: Any, told: str) -> None:
+@pytest.mark.parametrize(("rows", "reported"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_invalid_rows_are_refused(model: str, rows: Any, reported: str) -> None:
     with pytest.raises((ValueError, TypeError)) as refused:
         MODELS[model](rows)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+def test_text_as_labels_and_text_before_labels() -> None:
+    for call in (lambda: capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
+        with pytest.raises(DataError, match="y is the string 'x', which holds no rows"):
+            call()
+    with pytest.raises(DataError, match="X is the string 'x', which holds no rows; if it"):
+        capsule().fit("x", [1, 2])
+    with pytest.raises(
+        DataError, match=r"X is the string .*scalelatent\.open_dataset\("
+    ):  # not: y is missing
+        capsule().fit(str(FOLDER))
+
+
+def test_rows_without_labels(tmp_path: Path) -> None:
+    ds = sl.Dataset.from_arrays(X)
+    for rows in (ds, ds.save(tmp_path / "d")):
+        with pytest.raises(
+            DataError, match=r"no labels, .* \(images: one folder per class; tables: --label COL"
+        ):
+            capsule().fit(rows)
+
+
+def test_a_missing_column_is_named_with_the_argument_first() -> None:
+    pytest.importorskip("pyarrow")
+    frame = {"a": [1.0, 2.0], "b": ["x", "y"]}
+    with pytest.raises(
+        DataError, match=r"no column 'c'; its columns are 'a', 'b': choose some with label=, wei"
+    ):
+        sl.Dataset.from_dataframe(frame, label="c")
+    with pytest.raises(
+        DataError, match=r"column 'b' holds text, but features .*exclude it with features= \("
+    ):
+        sl.Dataset.from_dataframe(frame)
 
 
 HUGE = value(5, 3, 1e38)
 ALGORITHMS = ("em", "stepwise", "passive_aggressive")
 TOO_LARGE = "row 5, feature 3 is {:g}, too large for products in float32: scale the features below 1e+18"
-# Rows of a capsule model: name, what is given, options, words of the message.
+# Rows of a capsule model: name, value, options, words of the message.
 CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
     *((f"1e38, {name}", HUGE, {"algorithm": name}, TOO_LARGE.format(1e38)) for name in ALGORITHMS),
     ("-1e20", value(5, 3, -1e20), {}, TOO_LARGE.format(-1e20)),
@@ -81,13 +117,15 @@ CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "told"), [row[1:] for row in CAPSULE], ids=[row[0] for row in CAPSULE]
+    ("rows", "options", "reported"), [row[1:] for row in CAPSULE], ids=[row[0] for row in CAPSULE]
 )
-def test_rows_that_a_capsule_cannot_learn_from(rows: np.ndarray, options: dict[str, Any], told: str) -> None:
+def test_rows_that_a_capsule_model_cannot_learn_from_are_refused(
+    rows: np.ndarray, options: dict[str, Any], reported: str
+) -> None:
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1, **options)
     with pytest.raises(DataError) as refused:
         model.fit(rows, Y)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert "momentum" not in str(refused.value)
 
 
@@ -99,7 +137,7 @@ def crbm() -> Any:
     return sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1)
 
 
-# What is done with rows of 1e38 by whom: other rows than those that a capsule model learns from.
+# Rows of 1e38 in calls after a fit on other rows: name, call, words of the message.
 USES: dict[str, Callable[[Any], Any]] = {
     "capsule, validation": lambda x: capsule().fit(X, Y, validation=(x, Y)),
     "capsule, validation of stepwise": lambda x: (
@@ -120,14 +158,14 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_rows_that_are_too_large_are_refused_wherever_they_come(use: str) -> None:
+def test_rows_with_too_large_values_are_refused_in_every_call(use: str) -> None:
     with pytest.raises(DataError) as refused:
         USES[use](HUGE)
     assert TOO_LARGE.format(1e38) in str(refused.value)
 
 
 @pytest.mark.parametrize("use", ["capsule, predict", "crbm, predict"])
-def test_stored_rows_that_are_too_large_are_refused(use: str, tmp_path: Path) -> None:
+def test_stored_rows_with_too_large_values_are_refused(use: str, tmp_path: Path) -> None:
     stored = sl.Dataset.from_arrays(HUGE.astype(np.float32)).save(
         tmp_path / "x.zarr", chunk_rows=4, shard_rows=8
     )
@@ -135,13 +173,13 @@ def test_stored_rows_that_are_too_large_are_refused(use: str, tmp_path: Path) ->
         USES[use](stored)
 
 
-def test_stored_outputs_beside_rows_that_are_too_large(tmp_path: Path) -> None:
+def test_stored_rows_with_too_large_values_are_refused_by_a_crbm(tmp_path: Path) -> None:
     stored = sl.Dataset.from_arrays(HUGE, B).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
     with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
         crbm().fit(stored)
 
 
-def test_a_batch_that_is_too_large_is_named_and_changes_nothing() -> None:
+def test_a_batch_with_too_large_values_is_refused_and_changes_nothing() -> None:
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0).partial_fit(X, Y, [0, 1, 2])
     before = model.W_.copy()
     with pytest.raises(DataError, match=r"row 5, feature 3 is 1e\+38"):
@@ -150,7 +188,7 @@ def test_a_batch_that_is_too_large_is_named_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["em", "stepwise", "passive_aggressive"])
-def test_batch_of_another_scale_is_reported_and_skipped(algorithm: str) -> None:
+def test_a_batch_of_another_scale_is_reported_and_skipped(algorithm: str) -> None:
     model = sl.CapsuleRegression(capsule_dim=2, algorithm=algorithm, random_state=0)
     model.partial_fit(1e-18 * X, Y, [0, 1, 2])
     before = model.W_.copy()
@@ -162,7 +200,7 @@ def test_batch_of_another_scale_is_reported_and_skipped(algorithm: str) -> None:
     model.partial_fit(1e-18 * X, Y)
 
 
-def test_divergence_is_an_error_of_its_own() -> None:
+def test_divergence_raises_its_own_error() -> None:
     from scalelatent.contract.finite import make_divergence_error
 
     assert isinstance(make_divergence_error([0], "pass 3", "lower `momentum`"), DivergenceError | RunError)
@@ -170,7 +208,7 @@ def test_divergence_is_an_error_of_its_own() -> None:
     assert "momentum" not in str(make_divergence_error([0], "pass 1", "lower `momentum`"))
 
 
-# Labels: name, what is given, words of the message.
+# Labels: name, value, words of the message.
 LABELS: list[tuple[str, Any, str]] = [
     ("None", [None] * 60, "The label of row 0 is None (NoneType)"),
     ("some None", [0, None, 1] * 20, "The label of row 1 is None (NoneType)"),
@@ -183,7 +221,7 @@ LABELS: list[tuple[str, Any, str]] = [
     ("mappings", [{}] * 60, "The label of row 0 is {} (dict)"),
     ("complex", Y + 1j, "Complex data not supported: "),
     ("two columns", np.c_[Y, Y], "(60, 2)"),
-    ("one word", "abc", "shape ()"),
+    ("one word", "abc", "y is the string 'abc', which holds no rows"),
     ("a set", {1, 2}, "shape ()"),
 ]  # fmt: skip
 
@@ -198,7 +236,7 @@ LABELS: list[tuple[str, Any, str]] = [
     ],
     ids=["dataset", "partial_fit", "validation"],
 )
-def test_labels_of_mixed_types_are_refused_by_row(take: Callable[[Any], Any], labels: Any) -> None:
+def test_labels_of_mixed_types_are_refused_with_the_row(take: Callable[[Any], Any], labels: Any) -> None:
     with pytest.raises(DataError, match=r"The label of row 2 is 'a' \(str\), and row 0 is 0 \(int\)"):
         take(labels)
 
@@ -209,11 +247,11 @@ def fitted() -> Any:
 
 
 @pytest.mark.parametrize("what", ["fit", "score"])
-@pytest.mark.parametrize(("labels", "told"), [row[1:] for row in LABELS], ids=[row[0] for row in LABELS])
-def test_labels_are_refused(fitted: Any, what: str, labels: Any, told: str) -> None:
+@pytest.mark.parametrize(("labels", "reported"), [row[1:] for row in LABELS], ids=[row[0] for row in LABELS])
+def test_invalid_labels_are_refused(fitted: Any, what: str, labels: Any, reported: str) -> None:
     new = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1)
     with pytest.raises((ValueError, TypeError)) as refused:
         new.fit(X, labels) if what == "fit" else fitted.score(X, labels)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 300

@@ -62,17 +62,19 @@ RECORDS: list[tuple[str, bytes, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "told"), [row[1:] for row in RECORDS], ids=[row[0] for row in RECORDS])
-def test_a_record_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "reported"), [row[1:] for row in RECORDS], ids=[row[0] for row in RECORDS]
+)
+def test_a_damaged_record_is_refused(tmp_path: Path, content: bytes, reported: str) -> None:
     (tmp_path / "state.rec").write_bytes(content)
     with pytest.raises(RunError) as refused:
         read_record(tmp_path, "state.rec")
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert str(tmp_path / "state.rec") in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_the_record_of_the_table_is_read(tmp_path: Path) -> None:
+def test_an_undamaged_record_is_read(tmp_path: Path) -> None:
     (tmp_path / "state.rec").write_bytes(whole())
     assert read_record(tmp_path, "state.rec")["a"].tolist() == [0, 1, 2]
     write_record(tmp_path, "state.rec", {"a": 1})
@@ -111,7 +113,9 @@ def test_damaged_state_is_rebuilt_from_the_logs(folder: RunFolder, content: str)
 
 
 @pytest.mark.parametrize("content", [text for text in DAMAGED if "{}" not in text and "id" not in text])
-def test_a_damaged_job_names_a_way_on(folder: RunFolder, content: str, tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_job_names_the_next_step(
+    folder: RunFolder, content: str, tmp_path: Path
+) -> None:
     (folder.path / "job.json").write_text(content)
     assert folder.read_state()["state"] in STATES
     with pytest.raises(JobError) as refused:
@@ -146,7 +150,7 @@ def test_damaged_log_lines_are_skipped(folder: RunFolder, line: str) -> None:
 
 @pytest.mark.parametrize("name", ["progress.json", "cancel"])
 @pytest.mark.parametrize("content", ["", "null", "[]", "3"])
-def test_what_is_written_along_the_way_may_be_damaged(folder: RunFolder, name: str, content: str) -> None:
+def test_damaged_progress_and_cancel_files_are_ignored(folder: RunFolder, name: str, content: str) -> None:
     from scalelatent.jobs.interrupt import read_cancel_request
 
     (folder.path / name).write_text(content)
@@ -154,7 +158,7 @@ def test_what_is_written_along_the_way_may_be_damaged(folder: RunFolder, name: s
     assert read_cancel_request(folder) == ({} if name == "cancel" else None)
 
 
-def test_a_lock_that_is_a_folder_is_named(folder: RunFolder) -> None:
+def test_the_error_names_a_lock_that_is_a_folder(folder: RunFolder) -> None:
     (folder.path / "lock").unlink(missing_ok=True)
     (folder.path / "lock").mkdir()
     assert folder.read_state()["state"] == "failed"
@@ -169,7 +173,7 @@ def test_a_lock_that_is_a_folder_is_named(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize("content", ["", "null", "[3]", "{"])
 @pytest.mark.parametrize("name", ["identity.json", "quarantine.json"])
-def test_what_checkpoints_belong_to_is_not_guessed(tmp_path: Path, name: str, content: str) -> None:
+def test_a_damaged_identity_or_quarantine_file_is_refused(tmp_path: Path, name: str, content: str) -> None:
     from scalelatent.engine import quarantine
     from scalelatent.engine.checkpoints import EngineStore
 

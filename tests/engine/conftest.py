@@ -1,4 +1,4 @@
-"""A toy model for the engine."""
+"""Toy models for the tests of the engine."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def toy_stage(
 
 @pytest.fixture(scope="session")
 def toy() -> SimpleNamespace:
-    """A model that is none of the package's, with its rows and stages."""
+    """Return a toy model with its rows and stages."""
     return SimpleNamespace(Sums=Sums, Wander=Wander, start=first_state, rows=make_rows, stage=toy_stage)
 
 
 @pytest.fixture(scope="session")
 def online() -> Any:
-    """Online learners that are none of the package's."""
+    """Return the module of the toy online learners."""
     return load_online_toys()
 
 

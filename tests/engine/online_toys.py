@@ -1,7 +1,8 @@
-"""Online learners that are none of the package's: gradients, chains that walk row by row, evidence.
+"""Toy online learners:
 
-The file is imported under the name ``scalelatent.online_toys`` (see conftest.py), because records hold types
-of scalelatent only; workers of a cluster preload it. Every sum shows a change of order in its last bits.
+gradients, chains that walk row by row, evidence. The file is imported under the name
+``scalelatent.online_toys`` (see conftest.py), because records hold types of scalelatent only; workers of a
+cluster preload it. Every sum shows a change of order in its last bits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.streams import stream
 
-if __name__ == "online_toys":  # sent to a worker
+if __name__ == "online_toys":  # The file was sent to a worker.
     sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])
 
 
@@ -47,7 +48,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Logistic:
-    """Multinomial logistic regression by gradient steps of a falling rate."""
+    """Multinomial logistic regression by gradient steps with a decreasing rate."""
 
     p: int
     k: int
@@ -83,7 +84,7 @@ class Logistic:
         return {**state, "w": w, "steps": state["steps"] + 1, "loss": float(stats["loss"]) / n_rows}
 
     def end_epoch(self, state: Any) -> Any:
-        # What an epoch's end does must show: a resume that does it twice or never has other weights.
+        # The effect of an epoch's end must show: a resume that does it twice or never has other weights.
         return {**state, "w": state["w"] * (1.0 - 1e-3), "epochs": state["epochs"] + 1}
 
     def summary(self, state: Any) -> dict[str, Any]:
@@ -157,8 +158,9 @@ class Walk:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Log-odds of features under forgetting: evidences of the chains add, the old part fades by
-    ``forgetting ** (chains * minibatches)``.
+    """Log-odds of features with forgetting.
+
+    The evidence of all chains is added; the old part fades by ``forgetting ** (chains * minibatches)``.
     """
 
     p: int
@@ -184,7 +186,8 @@ class Evidence:
         stats["evidence"][:] += belief - prior
 
     def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
-        kept = self.forgetting ** float(stats["minibatches"])  # all chains' minibatches: chains * minibatches
+        # The minibatches of all chains: chains * minibatches.
+        kept = self.forgetting ** float(stats["minibatches"])
         belief = kept * state["belief"] + stats["evidence"] + (1 - kept) * 0.01
         return {"belief": belief, "trail": float(belief.sum())}
 
@@ -216,7 +219,7 @@ def _log_sum(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What was seen of inputs and outputs, weighted by row, epoch and chain, so that a mix-up shows."""
+    """Sums of inputs and outputs, weighted by row, epoch and chain, so that a mix-up shows."""
 
     p: int
     v: int
@@ -273,8 +276,8 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Inputs and outputs of a row beside each other: a row map."""
+class Concatenation:
+    """A row map that concatenates the input and the output of a row."""
 
     p: int
     v: int

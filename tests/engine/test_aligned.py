@@ -1,4 +1,4 @@
-"""Arrays of messages lie at addresses of their type before anything is computed with them."""
+"""Arrays of received messages are aligned to their type before they are used in computations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class State:
 
 
 def _sent(value: Any) -> Any:
-    """Through a pickle whose buffers lie at odd addresses, as in a message that holds several."""
+    """Return the value after a pickle whose buffers are unaligned, as in a message that has several."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     odd = [memoryview(b"." * (i % 3 + 1) + bytes(b))[i % 3 + 1 :] for i, b in enumerate(buffers)]
     return pickle.loads(data, buffers=odd)
 
 
-def test_parameters_arrive_aligned() -> None:
+def test_received_parameters_are_aligned_to_their_type() -> None:
     w = np.random.default_rng(0).normal(size=(30, 20)).astype("f4")
     state = State(w, {"same": w, "list": [np.arange(5.0)], "pair": (np.arange(3), "text", None)})
     assert not _sent(state).w.flags.aligned
@@ -40,7 +40,7 @@ def test_parameters_arrive_aligned() -> None:
     np.testing.assert_array_equal(got.state.more["list"][0], np.arange(5.0))
 
 
-def test_the_same_bits_as_where_they_were_made() -> None:
+def test_received_parameters_have_the_bits_that_were_sent() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(150, 12)), rng.normal(size=(150, 12))
     np.testing.assert_array_equal(_sent(TaskParams(a)).state.T @ b, a.T @ b)
@@ -51,13 +51,13 @@ class Pair(NamedTuple):
     b: int
 
 
-def test_named_tuples_keep_their_kind() -> None:
+def test_received_named_tuples_keep_their_type() -> None:
     got = _sent(TaskParams(Pair(np.arange(4.0), 1))).state
     assert isinstance(got, Pair)
     assert got.a.flags.aligned
 
 
-def test_what_is_aligned_is_not_copied() -> None:
+def test_aligned_arrays_are_not_copied() -> None:
     state = State(np.zeros(3), 5)
     assert aligned(state) is state
     tree = {"a": state.w, "b": [1, "x"]}

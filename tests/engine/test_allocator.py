@@ -1,4 +1,4 @@
-"""What is freed in a worker is kept, unless a user has said how much."""
+"""A worker keeps freed memory, unless the user has set the allocator's limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from scalelatent.engine.dask.worker_side import keep_pages
 
-# Prints the faults of a hundred arrays of 4 MB, one after another, before and after.
+# Print the page faults of a hundred arrays of 4 MB, allocated one after the other, before and after.
 FAULTS = """
 import resource, numpy as np
 from scalelatent.engine.dask.worker_side import keep_pages
@@ -26,7 +26,7 @@ print(faults(), keep_pages(), (faults(), faults())[1])
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_arrays_come_without_fresh_pages() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     environ = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536"}
     environ.pop("MALLOC_MMAP_THRESHOLD_", None)
     done = subprocess.run(
@@ -35,7 +35,7 @@ def test_arrays_come_without_fresh_pages() -> None:
     assert done.returncode == 0, done.stderr
     before, changed, after = done.stdout.split()
     assert changed == "True"
-    assert int(before) > 50_000  # a thousand pages each
+    assert int(before) > 50_000  # A hundred arrays have a thousand pages each.
     assert int(after) < 5_000
 
 
@@ -47,7 +47,9 @@ def test_arrays_come_without_fresh_pages() -> None:
         {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "1"},
     ],
 )
-def test_what_a_user_has_set_stays(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_settings_of_the_user_stay(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(name: object) -> None:
         raise AssertionError
 
@@ -55,6 +57,6 @@ def test_what_a_user_has_set_stays(environ: dict[str, str], monkeypatch: pytest.
     assert keep_pages(environ) is False
 
 
-def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_c_library_without_the_settings_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     assert keep_pages({"MALLOC_TRIM_THRESHOLD_": "65536"}) is False

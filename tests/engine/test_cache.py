@@ -1,4 +1,4 @@
-"""The piece cache: bounded, safe, and made for cyclic scans."""
+"""The piece cache: bounded, thread-safe, and suited to cyclic scans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _piece(n: int) -> tuple[np.ndarray | None, ...]:
     return np.zeros(n, np.uint8), None, None
 
 
-def test_all_columns_count() -> None:
+def test_the_size_of_a_piece_includes_all_columns() -> None:
     cache = PieceCache(100)
     assert cache.put("a", (np.zeros(3), np.zeros(2, np.int32), np.zeros(1)))
     assert cache.used == 3 * 8 + 2 * 4 + 8
@@ -33,7 +33,7 @@ def test_all_columns_count() -> None:
         max_size=60,
     ),
 )
-def test_never_more_than_the_limit_and_never_a_wrong_piece(
+def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
     limit: int, steps: list[tuple[str, int, int]]
 ) -> None:
     cache, put = PieceCache(limit), {}
@@ -48,14 +48,14 @@ def test_never_more_than_the_limit_and_never_a_wrong_piece(
             known = cache.get(key)
             if cache.put(key, piece):
                 put[key] = piece if known is None else known
-                assert cache.get(key) is put[key]  # an older piece of the same rows stays
+                assert cache.get(key) is put[key]  # An older piece of the same rows stays.
         assert 0 <= cache.used <= limit
         kept = [cache.get(k) for k in range(10)]
         assert cache.used == sum(p[0].nbytes for p in kept if p is not None)
 
 
-def test_a_cyclic_scan_keeps_what_fits() -> None:
-    """'Least recently used' would have no hit at all here."""
+def test_a_cyclic_scan_has_hits_for_the_pieces_that_fit() -> None:
+    """Keep a part of the pieces, since "least recently used" would never have a hit in a cyclic scan."""
     cache = PieceCache(4 * 100)
     hits = []
     for _ in range(5):
@@ -81,11 +81,11 @@ def test_pieces_that_two_whole_passes_did_not_touch_make_room() -> None:
     cache.get("b")
     cache.start_pass()
     assert cache.put("new", _piece(100))
-    assert (cache.get("a") is None) != (cache.get("c") is None)  # one was enough
+    assert (cache.get("a") is None) != (cache.get("c") is None)  # Dropping one piece was enough.
     assert cache.get("b") is not None
 
 
-def test_nothing_is_dropped_for_a_piece_that_does_not_fit_anyway() -> None:
+def test_nothing_is_dropped_for_a_piece_larger_than_the_cache() -> None:
     cache = PieceCache(100)
     assert not cache.put("huge", _piece(101))
     assert cache.put("a", _piece(100))
@@ -93,7 +93,7 @@ def test_nothing_is_dropped_for_a_piece_that_does_not_fit_anyway() -> None:
     assert cache.get("a") is not None
 
 
-def test_clear() -> None:
+def test_clear_empties_the_cache() -> None:
     cache = PieceCache(100)
     cache.put("a", _piece(100))
     cache.clear()
@@ -101,7 +101,7 @@ def test_clear() -> None:
     assert cache.put("b", _piece(100))
 
 
-def test_threads() -> None:
+def test_threads_share_the_cache_safely() -> None:
     cache = PieceCache(1000)
 
     def work(seed: int) -> None:
@@ -132,10 +132,11 @@ def test_the_shared_cache_takes_its_limit_from_the_environment(monkeypatch: pyte
     assert shared_cache(0.25).limit == int(0.25 * memory_limit())
     assert shared_cache().limit == int(0.25 * memory_limit())
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "777")
-    assert shared_cache(1e6).limit == int(0.25 * memory_limit())  # the process's own word goes before
+    # The option of the process takes precedence.
+    assert shared_cache(1e6).limit == int(0.25 * memory_limit())
 
 
-def test_a_smaller_limit_holds_at_once() -> None:
+def test_a_smaller_limit_applies_at_once() -> None:
     cache = PieceCache(300)
     for key in "abc":
         cache.put(key, _piece(100))
@@ -147,7 +148,7 @@ def test_a_smaller_limit_holds_at_once() -> None:
 
 
 @pytest.mark.parametrize("value", ["much", -1, "-1GB", float("nan"), float("inf"), True, [1]])
-def test_what_is_no_amount_of_memory_is_refused(value: object) -> None:
+def test_a_limit_that_is_not_an_amount_of_memory_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^cache=.*: give 'auto', an amount of memory such as"):
         module.parse_cache(value)
 
@@ -165,14 +166,14 @@ def _fit(ds: Dataset, **engine: object) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
-    """The same rows once, and eight times as many."""
+    """Return a stored dataset, and one with eight times as many rows."""
     x = np.random.default_rng(0).normal(size=(40_000, 40)).astype(np.float32)
     place = tmp_path_factory.mktemp("rows")
     few, many = (Dataset.from_arrays(x[:n], np.arange(n) % 3) for n in (5000, 40_000))
     return [few.save(place / "few.zarr"), many.save(place / "many.zarr")]
 
 
-def test_what_a_process_keeps_does_not_grow_with_the_rows(
+def test_memory_of_a_process_does_not_grow_with_the_rows(
     stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:
     few, many = stored
@@ -186,7 +187,7 @@ def test_what_a_process_keeps_does_not_grow_with_the_rows(
 
 
 @pytest.mark.parametrize(("share", "many"), [(1.1, True), (0.9, False)])
-def test_where_passes_would_wait_for_rows_more_are_kept(
+def test_slow_storage_makes_the_cache_keep_more_rows(
     stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None, share: float, many: bool
 ) -> None:
     monkeypatch.setattr(rates, "SMALL_BYTES", 2**20)
@@ -197,7 +198,7 @@ def test_where_passes_would_wait_for_rows_more_are_kept(
     assert (shared_cache().used > stored[1].nbytes) is many
 
 
-def test_more_is_kept_only_of_rows_that_are_read_again(
+def test_the_cache_keeps_more_only_of_rows_that_are_read_again(
     stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:
     monkeypatch.setattr(rates, "SMALL_BYTES", 2**20)
@@ -210,10 +211,10 @@ def test_more_is_kept_only_of_rows_that_are_read_again(
     assert used[0] <= 2**20 < stored[1].nbytes < used[1]
 
 
-def test_a_lost_shard_does_not_hinder_the_choice(
+def test_a_lost_shard_does_not_prevent_the_choice_of_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:
-    """Whether a shard may be left out, the pass decides that misses it."""
+    """The pass that misses a shard decides whether to exclude it."""
     monkeypatch.setattr(rates, "SMALL_BYTES", 64)
     x = np.random.default_rng(0).normal(size=(500, 10)).astype(np.float32)
     ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr", chunk_rows=50, shard_rows=50)
@@ -222,7 +223,7 @@ def test_a_lost_shard_does_not_hinder_the_choice(
     assert _fit(ds, on_bad_shard="skip").shape == (6, 10)
 
 
-def test_the_cache_is_a_setting_that_changes_no_bit(stored: list[Dataset], no_cache_yet: None) -> None:
+def test_the_size_of_the_cache_changes_no_bit(stored: list[Dataset], no_cache_yet: None) -> None:
     weights = []
     for cache, least, most in ((0, 0, 0), ("3MiB", 1, 3 * 2**20), (0.2, 2**22, 2**30)):
         weights.append(_fit(stored[1], cache=cache))
@@ -240,10 +241,10 @@ def test_memory_limit_is_no_more_than_the_machine_has() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_limit_of_a_container_counts_also_where_only_its_own_group_tells(
+def test_a_limit_of_the_own_control_group_alone_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """A batch system bounds a job's group, and the root of all groups has no limit."""
+    """A batch system limits a job's control group, while the root group has no limit."""
     outer, own, root = tmp_path / "outer", tmp_path / "own", tmp_path / "root"
     outer.write_text(f"{512 * 2**20}\n")
     own.write_text(f"{768 * 2**20}\n")
@@ -253,11 +254,11 @@ def test_the_limit_of_a_container_counts_also_where_only_its_own_group_tells(
     assert module.machine_memory() == (512 * 2**20, f"cgroup v{version}")
     assert memory_limit() == 512 * 2**20
     own.write_text("max\n")
-    outer.write_text(f"{2**63 - 4096}\n")  # how v1 says that there is none
+    outer.write_text(f"{2**63 - 4096}\n")  # Version 1 of control groups writes this number for "no limit".
     assert module.machine_memory()[1] == "the machine"
 
 
-def test_groups_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_groups_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_text
     lines = "4:cpu,memory:/job/7\n0::/slurm/job_7\n"
     monkeypatch.setattr(

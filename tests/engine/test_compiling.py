@@ -1,4 +1,4 @@
-"""A fit that waits for the compiler says so."""
+"""A fit reports that it waits for the compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalelatent.monitor.progress import ProgressDisplay
 from tests.helpers import fresh_kernel
 
 
-class Heard(Callback):
+class EventLog(Callback):
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
@@ -25,8 +25,8 @@ class Heard(Callback):
         self.events.append(info)
 
 
-def test_a_fit_hears_of_kernels_while_it_lasts() -> None:
-    heard = Heard()
+def test_a_fit_receives_compiler_events_only_while_it_runs() -> None:
+    heard = EventLog()
     with FitSession("test", device="cpu", n_jobs=1, callbacks=[heard]):
         kernel = fresh_kernel()
         assert kernel(1) == kernel(1) == 2
@@ -36,7 +36,7 @@ def test_a_fit_hears_of_kernels_while_it_lasts() -> None:
     assert heard.events[1]["seconds"] >= 0
 
 
-def test_progress_says_once_that_kernels_are_compiled() -> None:
+def test_progress_reports_the_compilation_of_kernels_once() -> None:
     show = ProgressDisplay(Console(file=io.StringIO(), width=100))
     show.on_fit_start({"rows": 10})
     for kernel in ("a", "b"):
@@ -45,7 +45,7 @@ def test_progress_says_once_that_kernels_are_compiled() -> None:
     assert show.console.file.getvalue() == f"{COMPILING}\n"
 
 
-def test_a_terminal_shows_it_until_it_is_over() -> None:
+def test_a_terminal_shows_the_compilation_until_it_ends() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with ProgressDisplay(console) as show:
         show.on_fit_start({"rows": 10})
@@ -64,15 +64,15 @@ def test_a_terminal_shows_it_until_it_is_over() -> None:
         assert COMPILING not in shown()
 
 
-def test_a_worker_tells_every_driver(monkeypatch) -> None:
-    told: list[tuple[str, dict[str, Any]]] = []
+def test_a_worker_reports_compilation_to_every_driver(monkeypatch) -> None:
+    reported: list[tuple[str, dict[str, Any]]] = []
     worker = SimpleNamespace(
-        address="tcp://w:1", log_event=lambda topic, message: told.append((topic, message))
+        address="tcp://w:1", log_event=lambda topic, message: reported.append((topic, message))
     )
     monkeypatch.setattr(worker_side, "_worker", lambda: worker)
     monkeypatch.setattr(compile_observers, "_observers", [])
     worker_side.report_kernels()
     fresh_kernel()(1)
-    assert [topic for topic, _ in told] == [KERNELS] * 2
-    assert told[0][1]["worker"] == "tcp://w:1"
-    assert [message["event"] for _, message in told] == ["compiling_kernels", "kernel_compiled"]
+    assert [topic for topic, _ in reported] == [KERNELS] * 2
+    assert reported[0][1]["worker"] == "tcp://w:1"
+    assert [message["event"] for _, message in reported] == ["compiling_kernels", "kernel_compiled"]

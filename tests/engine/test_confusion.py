@@ -36,7 +36,9 @@ class Identity:
 @given(
     n=st.integers(1, 400), seed=st.integers(0, 2**32 - 1), weighted=st.booleans(), classes=st.integers(2, 5)
 )
-def test_scores(n: int, seed: int, weighted: bool, classes: int) -> None:
+def test_scores_of_one_pass_equal_scikit_learns_scores_of_all_rows(
+    n: int, seed: int, weighted: bool, classes: int
+) -> None:
     rng = np.random.Generator(np.random.Philox(seed))
     p = rng.dirichlet(np.ones(classes), n)
     y = rng.integers(0, classes, n)

@@ -1,4 +1,4 @@
-"""CSR rows through the engine: dense a block at a time, or as they are; the cache counts their bytes."""
+"""CSR rows in the engine: dense blocks one at a time, or CSR blocks; the cache counts their bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DENSE = X.toarray()
 
 
 class Sums:
-    """Column sums, and what kind of block brought them."""
+    """Column sums that also record whether their blocks were dense or CSR."""
 
     def __init__(self, csr: bool = False) -> None:
         self.wants = Wants(csr=csr)
@@ -55,7 +55,7 @@ def _stored(tmp_path: Path, x: Any, **layout: Any) -> Dataset:
 
 @pytest.mark.parametrize("group", [None, 7, 64, 500])
 @pytest.mark.parametrize("csr", [True, False])
-def test_blocks_are_the_rows_however_row_groups_lie(csr: bool, group: int | None, tmp_path: Path) -> None:
+def test_blocks_equal_the_rows_for_any_row_groups(csr: bool, group: int | None, tmp_path: Path) -> None:
     ds = Dataset.from_arrays(X) if group is None else _stored(tmp_path, X, shard_rows=group)
     reader = Reader(ds, None, Meter(), wants=Wants(csr=csr))
     blocks = [(a, min(a + 32, 500)) for a in range(0, 500, 32)]
@@ -68,7 +68,7 @@ def test_blocks_are_the_rows_however_row_groups_lie(csr: bool, group: int | None
 
 
 @pytest.mark.parametrize("accepts", [False, True])
-def test_a_pass_gives_the_bits_of_the_dense_twin(accepts: bool, tmp_path: Path) -> None:
+def test_a_pass_over_csr_rows_gives_the_bits_of_dense_rows(accepts: bool, tmp_path: Path) -> None:
     grid = {"train": RowGrid(500, 16, 2)}
     work = Sums(accepts)
     csr = _stored(tmp_path, X, shard_rows=64)
@@ -79,8 +79,9 @@ def test_a_pass_gives_the_bits_of_the_dense_twin(accepts: bool, tmp_path: Path) 
     wanted = InProcessExecutor(1).collect(dense, lambda *_: None)["train"].vector
     assert (found == wanted).all()
     assert work.kinds == {CsrRows if accepts else np.ndarray}
-    assert work.largest == 16  # never more than a block is dense
-    assert 0 < cache.used < X.nnz * 8 + 500 * 8 + 8 * 20  # the bytes of CSR, not of dense rows
+    assert work.largest == 16  # At most one block is dense at a time.
+    # The cache counts the bytes of CSR rows, not those of dense rows.
+    assert 0 < cache.used < X.nnz * 8 + 500 * 8 + 8 * 20
 
 
 def test_csr_rows_slice_join_and_densify() -> None:

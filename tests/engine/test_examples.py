@@ -1,4 +1,4 @@
-"""What small functions of the engine give."""
+"""Examples of the results of small functions of the engine."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from scalelatent.engine.resume_identity import named_values
 from scalelatent.kernels.cuda import matrix_layout
 
 
-def test_places_of_bad_values_are_named() -> None:
+def test_bad_values_are_reported_with_row_and_feature() -> None:
     def block(value: float, dtype: str = "f8") -> Block:
         return Block(np.array([[0.0, value]], dtype), None, None, 7)
 
     assert find_nonfinite(block(np.nan)) == "row 7, feature 1 is nan"
     assert find_nonfinite(block(1e39)) == "row 7, feature 1 is 1e+39, beyond float32"
-    told = "row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18"
-    assert find_nonfinite(block(1e38), LARGEST_VALUE) == find_too_large(block(1e38, "f4")) == told
+    reported = "row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18"
+    assert find_nonfinite(block(1e38), LARGEST_VALUE) == find_too_large(block(1e38, "f4")) == reported
     assert "the weights have grown" in str(make_divergence_error([0], "pass 7", "lower it"))
     assert "with the initial weights" in str(make_divergence_error([0], "pass 1", "lower it"))
 
 
-def test_a_check_calls_now_and_then() -> None:
+def test_a_row_check_calls_its_function_at_intervals() -> None:
     calls: list[int] = []
     check = RowCheck(lambda: calls.append(1), seconds=3600)
     check()
@@ -48,7 +48,7 @@ def test_a_check_calls_now_and_then() -> None:
     assert calls == [1]
 
 
-def test_a_step_of_a_learner() -> None:
+def test_a_step_merges_its_chains_and_updates_the_state() -> None:
     class Mean:
         wants = Wants()
 
@@ -70,7 +70,7 @@ def test_a_step_of_a_learner() -> None:
     assert apply_step(learner, np.zeros(2), sums, 4).tolist() == [0.5, 0.5]
 
 
-def test_sizes_and_names() -> None:
+def test_sizes_keys_and_texts_of_small_functions() -> None:
     assert matrix_layout((2, 3), (40, 4), 4) == (True, 10)
     assert matrix_layout((3, 2), (4, 40), 4) == (False, 10)
     assert (compute_limit(0.25, 400), compute_limit(64, 400)) == (100, 64)
@@ -87,7 +87,7 @@ def test_sizes_and_names() -> None:
     assert make_summary(plan) == "about 6 min, 700 MiB a worker, 4.1 GB of disk"
 
 
-def test_a_graph_keeps_workers_and_priorities() -> None:
+def test_a_task_graph_keeps_workers_and_priorities() -> None:
     graph = Graph()
     graph.add("one", int, "1", worker="tcp://10.0.0.1:40000", priority=5)
     graph.add("sum", sum, [graph.ref("one"), graph.ref("one")])
@@ -95,7 +95,7 @@ def test_a_graph_keeps_workers_and_priorities() -> None:
     assert (graph.workers, graph.priorities) == ({"one": ["tcp://10.0.0.1:40000"]}, {"one": 5})
 
 
-def test_drivers_that_end_without_a_word_are_counted() -> None:
+def test_drivers_that_end_without_a_report_are_counted() -> None:
     store = EngineStore("memory://tests-ends-without-word")
     assert [count_attempts(store, "capsule_estep", number) for number in (1, 7, 7)] == [0, 1, 2]
     clear_attempts(store)
@@ -106,7 +106,7 @@ def test_a_permutation_has_every_row_once() -> None:
     assert sorted(permutation(0, 0, 0, 4).tolist()) == [0, 1, 2, 3]
 
 
-def test_rows_of_pieces_and_of_bad_shards() -> None:
+def test_row_ranges_of_pieces_and_of_excluded_shards() -> None:
     held = [((0, 2), (np.arange(2), None, None)), ((2, 4), (np.arange(2, 4), None, None))]
     assert slice_column(held, 0, 1, 3).tolist() == [1, 2]
     assert slice_column(held, 1, 1, 3) is None

@@ -1,4 +1,4 @@
-"""Rows that are read ahead: kept while they are used, released when idle, not read twice."""
+"""Rows that are read ahead: kept while they are used, released when idle, never read twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def feeding_on(rows: Dataset, **options: Any) -> Iterator[tuple[Feed, Reader]]:
 
 
 @pytest.mark.parametrize("in_memory", [False, True], ids=["stored", "in memory"])
-def test_rows_that_are_held_out_are_not_fed(rows: Dataset, in_memory: bool) -> None:
+def test_held_out_rows_are_not_read(rows: Dataset, in_memory: bool) -> None:
     dataset = Dataset.from_arrays(rows.read_x(0, ROWS)) if in_memory else rows
     order = RowOrder(ROWS - ROWS // 10, 5, 16, run_rows=32, buffer_runs=4, n_chains=2, held=(1, 10))
     feed = Feed(Reader(dataset, None, Meter()), order, range(2), 1)
@@ -64,33 +64,33 @@ def _threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "scalelatent-feed"]
 
 
-def _eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+def _is_true_within(true: Callable[[], bool], seconds: float = 10.0) -> bool:
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
     return true()
 
 
-def test_a_step_that_takes_long_has_nothing_read_again(rows: Dataset) -> None:
+def test_a_long_step_causes_no_second_read(rows: Dataset) -> None:
     with feeding_on(rows) as (feed, reader):
         for step in range(40):
             feed.blocks(0, step)
             if step % 8 == 3:
-                time.sleep(0.3)  # computes
+                time.sleep(0.3)  # The consumer computes.
             feed.finish_step()
         read = reader.meter.bytes_read
-        # The epoch once, and what was read ahead of the next one: two slabs, and the buffer that follows.
+        # The epoch is read once, and ahead of the next one two slabs and the buffer that follows.
         assert ROWS * P * 4 <= read <= (ROWS + 2 * 128) * P * 4
 
 
-def test_a_feed_that_nobody_uses_lets_go_and_takes_up_again(rows: Dataset) -> None:
+def test_an_idle_feed_releases_its_thread_and_resumes_when_used(rows: Dataset) -> None:
     with feeding_on(rows) as (feed, _):
         first = feed.blocks(0, 0)[0]
         assert first is not None
         time.sleep(0.3)
-        assert _threads()  # the caller computes
+        assert _threads()  # The caller computes.
         feed.finish_step()
-        assert _eventually(lambda: not _threads())
+        assert _is_true_within(lambda: not _threads())
         assert not feed._runs
         assert not feed._ready
         again = feed.blocks(0, 4)[0]
@@ -98,13 +98,13 @@ def test_a_feed_that_nobody_uses_lets_go_and_takes_up_again(rows: Dataset) -> No
         assert len(again.x) == 16
 
 
-def test_a_thread_that_has_gone_is_started_again(rows: Dataset) -> None:
+def test_a_dead_reader_thread_is_restarted(rows: Dataset) -> None:
     with feeding_on(rows) as (feed, _):
-        feed._thread = threading.Thread()  # a thread that is not alive
+        feed._thread = threading.Thread()  # This thread is not alive.
         assert feed.blocks(0, 0)[0] is not None
 
 
-def test_waiting_for_rows_can_be_left(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_rows_can_be_interrupted(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
 
     def hang(self: Reader, start: int, stop: int) -> Any:
@@ -119,14 +119,12 @@ def test_waiting_for_rows_can_be_left(rows: Dataset, monkeypatch: pytest.MonkeyP
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), feeding_on(rows) as (feed, _):
         feed.blocks(0, 0, leave)
-    assert time.monotonic() - begin < 10  # nor does closing wait for the read that hangs
+    assert time.monotonic() - begin < 10  # Closing does not wait for the read that hangs either.
     never.set()
-    assert _eventually(lambda: not _threads())
+    assert _is_true_within(lambda: not _threads())
 
 
-def test_closing_does_not_wait_for_what_is_still_to_be_read(
-    rows: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_does_not_wait_for_unfinished_reads(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     read, reads = Reader.read, list[int]()
 
     def slow(self: Reader, start: int, stop: int) -> Any:
@@ -141,7 +139,7 @@ def test_closing_does_not_wait_for_what_is_still_to_be_read(
     assert len(reads) <= seen + 2
 
 
-def test_a_closed_feed_says_so(rows: Dataset) -> None:
+def test_a_closed_feed_raises_an_error(rows: Dataset) -> None:
     with feeding_on(rows) as (feed, _):
         pass
     with pytest.raises(RuntimeError, match="closed"):
@@ -149,7 +147,7 @@ def test_a_closed_feed_says_so(rows: Dataset) -> None:
 
 
 @pytest.mark.parametrize("epochs", [3, 30])
-def test_what_is_remembered_of_the_order_does_not_grow(rows: Dataset, epochs: int) -> None:
+def test_memory_of_the_row_order_does_not_grow(rows: Dataset, epochs: int) -> None:
     reader = Reader(rows, None, Meter())
     order = RowOrder(ROWS, 5, 32, n_chains=2, run_rows=32, buffer_runs=2)
     feed = Feed(reader, order, range(2), epochs)

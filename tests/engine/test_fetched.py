@@ -1,4 +1,4 @@
-"""Results that the driver fetches: bounded waits, and what is lost just before is computed again."""
+"""Results that the driver fetches: waits are bounded, and a result that is lost is computed again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalelatent.errors import RunError
 
 
 class Task:
-    """A future whose result raises, after which it has another status."""
+    """A future whose result raises an error; its status changes after that."""
 
     key = "toy-1"
 
@@ -39,20 +39,20 @@ def executor() -> DaskExecutor:
 
 
 @pytest.mark.parametrize("status", ["pending", "lost"])
-def test_nothing_is_there_while_it_is_computed(executor: Any, status: str) -> None:
+def test_a_pending_result_is_not_fetched(executor: Any, status: str) -> None:
     assert executor.fetched(Task(status)) == ()
 
 
-def test_a_result_is_fetched(executor: Any) -> None:
+def test_a_finished_result_is_fetched(executor: Any) -> None:
     assert executor.fetched(Task("finished")) == ("sums",)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError("gone")])
-def test_a_result_that_is_lost_meanwhile_is_waited_for_again(executor: Any, error: Exception) -> None:
+def test_a_result_that_is_lost_during_the_fetch_is_awaited_again(executor: Any, error: Exception) -> None:
     assert executor.fetched(Task("finished", error, after="lost")) == ()
 
 
-def test_a_result_that_does_not_come_is_computed_again(executor: Any) -> None:
+def test_a_result_that_never_arrives_is_computed_again(executor: Any) -> None:
     with pytest.raises(NoProgress, match="the result of toy-1 was not to be had for 60 s"):
         executor.fetched(Task("finished", TimeoutError()))
 
@@ -63,7 +63,7 @@ def test_a_lost_scheduler_is_named(executor: Any) -> None:
 
 
 @pytest.mark.parametrize("status", ["error", "cancelled"])
-def test_a_task_that_failed_is_told_with_its_item(executor: Any, status: str) -> None:
+def test_a_failed_task_is_reported_with_its_item(executor: Any, status: str) -> None:
     with pytest.raises(TaskEnded) as ended:
         executor.fetched(Task(status), 7)
     assert ended.value.item == 7

@@ -47,7 +47,7 @@ def test_each_level_of_the_tree_tiles_the_leaves(grid: RowGrid) -> None:
         assert grid.node_rows(level, len(nodes) - 1)[1] == grid.n_rows
 
 
-def test_refuses_what_is_off_the_grid() -> None:
+def test_rows_and_levels_outside_the_grid_are_refused() -> None:
     grid = RowGrid(100, 8, 2)
     with pytest.raises(ValueError, match="at least 1"):
         RowGrid(0, 8, 2)

@@ -1,4 +1,8 @@
-"""Memory that ends: blocks in halves, nothing counted twice, told once; words where not even that helps."""
+"""Out of GPU memory:
+
+blocks are split in halves, nothing is counted twice, one event reports it, and an error explains what to do
+if halves do not help.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,9 @@ from tests.helpers import Log
 
 
 class Card(HostBackend):
-    """A backend whose memory is too small for more than some rows; an error of its own, as a model's own
-    expressions raise it.
+    """A backend whose memory is too small for more than some rows.
+
+    It raises an error of its own type, as the expressions of a model do.
     """
 
     gpu_errors = (DeviceMemoryError, MemoryError)
@@ -46,7 +51,7 @@ class Card(HostBackend):
 
 
 class Needy:
-    """A reduction that has already added half of a block's sums when memory ends."""
+    """A reduction that has already added half of a block's sums when memory runs out."""
 
     def __init__(self, sums: Any) -> None:
         self.sums, self.seen = sums, list[int]()
@@ -84,24 +89,24 @@ def run(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         executor = InProcessExecutor(threads, cache=PieceCache(0), callbacks=log)
         out = [executor.collect(stage, lambda done, total: None)["train"].vector for _ in range(2)]
-        return SimpleNamespace(vectors=out, seen=work.seen, events=log.of("event"), cards=cards)
+        return SimpleNamespace(vectors=out, seen=work.seen, events=log.infos("event"), cards=cards)
 
     return run
 
 
 @pytest.mark.parametrize(("room", "limit"), [(511, 256), (256, 256), (255, 128), (LEAST_ROWS, LEAST_ROWS)])
-def test_halves_down_to_what_fits_and_nothing_twice(run: Any, room: int, limit: int) -> None:
+def test_blocks_are_halved_until_they_fit_and_no_row_counts_twice(run: Any, room: int, limit: int) -> None:
     whole, cut = run(None), run(room)
     np.testing.assert_allclose(cut.vectors[0], whole.vectors[0], rtol=1e-12)
     (card,) = cut.cards
     assert card.row_limits == {"toy_sums/train": limit}
-    # Once found it is kept: in the second pass no block is tried whole.
+    # The block size is remembered: the second pass tries no whole block.
     tries = [n for n in cut.seen if n > limit]
     assert len(tries) == card.released == int(np.log2(512 // limit))
     np.testing.assert_array_equal(*cut.vectors)
 
 
-def test_each_cut_is_told_once(run: Any) -> None:
+def test_each_split_is_reported_once(run: Any) -> None:
     (event,) = run(200).events
     assert (event["event"], event["stage"], event["part"], event["rows"]) == (
         "blocks_cut", "toy_sums", "train", 128,
@@ -109,25 +114,25 @@ def test_each_cut_is_told_once(run: Any) -> None:
     assert "block_rows = 128" in event["message"]
 
 
-def test_equal_cards_give_equal_bits(run: Any) -> None:
-    """Two threads, each with a card of its own: who takes which leaf does not matter."""
+def test_threads_with_equal_gpus_give_equal_bits(run: Any) -> None:
+    """Two threads have a GPU each; the result does not depend on which thread takes which leaf."""
     one, two = run(200), run(200, threads=2)
     for a, b in zip(one.vectors, two.vectors, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_blocks_that_are_short_already_end_the_pass_in_words(run: Any) -> None:
+def test_blocks_that_are_too_short_to_split_raise_an_error_with_advice(run: Any) -> None:
     with pytest.raises(DeviceMemoryError, match="no memory for a block: 64 rows"):
         run(LEAST_ROWS - 1)
 
 
-def test_memory_of_the_host_is_not_cut(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_not_split_if_host_memory_runs_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Card, "gpu_errors", ())
     with pytest.raises(RunError, match="out of memory on rows of the given arrays: 512 rows"):
         run(100)
 
 
-def test_pieces_keep_everything_of_a_block() -> None:
+def test_parts_of_a_split_block_keep_labels_weights_and_rows() -> None:
     rng = np.random.default_rng(0)
     dense = (rng.random((10, 4)) < 0.5) * 1.0
     counts = np.concatenate([[0], np.cumsum((dense != 0).sum(axis=1))])
@@ -147,7 +152,7 @@ def test_pieces_keep_everything_of_a_block() -> None:
         assert list(split_rows(block, None)) == [block]
 
 
-def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_map_are_split(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.engine import mapwrite
 
     card = Card(100)
@@ -176,7 +181,10 @@ def test_a_map_is_cut_too(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
 
 
 class Coder:
-    """A map in parts: rows -> multiples of their first number, column by column; memory ends in the last."""
+    """A map in stages:
+
+    rows to multiples of their first number, column by column. Memory runs out in the last stage.
+    """
 
     wants, last = Wants(), None
 
@@ -191,6 +199,8 @@ class Coder:
 
     def row_bytes(self) -> int:
         return 8
+
+    column_group = 1
 
     def select_columns(self, first: int, stop: int) -> Coder:
         part = Coder(stop - first, self.first + first)
@@ -212,7 +222,7 @@ class Coder:
             yield
 
 
-def test_a_map_in_parts_is_cut_too(
+def test_blocks_of_a_map_in_stages_are_split(
     toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from scalelatent.engine import mapwrite
@@ -224,7 +234,7 @@ def test_a_map_in_parts_is_cut_too(
     np.testing.assert_array_equal(map_to_array(Coder(3), rows, "cpu", 1), want)
     assert card.row_limits == {"map": 88}
     assert card.released == 3
-    # To a dataset, with the event; and what is done before memory ends is done once.
+    # The map also writes a dataset and reports the event. Stages that finish before memory runs out run once.
     monkeypatch.setattr(inprocess, "make_backend", lambda device, slot=0: Card(200))
     log, coder = Log(), Coder(3)
     executor = InProcessExecutor(1, cache=PieceCache(0), callbacks=log)
@@ -232,15 +242,18 @@ def test_a_map_in_parts_is_cut_too(
     written = mapwrite.map_rows(executor, task, lambda done, total: None)
     np.testing.assert_array_equal(written.read_x(0, 700), want)
     assert coder.seen == [(0, 350), (0, 175), (175, 175), (350, 175), (525, 175)]
-    (event,) = log.of("event")
+    (event,) = log.infos("event")
     assert (event["event"], event["stage"], event["part"], event["rows"]) == (
         "blocks_cut", "toy_codes", "", 175,
     )  # fmt: skip
     assert "it computes 175 rows of toy_codes at a time" in event["message"]
 
 
-def test_a_map_in_parts_goes_on_where_memory_ended() -> None:
-    """The GPU runs out of memory within a block: finished rows stay, and short blocks raise a named error."""
+def test_a_map_in_stages_resumes_where_memory_ran_out() -> None:
+    """The GPU runs out of memory within a block:
+
+    finished rows stay, and blocks that cannot be split raise an error.
+    """
     card, coder, out = Card(400), Coder(2), np.zeros((400, 2))
     card.row_limits["map"] = 200
     block = Block(np.arange(400.0)[:, None], None, None, 30)
@@ -257,7 +270,7 @@ def test_a_map_in_parts_goes_on_where_memory_ended() -> None:
         list(fill_block(card, "map", coder, card, replace(block, x=block.x[:100]), out[:100]))
 
 
-def test_codes_of_a_network_are_the_same_in_halves() -> None:
+def test_codes_of_a_bootstrap_network_are_the_same_from_split_blocks() -> None:
     import scalelatent as sl
 
     x = np.random.default_rng(0).integers(0, 9, (300, 12)).astype("u1")
@@ -272,8 +285,8 @@ def test_codes_of_a_network_are_the_same_in_halves() -> None:
         np.testing.assert_array_equal(out, wanted)
 
 
-def test_the_span_reads_on_after_a_cut(toy: SimpleNamespace) -> None:
-    """What was read of the leaf is read again, and the next leaf begins where it should."""
+def test_a_span_continues_reading_after_a_split(toy: SimpleNamespace) -> None:
+    """The rows of the leaf are read again, and the next leaf starts at the right row."""
     from scalelatent.engine.passes import PassContext
 
     work = Needy(toy.stage(toy.rows(8)).reductions["train"])

@@ -1,4 +1,7 @@
-"""Leaves that keep their contribution in the run folder: order, files, resume, what is dropped."""
+"""Leaves whose contribution is stored in the run folder:
+
+order, files, resume, and which files are deleted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from tests.helpers import InterruptAt
 
 @dataclass(frozen=True)
 class Means:
-    """A total over leaves of rows times a factor that each step changes: stale leaves show."""
+    """Total over leaves of rows times a factor that each step changes, so that stale leaves show."""
 
     wants = Wants()
 
@@ -63,7 +66,7 @@ class Means:
         return False
 
     def validation(self) -> Any:
-        return None  # there are no rows for it
+        return None  # The toy has no validation rows.
 
 
 sys.modules.setdefault("scalelatent.incremental_toys", sys.modules[__name__])
@@ -108,7 +111,7 @@ def by_hand(epochs: int = 3) -> np.ndarray:
     return total
 
 
-def test_old_contributions_give_way_to_new_ones(tmp_path: Path) -> None:
+def test_a_new_contribution_of_a_leaf_replaces_the_old_one(tmp_path: Path) -> None:
     one, _ = fit(tmp_path / "one")
     np.testing.assert_allclose(one.state["total"], by_hand(), rtol=1e-12)
     two, _ = fit(tmp_path / "two", jobs=2)
@@ -127,14 +130,16 @@ def test_leaves_cover_all_rows_and_are_the_same_each_epoch() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 9])
-def test_resume_is_exact(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted in any epoch, and killed, so that the last steps are done again over their own records."""
+def test_an_interrupted_or_killed_fit_resumes_with_the_same_bits(
+    tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt a fit in any epoch, or kill it, so that it repeats steps over its own records."""
     monkeypatch.setattr("scalelatent.engine.batch_loop.Progress.__call__", _every_step)
     whole, _ = fit(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "run", callback=InterruptAt(at * 2 - 1, "progress"), checkpoint_steps=5)
     states = sorted((tmp_path / "run").glob("state-*.rec"))
-    if len(states) > 1:  # killed before its last checkpoint
+    if len(states) > 1:  # The fit was killed before its last checkpoint.
         states[-1].unlink()
     again, _ = fit(tmp_path / "run")
     np.testing.assert_array_equal(again.state["total"], whole.state["total"])
@@ -154,7 +159,7 @@ def test_files_do_not_grow_with_epochs(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("leaf-*.rec")] == ["leaf-other-000000-0.rec"]
 
 
-def test_lost_and_torn_contributions_are_named(tmp_path: Path) -> None:
+def test_the_error_names_a_lost_or_damaged_contribution(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, callback=StopAfter(1))
     for path in tmp_path.glob("leaf-toy-000000-*.rec"):
@@ -172,7 +177,7 @@ class StopAfter(Callback):
             raise KeyboardInterrupt
 
 
-def test_nothing_is_written_into_another_runs_folder(tmp_path: Path) -> None:
+def test_a_fit_writes_nothing_into_the_folder_of_another_run(tmp_path: Path) -> None:
     _, run = EngineStore(tmp_path).ref
     learner = KeptLeaves(Means(), str(tmp_path), "toy", run)
     block = Block(np.ones((3, 2), "f4"), None, None, 0)

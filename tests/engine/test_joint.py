@@ -1,4 +1,4 @@
-"""Joint passes: every member's sums are those of the member alone, whatever runs beside it."""
+"""Joint passes: every member has the sums that it has alone, whatever other members share the pass."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_mask_and_its_opposite_see_each_row_once(
     cuts=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 300)), max_size=3),
     jobs=st.integers(1, 3),
 )
-def test_one_pass_of_many_reductions(toy: SimpleNamespace, n: int, cuts: list[Any], jobs: int) -> None:
+def test_one_pass_computes_many_reductions(toy: SimpleNamespace, n: int, cuts: list[Any], jobs: int) -> None:
     train, other = toy.rows(n, seed=3), toy.rows(n + 5, p=2, seed=4)
     masks = [RowMask(a, a + b, 0) for a, b in cuts]
     wanted = [(toy.Sums(3), Part(train)), (toy.Sums(2), Part(other))]
@@ -95,7 +95,7 @@ def test_one_pass_of_many_reductions(toy: SimpleNamespace, n: int, cuts: list[An
         np.testing.assert_array_equal(stats.vector, expected.vector)
 
 
-def test_members_of_every_kind_are_themselves(toy: SimpleNamespace) -> None:
+def test_members_of_every_kind_learn_what_they_learn_alone(toy: SimpleNamespace) -> None:
     train, held, wide = toy.rows(900, seed=1), toy.rows(130, seed=2), toy.rows(400, p=5, seed=5)
     rows = {"train": Part(train), "validation": Part(held)}
     members = {
@@ -123,7 +123,7 @@ def test_members_of_every_kind_are_themselves(toy: SimpleNamespace) -> None:
     assert look.shared == [4, 4, 3, 3, 2, 2, 2] * 2
 
 
-def test_a_member_that_fails_leaves_the_others(toy: SimpleNamespace) -> None:
+def test_a_failing_member_does_not_end_the_others(toy: SimpleNamespace) -> None:
     class Fails(toy.Wander):  # type: ignore[misc,name-defined]
         def update(self, state: Any, stats: Any) -> Any:
             if state["iteration"] == 2:
@@ -145,7 +145,7 @@ def test_a_member_that_fails_leaves_the_others(toy: SimpleNamespace) -> None:
     )
 
 
-def test_until_and_on(toy: SimpleNamespace) -> None:
+def test_members_stop_at_a_pass_and_continue_later(toy: SimpleNamespace) -> None:
     train = toy.rows(300)
     members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in (2, 6, 9)}
     half = _joint(members, until=4)
@@ -161,7 +161,7 @@ def test_until_and_on(toy: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("at", range(11))
-def test_interrupted_and_called_again(toy: SimpleNamespace, tmp_path: Path, at: int) -> None:
+def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, at: int) -> None:
     train = toy.rows(300)
     members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in (2, 3, 5)}
     store = EngineStore(tmp_path)
@@ -175,7 +175,7 @@ def test_interrupted_and_called_again(toy: SimpleNamespace, tmp_path: Path, at: 
     assert not list(tmp_path.glob("state-*"))
     again = _joint(
         members, log=InterruptAt(0, *SIGNS), store=store
-    )  # nothing is left to do, so nothing is told
+    )  # Nothing is left to do, so nothing is reported.
     np.testing.assert_array_equal(again["5"].state["trail"], found["5"].state["trail"])
 
 
@@ -194,7 +194,7 @@ def test_memory_of_a_joint_pass_and_its_groups(toy: SimpleNamespace) -> None:
         joint_groups("toy", members, Resources(1, 1, PROCESS_BYTES), "cpu", "less", **GRID)
 
 
-def test_arrays_that_are_shared_count_once() -> None:
+def test_shared_arrays_count_once_in_the_memory_plan() -> None:
     a = np.zeros((10, 10))
     assert tree_bytes([a, {"x": a}, a[:5]]) == 800 + 400
 
@@ -231,7 +231,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
-    """As members leave, stages follow each other under new names; what the plan counts is one of them."""
+    """Stages follow each other under new names as members leave, and the plan counts one of them."""
     from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
@@ -245,14 +245,14 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
             state = tasks.task_params(store.ref, stage.name, iteration).state
             assert state == {"shift": float(iteration)}
     own = {slot: key for slot, (key, _) in tasks._recent._kept.items() if slot[0] == store.ref}
-    # States travel with the tasks that need them.
+    # States are sent with the tasks that need them.
     assert own == {(store.ref, "stage"): ("search-1_estep", ())}
     tasks._recent.forget(store.ref)
     assert not [slot for slot in tasks._recent._kept if slot[0] == store.ref]
 
 
-def test_members_share_rows_whatever_they_want_beside_their_form(toy: SimpleNamespace) -> None:
-    """Blocks are read once for members of one form; what they need beside them is the most of each."""
+def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
+    """Blocks are read once for all members of one form; scratch memory is the largest that a member needs."""
 
     class Needs(toy.Sums):
         wants = Wants(scratch=(5, 1))
@@ -267,7 +267,7 @@ def test_members_share_rows_whatever_they_want_beside_their_form(toy: SimpleName
 
 
 class _Blocks:
-    """Notes (first row, rows, sum of weights) of its blocks, of which it wishes a size."""
+    """Record of (first row, rows, sum of weights) of its blocks; it requests a block size."""
 
     def __init__(self, size: int) -> None:
         self.wants, self.seen = Wants(block_rows=size), []  # type: ignore[var-annotated]
@@ -289,8 +289,11 @@ class _Blocks:
         self.seen.append((block.start, len(block.x), len(block.y), float(weight)))
 
 
-def test_members_with_blocks_of_several_sizes_share_what_is_read(toy: SimpleNamespace) -> None:
-    """One part, whose blocks are the largest; each member sees its own, as it does alone."""
+def test_members_with_different_block_sizes_share_the_rows_they_read(toy: SimpleNamespace) -> None:
+    """One read serves members whose blocks differ in size:
+
+    its blocks are the largest, and each member gets its own.
+    """
     rows, classes = toy.rows(100), np.arange(8)
     for mask in (None, RowMask(30, 50, 0)):
         alone, together = [_Blocks(n) for n in (4, 16, 8)], [_Blocks(n) for n in (4, 16, 8)]

@@ -27,35 +27,35 @@ def _fit(
     return fit_batches(executor, stage, toy.start(), callbacks=Callbacks(log), store=store, **options)
 
 
-def test_one_record_a_pass(toy: SimpleNamespace) -> None:
+def test_each_pass_has_one_record(toy: SimpleNamespace) -> None:
     log = Log()
     result = _fit(toy, log)
-    assert result.history == log.of("pass_end")
+    assert result.history == log.infos("pass_end")
     assert [r["pass"] for r in result.history] == [1, 2, 3, 4, 5]
     for i, record in enumerate(result.history):
         assert record["stage"] == "toy_estep"
-        assert record["rows"] == 260  # of both parts
+        assert record["rows"] == 260  # Training and validation rows together.
         assert record["bytes_read"] == 0
         assert record["seconds"] > 0
         assert record["objective"] == result.state["trail"][i]
     assert result.state["iteration"] == 5
 
 
-def test_progress_begins_at_zero_and_ends_at_all_rows(toy: SimpleNamespace) -> None:
+def test_progress_starts_at_zero_and_ends_at_all_rows(toy: SimpleNamespace) -> None:
     log = Log()
     _fit(toy, log)
     for number in range(1, 6):
-        told = [i for i in log.of("progress") if i["pass"] == number]
-        rows = [i["rows_done"] for i in told]
+        reported = [i for i in log.infos("progress") if i["pass"] == number]
+        rows = [i["rows_done"] for i in reported]
         assert rows[-1] == 260
         assert rows == sorted(rows)
-        assert {i["rows_total"] for i in told} == {260}
-        assert {i["stage"] for i in told} == {"toy_estep"}
-    ended = [name for name, _ in log.told if name == "pass_end" or name == "progress"]
+        assert {i["rows_total"] for i in reported} == {260}
+        assert {i["stage"] for i in reported} == {"toy_estep"}
+    ended = [name for name, _ in log.reported if name == "pass_end" or name == "progress"]
     assert ended[-2:] == ["progress", "pass_end"]
 
 
-def test_progress_is_told_at_most_ten_times_a_second_but_always_the_end(
+def test_progress_is_reported_at_most_ten_times_per_second_and_always_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter(np.arange(1, 1000) * 0.01)
@@ -64,19 +64,19 @@ def test_progress_is_told_at_most_ten_times_a_second_but_always_the_end(
     progress = Progress(log, "s", 1)
     for done in range(101):
         progress(done, 100)
-    told = log.of("progress")
-    assert 10 <= len(told) <= 13
-    assert told[-1]["rows_done"] == 100
+    reported = log.infos("progress")
+    assert 10 <= len(reported) <= 13
+    assert reported[-1]["rows_done"] == 100
 
 
-def test_rows_of_an_interrupted_pass_are_no_part_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_excludes_rows_of_an_interrupted_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 2.0])
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     log = Log()
     progress = Progress(log, "s", 1)
     progress(80, 100)
     progress(100, 100)
-    assert [i["rows_per_s"] for i in log.of("progress")] == [0.0, 10.0]
+    assert [i["rows_per_s"] for i in log.infos("progress")] == [0.0, 10.0]
 
 
 def test_a_callback_stops_the_fit(toy: SimpleNamespace) -> None:
@@ -84,10 +84,10 @@ def test_a_callback_stops_the_fit(toy: SimpleNamespace) -> None:
     result = _fit(toy, log)
     assert len(result.history) == 2
     assert result.state["iteration"] == 2
-    assert log.of("event")[-1] == {"event": "stopped_by_callback", "stage": "toy_estep", "pass": 2}
+    assert log.infos("event")[-1] == {"event": "stopped_by_callback", "stage": "toy_estep", "pass": 2}
 
 
-def test_a_fit_that_a_callback_stopped_is_kept(toy: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_fit_that_a_callback_stopped_is_stored(toy: SimpleNamespace, tmp_path: Path) -> None:
     store = EngineStore(tmp_path)
     result = _fit(toy, Log(stop_at=3), store)
     iteration, state, _ = store.latest_state("toy_estep")
@@ -105,23 +105,23 @@ def test_a_fit_that_a_callback_stopped_is_kept(toy: SimpleNamespace, tmp_path: P
         ({"checkpoint_passes": 100}, [5]),
     ],
 )
-def test_checkpoints_are_as_often_as_asked(
+def test_checkpoints_have_the_requested_interval(
     toy: SimpleNamespace, tmp_path: Path, options: dict[str, Any], expected: list[int]
 ) -> None:
     log = Log()
     store = EngineStore(tmp_path)
     _fit(toy, log, store, **options)
-    assert [i["pass"] for i in log.of("checkpoint")] == expected
-    for info in log.of("checkpoint"):
+    assert [i["pass"] for i in log.infos("checkpoint")] == expected
+    for info in log.infos("checkpoint"):
         assert info["seconds"] >= 0
         assert Path(info["path"]).parent == tmp_path
-    assert Path(log.of("checkpoint")[-1]["path"]).exists()
+    assert Path(log.infos("checkpoint")[-1]["path"]).exists()
 
 
-def test_a_checkpoint_is_safe_before_the_pass_is_told(toy: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_checkpoint_is_stored_before_the_pass_is_reported(toy: SimpleNamespace, tmp_path: Path) -> None:
     log = Log()
     _fit(toy, log, EngineStore(tmp_path), checkpoint_passes=1)
-    order = [name for name, _ in log.told if name in ("pass_end", "checkpoint")]
+    order = [name for name, _ in log.reported if name in ("pass_end", "checkpoint")]
     assert order == ["checkpoint", "pass_end"] * 5
 
 
@@ -131,16 +131,16 @@ def test_without_a_store_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     log = Log()
     _fit(toy, log, checkpoint_passes=1)
-    assert log.of("checkpoint") == []
+    assert log.infos("checkpoint") == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_fit_is_only_read_again(toy: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_finished_fit_is_read_and_not_repeated(toy: SimpleNamespace, tmp_path: Path) -> None:
     store = EngineStore(tmp_path)
     first = _fit(toy, Log(), store)
     log = Log()
     again = _fit(toy, log, store)
-    assert log.of("pass_end") == []
+    assert log.infos("pass_end") == []
     assert again.history == first.history
     np.testing.assert_array_equal(again.state["trail"], first.state["trail"])
     resumed = {
@@ -150,7 +150,7 @@ def test_a_finished_fit_is_only_read_again(toy: SimpleNamespace, tmp_path: Path)
         "record": first.history[-1],
         "history": first.history,
     }
-    assert log.of("event") == [resumed]
+    assert log.infos("event") == [resumed]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -170,7 +170,7 @@ def test_a_learner_that_fails_ends_the_fit_with_its_error(
     store = EngineStore(tmp_path)
     with pytest.raises(FloatingPointError, match="not finite"):
         fit_batches(InProcessExecutor(jobs, store), stage, toy.start(), callbacks=Callbacks(), store=store)
-    assert store.latest_state("toy_estep")[0] == 2  # the last finished pass is safe
+    assert store.latest_state("toy_estep")[0] == 2  # The last finished pass is stored.
 
 
 # -- threads over items --------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_run_threads_finishes_every_item_in_the_calling_thread(workers: int) -> 
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_first_error_stops_all(workers: int) -> None:
+def test_the_first_error_stops_all_threads(workers: int) -> None:
     import time
 
     done = []
@@ -215,7 +215,7 @@ def test_the_first_error_stops_all(workers: int) -> None:
     assert len(done) < 100
 
 
-def test_an_error_while_a_thread_is_made_is_raised() -> None:
+def test_an_error_in_the_setup_of_a_thread_is_raised() -> None:
     def make(slot: int, stop: Any) -> Any:
         raise RuntimeError("no device")
 
@@ -224,7 +224,7 @@ def test_an_error_while_a_thread_is_made_is_raised() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_interrupt_of_the_caller_calls_the_others_off(workers: int) -> None:
+def test_an_interrupt_of_the_caller_stops_the_other_threads(workers: int) -> None:
     import threading
     import time
 
@@ -235,7 +235,7 @@ def test_an_interrupt_of_the_caller_calls_the_others_off(workers: int) -> None:
         def run(item: int) -> int:
             running.wait(5)
             if threading.current_thread() is caller:
-                raise KeyboardInterrupt  # as a signal does, in the midst of the caller's own item
+                raise KeyboardInterrupt  # A signal raises it while the caller computes an item.
             for _ in range(2000):
                 if stop.is_set():
                     stopped.append(item)
@@ -252,7 +252,7 @@ def test_an_interrupt_of_the_caller_calls_the_others_off(workers: int) -> None:
     assert len(stopped) == workers - 1
 
 
-def test_another_threads_error_ends_the_callers_own_item() -> None:
+def test_an_error_in_another_thread_interrupts_the_callers_item() -> None:
     import threading
     import time
 

@@ -1,4 +1,7 @@
-"""Outputs as large as the data: any executor writes the same bytes, and only what is missing."""
+"""Maps that write outputs as large as the data:
+
+every executor writes the same bytes, and a resume writes only missing shards.
+"""
 
 from __future__ import annotations
 
@@ -61,19 +64,23 @@ def _quiet(done: int, total: int) -> None:
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("stored", [True, False])
-def test_rows_labels_and_weights(toy: SimpleNamespace, tmp_path: Path, stored: bool, weighted: bool) -> None:
+def test_a_written_map_has_rows_labels_and_weights(
+    toy: SimpleNamespace, tmp_path: Path, stored: bool, weighted: bool
+) -> None:
     ds = toy.rows(430, weighted=weighted)
     if stored:
         ds = ds.save(tmp_path / "in", chunk_rows=33)[3:]
     outs = []
     for jobs in (1, 3):
-        told: list[tuple[int, int]] = []
+        reported: list[tuple[int, int]] = []
         task = start_map("toy_double", ds, Double(), tmp_path / f"out{jobs}", "cpu")
         out = map_rows(
-            InProcessExecutor(jobs), task, lambda done, total, told=told: told.append((done, total))
+            InProcessExecutor(jobs),
+            task,
+            lambda done, total, reported=reported: reported.append((done, total)),
         )
-        assert told[0] == (0, len(ds))
-        assert told[-1] == (len(ds), len(ds))
+        assert reported[0] == (0, len(ds))
+        assert reported[-1] == (len(ds), len(ds))
         np.testing.assert_array_equal(out.read_x(0, len(ds)), ds.read_x(0, len(ds))[:, :2] * 2)
         np.testing.assert_array_equal(out.read_y(0, len(ds)), ds.read_y(0, len(ds)))
         assert out.has_weight is weighted
@@ -84,7 +91,7 @@ def test_rows_labels_and_weights(toy: SimpleNamespace, tmp_path: Path, stored: b
     assert open_dataset(tmp_path / "out1").attrs["provenance"]["made_by"] == "toy_double"
 
 
-def test_without_labels(toy: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_map_of_rows_without_labels_writes_none(toy: SimpleNamespace, tmp_path: Path) -> None:
     ds = toy.rows(120, weighted=True)
     out = map_rows(
         InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "o", "cpu", with_labels=False), _quiet
@@ -93,7 +100,9 @@ def test_without_labels(toy: SimpleNamespace, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", [np.array([3, 9]), np.array(["no", "yes"])])
-def test_a_map_may_give_labels_itself(toy: SimpleNamespace, tmp_path: Path, classes: np.ndarray) -> None:
+def test_a_map_may_compute_the_labels_of_its_output(
+    toy: SimpleNamespace, tmp_path: Path, classes: np.ndarray
+) -> None:
     ds = toy.rows(250)
     out = map_rows(
         InProcessExecutor(2), start_map("m", ds, Vote(), tmp_path / "o", "cpu", classes=classes), _quiet
@@ -104,7 +113,7 @@ def test_a_map_may_give_labels_itself(toy: SimpleNamespace, tmp_path: Path, clas
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_resume_writes_only_what_is_missing(
+def test_a_resume_writes_only_missing_shards(
     toy: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     ds = toy.rows(430)
@@ -125,12 +134,12 @@ def test_a_resume_writes_only_what_is_missing(
     with pytest.raises(DataError, match="incomplete"):
         open_dataset(tmp_path / "out")
     first, resumed = list(written), True
-    told: list[int] = []
+    reported: list[int] = []
     task = start_map("m", ds, Double(), tmp_path / "out", "cpu", resume=True)
-    out = map_rows(InProcessExecutor(1), task, lambda done, total: told.append(done))
+    out = map_rows(InProcessExecutor(1), task, lambda done, total: reported.append(done))
     assert sorted(written) == [0, 1, 2, 3, 4]
     assert written[: len(first)] == first
-    assert told[0] == 100 * after
+    assert reported[0] == 100 * after
     np.testing.assert_array_equal(out.read_x(0, 430), ds.read_x(0, 430)[:, :2] * 2)
     assert _files(tmp_path / "out") == _files(tmp_path / "whole")
     # and once more: nothing is left to do
@@ -138,7 +147,7 @@ def test_a_resume_writes_only_what_is_missing(
     assert len(written) == 5
 
 
-def test_an_output_that_exists_is_refused_unless_told(toy: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_existing_output_is_refused_without_overwrite(toy: SimpleNamespace, tmp_path: Path) -> None:
     ds = toy.rows(120)
     map_rows(InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "o", "cpu"), _quiet)
     before = _files(tmp_path / "o")

@@ -1,4 +1,4 @@
-"""One client, several fits: each hears what it asked for, and nothing is left behind."""
+"""Several fits share one client: each receives its own topics, and all handlers are removed at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Client:
             self._event_handlers[topic]((0.0, message))
 
 
-def test_each_of_two_fits_hears() -> None:
+def test_each_of_two_fits_receives_its_messages() -> None:
     client, first, second = Client(), list[Any](), list[Any]()
     ears = Listener(client)
     ears.add("t", first.append)
@@ -45,7 +45,7 @@ def test_each_of_two_fits_hears() -> None:
     assert (first, second) == ([1, 3], [1, 2])
 
 
-def test_a_users_own_handler_goes_on_hearing() -> None:
+def test_the_users_own_handler_still_receives_messages() -> None:
     client, own, ours = Client(), list[Any](), list[Any]()
     client.subscribe_topic("all", own.append)
     ears = Listener(client)
@@ -59,7 +59,7 @@ def test_a_users_own_handler_goes_on_hearing() -> None:
     assert own[-1] == (0.0, "y")
 
 
-def test_a_listener_does_not_hold_its_client() -> None:
+def test_a_listener_does_not_keep_its_client_alive() -> None:
     client = Client()
     assert listener(client) is listener(client)
     gone = weakref.ref(client)
@@ -69,5 +69,5 @@ def test_a_listener_does_not_hold_its_client() -> None:
 
 
 @pytest.mark.parametrize("value", [(1, 2), {"a": (1,)}, {1: 2}, {"a": object()}, {"a": float("nan")}])
-def test_what_would_not_come_back_as_it_is_is_no_message(value: Any) -> None:
+def test_values_that_json_would_change_are_refused_as_messages(value: Any) -> None:
     assert as_message(value) is None

@@ -1,4 +1,4 @@
-"""Online fits in this process: records, callbacks, the same bits for any threads and storage."""
+"""Online fits in this process: records, callbacks, and the same bits for any threads and storage."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def learners(online: Any) -> dict[str, Callable[[], Any]]:
 
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
 @pytest.mark.parametrize("chains", [1, 3])
-def test_against_a_loop_over_rows(learners: Any, kind: str, chains: int) -> None:
-    """The engine does what these lines say, and nothing else."""
+def test_an_online_fit_equals_a_loop_over_rows(learners: Any, kind: str, chains: int) -> None:
+    """Compare the engine with this loop over rows."""
     from scalelatent.contract.learners import Block
     from scalelatent.contract.stats import Stats
 
@@ -124,15 +124,15 @@ def test_same_bits_for_threads_storage_and_cache(learners: Any, kind: str, tmp_p
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_csr_rows(online: Any, tmp_path: Path, stored: bool) -> None:
-    """As dense blocks, with the bits of dense rows; or as they are, where the learner takes them."""
+def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, stored: bool) -> None:
+    """Fit CSR rows as dense blocks, with the bits of dense rows, or as CSR if the learner requests it."""
     from scipy.sparse import csr_array
 
     from scalelatent.kernels.sparse_rows import CsrRows
 
     x, y = blobs(300)
     x[np.abs(x) < 0.8] = 0
-    x[[5, 6, 299]] = 0  # rows of nothing
+    x[[5, 6, 299]] = 0  # These rows have no entries.
     rows = Dataset.from_arrays(csr_array(x), y)
     rows = rows.save(tmp_path / "rows", shard_rows=70) if stored else rows
     whole = fit(online.Walk(P, K), Dataset.from_arrays(x, y))
@@ -149,7 +149,7 @@ def test_csr_rows(online: Any, tmp_path: Path, stored: bool) -> None:
 
 
 def test_weights_reach_the_chains_row_by_row(online: Any) -> None:
-    """A row of weight 2 moves a step of one batch as the row twice does."""
+    """A row of weight 2 moves a step of one batch as much as the row twice."""
     x, y = blobs(40)
     weight = np.where(np.arange(40) % 3, 1.0, 2.0)
     learner = online.Logistic(P, K)
@@ -167,44 +167,45 @@ def test_the_number_of_chains_and_the_seed_belong_to_the_job(online: Any) -> Non
     assert not np.array_equal(states[1], states[2])
 
 
-def test_bytes_are_read_once_an_epoch_or_once_where_they_fit(
+def test_rows_are_read_once_per_epoch_or_once_if_they_fit_in_memory(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "SLAB_STEPS", 2)  # else the rows of two epochs are held at once
+    # With longer slabs the rows of two epochs would be in memory at once.
+    monkeypatch.setattr(feeding, "SLAB_STEPS", 2)
     rows = Dataset.from_arrays(*blobs(640)).save(tmp_path / "rows")
     nbytes = 640 * (4 * P + 4)
     options = {"chains": 1, "batch": 16, "epochs": 3}
     kept = fit(online.Evidence(P), rows, cache=10**6, **options)
     assert sum(r["bytes_read"] for r in kept.history) == nbytes
     again = fit(online.Evidence(P), rows, cache=0, **options)
-    # Runs at the end of one epoch and the start of the next may still be at hand.
+    # Slabs at the end of one epoch may still be in memory at the start of the next.
     assert 2.5 * nbytes < sum(r["bytes_read"] for r in again.history) <= 3 * nbytes
 
 
 # -- records and callbacks -----------------------------------------------------------------------------------
 
 
-def test_one_record_an_epoch_and_reports_between(online: Any) -> None:
+def test_each_epoch_has_one_record_and_reports_in_between(online: Any) -> None:
     log = Log()
     rows, held = Dataset.from_arrays(*blobs(100)), Dataset.from_arrays(*blobs(60, 1))
     result = fit(online.Logistic(P, K), rows, validation=held, callback=log, report_steps=2, validate_steps=3)
-    # 5 steps an epoch: reports at 2 and 4, a validation at 3, both at the end
+    # An epoch has 5 steps: reports at 2 and 4, a validation at 3, and both at the end.
     assert [(r["pass"], r["steps"], r["rows_seen"]) for r in result.history] == [
         (1, 2, 48), (1, 3, 72), (1, 4, 96), (1, 5, 100), (2, 7, 148), (2, 8, 172), (2, 9, 196), (2, 10, 200),
     ]  # fmt: skip
-    assert [r["steps"] for r in log.of("pass_end")] == [5, 10]
-    assert [r["steps"] for r in log.of("report")] == [2, 3, 4, 7, 8, 9]
+    assert [r["steps"] for r in log.infos("pass_end")] == [5, 10]
+    assert [r["steps"] for r in log.infos("report")] == [2, 3, 4, 7, 8, 9]
     assert sum(r["rows"] for r in result.history) == 200
     assert result.state["seen"] == 4
     assert result.state["epochs"] == 2
     assert [r["validation_error"] is None for r in result.history] == [True] + 7 * [False]
-    told = [i for i in log.of("progress") if i["stage"] == "toy_step"]
-    assert told[-1]["rows_done"] == told[-1]["rows_total"] == 100
-    assert {i["stage"] for i in log.of("progress")} == {"toy_step", "toy_step_validation"}
+    reported = [i for i in log.infos("progress") if i["stage"] == "toy_step"]
+    assert reported[-1]["rows_done"] == reported[-1]["rows_total"] == 100
+    assert {i["stage"] for i in log.infos("progress")} == {"toy_step", "toy_step_validation"}
     assert all(r["stage"] == "toy_step" and r["seconds"] >= 0 for r in result.history)
 
 
-def test_reports_change_nothing(online: Any) -> None:
+def test_reports_do_not_change_the_fit(online: Any) -> None:
     rows = Dataset.from_arrays(*blobs(100))
     same(
         fit(online.Logistic(P, K), rows).state,
@@ -227,13 +228,13 @@ def test_a_callback_stops_the_fit(online: Any, tmp_path: Path, stop_at: int) -> 
         online.Logistic(P, K), Dataset.from_arrays(*blobs(100)), callback=log, report_steps=3, folder=tmp_path
     )
     assert result.state["steps"] == stop_at
-    assert log.of("event")[-1]["event"] == "stopped_by_callback"
+    assert log.infos("event")[-1]["event"] == "stopped_by_callback"
     total, tree, _ = EngineStore(tmp_path).latest_state("toy_step")
     assert total == stop_at
     same(tree["state"], result.state)
 
 
-def test_checkpoints_are_as_often_as_asked(online: Any, tmp_path: Path) -> None:
+def test_online_checkpoints_have_the_requested_interval(online: Any, tmp_path: Path) -> None:
     log = Log()
     fit(
         online.Evidence(P),
@@ -242,16 +243,16 @@ def test_checkpoints_are_as_often_as_asked(online: Any, tmp_path: Path) -> None:
         folder=tmp_path,
         checkpoint_steps=4,
     )
-    assert [(i["pass"], i["step"]) for i in log.of("checkpoint")] == [
+    assert [(i["pass"], i["step"]) for i in log.infos("checkpoint")] == [
         (0, 4), (0, 8), (1, 2), (1, 6), (1, 10), (2, 0),
     ]  # fmt: skip
-    assert Path(log.of("checkpoint")[-1]["path"]).exists()
+    assert Path(log.infos("checkpoint")[-1]["path"]).exists()
 
 
 # -- refusals and failures -----------------------------------------------------------------------------------
 
 
-def test_another_number_of_rows_is_refused(online: Any) -> None:
+def test_a_resume_with_another_number_of_rows_is_refused(online: Any) -> None:
     stage = make_stage("toy_step", online.Evidence(P), {"train": Dataset.from_arrays(*blobs(10))}, "cpu")
     with pytest.raises(ValueError, match="order has 11 rows, but the stage has 10 training rows"):
         fit_online(
@@ -259,7 +260,7 @@ def test_another_number_of_rows_is_refused(online: Any) -> None:
         )
 
 
-def test_another_order_is_refused_at_a_resume(online: Any, tmp_path: Path) -> None:
+def test_a_resume_with_another_row_order_is_refused(online: Any, tmp_path: Path) -> None:
     rows = Dataset.from_arrays(*blobs(100))
     fit(online.Evidence(P), rows, folder=tmp_path)
     with pytest.raises(
@@ -270,7 +271,7 @@ def test_another_order_is_refused_at_a_resume(online: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_bad_row_is_named(online: Any, tmp_path: Path, jobs: int, stored: bool) -> None:
+def test_the_error_names_a_bad_row(online: Any, tmp_path: Path, jobs: int, stored: bool) -> None:
     x, y = blobs(100)
     rows = Dataset.from_arrays(x, y)
     if stored:
@@ -285,7 +286,7 @@ def test_a_bad_row_is_named(online: Any, tmp_path: Path, jobs: int, stored: bool
         fit(online.Logistic(P, K), rows, jobs=jobs)
 
 
-def test_a_learner_that_fails_ends_the_fit_and_the_last_step_is_kept(online: Any, tmp_path: Path) -> None:
+def test_a_failing_learner_ends_the_fit_after_the_last_step_is_stored(online: Any, tmp_path: Path) -> None:
     class Broken(online.Evidence):
         def step(self, state: Any, stats: Any, n_rows: int) -> Any:
             if state["trail"] and not hasattr(self, "left"):
@@ -315,14 +316,15 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
         order={"run_rows": 128, "shuffle": False},
     )
     assert ordered.state["error"] < shuffled.state["error"] + 0.01
-    assert as_stored.state["error"] > shuffled.state["error"] + 0.03  # so the test can fail
+    # Without a difference the test would show nothing.
+    assert as_stored.state["error"] > shuffled.state["error"] + 0.03
 
 
 # -- leaving -------------------------------------------------------------------------------------------------
 
 
 class Leave(Callback):
-    """Asks to leave, at its n-th chance; remembers when it was asked."""
+    """Callback that asks to leave at its n-th call, and remembers the times of its calls."""
 
     def __init__(self, after: int = 10**9) -> None:
         self.after, self.asked = after, list[float]()
@@ -334,9 +336,7 @@ class Leave(Callback):
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_callbacks_are_asked_within_a_step_and_leaving_loses_nothing(
-    online: Any, tmp_path: Path, jobs: int
-) -> None:
+def test_callbacks_may_interrupt_within_a_step_without_loss(online: Any, tmp_path: Path, jobs: int) -> None:
     class Slow(online.Walk):
         ran: ClassVar[list[float]] = []
 
@@ -351,10 +351,11 @@ def test_callbacks_are_asked_within_a_step_and_leaving_loses_nothing(
     leave = Leave(after=1)
     with pytest.raises(KeyboardInterrupt):
         fit(Slow(P, K), rows, jobs=jobs, callback=leave, folder=tmp_path, **options)
-    assert len(Slow.ran) < 12  # in mid-step
-    assert len([t for t in Slow.ran if t > leave.asked[-1] + 0.05]) < jobs  # others end what they are at
+    assert len(Slow.ran) < 12  # The fit ended within a step.
+    # Other threads finish the row that they compute.
+    assert len([t for t in Slow.ran if t > leave.asked[-1] + 0.05]) < jobs
     again = Leave()
     same(fit(Slow(P, K), rows, jobs=jobs, callback=again, folder=tmp_path, **options).state, whole)
     gaps = np.diff(again.asked)
     assert len(gaps) >= 2
-    assert gaps.max() < 0.5 * 3  # asked for every half second; machines that test are busy
+    assert gaps.max() < 0.5 * 3  # Callbacks are called every half second; test machines are busy.

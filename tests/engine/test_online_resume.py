@@ -18,7 +18,7 @@ from scalelatent.errors import ScalelatentError
 from tests.helpers import InterruptAt
 
 from .test_online import K, P, blobs, fit, same
-from .test_resume import Disk, Killed, Often
+from .test_resume import Disk, EverySpan, Killed
 
 STEPS, EPOCHS = 5, 2
 
@@ -34,7 +34,7 @@ def run(
 
 
 class InterruptStep:
-    """Ctrl-C in the n-th step, before it is done."""
+    """Press Ctrl-C in the n-th step, before the step is done."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left, self.steps = 10**9, 0
@@ -51,7 +51,7 @@ class InterruptStep:
 
 
 @pytest.mark.parametrize("kind", ["Logistic", "Walk", "Evidence"])
-def test_interrupt_in_every_single_step(
+def test_an_interrupt_in_any_step_changes_no_bit(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     learner = getattr(online, kind)(*((P,) if kind == "Evidence" else (P, K)))
@@ -64,18 +64,18 @@ def test_interrupt_in_every_single_step(
         interrupt.left = 10**9
         result = run(learner, tmp_path / str(after), jobs=1 + (after + 1) % 3)
         same(result.state, whole.state)
-        assert interrupt.steps == STEPS * EPOCHS  # no step was done twice
+        assert interrupt.steps == STEPS * EPOCHS  # No step was repeated.
         assert [r["steps"] for r in result.history] == [r["steps"] for r in whole.history]
         assert [r["objective"] for r in result.history] == [r["objective"] for r in whole.history]
 
 
 @pytest.mark.parametrize("seconds", [0, 30])
-def test_interrupt_in_every_hook(
+def test_an_interrupt_in_any_hook_changes_no_bit(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """Between steps, within validation, after a record and around a checkpoint."""
-    monkeypatch.setattr(loop, "Progress", Often)
-    monkeypatch.setattr("scalelatent.engine.online_loop.Progress", Often)
+    """Interrupt between steps, within validation, after a record and around a checkpoint."""
+    monkeypatch.setattr(loop, "Progress", EverySpan)
+    monkeypatch.setattr("scalelatent.engine.online_loop.Progress", EverySpan)
     learner = online.Logistic(P, K)
     whole = run(learner, None)
     count = InterruptAt(10**9)
@@ -96,7 +96,7 @@ def test_interrupt_in_every_hook(
 
 @pytest.mark.parametrize("how", ["killed", "full"])
 @pytest.mark.slow
-def test_failing_at_every_write(online: Any, tmp_path: Path, how: str) -> None:
+def test_a_failure_of_any_write_changes_no_bit(online: Any, tmp_path: Path, how: str) -> None:
     error: BaseException = Killed() if how == "killed" else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     learner = online.Logistic(P, K)
     whole = run(learner, None)
@@ -116,10 +116,10 @@ def test_failing_at_every_write(online: Any, tmp_path: Path, how: str) -> None:
         assert [r["steps"] for r in result.history] == [r["steps"] for r in whole.history]
 
 
-def test_a_learner_that_was_done_is_not_asked_elsewhere_after_a_resume(
+def test_a_resumed_fit_asks_whether_it_is_done_only_at_the_end_of_an_epoch(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In mid-epoch a learner may look done; an undisturbed fit does not ask it there."""
+    """Within an epoch a learner may look done; an undisturbed fit asks it only at the end of an epoch."""
     learner = online.Logistic(P, K, patience=1)
     whole = run(learner, None)
     interrupt = InterruptStep(monkeypatch)
@@ -131,7 +131,7 @@ def test_a_learner_that_was_done_is_not_asked_elsewhere_after_a_resume(
         same(run(learner, tmp_path / str(after)).state, whole.state)
 
 
-def test_more_epochs_go_on_from_the_last(online: Any, tmp_path: Path) -> None:
+def test_more_epochs_continue_from_the_last_one(online: Any, tmp_path: Path) -> None:
     learner, rows = online.Walk(P, K), Dataset.from_arrays(*blobs(100))
     whole = fit(learner, rows, epochs=4)
     fit(learner, rows, epochs=2, folder=tmp_path)
@@ -140,7 +140,7 @@ def test_more_epochs_go_on_from_the_last(online: Any, tmp_path: Path) -> None:
     assert [r["pass"] for r in again.history] == [1, 2, 3, 4]
 
 
-def test_a_torn_checkpoint_falls_back(online: Any, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(online: Any, tmp_path: Path) -> None:
     learner, rows = online.Walk(P, K), Dataset.from_arrays(*blobs(100))
     whole = fit(learner, rows, folder=tmp_path, checkpoint_steps=1)
     newest = max(tmp_path.glob("state-toy_step-*.rec"))

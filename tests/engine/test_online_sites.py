@@ -1,4 +1,4 @@
-"""What a worker process keeps of online fits: used by many tasks, closed by the last, never too much."""
+"""State of online fits in a worker process: used by many tasks, closed by the last one, bounded in number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ P, CHAINS = 4, 6
 
 @pytest.fixture
 def ref(online: Any, tmp_path: Path) -> tuple[str, str]:
-    """A run folder with the records of the fits ``t0`` to ``t19``."""
+    """Return a run folder with the records of the fits ``t0`` to ``t19``."""
     rows = Dataset.from_arrays(np.ones((96, P), "f4")).save(tmp_path / "rows")
     store = EngineStore(tmp_path / "run")
     store.save_stage(make_stage("toy_step", online.Evidence(P), {"train": rows}, "cpu"))
@@ -44,10 +44,10 @@ def sites() -> Iterator[Sites]:
     yield sites
     for key in list(sites._kept):
         sites.end(*key)
-    _eventually(lambda: not any(t.name.startswith("scalelatent") for t in threading.enumerate()))
+    _is_true_within(lambda: not any(t.name.startswith("scalelatent") for t in threading.enumerate()))
 
 
-def _eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+def _is_true_within(true: Callable[[], bool], seconds: float = 10.0) -> bool:
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -65,7 +65,7 @@ def step(site: Site, first: int, last: int, threads: int = 1) -> list[np.ndarray
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Chains of the runners that were closed."""
+    """Return the chains of the runners that were closed."""
     found: list[list[int]] = []
     original = online_sites.ChainRunner.close
 
@@ -77,8 +77,8 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return found
 
 
-def test_many_fits_at_once(ref: Any, sites: Sites) -> None:
-    """More of them than are kept when idle, all at the same time."""
+def test_a_worker_runs_many_fits_at_once(ref: Any, sites: Sites) -> None:
+    """Run more fits at the same time than are kept when idle."""
     together, answers = threading.Barrier(12), dict[int, Any]()
 
     def work(i: int) -> None:
@@ -101,7 +101,7 @@ def test_many_fits_at_once(ref: Any, sites: Sites) -> None:
         assert len(sites) <= online_sites.KEEP_IDLE + 1
 
 
-def test_idle_ones_go_and_used_ones_stay(
+def test_idle_runners_are_dropped_and_used_ones_stay(
     ref: Any, sites: Sites, closed: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sites.use(ref, "toy_step", "t0") as used:
@@ -112,12 +112,10 @@ def test_idle_ones_go_and_used_ones_stay(
         with sites.use(ref, "toy_step", "t2"):
             assert [key[2] for key in sites._kept] == ["t0", "t2"]
         assert closed == [[2, 3]]
-        assert len(step(used, 0, 2)) == 1  # two chains, merged
+        assert len(step(used, 0, 2)) == 1  # Two chains were merged.
 
 
-def test_the_end_of_a_fit_waits_for_the_task_that_is_at_work(
-    ref: Any, sites: Sites, closed: list[list[int]]
-) -> None:
+def test_the_end_of_a_fit_waits_for_its_running_task(ref: Any, sites: Sites, closed: list[list[int]]) -> None:
     with sites.use(ref, "toy_step", "t0") as site, site.runner(0, 2, 1, nothing) as runner:
         sites.end(ref, "toy_step", "t0")
         time.sleep(0.05)
@@ -125,33 +123,37 @@ def test_the_end_of_a_fit_waits_for_the_task_that_is_at_work(
         assert list(runner.run(0, 0, site.state(Place())).nodes()) == [(1, 0)]
     assert closed == [[0, 1]]
     assert len(sites) == 0
-    sites.end(ref, "toy_step", "t0")  # twice harms nothing
+    sites.end(ref, "toy_step", "t0")  # A second call does no harm.
     with sites.use(ref, "toy_step", "t1") as site:
         step(site, 0, 2)
-    sites.end(ref, "toy_step", "t1")  # idle: at once, and aside
-    assert _eventually(lambda: closed == [[0, 1], [0, 1]])
+    sites.end(ref, "toy_step", "t1")  # An idle runner ends at once, whatever other runners do.
+    assert _is_true_within(lambda: closed == [[0, 1], [0, 1]])
 
 
-def test_a_fit_that_is_over_is_not_begun_anew(ref: Any, sites: Sites) -> None:
+def test_a_finished_fit_is_not_started_again(ref: Any, sites: Sites) -> None:
     EngineStore(*ref).drop_result("toy_step-t0")
     with pytest.raises(RunError, match="resume the run"), sites.use(ref, "toy_step", "t0"):
         pass
 
 
-def test_runners_of_an_earlier_cut_go(ref: Any, sites: Sites, closed: list[list[int]]) -> None:
+def test_runners_of_an_earlier_division_of_chains_are_closed(
+    ref: Any, sites: Sites, closed: list[list[int]]
+) -> None:
     with sites.use(ref, "toy_step", "t0") as site:
         for first, last in ((0, CHAINS), (0, 3), (3, 6), (2, 4)):
             step(site, first, last)
         assert closed == [[0, 1, 2], [3, 4, 5]]
         assert sorted(site._runners) == [(0, CHAINS), (2, 4)]
-        for cut in range(1, CHAINS):  # workers come and go
+        for cut in range(1, CHAINS):  # Workers join and leave.
             step(site, 0, cut)
             step(site, cut, CHAINS)
         chains = sum(last - first for first, last in site._runners)
         assert chains <= 2 * CHAINS
 
 
-def test_a_retired_runner_is_closed_by_who_has_it(ref: Any, sites: Sites, closed: list[list[int]]) -> None:
+def test_the_task_that_holds_a_retired_runner_closes_it(
+    ref: Any, sites: Sites, closed: list[list[int]]
+) -> None:
     with sites.use(ref, "toy_step", "t0") as site:
         with site.runner(0, 3, 1, nothing) as runner:
             step(site, 2, 4)
@@ -160,7 +162,7 @@ def test_a_retired_runner_is_closed_by_who_has_it(ref: Any, sites: Sites, closed
         assert closed == [[0, 1, 2]]
 
 
-def test_waiting_for_a_runner_can_be_left(ref: Any, sites: Sites) -> None:
+def test_waiting_for_a_runner_can_be_interrupted(ref: Any, sites: Sites) -> None:
     def leave() -> None:
         raise Stopped
 

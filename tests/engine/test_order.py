@@ -31,7 +31,7 @@ def orders(draw: st.DrawFn) -> RowOrder:
 
 
 @given(orders(), st.integers(0, 3))
-def test_every_row_once_an_epoch(order: RowOrder, epoch: int) -> None:
+def test_every_row_comes_once_per_epoch(order: RowOrder, epoch: int) -> None:
     rows = [order.rows(epoch, s, c) for s in range(order.n_steps) for c in range(order.n_chains)]
     assert all(r.dtype == np.int64 for r in rows)
     spared, period = order.held
@@ -42,7 +42,7 @@ def test_every_row_once_an_epoch(order: RowOrder, epoch: int) -> None:
 
 
 @given(orders(), st.integers(0, 3))
-def test_batches_are_full_but_for_the_last_which_is_spread(order: RowOrder, epoch: int) -> None:
+def test_batches_are_full_except_the_last_whose_rows_spread_over_chains(order: RowOrder, epoch: int) -> None:
     for step in range(order.n_steps):
         sizes = [len(order.rows(epoch, step, c)) for c in range(order.n_chains)]
         assert sum(sizes) == order.step_rows(step)
@@ -54,7 +54,7 @@ def test_batches_are_full_but_for_the_last_which_is_spread(order: RowOrder, epoc
 
 
 @given(orders(), st.integers(0, 3), st.data())
-def test_random_access_gives_what_a_scan_gives(order: RowOrder, epoch: int, data: st.DataObject) -> None:
+def test_random_access_to_steps_equals_a_scan(order: RowOrder, epoch: int, data: st.DataObject) -> None:
     chain = data.draw(st.integers(0, order.n_chains - 1))
     whole = order.rows_at(epoch, chain, 0, order.segment(chain)[1])
     first = data.draw(st.integers(0, order.n_steps - 1))
@@ -64,7 +64,7 @@ def test_random_access_gives_what_a_scan_gives(order: RowOrder, epoch: int, data
 
 
 @given(orders(), st.integers(0, 3))
-def test_rows_lie_in_the_runs_that_are_named(order: RowOrder, epoch: int) -> None:
+def test_rows_of_a_step_are_in_its_row_ranges(order: RowOrder, epoch: int) -> None:
     for chain in range(order.n_chains):
         for step in range(order.n_steps):
             rows = order.rows(epoch, step, chain)
@@ -72,14 +72,15 @@ def test_rows_lie_in_the_runs_that_are_named(order: RowOrder, epoch: int) -> Non
             ranges = [order.run_range(run) for run in runs.tolist()]
             assert all(any(a <= row < b for a, b in ranges) for row in rows)
             if order.shuffle and len(rows):
-                # the buffers that a batch touches, each of whole runs but for cut ones at its two ends
+                # These are the buffers that a batch touches, each of whole ranges except for cut ones at its
+                # two ends.
                 buffers = -(-len(rows) // order.buffer_rows) + 1
                 assert len(set(runs.tolist())) <= buffers * (order.buffer_runs + 2)
     end = order.to_dataset_rows(order.n_rows - 1) + 1
     assert all(0 <= a < b <= end for a, b in map(order.run_range, range(order.n_runs)))
 
 
-def test_it_depends_on_seed_and_epoch_and_nothing_else() -> None:
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     def of(seed: int, epoch: int) -> list[int]:
         module._shuffle_runs.cache_clear()
         return RowOrder(1000, seed, 1000, run_rows=50, buffer_runs=4).rows(epoch, 0).tolist()
@@ -88,8 +89,8 @@ def test_it_depends_on_seed_and_epoch_and_nothing_else() -> None:
     assert len({tuple(of(*key)) for key in ((0, 0), (0, 1), (1, 0), (1, 1))}) == 4
 
 
-def test_the_order_is_written_in_stone() -> None:
-    """A saved run is resumed by a later version: these numbers may never change."""
+def test_the_order_never_changes_between_versions() -> None:
+    """A later version resumes a stored run, so these numbers may never change."""
     order = RowOrder(23, seed=7, batch_rows=8, n_chains=2, run_rows=4, buffer_runs=2)
     assert [order.rows(1, s, c).tolist() for s in range(3) for c in range(2)] == STONE
 
@@ -97,20 +98,20 @@ def test_the_order_is_written_in_stone() -> None:
 STONE = [[16, 3, 20, 0], [15, 11, 14, 4], [2, 1, 21, 22], [8, 10, 13, 9], [18, 19, 12, 17], [7, 6, 5]]
 
 
-def test_neighbours_are_torn_apart() -> None:
-    """Rows of a batch come from all runs of the buffer in equal parts, buffers from all of the dataset."""
+def test_neighbouring_rows_are_in_different_batches() -> None:
+    """Rows of a batch come from all ranges of a buffer, and buffers from the whole dataset."""
     order = RowOrder(2**20, seed=0, batch_rows=256)
     rows = order.rows(0, 5)
     runs, counts = np.unique(rows // 1024, return_counts=True)
     assert len(runs) == 16
-    assert counts.max() < 40  # 16 expected
+    assert counts.max() < 40  # 16 are expected.
     places = np.sort(np.unique(order.rows_at(0, 0, 0, 2**20)[: 2**14] // 1024))
-    assert places.std() > 200  # of 1,024 runs; uniform has 296
+    assert places.std() > 200  # There are 1,024 ranges; a uniform distribution has a deviation of 296.
     assert (np.diff(rows) == 1).mean() < 0.02
 
 
-def test_every_place_is_as_likely() -> None:
-    """Row 0 (and the last one, of the short run) comes early as often as late, over epochs."""
+def test_every_row_has_every_position_equally_often() -> None:
+    """Over epochs, row 0 and the last row (of the short range) are early as often as late."""
     order = RowOrder(330, seed=0, batch_rows=330, run_rows=32, buffer_runs=2)
     for row in (0, 329):
         places = [int(np.flatnonzero(order.rows(e, 0) == row)[0]) for e in range(600)]
@@ -118,7 +119,7 @@ def test_every_place_is_as_likely() -> None:
 
 
 def test_a_step_of_a_billion_rows_is_cheap() -> None:
-    """Memory of the order is that of its runs, and any step can be asked for."""
+    """The order takes the memory of its ranges, and any step can be computed alone."""
     import time
 
     order = RowOrder(10**9, seed=0, batch_rows=4096, n_chains=4)
@@ -134,7 +135,7 @@ def test_a_step_of_a_billion_rows_is_cheap() -> None:
     assert (time.perf_counter() - begin) / 20 < 0.02
 
 
-def test_without_shuffling_rows_come_as_they_are() -> None:
+def test_without_shuffling_rows_keep_their_order() -> None:
     order = RowOrder(10, seed=0, batch_rows=4, n_chains=2, shuffle=False)
     assert [order.rows(e, s, 0).tolist() for e in range(2) for s in range(3)] == [[0, 1], [2, 3], [4]] * 2
     assert [order.rows(0, s, 1).tolist() for s in range(3)] == [[5, 6], [7, 8], [9]]
@@ -154,13 +155,13 @@ def test_without_shuffling_rows_come_as_they_are() -> None:
         ),
     ],
 )
-def test_bad_sizes_are_refused(options: dict[str, int], match: str) -> None:
+def test_invalid_sizes_of_an_order_are_refused(options: dict[str, int], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         RowOrder(**{"n_rows": 10, "seed": 0, "batch_rows": 2, **options})
 
 
 @pytest.mark.parametrize("place", [(0, 5, 0), (0, -1, 0), (0, 0, 2), (-1, 0, 0)])
-def test_a_step_that_is_not_there(place: tuple[int, int, int]) -> None:
+def test_a_step_beyond_the_last_is_refused(place: tuple[int, int, int]) -> None:
     with pytest.raises(IndexError, match="there are 5 steps of 2 chains"):
         RowOrder(10, 0, 2, n_chains=2).rows(*place)
 
@@ -174,7 +175,7 @@ def labelled(y: np.ndarray) -> Dataset:
 
 @pytest.mark.parametrize("n", [50, 5000, 200_000])
 @pytest.mark.parametrize("names", [False, True])
-def test_sortedness(n: int, names: bool) -> None:
+def test_sortedness_of_sorted_and_shuffled_labels(n: int, names: bool) -> None:
     rng = np.random.Generator(np.random.Philox(0))
     y = rng.choice(10, n, p=np.arange(1, 11) / 55)
     y = np.array([f"class {i}" for i in range(10)])[y] if names else y
@@ -193,11 +194,11 @@ def test_sortedness_of_rows_that_are_partly_sorted() -> None:
 @pytest.mark.parametrize(
     "y", [None, np.zeros(100, int), np.arange(100)], ids=["none", "one class", "targets"]
 )
-def test_sortedness_where_it_means_nothing(y: np.ndarray | None) -> None:
+def test_sortedness_is_zero_for_labels_without_order(y: np.ndarray | None) -> None:
     assert measure_sortedness(Dataset.from_arrays(np.zeros((100, 1)), y)) == 0.0
 
 
-def test_few_labels_and_no_rows_are_looked_at() -> None:
+def test_sortedness_reads_few_labels_and_no_rows() -> None:
     looked = []
 
     class Watched:
@@ -214,7 +215,7 @@ def test_few_labels_and_no_rows_are_looked_at() -> None:
     assert sum(looked) < 20_000
 
 
-def test_a_sorted_dataset_is_warned_about() -> None:
+def test_a_sorted_dataset_gives_a_warning() -> None:
     rows = labelled(np.repeat([0, 1, 2], 3000))
     order = RowOrder(9000, 0, 100, run_rows=100, buffer_runs=4)
     match = (
@@ -227,5 +228,5 @@ def test_a_sorted_dataset_is_warned_about() -> None:
         warn_if_sorted(rows, RowOrder(9000, 0, 100, shuffle=False))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert warn_if_sorted(rows, RowOrder(9000, 0, 100)) == 0.0  # one buffer holds all
+        assert warn_if_sorted(rows, RowOrder(9000, 0, 100)) == 0.0  # One buffer holds all rows.
         assert warn_if_sorted(labelled(np.arange(9000) % 3), order) == 0.0

@@ -1,4 +1,4 @@
-"""Grids and spans: any cutting of the work gives the same bits."""
+"""Grids and spans: any division of the work gives the same bits."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_spans_of_every_level_give_the_same_bits(
     roots = [_by_spans(stage, level) for level in range(stage.grids["train"].depth + 1)]
     for root in roots[1:]:
         np.testing.assert_array_equal(root, roots[0])
-    assert roots[0][-2] == n  # rows
-    assert roots[0][-1] == 0  # bytes: these rows lie in memory
+    assert roots[0][-2] == n  # The rows are in memory, so no bytes are read.
+    assert roots[0][-1] == 0  # no bytes are read, because these rows are in memory
 
 
 @given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
@@ -91,7 +91,7 @@ def test_stored_rows_of_any_layout_give_the_same_bits(
     assert stage.grids == collected.grids
     for jobs in (1, 3):
         executor = InProcessExecutor(jobs, cache=PieceCache(cache_bytes))
-        for _ in range(2):  # the second pass from the cache, where it fits
+        for _ in range(2):  # The second pass reads from the cache, if the rows fit.
             stats = executor.collect(collected, lambda done, total: None)["train"]
             np.testing.assert_array_equal(stats.vector, oracle)
 
@@ -107,13 +107,13 @@ def test_the_grid_decides_the_bits_so_these_tests_can_fail(toy: SimpleNamespace)
 @pytest.mark.parametrize(
     ("leaf", "block"), [(100, 100), (2048, 2048), (6144, 2048), (8192, 4096), (4864, 256)]
 )
-def test_a_leaf_size_alone_is_enough(toy: SimpleNamespace, leaf: int, block: int) -> None:
+def test_a_leaf_size_may_be_set_without_a_block_size(toy: SimpleNamespace, leaf: int, block: int) -> None:
     grid = toy.stage(toy.rows(20_000), block=None, leaf=leaf).grids["train"]
     assert (grid.leaf_rows, grid.block_rows) == (leaf, block)
 
 
 @given(st.integers(1, 10**7), st.integers(1, 4000), st.floats(1, 1e7), st.integers(1, 10**7))
-def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
+def test_the_grid_suits_the_cache_and_the_number_of_rows(n: int, p: int, flops: float, size: int) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": p})()
     reduction: Any = SimpleNamespace(
         wants=Wants(), flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
@@ -130,7 +130,9 @@ def test_choose_grid(n: int, p: int, flops: float, size: int) -> None:
 
 
 @given(st.integers(1, 10**7), st.floats(1, 1e7), st.integers(1, 10**7), st.sampled_from([512, 2**15]))
-def test_what_a_reduction_wants_of_the_grid(n: int, flops: float, size: int, block: int) -> None:
+def test_a_reduction_may_request_block_rows_and_many_leaves(
+    n: int, flops: float, size: int, block: int
+) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": 256})()
 
     def grid(wants: Wants) -> RowGrid:
@@ -146,14 +148,14 @@ def test_what_a_reduction_wants_of_the_grid(n: int, flops: float, size: int, blo
         assert wished == usual
         return
     assert usual.n_leaves <= 2 * wished.n_leaves <= 32
-    # The number of leaves is rounded, to an even one.
+    # The number of leaves is rounded to an even one.
     assert 0.75 * merging <= 0.08 * wished.leaf_rows * (1 + 1e-9) or wished.n_leaves == 1
     assert wished.n_leaves == 1 or wished.n_leaves % 2 == 0 or n < 256
     assert wished.leaf_rows >= wished.block_rows >= min(block, n // 4) // 2
 
 
 @pytest.mark.parametrize(("block", "leaf", "advice"), [(8, 12, 16), (100, 50, 100), (7, 15, 21)])
-def test_a_leaf_that_is_no_run_of_blocks_is_refused(
+def test_a_leaf_that_is_not_a_multiple_of_blocks_is_refused(
     toy: SimpleNamespace, block: int, leaf: int, advice: int
 ) -> None:
     with pytest.raises(
@@ -163,8 +165,8 @@ def test_a_leaf_that_is_no_run_of_blocks_is_refused(
 
 
 @given(leaf=st.integers(1, 20_000), p=st.integers(1, 5000))
-def test_a_leaf_passes_for_all_numbers_of_columns_or_for_none(leaf: int, p: int) -> None:
-    """So that a fit is refused before it begins, not at a later stage of more columns."""
+def test_a_leaf_size_is_valid_for_any_number_of_columns_or_for_none(leaf: int, p: int) -> None:
+    """A fit is refused before it starts, and not at a later stage with more columns."""
 
     def block(columns: int) -> int | None:
         try:
@@ -176,7 +178,7 @@ def test_a_leaf_passes_for_all_numbers_of_columns_or_for_none(leaf: int, p: int)
     assert (found is None) == (first is None)
     if found is None:
         assert leaf > passes.BLOCK_ROWS
-        assert choose_block_rows(p, None, -(-leaf // 256) * 256)  # what the message says
+        assert choose_block_rows(p, None, -(-leaf // 256) * 256)  # The message recommends this size.
     else:
         assert leaf % found == 0
         assert found <= passes.BLOCK_ROWS
@@ -186,7 +188,7 @@ def test_a_leaf_passes_for_all_numbers_of_columns_or_for_none(leaf: int, p: int)
 @pytest.mark.parametrize(
     "options", [{"block_rows": 0}, {"block_rows": -4}, {"block_rows": 8, "leaf_rows": -8}]
 )
-def test_sizes_below_one_are_refused(toy: SimpleNamespace, options: dict[str, int]) -> None:
+def test_block_and_leaf_sizes_below_one_are_refused(toy: SimpleNamespace, options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1|no multiple"):
         choose_grid(toy.rows(1000), toy.Sums(3), **options)
 
@@ -199,7 +201,7 @@ def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: in
     assert 0 <= level <= grid.depth
     assert grid.n_nodes(level) >= min(workers, leaves)
     seconds = grid.leaf_rows * 8**level * flops / passes.FLOP_RATE
-    # Shorter only where workers would idle.
+    # Spans are shorter only if workers would be idle.
     if seconds < passes.cluster_task_seconds(workers) and level < grid.depth:
         assert grid.n_nodes(level + 1) < workers
 
@@ -216,7 +218,7 @@ def test_spans_tile_all_parts(toy: SimpleNamespace, n: int, held: int, workers: 
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_bad_row_names_the_dataset_and_the_next_step(
+def test_the_error_of_a_bad_row_names_the_dataset_and_the_next_step(
     toy: SimpleNamespace, jobs: int, tmp_path: Path
 ) -> None:
     x = np.zeros((100, 3), "f4")
@@ -229,7 +231,7 @@ def test_a_bad_row_names_the_dataset_and_the_next_step(
         )
 
 
-def test_a_plan_takes_the_scratch_that_a_reduction_names(toy: SimpleNamespace) -> None:
+def test_a_plan_includes_the_scratch_memory_of_a_reduction(toy: SimpleNamespace) -> None:
     class Needs(toy.Sums):
         wants = Wants(scratch=(2**20, 100))
 
@@ -242,10 +244,11 @@ def test_a_plan_takes_the_scratch_that_a_reduction_names(toy: SimpleNamespace) -
         assert parts["blocks and buffers"] == 2 * bytes_of_a_thread
 
 
-def test_spans_weigh_the_bytes_that_they_send() -> None:
+def test_spans_are_longer_if_they_send_many_bytes() -> None:
     def level(size: int) -> int:
         reduction: Any = SimpleNamespace(flops_per_row=lambda: 1e6, layout=lambda: Layout((("a", (size,)),)))
         return choose_level(RowGrid(4096 * 4096, 4096, 1), reduction, 30)
 
-    assert level(10) == level(10**5) == 1  # 512 spans of half a second, each sending less than a megabyte
-    assert level(5 * 10**6) == 2  # 40 MB each
+    # There are 512 spans of half a second each, which send less than a megabyte.
+    assert level(10) == level(10**5) == 1
+    assert level(5 * 10**6) == 2  # A span sends 40 MB.

@@ -1,4 +1,7 @@
-"""Who may take part in a fit, how fast each is believed to be, and when the queue goes by that."""
+"""Pools of workers:
+
+which workers take part in a fit, their estimated speeds, and when the queue uses them.
+"""
 
 from __future__ import annotations
 
@@ -53,37 +56,37 @@ def _stage() -> Any:
     )
 
 
-def _told(worker: str, pace: float, part: str = "train", device: str = "numba") -> dict[str, Any]:
+def _make_report(worker: str, pace: float, part: str = "train", device: str = "numba") -> dict[str, Any]:
     return {"stage": "toy_estep", "part": part, "worker": worker, "pace": pace, "device": device}
 
 
 # -- who takes part ------------------------------------------------------------------------------------------
 
 
-def test_a_fit_on_cards_leaves_the_other_workers_out() -> None:
+def test_a_fit_on_gpus_excludes_the_cpu_workers() -> None:
     pools = Pools(Link(a=0, b=1, c=0))
     pools.compute_on("gpu", THREADS)
     assert pools.chosen(THREADS) == {"b": 1}
-    assert pools.bound  # nor may Dask give its tasks to the others
+    assert pools.bound  # Dask may not move the tasks to other workers either.
     assert pools.gpus == {"b"}
 
 
-def test_where_all_have_cards_nothing_is_bound() -> None:
+def test_tasks_are_not_restricted_if_all_workers_have_gpus() -> None:
     pools = Pools(Link(a=1, b=1, c=1))
     pools.compute_on("gpu", THREADS)
     assert pools.chosen(THREADS) == THREADS
     assert not pools.bound
 
 
-def test_no_card_at_all_is_refused_with_the_way_out() -> None:
+def test_a_cluster_without_gpus_is_refused_with_advice() -> None:
     with pytest.raises(RunError, match=r"none of the 3 workers of tcp://head:8786 offers the resource GPU: .*"
                        r"--resources .GPU=1.*cluster up --gpus 1.*device='auto' or 'cpu'"):  # fmt: skip
         Pools(Link(a=0, b=0, c=0)).compute_on("gpu", THREADS)
 
 
 @pytest.mark.parametrize(("device", "asked"), [("cpu", 0), ("reference", 0), ("auto", 1)])
-def test_all_take_part_in_other_fits(device: str, asked: int) -> None:
-    """And the scheduler is asked what they offer only where it matters, and once."""
+def test_all_workers_take_part_in_fits_on_cpus(device: str, asked: int) -> None:
+    """The scheduler is asked for the resources of workers once, and only if they matter."""
     link = Link(a=0, b=1, c=0)
     pools = Pools(link)
     pools.compute_on(device, THREADS)
@@ -94,7 +97,7 @@ def test_all_take_part_in_other_fits(device: str, asked: int) -> None:
     assert not pools.bound
 
 
-def test_a_worker_that_joins_is_looked_at() -> None:
+def test_a_joining_worker_is_checked_for_gpus() -> None:
     link = Link(a=1)
     pools = Pools(link)
     pools.compute_on("gpu", {"a": 1})
@@ -106,51 +109,51 @@ def test_a_worker_that_joins_is_looked_at() -> None:
 # -- speeds --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_known_means_alike_and_a_card_a_guess() -> None:
+def test_unmeasured_workers_are_equal_and_gpus_have_an_assumed_speed() -> None:
     assert Pace().speeds(_stage(), THREADS, frozenset()).alike
     found = Pace().speeds(_stage(), THREADS, frozenset("c"))
     assert found.speeds == {"a": 1.0, "b": 1.0, "c": GPU_GUESS}
     assert found.row_seconds == {"train": 1e-4, "validation": 1e-4}
 
 
-def test_speeds_are_what_was_told() -> None:
+def test_speeds_are_those_that_workers_reported() -> None:
     pace = Pace()
     for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
-        pace.receive(_told(worker, seconds))
+        pace.receive(_make_report(worker, seconds))
     found = pace.speeds(_stage(), THREADS, frozenset())
     assert found.speeds == pytest.approx({"a": 1.0, "b": 1.0, "c": 20.0})
     assert found.row_seconds["train"] == 2e-3
     assert not found.alike
-    # Against the reference of a pass that has begun, speeds of later news count in its seconds.
-    pace.receive(_told("a", 1e-3))
+    # Speeds of later reports are converted to the reference of a pass that has started.
+    pace.receive(_make_report("a", 1e-3))
     again = pace.speeds(_stage(), THREADS, frozenset(), found.row_seconds)
     assert again.speeds == pytest.approx({"a": 2.0, "b": 1.0, "c": 20.0})
 
 
-def test_the_parts_of_a_pass_count_by_their_rows() -> None:
+def test_speeds_in_the_parts_of_a_pass_are_weighted_by_rows() -> None:
     pace = Pace()
     for part, (slow, fast) in {"train": (2e-3, 1e-3), "validation": (2e-3, 4e-3)}.items():
-        pace.receive(_told("a", slow, part))
-        pace.receive(_told("b", fast, part))
+        pace.receive(_make_report("a", slow, part))
+        pace.receive(_make_report("b", fast, part))
     speeds = pace.speeds(_stage(), {"a": 1, "b": 1}, frozenset()).speeds
     a, b = 800 * 2 + 100 * 2, 800 * 1 + 100 * 4
     assert speeds["b"] / speeds["a"] == pytest.approx(a / b)
 
 
-def test_who_was_not_measured_is_as_fast_as_its_like() -> None:
+def test_an_unmeasured_worker_has_the_speed_of_similar_workers() -> None:
     pace = Pace()
-    pace.receive(_told("a", 1e-3))
-    pace.receive(_told("c", 1e-4))
+    pace.receive(_make_report("a", 1e-3))
+    pace.receive(_make_report("c", 1e-4))
     speeds = pace.speeds(_stage(), {**THREADS, "d": 1}, frozenset("cd")).speeds
     assert speeds["b"] == pytest.approx(speeds["a"])
     assert speeds["d"] == pytest.approx(speeds["c"])
 
 
-def test_who_gets_nothing_for_long_is_tried_again() -> None:
-    """It may have become faster, and only a span can tell."""
+def test_a_worker_without_work_for_long_is_measured_again() -> None:
+    """A worker may have become faster, and only a span can show it."""
     pace = Pace()
-    pace.receive(_told("a", 1e-2))
-    pace.receive(_told("b", 1e-3))
+    pace.receive(_make_report("a", 1e-2))
+    pace.receive(_make_report("b", 1e-3))
 
     def speed() -> float:
         found = pace.speeds(_stage(), {"a": 1, "b": 1}, frozenset()).speeds
@@ -164,19 +167,19 @@ def test_who_gets_nothing_for_long_is_tried_again() -> None:
     assert speed() == pytest.approx(0.1)
 
 
-def test_a_moment_of_standing_still_is_no_speed() -> None:
+def test_a_short_pause_of_a_worker_does_not_count_as_its_speed() -> None:
     news, key = PaceReports(), ("fit", "estep", "train")
-    told = [news.averaged(key, pace) for pace in (50.0, 1.0, 1.0, 100.0, 1.0, 1.0, 1.0, 1.0)]
-    assert told[:3] == [None, 1.0, None]  # the first compiles
-    assert max(pace for pace in told if pace) < 2.0
-    assert [pace for pace in told if pace][-1] < 1.3
+    reported = [news.averaged(key, pace) for pace in (50.0, 1.0, 1.0, 100.0, 1.0, 1.0, 1.0, 1.0)]
+    assert reported[:3] == [None, 1.0, None]  # The first one compiles.
+    assert max(pace for pace in reported if pace) < 2.0
+    assert [pace for pace in reported if pace][-1] < 1.3
 
 
-def test_steady_workers_tell_their_pace_once() -> None:
+def test_workers_of_steady_speed_report_it_once() -> None:
     news = PaceReports()
     rng = np.random.default_rng(0)
-    told = [news.averaged(("fit", "e", "train"), pace) for pace in 1 + 0.1 * rng.random(1000)]
-    assert sum(pace is not None for pace in told) == 1
+    reported = [news.averaged(("fit", "e", "train"), pace) for pace in 1 + 0.1 * rng.random(1000)]
+    assert sum(pace is not None for pace in reported) == 1
     assert news.averaged(("another fit", "e", "train"), 1.0) is None
 
 
@@ -196,8 +199,8 @@ def case() -> Any:
     link = Link(a=0, b=0, c=0)
     pools = Pools(link)
     for worker, seconds in (("a", 1e-2), ("b", 1e-2), ("c", 5e-4)):
-        pools.pace.receive(_told(worker, seconds))
-        pools.pace.receive(_told(worker, seconds, "validation"))
+        pools.pace.receive(_make_report(worker, seconds))
+        pools.pace.receive(_make_report(worker, seconds, "validation"))
     on_scheduler: list[str] = []
     client = SimpleNamespace(run_on_scheduler=lambda call, function, args: on_scheduler.append(*args))
     futures: dict[Span, Future] = {}
@@ -223,21 +226,21 @@ def case() -> Any:
     )  # fmt: skip
 
 
-def test_workers_alike_keep_the_plain_window(case: Any) -> None:
+def test_homogeneous_workers_keep_the_plain_window(case: Any) -> None:
     case.pools.pace = Pace()
     assert not case.window().unequal
     assert case.on_scheduler == []
 
 
-def test_passes_too_short_to_gain_keep_it_too(case: Any) -> None:
+def test_short_passes_keep_the_plain_window(case: Any) -> None:
     for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
         for part in ROWS:
-            case.pools.pace.receive(_told(worker, seconds, part))
+            case.pools.pace.receive(_make_report(worker, seconds, part))
     assert not case.pools.speeds(case.stage, THREADS).alike
     assert not case.window().unequal
 
 
-def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None:
+def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
     kept = frozenset(case.spans[:2])
     for _ in range(2):
         window = case.window(kept)
@@ -245,10 +248,10 @@ def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None
     assert case.on_scheduler == ["toy_estep_pool"]  # once
     assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
-    assert window.all_sent  # so short a pass is one message
+    assert window.all_sent  # A pass this short is one message.
     ((batch, last),) = case.sent
     assert last
-    assert kept <= {span for span, _ in batch}  # what was left finished is never cut
+    assert kept <= {span for span, _ in batch}  # Finished spans of an interrupted pass are never cut.
     grids = case.stage.grids
     for part in ROWS:
         there = [
@@ -265,10 +268,10 @@ def test_a_pool_hands_out_all_leaves_and_stops_dasks_stealing(case: Any) -> None
     assert window.participants == {"a", "b", "c"}
 
 
-def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:
-    case.pools.pace.receive(_told("c", 1.0))  # long passes, handed out bit by bit
-    case.pools.pace.receive(_told("a", 10.0))
-    case.pools.pace.receive(_told("b", 10.0))
+def test_spans_of_a_lost_worker_are_distributed_again(case: Any) -> None:
+    case.pools.pace.receive(_make_report("c", 1.0))  # long passes, handed out bit by bit
+    case.pools.pace.receive(_make_report("a", 10.0))
+    case.pools.pace.receive(_make_report("b", 10.0))
     window = case.window()
     assert window.unequal
     window.open()
@@ -285,8 +288,8 @@ def test_spans_of_a_lost_worker_are_dealt_anew(case: Any) -> None:
     assert case.sent[-1][1]
 
 
-def test_a_window_that_is_called_off_hands_out_no_more(case: Any) -> None:
-    case.pools.pace.receive(_told("c", 1.0))
+def test_a_cancelled_window_sends_nothing(case: Any) -> None:
+    case.pools.pace.receive(_make_report("c", 1.0))
     window = case.window()
     assert window.unequal
     window.open()
@@ -295,8 +298,8 @@ def test_a_window_that_is_called_off_hands_out_no_more(case: Any) -> None:
     assert {future.status for future in case.futures.values()} == {"released"}
 
 
-def test_tasks_of_a_pool_have_a_name_of_their_own() -> None:
-    """By the first word Dask knows how long a task takes, and which ones it is to leave alone."""
+def test_tasks_of_a_pool_have_their_own_name_prefix() -> None:
+    """Dask estimates the duration of tasks by this prefix, and excludes them from stealing by it."""
     from dask.utils import key_split
 
     key = key_of(SimpleNamespace(name="capsule_estep"), POOLED, 6, "s0042", "ab12cd")
@@ -304,34 +307,38 @@ def test_tasks_of_a_pool_have_a_name_of_their_own() -> None:
     assert key_split(key) == "capsule_estep_pool"
 
 
-def test_speeds_within_a_factor_of_two_are_alike() -> None:
+def test_speeds_within_a_factor_of_two_count_as_equal() -> None:
     assert Speeds({}, {"a": 1.0, "b": 1.9}).alike
     assert not Speeds({}, {"a": 1.0, "b": 2.1}).alike
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- reports ------------------------------------------------------------------------------------------------
 
 
-def test_a_mixed_pool_is_told_with_its_tolerance_and_once() -> None:
+def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
     pools = Pools(Link(a=0, b=1))
     events: list[dict[str, Any]] = []
     callbacks: Any = SimpleNamespace(on_event=events.append)
     pools.compute_on("auto", {"a": 1, "b": 1})
     pools.report_devices(pools.offers({"a": 1, "b": 1}), callbacks)
-    pools.pace.receive(_told("a", 1.0))
-    pools.pace.receive(_told("b", 0.1, device="cupy"))
+    pools.pace.receive(_make_report("a", 1.0))
+    pools.pace.receive(_make_report("b", 0.1, device="cupy"))
     pools.report_devices(pools.count_computing_workers(), callbacks)
     (event,) = events
     assert event["devices"] == "cpu 1 worker, gpu 1 worker"
     assert "within 1e-05" in event["message"]
     assert "message" not in devices_event({"gpu": 4})
+    assert devices_event({"cpu": 1}, {"cpu": 2})["devices"] == "cpu 1 of 2 workers (the others had no work)"
+    assert devices_event({"cpu": 2}, {"cpu": 1})["devices"] == "cpu 2 workers"  # one has left
 
 
 @pytest.mark.parametrize(
     ("workers", "all_cards"), [([], False), ([{"GPU": 1.0}], True), ([{"GPU": 1.0}, {}], False)]
 )
-def test_only_a_cluster_of_cards_is_one(workers: list[dict[str, float]], all_cards: bool) -> None:
-    """Blocks as large as a card wants them would leave processors beside it idle."""
+def test_large_gpu_blocks_need_a_cluster_of_gpus_only(
+    workers: list[dict[str, float]], all_cards: bool
+) -> None:
+    """The large blocks that suit a GPU would leave CPU workers idle."""
     known = {str(i): {"resources": offered} for i, offered in enumerate(workers)}
     client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
     assert all_offer_gpu(client) is all_cards

@@ -1,4 +1,4 @@
-"""Rows that are left out: which, how they are read around, and what is kept of it."""
+"""Excluded rows: which rows, how a pass reads the others, and what is stored about them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def bad(start: int, stop: int, url: str = "rows.zarr") -> BadShard:
     st.integers(0, 40),
     st.integers(1, 40),
 )
-def test_rows_of_a_slice(runs: list[tuple[int, int]], first: int, n: int) -> None:
+def test_excluded_rows_of_a_slice_count_from_its_start(
+    runs: list[tuple[int, int]], first: int, n: int
+) -> None:
     quarantine = Quarantine("skip")
     quarantine.shards = [bad(a, a + size) for a, size in runs]
     found = quarantine.excluded_rows(SimpleNamespace(place=None, url="rows.zarr", extent=(first, first + n)))
@@ -46,7 +48,7 @@ def test_rows_of_a_slice(runs: list[tuple[int, int]], first: int, n: int) -> Non
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rows_are_read_around(tmp_path: Path, sparse: bool, weighted: bool) -> None:
+def test_a_pass_reads_the_rows_around_excluded_ones(tmp_path: Path, sparse: bool, weighted: bool) -> None:
     rng = np.random.Generator(np.random.Philox(0))
     x, y, weight = rng.integers(0, 3, (100, 5)).astype("u1"), rng.integers(0, 3, 100), rng.uniform(1, 2, 100)
     given = Dataset.from_arrays(csr_array(x) if sparse else x, y, sample_weight=weight if weighted else None)
@@ -70,7 +72,7 @@ def test_rows_are_read_around(tmp_path: Path, sparse: bool, weighted: bool) -> N
     assert (raised.value.start, raised.value.stop) == (20, 40)
 
 
-def test_an_error_names_its_rows_in_a_dataset_that_grew(tmp_path: Path) -> None:
+def test_an_error_names_the_rows_in_an_appended_dataset(tmp_path: Path) -> None:
     rows = Dataset.from_arrays(np.zeros((50, 2), "u1"), np.zeros(50, int))
     rows.save(tmp_path / "rows", chunk_rows=20, shard_rows=20)
     append_rows(tmp_path / "rows", rows, chunk_rows=20, shard_rows=20)
@@ -88,14 +90,17 @@ def test_an_error_names_its_rows_in_a_dataset_that_grew(tmp_path: Path) -> None:
 
 class Events(Callback):
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
 
     def on_event(self, info: dict[str, Any]) -> None:
-        self.told.append(info)
+        self.reported.append(info)
 
 
-def test_a_broken_shard_is_left_out_for_good(tmp_path: Path, toy: Any) -> None:
-    """As with weight 0 from the start; and of a resumed fit, though its shard is there again."""
+def test_a_damaged_shard_is_excluded_permanently(tmp_path: Path, toy: Any) -> None:
+    """The fit equals one in which these rows have weight 0.
+
+    A resumed fit excludes them even if the shard is back.
+    """
     arrays = toy.rows(320)
     train = arrays.save(tmp_path / "rows", chunk_rows=40, shard_rows=80)
     weight = np.ones(320)
@@ -115,11 +120,16 @@ def test_a_broken_shard_is_left_out_for_good(tmp_path: Path, toy: Any) -> None:
 
     with pytest.raises(ShardError, match="rows 80:160"):
         fit("stop", 3, store)
-    assert not events.told
+    assert not events.reported
     fit("skip", 1, store)
-    (told,) = [info for info in events.told if info["event"] == "shard_quarantined"]
-    assert (told["shard"], told["first_row"], told["rows"], told["deaths"]) == (str(file), 80, 80, 0)
-    assert (told["stage"], told["pass"]) == ("toy_estep", 1)
+    (reported,) = [info for info in events.reported if info["event"] == "shard_quarantined"]
+    assert (reported["shard"], reported["first_row"], reported["rows"], reported["deaths"]) == (
+        str(file),
+        80,
+        80,
+        0,
+    )
+    assert (reported["stage"], reported["pass"]) == ("toy_estep", 1)
     file.write_bytes(content)
     state = fit("stop", 3, EngineStore(tmp_path / "run"))
     np.testing.assert_array_equal(state["trail"], without.state["trail"])
@@ -139,7 +149,7 @@ def test_a_missing_dataset_is_not_excluded_as_bad_shards(tmp_path: Path, toy: An
     assert len(quarantine.shards) == 2
 
 
-def test_an_output_follows_its_source() -> None:
+def test_a_derived_dataset_excludes_the_rows_of_its_source() -> None:
     quarantine = Quarantine("skip")
     quarantine.shards = [bad(100, 200), bad(300, 400)]
     source = SimpleNamespace(place=None, url="rows.zarr", extent=(150, 350))

@@ -1,4 +1,4 @@
-"""Rates of this machine: measured once, kept, and measured again where they are not its own any more."""
+"""Rates of this machine: measured once, stored, and measured again if they belong to another machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_rate_is_measured_once_by_any_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["version", "cpu", "age", "torn", "asked"])
-def test_what_is_not_of_this_machine_now_is_measured_again(
+def test_rates_of_another_machine_are_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     rates = Rates(tmp_path / "rates.json")
@@ -49,20 +49,20 @@ def test_what_is_not_of_this_machine_now_is_measured_again(
     assert set(json.loads(rates.path.read_text())["rates"]) == {"a"}
 
 
-def test_without_a_place_to_keep_them_rates_are_measured_all_the_same(tmp_path: Path) -> None:
+def test_rates_are_measured_if_they_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     rates = Rates(tmp_path / "file" / "rates.json")
     assert rates.get("a", lambda: 1.0) == rates.get("a", _never) == 1.0
 
 
-def test_seconds_are_those_of_one_thread_beside_others() -> None:
+def test_seconds_are_those_of_one_thread_while_others_work() -> None:
     def make():
-        return lambda: time.sleep(0.002)  # waiting is no work
+        return lambda: time.sleep(0.002)  # Sleeping is no work.
 
     assert cpu_seconds(make, 2, 0.001) < 0.0015
 
 
-def test_a_thread_that_fails_does_not_leave_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_thread_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
     calls = iter([lambda: None, lambda: 1 / 0])
     found: list[BaseException] = []
@@ -79,9 +79,7 @@ def test_a_thread_that_fails_does_not_leave_the_others_waiting(monkeypatch: pyte
     assert found
 
 
-def test_where_there_is_no_place_for_temporary_files_a_plan_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_needs_no_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "rates", Rates(tmp_path / "rates.json"))
     monkeypatch.setattr(module.tempfile, "TemporaryDirectory", _no_place)
     assert module.scratch_rates() == module.NOMINAL_SCRATCH

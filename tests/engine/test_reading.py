@@ -1,4 +1,4 @@
-"""Blocks from pieces: any cut, read ahead but not far, errors that arrive, threads that end."""
+"""Blocks from pieces: any division, bounded reading ahead, errors that reach the caller, threads that end."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _check(reader: Reader, start: int, stop: int, size: int) -> None:
     st.integers(0, 50),
     st.booleans(),
 )
-def test_blocks_are_the_rows_however_pieces_lie(
+def test_blocks_equal_the_rows_for_any_pieces(
     n: int, edges: list[int], size: int, first: int, cached: bool
 ) -> None:
     rows = Rows(n, [e for e in edges if e < n])
@@ -106,7 +106,7 @@ def test_blocks_within_a_piece_are_views_and_others_are_copies() -> None:
     assert [b.x.base is not None for b in found] == [True, True, False, True, True]
 
 
-def test_memory_is_read_in_place_and_costs_no_bytes() -> None:
+def test_rows_in_memory_are_not_copied() -> None:
     x = np.arange(40.0).reshape(20, 2)
     meter = Meter()
     reader = Reader(Dataset.from_arrays(x, np.zeros(20, int)), PieceCache(10**6), meter, np.arange(1))
@@ -123,7 +123,10 @@ def test_without_classes_labels_are_not_read() -> None:
 
 
 def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
-    """A dataset that lacks some of the model's classes gives the model's codes; its pieces are kept apart."""
+    """Labels of a dataset that lacks some of the model's classes have the model's codes.
+
+    Its pieces are cached separately.
+    """
     y = np.array([5, 9, 9, 5, 7, 7])
     stored = Dataset.from_arrays(np.zeros((6, 1), "f4"), y).save(tmp_path / "ds")
     cache = PieceCache(10**6)
@@ -135,7 +138,7 @@ def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
         list(iter_blocks(Reader(stored, cache, Meter(), np.array([5, 9])), [(0, 6)], StopEvent()))
 
 
-def test_bytes_are_counted_once_where_the_cache_holds_them() -> None:
+def test_rows_from_the_cache_do_not_count_as_read() -> None:
     rows, meter = Rows(64, list(range(8, 64, 8))), Meter()
     reader = Reader(rows, PieceCache(10**6), meter, np.arange(3))
     size = 64 * (2 * 4 + 4 + 8)  # float32 x, int32 codes, float64 weights
@@ -148,21 +151,21 @@ def test_bytes_are_counted_once_where_the_cache_holds_them() -> None:
     _check(Reader(rows, None, bare, np.arange(3)), 0, 64, 8)
 
 
-def test_reads_ahead_but_not_far() -> None:
+def test_the_reader_reads_a_bounded_number_of_pieces_ahead() -> None:
     rows = Rows(100, list(range(1, 100)))
     source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 100, 1), StopEvent())
     next(source)
     deadline = time.monotonic() + 5
     while len(rows.reads) < 1 + AHEAD and time.monotonic() < deadline:
         time.sleep(0.005)
-    time.sleep(0.1)  # time enough to run further, if it would
-    # Consumed one, AHEAD wait in the queue, and one more is read and waits for room.
+    time.sleep(0.1)  # Long enough to read further, if the limit did not hold.
+    # One piece was consumed, AHEAD pieces are in the queue, and one more was read and waits for space.
     assert 1 + AHEAD <= len(rows.reads) <= 2 + AHEAD
     source.close()
     assert len(rows.reads) <= 3 + AHEAD
 
 
-def test_of_large_pieces_fewer_are_read_ahead() -> None:
+def test_fewer_large_pieces_are_read_ahead() -> None:
     def how_far(row_bytes: int) -> int:
         dataset = SimpleNamespace(is_sparse=False, n_features=row_bytes, dtype=np.dtype("u1"))
         return _limit_read_ahead(dataset, [(0, 100), (100, 130)], 0)
@@ -178,7 +181,7 @@ def test_reading_overlaps_computing() -> None:
     deadline = time.monotonic() + 5
     while len(rows.reads) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert len(rows.reads) == 3  # while this thread held the first block
+    assert len(rows.reads) == 3  # The reads happened while this thread held the first block.
     source.close()
 
 
@@ -192,7 +195,7 @@ def test_an_error_of_the_reader_reaches_the_caller(fail_at: int) -> None:
     assert good == fail_at // 10 * 2
 
 
-def test_an_error_of_the_consumer_ends_the_reader() -> None:
+def test_an_error_of_the_consumer_ends_the_reader_thread() -> None:
     rows = Rows(1000, list(range(1, 1000)))
     with pytest.raises(ZeroDivisionError):
         for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 1000, 1), StopEvent()):
@@ -204,7 +207,7 @@ def test_an_error_of_the_consumer_ends_the_reader() -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_stopped_at_the_next_block(cached: bool) -> None:
+def test_a_stop_takes_effect_at_the_next_block(cached: bool) -> None:
     rows, stop = Rows(100, [50]), StopEvent()
     source = iter_blocks(
         Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3)), _blocks(0, 100, 10), stop
@@ -215,13 +218,13 @@ def test_stopped_at_the_next_block(cached: bool) -> None:
         next(source)
 
 
-def test_no_blocks_no_reading() -> None:
+def test_without_blocks_nothing_is_read() -> None:
     rows = Rows(10, [])
     assert list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), [], StopEvent())) == []
     assert rows.reads == []
 
 
-def test_threads_share_a_dataset(toy: SimpleNamespace, tmp_path: Path) -> None:
+def test_threads_read_one_dataset_safely(toy: SimpleNamespace, tmp_path: Path) -> None:
     stored = toy.rows(400).save(tmp_path / "ds", chunk_rows=16)
     expected = stored.read_x(0, 400)
     cache, wrong = PieceCache(3000), []
@@ -243,8 +246,8 @@ def test_threads_share_a_dataset(toy: SimpleNamespace, tmp_path: Path) -> None:
     assert not any(t.is_alive() for t in threads)
 
 
-def test_memory_at_its_end_names_what_a_resume_takes(toy: SimpleNamespace) -> None:
-    """block_rows decides the bits of a run, so only a new run can have other ones."""
+def test_the_out_of_memory_error_names_settings_that_a_resume_accepts(toy: SimpleNamespace) -> None:
+    """The bits of a run depend on block_rows, so only a new run can change it."""
     with (
         pytest.raises(
             RunError,

@@ -1,4 +1,4 @@
-"""The tree is the same whatever arrives first and however it is cut."""
+"""The tree is the same for any order of arrival and any division into spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _leaves(n: int, seed: int) -> list[np.ndarray]:
 
 
 def _oracle(vectors: list[np.ndarray], fan_in: int = FAN_IN) -> np.ndarray:
-    """Eight to a node, in order, left to right, level by level: the definition."""
+    """Merge eight vectors per node, in order, from left to right, level by level, as the tree is defined."""
     while len(vectors) > 1:
         families = [vectors[i : i + fan_in] for i in range(0, len(vectors), fan_in)]
         vectors = []
@@ -33,7 +33,7 @@ def _oracle(vectors: list[np.ndarray], fan_in: int = FAN_IN) -> np.ndarray:
 
 
 @given(st.integers(1, 600), st.integers(0, 10**6), st.randoms(use_true_random=False))
-def test_any_order_of_arrival(n: int, seed: int, random: object) -> None:
+def test_the_sum_is_the_same_for_any_order_of_arrival(n: int, seed: int, random: object) -> None:
     leaves = _leaves(n, seed)
     reducer = TreeReducer(RowGrid(n, 1, 1))
     order = list(range(n))
@@ -44,7 +44,7 @@ def test_any_order_of_arrival(n: int, seed: int, random: object) -> None:
 
 
 @given(st.integers(1, 600), st.integers(0, 10**6), st.integers(0, 4))
-def test_spans_of_any_level(n: int, seed: int, level: int) -> None:
+def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: int) -> None:
     grid = RowGrid(n, 1, 1)
     level = min(level, grid.depth)
     leaves = _leaves(n, seed)
@@ -61,8 +61,8 @@ def test_spans_of_any_level(n: int, seed: int, level: int) -> None:
 
 
 @given(st.integers(2, 200), st.integers(0, 10**6), st.data())
-def test_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
-    """Some spans of a level, the rest leaf by leaf: what a retry with half the range does."""
+def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
+    """Merge some spans of a level and the rest leaf by leaf, as a retry with half the range does."""
     grid = RowGrid(n, 1, 1)
     leaves, reducer = _leaves(n, seed), TreeReducer(grid)
     for index in range(grid.n_nodes(1) if grid.depth else 0):
@@ -75,8 +75,11 @@ def test_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 100), st.integers(0, 10**6), st.data())
-def test_any_cut_by_twos(n: int, seed: int, data: st.DataObject) -> None:
-    """As chains of a step are shared by workers: each merges what is its own; records of rows follow."""
+def test_the_sum_of_chains_is_the_same_for_any_division(n: int, seed: int, data: st.DataObject) -> None:
+    """Merge as workers that share the chains of a step do:
+
+    each merges its own chains; records of rows are appended.
+    """
     tree, leaves = PairTree(n), _leaves(n, seed)
     counts = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
     records = [float(leaf) + np.arange(count) / 8 for leaf, count in enumerate(counts)]
@@ -97,7 +100,7 @@ def test_any_cut_by_twos(n: int, seed: int, data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 20), st.integers(0, 10**6))
-def test_merging_changes_no_child(n: int, seed: int) -> None:
+def test_merging_does_not_change_the_children(n: int, seed: int) -> None:
     vectors = _leaves(n, seed)
     before = [v.copy() for v in vectors]
     merge_vectors(vectors)

@@ -48,7 +48,7 @@ def _fit(
 
 @pytest.fixture(scope="module")
 def whole(toy: Toy) -> np.ndarray:
-    """What an undisturbed fit learns."""
+    """Return the result of an uninterrupted fit."""
     trail = _fit(toy, None).state["trail"]
     assert len(set(trail)) == PASSES
     return trail
@@ -56,7 +56,7 @@ def whole(toy: Toy) -> np.ndarray:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
-    """Spans that were computed."""
+    """Return the spans that are computed from now on."""
     spans: list[Span] = []
     original = PassContext.run_span
 
@@ -69,8 +69,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
     return spans
 
 
-class Often:
-    """Progress that is told after every span."""
+class EverySpan:
+    """Progress that is reported after every span."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
         self._tell = lambda done, total: callbacks.on_progress(
@@ -81,17 +81,17 @@ class Often:
         self._tell(done, total)
 
 
-def test_interrupt_after_every_single_span(
+def test_an_interrupt_after_any_span_changes_no_bit(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
 ) -> None:
-    monkeypatch.setattr(loop, "Progress", Often)
-    # Ten leaves and three, so at least one task a leaf: cut small so that a pass has many spans.
+    monkeypatch.setattr(loop, "Progress", EverySpan)
+    # There are ten training and three validation leaves; one task per leaf gives a pass many spans.
     monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     _fit(toy, tmp_path / "count")
     total = len(computed)
     assert total == PASSES * 13
-    told = PASSES * (13 + 1)
-    for after in range(told):
+    reported = PASSES * (13 + 1)
+    for after in range(reported):
         folder = tmp_path / str(after)
         computed.clear()
         with pytest.raises(KeyboardInterrupt):
@@ -108,10 +108,10 @@ def _leaf_spans(stage: Any, workers: int, task_seconds: float = 0.0) -> list[Spa
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
-def test_interrupt_with_threads_and_another_number_of_them(
+def test_a_resume_with_another_number_of_threads_changes_no_bit(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     for after in range(1, 40, 5):
         with pytest.raises(KeyboardInterrupt):
@@ -120,11 +120,11 @@ def test_interrupt_with_threads_and_another_number_of_them(
         np.testing.assert_array_equal(result.state["trail"], whole)
 
 
-def test_finished_spans_of_another_level_are_used_or_done_again(
+def test_finished_spans_of_another_level_are_used_or_recomputed(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resume with another number of workers would cut other spans: what is kept decides."""
-    monkeypatch.setattr(loop, "Progress", Often)
+    """A resume with another number of workers would choose other spans; the stored spans decide."""
+    monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
@@ -133,10 +133,10 @@ def test_finished_spans_of_another_level_are_used_or_done_again(
     np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], whole)
 
 
-def test_a_torn_span_is_computed_again(
+def test_a_damaged_span_is_recomputed(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
 ) -> None:
-    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr(passes, "list_spans", _leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
@@ -147,25 +147,25 @@ def test_a_torn_span_is_computed_again(
     assert len(computed) == PASSES * 13 - 3
 
 
-def test_short_spans_are_not_kept_and_a_resume_does_the_pass_again(
+def test_short_spans_are_not_stored_and_a_resume_repeats_the_pass(
     toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "Progress", Often)
+    monkeypatch.setattr(loop, "Progress", EverySpan)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(5, "progress"), seconds=1000)
     assert list(tmp_path.glob("node-*")) == []
     np.testing.assert_array_equal(_fit(toy, tmp_path, seconds=1000).state["trail"], whole)
 
 
-def test_what_is_worth_saving() -> None:
+def test_spans_are_stored_if_recomputing_takes_longer_than_writing() -> None:
     assert is_worth_saving(0.0, 10**9, 0)
-    assert is_worth_saving(1.0, 10**6, 30)  # 2 ms of writing for a second of computing
+    assert is_worth_saving(1.0, 10**6, 30)  # Writing takes 2 ms and saves a second of computation.
     assert not is_worth_saving(0.001, 10**6, 30)
-    assert not is_worth_saving(1e-4, 100, 30)  # a file costs more than that, however small it is
+    assert not is_worth_saving(1e-4, 100, 30)  # A file costs more than that, however small it is.
 
 
 @pytest.mark.parametrize("damage", ["torn", "missing", "history"])
-def test_damaged_folder_after_an_interrupt(toy: Toy, whole: np.ndarray, tmp_path: Path, damage: str) -> None:
+def test_a_resume_survives_a_damaged_folder(toy: Toy, whole: np.ndarray, tmp_path: Path, damage: str) -> None:
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
             if record["pass"] == 2:
@@ -197,7 +197,7 @@ def test_damaged_folder_after_an_interrupt(toy: Toy, whole: np.ndarray, tmp_path
 
 @pytest.mark.parametrize("lines", [0, 1, 2])
 def test_no_pass_is_missing_from_the_history(toy: Toy, whole: np.ndarray, tmp_path: Path, lines: int) -> None:
-    """A cluster goes on while its driver is killed: up to two states have no line."""
+    """A cluster continues while its driver is killed: up to two states have no line in the history."""
 
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -220,11 +220,14 @@ def test_no_pass_is_missing_from_the_history(toy: Toy, whole: np.ndarray, tmp_pa
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing reaches the disk from here on."""
+    """Imitation of SIGKILL: nothing reaches the disk from here on."""
 
 
 class Disk:
-    """Counts every open for writing, write and rename below a folder; the n-th fails, and all after it."""
+    """Count of writes:
+
+    every open for writing, write and rename in a folder. The n-th one and all later ones fail.
+    """
 
     def __init__(self, folder: Path, fail_at: int, error: BaseException) -> None:
         self.folder, self.fail_at, self.error, self.calls = str(folder), fail_at, error, 0
@@ -256,7 +259,7 @@ class Disk:
 
 
 class Torn:
-    """A file whose failing write leaves half of its data."""
+    """A file whose failing write writes half of its data."""
 
     def __init__(self, disk: Disk, file: Any) -> None:
         self._disk, self._file = disk, file
@@ -281,7 +284,9 @@ class Torn:
 
 
 @pytest.mark.parametrize("how", ["killed", "full"])
-def test_failing_at_every_write(toy: Toy, whole: np.ndarray, tmp_path: Path, how: str) -> None:
+def test_a_failure_of_any_write_of_a_batch_fit_changes_no_bit(
+    toy: Toy, whole: np.ndarray, tmp_path: Path, how: str
+) -> None:
     error: BaseException = Killed() if how == "killed" else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     count = Disk(tmp_path / "count", 10**9, error)
     with count.mounted():

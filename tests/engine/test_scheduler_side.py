@@ -1,4 +1,7 @@
-"""Where what a dead worker had goes: spans of one shard to one worker, and none to a third one."""
+"""Scheduler plugin:
+
+spans of a dead worker go to another worker, spans of one shard to one worker, and none to a third.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from scalelatent.engine.dask.scheduler_policies import SpanGuard
 
 
 class Cluster:
-    """A scheduler's state as far as the plugin sees it."""
+    """The part of a scheduler's state that the plugin uses."""
 
     allowed_failures = 3
 
     def __init__(self, **spans: list[tuple[str, int, int]]) -> None:
-        """Worker -> (key, first row, one past the last) of its spans."""
+        """Start with spans (key, first row, one past the last row) of each worker."""
         self.workers = {name: SimpleNamespace(address=name, nthreads=1, processing=set()) for name in spans}
         self.tasks: dict[str, Any] = {}
         for name, own in spans.items():
@@ -62,18 +65,18 @@ def test_spans_of_one_shard_go_to_one_worker(others: dict[str, Any]) -> None:
     cluster.lose("a")
     assert cluster.doomed() == {"i", "j", "k"}
     bound = cluster.bound()
-    assert set(bound) == {"i", "j"}  # which of its rows kill a worker is unknown: k may go anywhere
+    assert set(bound) == {"i", "j"}  # It is unknown which of its rows kill a worker, so k may go anywhere.
     assert len(set(bound.values()) - {"d"}) == 1
 
 
-def test_they_go_to_whoever_reads_the_shard_already() -> None:
+def test_spans_go_to_the_worker_that_already_reads_the_shard() -> None:
     cluster = Cluster(a=[("i", 0, 100)], b=[], c=[("j", 50, 150), ("m", 150, 250)], d=[("n", 600, 700)])
     cluster.lose("a")
     assert cluster.bound() == {"i": "c"}
-    assert cluster.doomed() == {"i", "j"}  # c is the second death that one shard is given
+    assert cluster.doomed() == {"i", "j"}  # c is the second worker that dies of one shard.
 
 
-def test_they_are_free_again_when_that_worker_is_retired() -> None:
+def test_spans_are_free_again_when_their_worker_is_retired() -> None:
     cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     cluster.lose("a")
     assert set(cluster.bound()) == {"i", "j"}
@@ -82,7 +85,7 @@ def test_they_are_free_again_when_that_worker_is_retired() -> None:
     assert cluster.bound() == {}
 
 
-def test_what_a_fit_has_bound_itself_stays_where_it_is() -> None:
+def test_spans_that_the_fit_has_restricted_stay_on_their_worker() -> None:
     cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     for task in cluster.tasks.values():
         task.loose_restrictions = False
@@ -90,7 +93,7 @@ def test_what_a_fit_has_bound_itself_stays_where_it_is() -> None:
     assert set(cluster.bound().values()) == {"a"}
 
 
-def test_keys_that_are_gone_are_not_remembered() -> None:
+def test_keys_of_finished_tasks_are_forgotten() -> None:
     cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[], c=[])
     cluster.lose("a")
     assert set(cluster.guard._bound) == {"i", "j"}
@@ -99,10 +102,10 @@ def test_keys_that_are_gone_are_not_remembered() -> None:
     assert cluster.guard._bound == {}
 
 
-def test_a_span_that_waits_is_free_again_when_its_worker_dies_of_something_else() -> None:
+def test_a_waiting_span_is_free_again_if_its_worker_dies_of_another_cause() -> None:
     cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     cluster.lose("a")
-    cluster.tasks["j"].state = "waiting"  # its parameters were lost too
+    cluster.tasks["j"].state = "waiting"  # Its parameters were lost too.
     cluster.workers["b"].processing = {cluster.tasks["i"]}
     cluster.lose("b")
     assert set(cluster.bound()) == {"i"}

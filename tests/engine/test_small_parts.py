@@ -37,7 +37,7 @@ def test_streams_repeat_and_differ(a: tuple, b: tuple) -> None:
 
 
 def test_neighbouring_streams_do_not_overlap() -> None:
-    """The index counts in a high word, so a long draw of one leaf never reaches the next."""
+    """The index is in a high word of the counter, so a long draw of one leaf never reaches the next one."""
     draws = [stream(1, "start", 0, index).integers(2**63, size=5000) for index in range(4)]
     assert len(np.unique(np.concatenate(draws))) == 20_000
 
@@ -59,7 +59,7 @@ def test_negative_seeds_are_refused() -> None:
         stream(-1, "start")
 
 
-def test_seeds() -> None:
+def test_seeds_are_resolved_from_every_kind_of_random_state() -> None:
     assert resolve_seed(7) == resolve_seed(np.int64(7)) == 7
     assert resolve_seed(np.random.RandomState(1)) == resolve_seed(np.random.RandomState(1))
     assert resolve_seed(np.random.default_rng(1)) == resolve_seed(np.random.default_rng(1))
@@ -67,7 +67,7 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "7", True, [1]])
-def test_bad_seeds(bad: Any) -> None:
+def test_invalid_seeds_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="random_state="):
         resolve_seed(bad)
 
@@ -95,12 +95,12 @@ def test_every_kernel_has_all_three_bodies_and_host_bodies_load() -> None:
         ("capsule_residuals", "opencl", "no body for backend 'opencl'; there are: cupy, numba, reference"),
     ],
 )
-def test_unknown_kernels_name_what_there_is(name: str, backend: str, message: str) -> None:
+def test_the_error_of_an_unknown_kernel_lists_the_known_ones(name: str, backend: str, message: str) -> None:
     with pytest.raises(RunError, match=message):
         find_kernel(name, backend)
 
 
-def test_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_backend_is_never_replaced_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "gpu_count", lambda: 0)
     with pytest.raises(RunError, match=r"device='gpu'.*scalelatent\[cuda12\].*device='cpu'"):
         resolve_device("gpu")
@@ -112,15 +112,16 @@ def test_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["numba", "reference"])
-def test_host_backend(name: str) -> None:
+def test_arrays_of_the_host_backend_are_reused_buffers(name: str) -> None:
     host = HostBackend(name)
     wanted = np.float64 if name == "reference" else np.float32
     x = np.arange(12, dtype="u1").reshape(4, 3)
     got = host.asarray(x, np.float32, "x")
     assert got.dtype == wanted
     np.testing.assert_array_equal(got, x)
-    assert host.asarray(got, np.float32) is got  # nothing to do
-    assert np.shares_memory(host.asarray(x + 1, np.float32, "x"), got)  # the buffer of that name, used again
+    assert host.asarray(got, np.float32) is got  # The array needs no conversion.
+    # The buffer of that name is used again.
+    assert np.shares_memory(host.asarray(x + 1, np.float32, "x"), got)
     fortran = np.asfortranarray(np.arange(12, dtype=wanted).reshape(4, 3))
     assert host.asarray(fortran, np.float32).flags.c_contiguous
     rows = np.array([2, 0])
@@ -142,7 +143,7 @@ def test_buffers_grow_and_shrink() -> None:
 # -- threads -------------------------------------------------------------------------------------------------
 
 
-def test_pools_are_one_thread_inside_and_as_before_after() -> None:
+def test_thread_pools_have_one_thread_inside_and_are_restored() -> None:
     import zarr
     from threadpoolctl import threadpool_info
 
@@ -158,7 +159,10 @@ def test_pools_are_one_thread_inside_and_as_before_after() -> None:
 
 
 def _in_a_thread(work: Any) -> tuple[threading.Thread, threading.Event, threading.Event]:
-    """A thread inside ``single_threaded``: itself, the event that it is inside, and that which lets it go."""
+    """Run a thread inside ``single_threaded``.
+
+    Return it, the event that it has entered, and the event that lets it leave.
+    """
     inside, leave = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -173,8 +177,8 @@ def _in_a_thread(work: Any) -> tuple[threading.Thread, threading.Event, threadin
 
 
 @pytest.mark.parametrize("first_out", ["first", "second"])
-def test_pools_are_limited_until_the_last_one_leaves(first_out: str) -> None:
-    """As a driver that runs inside a worker, whose tasks go on when it ends."""
+def test_thread_pools_are_limited_until_the_last_user_leaves(first_out: str) -> None:
+    """A driver may run inside a worker, whose tasks continue after the fit."""
     import zarr
     from threadpoolctl import ThreadpoolController
 
@@ -196,7 +200,7 @@ def test_pools_are_limited_until_the_last_one_leaves(first_out: str) -> None:
         assert pools() == before
 
 
-def test_a_call_is_waited_for_only_so_long() -> None:
+def test_a_call_has_a_timeout() -> None:
     assert call_with_timeout(30, lambda: "answer") == "answer"
     with pytest.raises(ZeroDivisionError):
         call_with_timeout(30, lambda: 1 // 0)
@@ -208,7 +212,7 @@ def test_a_call_is_waited_for_only_so_long() -> None:
     never.set()
 
 
-def test_jobs() -> None:
+def test_n_jobs_is_resolved_to_a_number_of_threads() -> None:
     cores = cpu_count()
     assert 1 <= cores <= (os.cpu_count() or 1)
     assert resolve_jobs(None) == resolve_jobs(-1) == cores
@@ -217,8 +221,8 @@ def test_jobs() -> None:
     assert resolve_jobs(-1000) == 1
 
 
-def test_jobs_are_as_many_as_a_quota_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask.system.cpu_count", lambda: 3)  # which reads affinity and control group
+def test_n_jobs_respects_a_cpu_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask.system.cpu_count", lambda: 3)  # Dask reads the affinity and the control group.
     assert [resolve_jobs(n) for n in (None, -1, -2, 5)] == [3, 3, 2, 5]
 
 
@@ -227,8 +231,8 @@ def _resolved(n_jobs: int | None) -> int:
 
 
 @pytest.mark.parametrize("backend", ["loky", "threading"])
-def test_jobs_follow_joblib(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grid search with n_jobs=-1 has all cores busy already."""
+def test_n_jobs_follows_joblibs_nesting(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid search with n_jobs=-1 already uses all cores."""
     from joblib import Parallel, delayed, parallel_config
 
     with parallel_config(backend=backend, n_jobs=2):
@@ -245,7 +249,7 @@ def test_jobs_follow_joblib(backend: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("bad", [0, 1.5, True, "many"])
-def test_bad_jobs(bad: Any) -> None:
+def test_invalid_n_jobs_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match=f"n_jobs={bad!r}"):
         resolve_jobs(bad)
 
@@ -271,13 +275,13 @@ for _hook in HOOKS:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_all_callbacks_are_told_in_order(hook: str) -> None:
+def test_callbacks_are_called_in_order(hook: str) -> None:
     log: list = []
     getattr(Callbacks([Log("a", log), Log("b", log)]), hook)({})
     assert log == [("a", hook), ("b", hook)]
 
 
-def test_any_may_stop_and_all_are_asked() -> None:
+def test_any_callback_may_stop_and_all_are_called() -> None:
     log: list = []
     assert Callbacks([Log("a", log, stop=True), Log("b", log)]).on_pass_end({}) is True
     assert len(log) == 2
@@ -286,6 +290,6 @@ def test_any_may_stop_and_all_are_asked() -> None:
 
 
 @pytest.mark.parametrize("bad", [[print], [Callback], ["x"], [None]])
-def test_what_is_no_callback_is_refused(bad: Any) -> None:
+def test_an_object_that_is_not_a_callback_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"callbacks: .* is not a scalelatent Callback"):
         Callbacks(bad)

@@ -1,4 +1,4 @@
-"""The run folder of the engine: identity, states that survive a torn one, history, finished spans."""
+"""The run folder of the engine: identity, states that survive a damaged one, history, finished spans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _save(store: EngineStore, *iterations: int, stage: str = "toy_estep") -> Non
         store.save_state(stage, iteration, {"at": iteration, "w": np.arange(4.0) + iteration}, durable=False)
 
 
-def test_no_state_yet(store: EngineStore) -> None:
+def test_a_new_folder_has_no_state(store: EngineStore) -> None:
     assert store.latest_state("toy_estep") is None
 
 
@@ -39,7 +39,7 @@ def test_latest_state_is_the_newest(store: EngineStore) -> None:
     assert (iteration, state["at"], messages) == (10, 10, [])
 
 
-def test_iterations_sort_as_numbers_and_stages_are_apart(store: EngineStore) -> None:
+def test_iterations_sort_as_numbers_within_each_stage(store: EngineStore) -> None:
     _save(store, 999_999, 1_000_000)
     _save(store, 3, stage="toy_other")
     assert store.latest_state("toy_estep")[0] == 1_000_000
@@ -47,7 +47,7 @@ def test_iterations_sort_as_numbers_and_stages_are_apart(store: EngineStore) -> 
     assert store.latest_state("toy") is None
 
 
-def test_only_the_newest_few_are_kept(store: EngineStore) -> None:
+def test_only_the_newest_states_are_kept(store: EngineStore) -> None:
     _save(store, *range(1, 10))
     _save(store, 4, stage="toy_other")
     kept = sorted(int(p.stem.rsplit("-", 1)[1]) for p in store.folder.glob("state-toy_estep-*"))
@@ -56,7 +56,7 @@ def test_only_the_newest_few_are_kept(store: EngineStore) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "flip", "text"])
-def test_a_torn_state_falls_back_to_the_one_before(store: EngineStore, damage: str) -> None:
+def test_a_damaged_state_is_replaced_by_the_one_before(store: EngineStore, damage: str) -> None:
     _save(store, 1, 2, 3)
     for iteration in (3, 2):
         path = Path(store.state_path("toy_estep", iteration))
@@ -78,7 +78,7 @@ def test_a_torn_state_falls_back_to_the_one_before(store: EngineStore, damage: s
     assert store.latest_state("toy_estep") is None
 
 
-def test_a_missing_state_is_named(store: EngineStore) -> None:
+def test_the_error_names_a_missing_state(store: EngineStore) -> None:
     with pytest.raises(RunError, match=r"state-toy_estep-000007\.rec"):
         store.load_state("toy_estep", 7)
 
@@ -97,7 +97,7 @@ def test_a_folder_belongs_to_one_fit(store: EngineStore) -> None:
         store.claim({**IDENTITY, "seed": 4}, resume=True)
     with pytest.raises(RunError, match=r"holds another fit \(colour: None -> red\)"):
         store.claim({**IDENTITY, "colour": "red"}, resume=True)
-    store.claim(IDENTITY, resume=True)  # a refusal changed nothing
+    store.claim(IDENTITY, resume=True)  # A refusal changes nothing.
 
 
 def _claimed(store: EngineStore, params: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ LOSS = np.linspace(0, 1, 10_000).reshape(100, 100)
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "told"),
+    ("was", "now", "reported"),
     [
         ({"dim": 4, "tol": None}, {"dim": 2, "tol": None}, "dim: 4 -> 2"),
         ({"dim": 4}, {"dim": 4, "tol": 0.1}, "tol: None -> 0.1"),
@@ -124,57 +124,61 @@ LOSS = np.linspace(0, 1, 10_000).reshape(100, 100)
     ],
 )
 def test_parameters_of_a_fit_are_compared_by_value(
-    store: EngineStore, was: dict[str, Any], now: dict[str, Any], told: str
+    store: EngineStore, was: dict[str, Any], now: dict[str, Any], reported: str
 ) -> None:
     _claimed(store, was)
     copied = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in was.items()}
     _claimed(store, copied)
-    with pytest.raises(RunError, match=re.escape(told)):
+    with pytest.raises(RunError, match=re.escape(reported)):
         _claimed(store, now)
 
 
-def test_equal_values_are_equal_whatever_holds_them(store: EngineStore) -> None:
+def test_equal_parameters_are_equal_in_any_container(store: EngineStore) -> None:
     _claimed(store, {"a": 0.5, "b": [1, 2], "c": float("nan"), "new": None})
     _claimed(store, {"a": np.float64(0.5), "b": (1, np.int64(2)), "c": np.float32("nan")})
 
 
-@pytest.mark.parametrize(("extra", "told"), [({}, "dim: 4 -> 2"), ({"loss": LOSS}, "parameters: .*dim.*4")])
-def test_a_folder_of_an_earlier_version_goes_on(store: EngineStore, extra: dict[str, Any], told: str) -> None:
-    """They hold one text of all parameters."""
+@pytest.mark.parametrize(
+    ("extra", "reported"), [({}, "dim: 4 -> 2"), ({"loss": LOSS}, "parameters: .*dim.*4")]
+)
+def test_a_folder_of_an_earlier_version_resumes(
+    store: EngineStore, extra: dict[str, Any], reported: str
+) -> None:
+    """Earlier versions stored one text of all parameters."""
     params = {"dim": 4, "pairs": [(0.5, 3)], **extra}
     kept = {"kind": "toy", "params": repr(sorted(params.items()))}
     store.claim(kept, resume=False)
     store.claim({"kind": "toy", "params": same_form(params, kept["params"])}, resume=True)
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=reported):
         store.claim({"kind": "toy", "params": same_form({**params, "dim": 2}, kept["params"])}, resume=True)
 
 
-def test_resume_of_an_empty_folder_begins(store: EngineStore) -> None:
+def test_a_resume_of_an_empty_folder_starts_a_fit(store: EngineStore) -> None:
     store.claim(IDENTITY, resume=True)
     with pytest.raises(RunError, match="already holds"):
         store.claim(IDENTITY, resume=False)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot create the run folder .*file/engine.*run_dir"):
         EngineStore(tmp_path / "file" / "engine")
 
 
-def test_the_id_of_a_run_stays_and_differs(tmp_path: Path) -> None:
+def test_the_id_of_a_run_is_stable_and_unique(tmp_path: Path) -> None:
     first = EngineStore(tmp_path / "a").ref
     assert EngineStore(tmp_path / "a").ref == first
     assert EngineStore(tmp_path / "b").ref[1] != first[1]
     assert first[0] == str(tmp_path / "a")
 
 
-def test_results(store: EngineStore) -> None:
+def test_stored_results_load_and_damaged_ones_count_as_missing(store: EngineStore) -> None:
     assert store.load_result("moments") is None
     store.save_result("moments", {"v": np.arange(3.0)})
     np.testing.assert_array_equal(store.load_result("moments")["v"], np.arange(3.0))
     path = store.folder / "result-moments.rec"
     path.write_bytes(path.read_bytes()[:-1])
-    assert store.load_result("moments") is None  # torn counts as not done
+    assert store.load_result("moments") is None  # A damaged result counts as missing.
 
 
 def test_history_is_cut_back_to_the_state(store: EngineStore) -> None:
@@ -193,15 +197,15 @@ def test_the_last_line_of_a_killed_run_is_dropped(store: EngineStore) -> None:
     path = store.folder / "history-toy.jsonl"
     path.write_text(path.read_text()[:-4])
     assert store.load_history("toy", 9) == [{"pass": 1}]
-    store.append_history("toy", {"pass": 2})  # and what follows starts on a line of its own
+    store.append_history("toy", {"pass": 2})  # The following lines start on a line of their own.
     assert store.load_history("toy", 9) == [{"pass": 1}, {"pass": 2}]
 
 
-def test_history_that_is_not_there_is_empty(store: EngineStore) -> None:
+def test_a_missing_history_is_empty(store: EngineStore) -> None:
     assert store.load_history("toy", 5) == []
 
 
-def test_nodes(store: EngineStore) -> None:
+def test_stored_nodes_load_with_their_statistic(store: EngineStore) -> None:
     spans = [Span("train", 0, 3), Span("train", 1, 12), Span("validation", 0, 0)]
     for i, span in enumerate(spans):
         store.save_node("toy_estep", 7, span, np.full(2, float(i)))
@@ -210,7 +214,7 @@ def test_nodes(store: EngineStore) -> None:
     assert sorted(store.nodes("toy_estep", 7), key=str) == sorted(spans, key=str)
     assert store.nodes("toy_estep", 9) == []
     np.testing.assert_array_equal(store.load_node("toy_estep", 7, spans[1], 2), [1.0, 1.0])
-    # As a version wrote it whose statistic was shorter: its counters are not to be taken for sums.
+    # A version with a shorter statistic wrote this file; its counters must not be read as sums.
     assert store.load_node("toy_estep", 7, spans[1], 4) is None
     (path,) = store.folder.glob("node-toy_estep-000007-train-1-12.rec")
     path.write_bytes(path.read_bytes()[:40])
@@ -219,7 +223,7 @@ def test_nodes(store: EngineStore) -> None:
     assert store.nodes("toy_estep", 7) == store.nodes("toy_other", 7) == []
 
 
-def test_stages_come_back_with_their_datasets(
+def test_stored_stages_load_with_their_datasets(
     store: EngineStore, toy: SimpleNamespace, tmp_path: Path
 ) -> None:
     from scalelatent.engine.grid import RowGrid
@@ -258,13 +262,13 @@ def test_recent_objects_are_loaded_once_and_dropped_oldest_first() -> None:
     assert [get(k) for k in "aabab"] == ["A", "A", "B", "A", "B"]
     assert loads == ["a", "b"]
     get("a")
-    get("c")  # b is the oldest now
+    get("c")  # b is now the oldest.
     get("a")
     get("b")
     assert loads == ["a", "b", "c", "b"]
 
 
-def test_a_stage_that_is_done_goes_and_its_history_stays(store: EngineStore) -> None:
+def test_a_finished_stage_is_deleted_except_its_history(store: EngineStore) -> None:
     _save(store, 1, 2)
     _save(store, 1, stage="toy_other")
     (store.folder / "stage-toy_estep.rec").write_text("")
@@ -287,7 +291,7 @@ def _power_failure(store: EngineStore, unsynced: list[int]) -> None:
 
 
 @pytest.mark.parametrize("how", ["written", "made"])
-def test_the_newest_durable_state_stays_however_many_follow(store: EngineStore, how: str) -> None:
+def test_the_newest_durable_state_survives_later_ones(store: EngineStore, how: str) -> None:
     for iteration in range(1, 20):
         durable = iteration in (4, 9)
         store.save_state("toy_estep", iteration, {"at": iteration}, durable=durable and how == "written")
@@ -302,12 +306,12 @@ def test_the_newest_durable_state_stays_however_many_follow(store: EngineStore, 
     ]
 
 
-def test_a_state_that_is_not_there_cannot_be_made_durable(store: EngineStore) -> None:
+def test_a_missing_state_cannot_be_made_durable(store: EngineStore) -> None:
     assert not store.make_durable("toy_estep", 3)
     assert store.place.keys("") == []
 
 
-def test_what_replaces_a_durable_state_is_durable(
+def test_the_successor_of_a_durable_state_is_durable(
     store: EngineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Online, several states have one number of steps: the end of an epoch, then the start of the next."""
@@ -340,13 +344,13 @@ def test_states_are_made_durable_in_object_stores_too() -> None:
 # -- tasks that outlive their run ----------------------------------------------------------------------------
 
 
-def test_a_task_makes_no_folder(tmp_path: Path) -> None:
+def test_a_task_creates_no_folder(tmp_path: Path) -> None:
     EngineStore(tmp_path / "gone", "run")
     assert not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize("then", ["removed", "made again"])
-def test_a_task_writes_nothing_once_its_run_is_gone(tmp_path: Path, then: str) -> None:
+def test_a_task_writes_nothing_after_its_run_is_deleted(tmp_path: Path, then: str) -> None:
     ref = EngineStore(tmp_path / "run").ref
     task = EngineStore(*ref)
     task.save_state("toy_estep", 1, {"at": 1}, durable=False)
@@ -370,7 +374,7 @@ def test_a_task_writes_nothing_once_its_run_is_gone(tmp_path: Path, then: str) -
     assert EngineStore(tmp_path / "run", "any").place.keys("") == left
 
 
-def test_of_a_slot_only_the_newest_is_kept_and_a_run_is_forgotten() -> None:
+def test_a_slot_keeps_its_newest_object_until_its_run_is_forgotten() -> None:
     recent, loads = RecentObjects(8), []
 
     def get(run: str, iteration: int) -> int:
@@ -388,7 +392,7 @@ def test_of_a_slot_only_the_newest_is_kept_and_a_run_is_forgotten() -> None:
     assert loads == [1, 2, 1, 7, 7, 7]
 
 
-def test_large_arrays_of_objects_are_compared_whole() -> None:
+def test_large_arrays_in_parameters_are_compared_completely() -> None:
     given = np.arange(5000).astype(object)
     other = given.copy()
     other[2500] = "x"

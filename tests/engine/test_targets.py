@@ -33,7 +33,7 @@ Make = Callable[[str, Path], Dataset]
 
 
 def pair(form: str, folder: Path) -> Dataset:
-    """The rows and outputs in one of the forms in which they come."""
+    """Return the rows and outputs in one of their possible forms."""
     if form == "memory":
         return Dataset.from_arrays(X, OUT)
     if form == "floats":
@@ -50,7 +50,7 @@ FORMS = ("memory", "floats", "multilabel", "memory beside stored", "stored pair"
 
 
 def clean(form: str, folder: Path) -> Dataset:
-    """Outputs that are rows themselves."""
+    """Return outputs that are also the rows."""
     rows = {"floats": OUT.astype("f8"), "multilabel": scipy.sparse.csr_array(OUT)}.get(form, OUT)
     ds = Dataset.from_arrays(rows)
     return ds.save(folder / "c", shard_rows=60) if form in ("multilabel", "stored pair") else ds
@@ -74,7 +74,7 @@ def same(a: Any, b: Any) -> None:
 
 @pytest.fixture
 def expected(online: Any) -> Any:
-    """The fit by hand, out of blocks cut from the arrays."""
+    """Return the fit by a loop over blocks cut from the arrays."""
 
     def by_hand(learner: Any, x_of: Callable[[np.ndarray, int, bool], np.ndarray]) -> Any:
         from scalelatent.contract.learners import Block
@@ -111,10 +111,10 @@ def expected(online: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cache", [0, 10**6])
-def test_minibatches_and_passes_see_the_rows_and_outputs(
+def test_minibatches_and_passes_receive_rows_and_outputs(
     online: Any, expected: Any, tmp_path: Path, form: str, cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "TARGET_BYTES", 100)  # pieces of a few rows
+    monkeypatch.setattr(reading, "TARGET_BYTES", 100)  # Pieces then have a few rows.
     learner = online.Outputs(P, V, Targets(), Targets())
     ds = pair(form, tmp_path)
     found = fit(learner, ds, cache=cache)
@@ -123,10 +123,10 @@ def test_minibatches_and_passes_see_the_rows_and_outputs(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_inputs_are_made_of_outputs_by_row_and_epoch(
+def test_corrupted_inputs_depend_on_row_and_epoch(
     online: Any, expected: Any, tmp_path: Path, form: str
 ) -> None:
-    """And those that are validated on are the same in each epoch."""
+    """Inputs made of outputs depend on row and epoch; those of validation rows are the same in each epoch."""
     held = Corruption("occlude", size=(1, 2), shape=(2, 3), seed=8, stage="corruption-validation")
     learner = online.Outputs(P, V, Targets("x", NOISE), Targets("x", held))
 
@@ -142,14 +142,16 @@ def test_inputs_are_made_of_outputs_by_row_and_epoch(
     same(fit(learner, ds, jobs=3), found)
 
 
-def test_rows_without_inputs(online: Any, expected: Any) -> None:
+def test_outputs_without_inputs_can_be_learned(online: Any, expected: Any) -> None:
     learner = online.Outputs(0, V, Targets("x"), Targets("x"))
     found = fit(learner, Dataset.from_arrays(OUT))
     same(found, expected(learner, lambda rows, epoch, held: np.empty((len(rows), 0), np.uint8)))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_maps_see_outputs(online: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_receive_outputs(
+    online: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "scalelatent.data.create_dataset",
         lambda *a, **k: create_dataset(*a, **{"chunk_rows": 25, "shard_rows": 50, **k}),
@@ -159,7 +161,7 @@ def test_maps_see_outputs(online: Any, tmp_path: Path, form: str, monkeypatch: p
         (clean(form, tmp_path / "c"), Targets("x", NOISE), None),
     ]
     for i, (ds, targets, x) in enumerate(cases):
-        row_map = online.Beside(P, V, targets)
+        row_map = online.Concatenation(P, V, targets)
         if x is None:
             x = corrupt(OUT, np.arange(N), kind="flip", rate=0.34, seed=8, stage="corruption")[:, :P]
         wanted = np.hstack([x, OUT])
@@ -170,7 +172,7 @@ def test_maps_see_outputs(online: Any, tmp_path: Path, form: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_an_output_that_is_none_ends_the_fit_naming_it(online: Any, tmp_path: Path, stored: bool) -> None:
+def test_the_error_names_an_invalid_output(online: Any, tmp_path: Path, stored: bool) -> None:
     bad = OUT.copy()
     bad[77, 2] = 3
     v = Dataset.from_arrays(bad)
@@ -184,7 +186,7 @@ def test_an_output_that_is_none_ends_the_fit_naming_it(online: Any, tmp_path: Pa
         fit(online.Outputs(P, V, Targets()), Dataset.from_arrays(X, np.arange(N) % 3))
 
 
-def test_what_cannot_be_asked_for() -> None:
+def test_invalid_requests_for_targets_are_refused() -> None:
     with pytest.raises(ValueError, match="source='z' is not one of"):
         Targets("z")
     with pytest.raises(ValueError, match="a corruption makes inputs"):

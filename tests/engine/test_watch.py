@@ -1,4 +1,4 @@
-"""What is told of a span whose workers died, and of workers on which one hung."""
+"""Reports on a span whose workers died, and on workers on which a span hung."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def case() -> tuple[Watch, Pass, list[dict[str, Any]]]:
     return Watch(executor), current, events  # type: ignore[arg-type]
 
 
-def test_deaths_are_told_with_span_rows_host_and_memory(case: Any) -> None:
+def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
     looker, current, events = case
     looker.members = {"tcp://a:1": ClusterMember(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
@@ -53,7 +53,7 @@ def test_deaths_are_told_with_span_rows_host_and_memory(case: Any) -> None:
     assert events[1]["rows"] == [300, 400]
 
 
-def test_online_steps_are_told_as_segments(case: Any) -> None:
+def test_online_steps_are_reported_as_segments(case: Any) -> None:
     looker, _, events = case
     place = Place(0, 12)
     segment = Segment(SimpleNamespace(token="t", stage=SimpleNamespace(name="toy_step")), place, 0)
@@ -69,12 +69,12 @@ def test_online_steps_are_told_as_segments(case: Any) -> None:
     assert [segment.counted(n) for n in (1, 2)] == ["1 segment", "2 segments"]
 
 
-def test_what_is_waited_for_is_told_in_the_singular_too(case: Any) -> None:
+def test_waiting_items_are_reported_in_singular_and_plural(case: Any) -> None:
     _, current, _ = case
     assert [current.counted(n) for n in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
 
 
-def test_a_worker_that_was_retired_is_no_death(case: Any) -> None:
+def test_a_retired_worker_does_not_count_as_a_death(case: Any) -> None:
     looker, current, events = case
     looker._news.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": {"key"}, "expected": True}
@@ -84,7 +84,7 @@ def test_a_worker_that_was_retired_is_no_death(case: Any) -> None:
     assert events[0]["expected"] is True
 
 
-def test_results_that_died_with_a_worker_are_told_and_no_deaths(case: Any) -> None:
+def test_lost_results_are_reported_and_do_not_count_as_deaths(case: Any) -> None:
     looker, current, events = case
     looker._news.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": set(), "lost-computed-tasks": {"key"}}
@@ -102,13 +102,13 @@ def test_deaths_of_an_earlier_pass_are_forgotten(case: Any) -> None:
     assert looker.deaths == {("capsule_estep", 7, 1): ["b"]}
 
 
-def test_a_shunned_worker_comes_back_after_a_while(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspected_worker_is_used_again_later(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looker, _, _ = case
     now = watch.time.monotonic()
     looker.avoided = {"a": now, "gone": now}
     assert looker.trusted({"a": 1, "b": 2}) == {"b": 2}
     assert set(looker.avoided) == {"a"}
-    assert looker.trusted({"a": 1}) == {"a": 1}  # better than none
+    assert looker.trusted({"a": 1}) == {"a": 1}  # A suspected worker is better than none.
     monkeypatch.setattr(watch, "AVOID_SECONDS", 0.0)
     assert looker.trusted({"a": 1, "b": 2}) == {"a": 1, "b": 2}
 
@@ -117,7 +117,7 @@ def test_a_shunned_worker_comes_back_after_a_while(case: Any, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("status", "words"), [("closed", "was closed while"), ("connecting", "was lost while")]
 )
-def test_calls_to_a_lost_scheduler_say_so(error: Exception, status: str, words: str) -> None:
+def test_the_error_of_a_call_names_the_lost_scheduler(error: Exception, status: str, words: str) -> None:
     def fail() -> None:
         raise error
 
@@ -126,7 +126,7 @@ def test_calls_to_a_lost_scheduler_say_so(error: Exception, status: str, words: 
         link.call("workers were counted", fail)
 
 
-def test_what_workers_tell_reaches_the_driver_that_it_is_for(case: Any) -> None:
+def test_reports_of_workers_reach_the_right_driver(case: Any) -> None:
     looker, _, _ = case
     heard, paces = list[Any](), list[Any]()
     looker._executor.receive = heard.append

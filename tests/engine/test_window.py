@@ -1,4 +1,7 @@
-"""Items are handed out in batches, in proportion to threads and speeds, all of them once, near the best."""
+"""Items are sent in batches, in proportion to threads and speeds.
+
+Every item is sent once, and a pass takes nearly the shortest possible time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Future:
 
 
 class Cluster:
-    """Takes batches, and finishes items when told to."""
+    """A cluster that receives batches, and finishes items on request."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, str]]] = []
@@ -55,7 +58,9 @@ def _finish(cluster: Cluster, window: Window, some: int) -> list[int]:
     st.integers(2, 8),
     st.integers(1, 5),
 )
-def test_all_items_once_and_never_too_many(n: int, threads: list[int], depth: int, some: int) -> None:
+def test_every_item_is_sent_once_and_the_queue_is_bounded(
+    n: int, threads: list[int], depth: int, some: int
+) -> None:
     cluster, names = Cluster(), {f"w{i}": count for i, count in enumerate(threads)}
     window = Window(names, range(n), cluster.send, Costs(lambda item: 1e-3, True, depth))
     window.open()
@@ -72,7 +77,7 @@ def test_all_items_once_and_never_too_many(n: int, threads: list[int], depth: in
     assert cluster.last == [False] * (len(cluster.last) - 1) + [True] * bool(n)
 
 
-def test_a_pass_that_fits_is_one_batch_each_worker_its_own_run_of_rows() -> None:
+def test_a_short_pass_is_one_batch_with_contiguous_rows_per_worker() -> None:
     cluster = Cluster()
     Window({"a": 1, "b": 3}, range(16), cluster.send, SHORT).open()
     assert cluster.last == [True]
@@ -80,16 +85,17 @@ def test_a_pass_that_fits_is_one_batch_each_worker_its_own_run_of_rows() -> None
     assert [item for item, worker in there.items() if worker == "a"] == [0, 1, 2, 3]
 
 
-def test_a_new_worker_takes_from_the_others() -> None:
+def test_a_new_worker_takes_items_from_the_others() -> None:
     cluster = Cluster()
     window = Window({"a": 1}, range(20), cluster.send)
     window.open()
     window.refresh({"a": 1, "b": 2})
     assert [worker for _, worker in cluster.batches[1]] == ["b"] * 4
-    assert [item for item, _ in cluster.batches[1]] == [19, 18, 17, 16]  # what a would reach last
+    # a would have reached these items last.
+    assert [item for item, _ in cluster.batches[1]] == [19, 18, 17, 16]
 
 
-def test_what_a_lost_worker_was_to_get_goes_to_the_others() -> None:
+def test_items_of_a_lost_worker_go_to_the_others() -> None:
     cluster = Cluster()
     window = Window({"a": 1, "b": 1}, range(8), cluster.send)
     window.open()
@@ -99,7 +105,7 @@ def test_what_a_lost_worker_was_to_get_goes_to_the_others() -> None:
     assert sorted(cluster.futures) == list(range(8))
 
 
-def test_a_lost_result_is_waited_for_and_an_error_is_told() -> None:
+def test_a_lost_result_is_awaited_and_an_error_is_reported() -> None:
     cluster = Cluster()
     window = Window({"a": 1}, range(2), cluster.send)
     window.open()
@@ -115,7 +121,7 @@ def test_a_lost_result_is_waited_for_and_an_error_is_told() -> None:
     assert window.poll() == []
 
 
-def test_items_without_a_future_are_their_senders() -> None:
+def test_items_without_a_future_are_not_pending() -> None:
     sent: list[Any] = []
     window = Window({"a": 1}, range(3), lambda batch, last: sent.append(batch) or {}, SHORT)
     window.open()
@@ -127,7 +133,7 @@ def test_items_without_a_future_are_their_senders() -> None:
     (Costs(), 2), (Costs(lambda item: 10.0, True), 2), (Costs(lambda item: MOST_AHEAD / 20, True), 20),
     (Costs(lambda item: 1e-3, True, most=7), 7),
 ])  # fmt: skip
-def test_short_items_are_given_many_at_once_as_far_as_there_is_room(costs: Costs, first: int) -> None:
+def test_short_items_are_sent_many_at_once_up_to_the_queue_limit(costs: Costs, first: int) -> None:
     cluster = Cluster()
     Window({"a": 1}, range(100), cluster.send, costs).open()
     assert len(cluster.batches[0]) == first
@@ -141,7 +147,7 @@ POOLS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0, 5.
 
 
 class Pool:
-    """Workers of true speeds that compute what a window, which believes in other speeds, hands out."""
+    """Workers with true speeds that compute the items of a window, which assumes other speeds."""
 
     def __init__(
         self,
@@ -155,7 +161,8 @@ class Pool:
         self.threads = {f"w{i}": threads for i, (threads, _) in enumerate(workers)}
         self.speeds = {f"w{i}": speed for i, (_, speed) in enumerate(workers)}
         self.capacity = sum(threads * speed for threads, speed in workers)
-        self.leaf = seconds * self.capacity / leaves  # work of a leaf: `seconds` is the ideal
+        # Seconds for a leaf, so that ``seconds`` is the ideal time of the pass.
+        self.leaf = seconds * self.capacity / leaves
         level = min(level, self.grid.depth)
         spans = [Span("train", level, i) for i in range(self.grid.n_nodes(level))]
         speeds = believed or self.speeds
@@ -185,7 +192,10 @@ class Pool:
         return futures
 
     def run(self, latency: float = 0.0) -> float:
-        """Seconds of the pass; the driver hears of spans so much later than they end."""
+        """Return the seconds of the pass.
+
+        The driver learns that a span has ended ``latency`` seconds later.
+        """
         self.latency = latency
         self.window.open()
         while self.heard:
@@ -197,7 +207,7 @@ class Pool:
         return self.end
 
     def best(self) -> float:
-        """The shortest pass of equal leaves that are not cut."""
+        """Return the shortest time of a pass of equal leaves that are not split."""
         leaves = self.grid.n_leaves
         ends = ((k + 1) * self.leaf / self.speeds[w] for w, n in self.threads.items() for _ in range(n)
                 for k in range(leaves))  # fmt: skip
@@ -205,7 +215,7 @@ class Pool:
 
 
 @given(st.integers(1, 400), POOLS, st.sampled_from([0.1, 0.7, 3.0, 40.0, 900.0]), st.integers(0, 9))
-def test_every_leaf_once_and_near_the_best(
+def test_every_leaf_is_computed_once_in_nearly_the_best_time(
     leaves: int, workers: list[tuple[int, float]], seconds: float, level: int
 ) -> None:
     pool = Pool(leaves, workers, seconds, level=level)
@@ -220,8 +230,8 @@ def test_every_leaf_once_and_near_the_best(
 
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0])
-def test_a_card_beside_processors_never_waits_for_them(seconds: float) -> None:
-    """With a driver that hears of everything 30 ms late."""
+def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
+    """The driver learns of everything 30 ms late."""
     pool = Pool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
     assert pool.run(latency=0.03) < 1.03 * seconds
     share = sum(pool.work(span) for span, worker in pool.given if worker == "w3") / pool.leaf / 1000
@@ -229,26 +239,26 @@ def test_a_card_beside_processors_never_waits_for_them(seconds: float) -> None:
 
 
 def test_wrong_speeds_cost_little() -> None:
-    """Who is twice as fast as was believed takes from the others; who is slower leaves to them."""
+    """A worker that is twice as fast as assumed takes items from the others, and a slower one loses items."""
     believed = {"w0": 1.0, "w1": 1.0, "w2": 1.0, "w3": 10.0}
     pool = Pool(1000, [(1, 1.0), (1, 2.0), (1, 0.7), (1, 20.0)], 20.0, believed)
     assert pool.run(latency=0.03) < 1.08 * 20.0
 
 
-def test_who_would_end_last_gets_nothing() -> None:
-    """Of 15 leaves a worker of a twentieth of the speed would take one, and all would wait for it."""
+def test_a_worker_that_would_end_last_gets_nothing() -> None:
+    """A worker with a twentieth of the speed would take one of 15 leaves, and all would wait for it."""
     pool = Pool(15, [(1, 1.0), (1, 20.0)], 10.0)
     assert pool.run() == pytest.approx(pool.best())
     assert {worker for _, worker in pool.given} == {"w1"}
 
 
-def test_threads_of_a_worker_all_have_something_to_do_however_long_spans_are() -> None:
+def test_all_threads_of_a_worker_are_busy_for_any_span_length() -> None:
     pool = Pool(64, [(4, 1.0), (4, 1.0)], 1000.0)
     assert pool.run(latency=0.1) < 1.01 * 1000.0
 
 
-def test_rows_are_dealt_in_runs_that_stay_with_their_worker() -> None:
-    """Its cache holds them in the next pass."""
+def test_workers_keep_contiguous_ranges_of_rows() -> None:
+    """The cache of the worker contains these rows in the next pass."""
     runs = []
     for _ in range(2):
         pool = Pool(512, [(1, 1.0), (1, 3.0)], 0.5)
@@ -259,7 +269,7 @@ def test_rows_are_dealt_in_runs_that_stay_with_their_worker() -> None:
     assert len(runs[0] & set(range(128, 512))) > 0.95 * len(runs[0])
 
 
-def test_what_a_lost_worker_of_a_pool_was_to_get_goes_to_those_that_are_left() -> None:
+def test_items_of_a_lost_worker_of_a_pool_go_to_the_remaining_ones() -> None:
     pool = Pool(200, [(1, 1.0), (1, 5.0)], 30.0)
     pool.window.open()
     assert not pool.window.all_sent
@@ -281,5 +291,5 @@ def test_a_thousand_workers_cost_the_driver_little() -> None:
     pool = Pool(1000, [(1, 1.0)] * 900 + [(1, 20.0)] * 100, 0.5)
     begin = time.process_time()
     pool.window.open()
-    assert time.process_time() - begin < 5.0  # a second where nothing else runs
+    assert time.process_time() - begin < 5.0  # It takes a second on an idle machine.
     assert len(pool.given) == 1000

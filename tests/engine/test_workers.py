@@ -1,4 +1,4 @@
-"""One process and one thread for each card, which is the only one that it sees."""
+"""A GPU worker has one process and one thread per GPU, and each process sees only its GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     return {name: spec["options"] for name, spec in found.items()}
 
 
-def test_a_worker_for_each_card(specs: dict[str, dict[str, Any]]) -> None:
+def test_each_gpu_has_a_worker(specs: dict[str, dict[str, Any]]) -> None:
     assert list(specs) == ["cpu-0", "cpu-1", "gpu-0", "gpu-1"]
     cards = {name: (o["nthreads"], o["resources"], o["env"]) for name, o in specs.items() if "gpu" in name}
     assert cards == {
@@ -26,7 +26,7 @@ def test_a_worker_for_each_card(specs: dict[str, dict[str, Any]]) -> None:
     }
 
 
-def test_workers_beside_them_see_no_card_and_offer_none(specs: dict[str, dict[str, Any]]) -> None:
+def test_cpu_workers_see_and_offer_no_gpu(specs: dict[str, dict[str, Any]]) -> None:
     for name in ("cpu-0", "cpu-1"):
         assert specs[name]["nthreads"] == 3
         assert "resources" not in specs[name]
@@ -39,7 +39,9 @@ def test_without_gpu_workers_the_environment_stays(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("named", "seen"), [("", []), ("-1", []), ("0", ["0"]), ("1,0", ["1", "0"])])
-def test_what_the_environment_names(monkeypatch: pytest.MonkeyPatch, named: str, seen: list[str]) -> None:
+def test_visible_gpus_are_those_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, named: str, seen: list[str]
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert visible_gpus() == seen
     with pytest.raises(JobError, match=rf"this machine has {len(seen)} visible GPU"):

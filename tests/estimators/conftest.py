@@ -1,4 +1,4 @@
-"""Small rows for the estimators."""
+"""Small datasets for the tests of estimators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.estimators.crbm_cases import Pair, patterns
 
 @pytest.fixture(scope="session")
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """600 of scikit-learn's digits as uint8 (600, 64), and their labels."""
+    """Return 600 of scikit-learn's digits as uint8 (600, 64), and their labels."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -22,7 +22,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def held_out() -> tuple[np.ndarray, np.ndarray]:
-    """300 others."""
+    """Return 300 other digits."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -31,7 +31,7 @@ def held_out() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def files() -> Callable[[Path], dict[str, bytes]]:
-    """All files below a folder, by relative name."""
+    """Return a function that returns the content of all files in a folder, by relative name."""
     return lambda folder: {
         str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
     }
@@ -39,11 +39,11 @@ def files() -> Callable[[Path], dict[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    """Noisy and clean rows of four patterns, for conditional RBMs."""
+    """Return noisy and clean rows of four patterns, for conditional RBMs."""
     return patterns(300, 1)
 
 
 @pytest.fixture(scope="module")
 def held() -> Pair:
-    """Others of the same patterns."""
+    """Return other rows of the same patterns."""
     return patterns(120, 2)

@@ -1,4 +1,4 @@
-"""Rows and models that the tests of conditional RBMs share."""
+"""Rows and models for the tests of conditional RBMs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
-    """Noisy and clean rows of some patterns, which are the same for every seed."""
+    """Return noisy and clean rows of some patterns, which are the same for every seed."""
     prototypes = np.random.default_rng(7).random((k, width)) < 0.5
     rng = np.random.default_rng(seed)
     v = prototypes[rng.integers(0, k, n)]

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: a clear error, before work starts where that is possible."""
+"""Rows that cannot be used raise a clear error, if possible before work starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _fit(*args: Any, **options: Any) -> CapsuleRegression:
 
 
 class NoPasses(Callback):
-    """Fails the test when the first pass of EM ends."""
+    """Callback that fails the test when the first pass of EM ends."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         raise AssertionError("a whole pass was made")
@@ -48,7 +48,7 @@ def _forms(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[str, tuple
 )
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
-def test_pixels_that_are_no_numbers_are_named_by_row_and_feature(
+def test_the_error_names_row_and_feature_of_a_nan_pixel(
     digits: Arrays, tmp_path: Path, form: str, bad: float, options: dict[str, Any]
 ) -> None:
     x = digits[0].astype("f4")
@@ -59,7 +59,7 @@ def test_pixels_that_are_no_numbers_are_named_by_row_and_feature(
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
 @pytest.mark.parametrize("options", [{}, {"projection": 10}])
-def test_bad_pixels_of_validation_rows_are_named_too(
+def test_the_error_names_bad_pixels_of_validation_rows(
     digits: Arrays, held_out: Arrays, tmp_path: Path, form: str, options: dict[str, Any]
 ) -> None:
     vx = held_out[0].astype("f4")
@@ -69,7 +69,7 @@ def test_bad_pixels_of_validation_rows_are_named_too(
         _fit(*digits, validation=given[0] if form == "dataset" else given, callbacks=[NoPasses()], **options)
 
 
-def test_a_stored_dataset_cannot_hold_them(digits: Arrays, tmp_path: Path) -> None:
+def test_rows_with_nan_cannot_be_stored(digits: Arrays, tmp_path: Path) -> None:
     x = digits[0].astype("f4")
     x[5, 5] = np.nan
     with pytest.raises(DataError, match="row 5, column 5 is nan"):
@@ -78,7 +78,9 @@ def test_a_stored_dataset_cannot_hold_them(digits: Arrays, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
 @pytest.mark.parametrize("value", [1e39, -1e60])
-def test_numbers_beyond_float32_are_named(digits: Arrays, tmp_path: Path, form: str, value: float) -> None:
+def test_the_error_names_values_beyond_float32(
+    digits: Arrays, tmp_path: Path, form: str, value: float
+) -> None:
     x = digits[0].astype("f8")
     x[3, 20] = value
     rows = _forms(x, digits[1], tmp_path)[form]
@@ -88,7 +90,7 @@ def test_numbers_beyond_float32_are_named(digits: Arrays, tmp_path: Path, form: 
             _fit(*rows, algorithm=algorithm)
 
 
-def test_a_row_beyond_float32_does_not_end_a_stream(digits: Arrays) -> None:
+def test_a_stream_continues_after_a_row_beyond_float32(digits: Arrays) -> None:
     x, y = digits[0].astype("f8"), digits[1]
     new = CapsuleRegression(capsule_dim=2, random_state=0)
     a, b = (clone(new).partial_fit(x[:300], y[:300], range(10)) for _ in range(2))
@@ -105,7 +107,7 @@ def test_a_row_beyond_float32_does_not_end_a_stream(digits: Arrays) -> None:
 
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "stored"])
-def test_labels_absent(digits: Arrays, tmp_path: Path, form: str) -> None:
+def test_a_fit_without_labels_is_refused(digits: Arrays, tmp_path: Path, form: str) -> None:
     rows = _forms(digits[0], None, tmp_path) | {
         "stored": (Dataset.from_arrays(digits[0]).save(tmp_path / "ds"),)
     }
@@ -113,11 +115,11 @@ def test_labels_absent(digits: Arrays, tmp_path: Path, form: str) -> None:
         _fit(*rows[form])
     if form == "stored":
         assert str(tmp_path / "ds") in str(raised.value)
-        assert "import them with the rows" in str(raised.value)
+        assert "import the rows with their labels" in str(raised.value)
 
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "zarr"])
-def test_numbers_with_fractions_are_no_labels(digits: Arrays, tmp_path: Path, form: str) -> None:
+def test_fractional_labels_are_refused(digits: Arrays, tmp_path: Path, form: str) -> None:
     import zarr
 
     x, y = digits[0], digits[1] + 0.25
@@ -126,13 +128,13 @@ def test_numbers_with_fractions_are_no_labels(digits: Arrays, tmp_path: Path, fo
         _fit(*rows[form], callbacks=[NoPasses()])
 
 
-def test_labels_given_twice(digits: Arrays) -> None:
+def test_labels_in_a_dataset_and_in_y_are_refused(digits: Arrays) -> None:
     with pytest.raises(DataError, match="brings its own labels: leave y out"):
         _fit(Dataset.from_arrays(*digits), digits[1])
 
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask"])
-def test_labels_of_another_length(digits: Arrays, tmp_path: Path, form: str) -> None:
+def test_labels_of_another_length_are_refused(digits: Arrays, tmp_path: Path, form: str) -> None:
     np.save(tmp_path / "x.npy", digits[0])
     x: Any = {
         "numpy": digits[0],
@@ -143,13 +145,13 @@ def test_labels_of_another_length(digits: Arrays, tmp_path: Path, form: str) -> 
         _fit(x, digits[1][:590])
 
 
-def test_one_class(digits: Arrays) -> None:
+def test_labels_of_one_class_are_refused(digits: Arrays) -> None:
     with pytest.raises(ValueError, match="at least 2 classes.*1"):
         _fit(digits[0], np.zeros(600, int))
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_class_without_rows_in_a_slice(digits: Arrays, tmp_path: Path, stored: bool) -> None:
+def test_a_class_without_rows_in_a_slice_is_refused(digits: Arrays, tmp_path: Path, stored: bool) -> None:
     order = np.argsort(digits[1], kind="stable")
     ds = Dataset.from_arrays(digits[0][order], digits[1][order])
     if stored:
@@ -160,7 +162,9 @@ def test_a_class_without_rows_in_a_slice(digits: Arrays, tmp_path: Path, stored:
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
-def test_a_class_with_fewer_rows_than_its_capsule_has_dimensions(digits: Arrays, architecture: str) -> None:
+def test_a_class_with_fewer_rows_than_capsule_dimensions_is_refused(
+    digits: Arrays, architecture: str
+) -> None:
     keep = (digits[1] != 7) | (np.cumsum(digits[1] == 7) <= 3)
     rows = digits[0][keep], digits[1][keep]
     with pytest.raises(
@@ -172,7 +176,7 @@ def test_a_class_with_fewer_rows_than_its_capsule_has_dimensions(digits: Arrays,
     _fit(*rows, capsule_dim=4, architecture=architecture, init="random")
 
 
-def test_validation_labels_that_the_training_rows_lack(digits: Arrays, held_out: Arrays) -> None:
+def test_validation_labels_missing_in_the_training_rows_are_refused(digits: Arrays, held_out: Arrays) -> None:
     vy = held_out[1].copy()
     vy[150] = 77
     with pytest.raises(DataError, match="label of row 150 is 77"):
@@ -194,18 +198,18 @@ def test_unknown_validation_labels_are_found_before_any_work(digits: Arrays, hel
         )
 
 
-def test_validation_labels_of_another_kind(digits: Arrays, held_out: Arrays) -> None:
+def test_validation_labels_of_another_type_are_refused(digits: Arrays, held_out: Arrays) -> None:
     with pytest.raises(DataError, match="do not fit the classes"):
         _fit(*digits, validation=(held_out[0], held_out[1].astype(str)))
 
 
 @pytest.mark.parametrize("bad", [5, "validation.zarr", np.zeros((3, 64)), (1, 2, 3), []])
-def test_validation_that_is_none(digits: Arrays, bad: Any) -> None:
+def test_invalid_validation_arguments_are_refused(digits: Arrays, bad: Any) -> None:
     with pytest.raises((DataError, ValueError), match=r"validation=.*Dataset or a pair"):
         _fit(*digits, validation=bad)
 
 
-def test_validation_without_labels(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+def test_validation_rows_without_labels_are_refused(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
     ds = Dataset.from_arrays(held_out[0]).save(tmp_path / "v")
     with pytest.raises(DataError, match=r"validation \(.*/v\) has no labels"):
         _fit(*digits, validation=ds)
@@ -214,13 +218,13 @@ def test_validation_without_labels(digits: Arrays, held_out: Arrays, tmp_path: P
 
 
 @pytest.mark.parametrize("form", ["pair", "dataset"])
-def test_validation_of_another_width(digits: Arrays, held_out: Arrays, form: str) -> None:
+def test_validation_rows_of_another_width_are_refused(digits: Arrays, held_out: Arrays, form: str) -> None:
     given: Any = held_out[0][:, :60], held_out[1]
     with pytest.raises(ValueError, match="60 features.*64"):
         _fit(*digits, validation=given if form == "pair" else Dataset.from_arrays(*given))
 
 
-def test_score_without_labels(digits: Arrays) -> None:
+def test_a_score_without_labels_is_refused(digits: Arrays) -> None:
     model = _fit(*digits)
     with pytest.raises(DataError, match="no labels to score against: pass y"):
         model.score(digits[0])
@@ -229,7 +233,7 @@ def test_score_without_labels(digits: Arrays) -> None:
 
 
 @pytest.mark.parametrize("n", [599, 601])
-def test_score_with_labels_of_another_length(digits: Arrays, n: int) -> None:
+def test_a_score_with_labels_of_another_length_is_refused(digits: Arrays, n: int) -> None:
     model = _fit(*digits)
     with pytest.raises(ValueError, match=f"600.*{n}|{n}.*600"):
         model.score(digits[0], np.zeros(n, int))
@@ -248,13 +252,13 @@ def test_score_with_labels_of_another_length(digits: Arrays, n: int) -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["numpy", "dataset"])
-def test_bad_weights(digits: Arrays, weight: np.ndarray, message: str, form: str) -> None:
+def test_invalid_weights_are_refused(digits: Arrays, weight: np.ndarray, message: str, form: str) -> None:
     args = digits if form == "numpy" else (Dataset.from_arrays(*digits),)
     with pytest.raises(ValueError, match=message):
         _fit(*args, sample_weight=weight)
 
 
-def test_a_class_of_weight_zero_is_named(digits: Arrays) -> None:
+def test_the_error_names_a_class_of_weight_zero(digits: Arrays) -> None:
     weight = (digits[1] != 4).astype(float)
     with pytest.raises(DataError, match=r"class.*4.* have no weight.*above 0"):
         _fit(*digits, sample_weight=weight, callbacks=[NoPasses()])
@@ -266,7 +270,7 @@ def test_a_class_of_weight_zero_is_named(digits: Arrays) -> None:
 
 
 class BreakAfter(Callback):
-    """Removes or damages a shard when pass 2 has ended."""
+    """Callback that removes or damages a shard after pass 2."""
 
     def __init__(self, path: Path, how: str) -> None:
         self.path, self.how = path, how
@@ -283,7 +287,7 @@ class BreakAfter(Callback):
 
 @pytest.mark.parametrize("how", ["removed", "corrupted", "flipped"])
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_shard_that_breaks_under_the_fit(
+def test_a_fit_resumes_after_a_shard_was_damaged_and_restored(
     digits: Arrays, tmp_path: Path, how: str, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.engine import cache, inprocess
@@ -310,27 +314,27 @@ def test_a_shard_that_breaks_under_the_fit(
         open_dataset(tmp_path / "ds"), run_dir=tmp_path / "run", resume=True, callbacks=[Count()]
     )
     np.testing.assert_array_equal(model.W_, whole.W_)
-    assert passes == [3, 4, 5]  # nothing was lost
+    assert passes == [3, 4, 5]  # No pass was lost.
     assert [r["pass"] for r in model.history_] == [1, 2, 3, 4, 5]
 
 
 # -- engine options and callbacks ----------------------------------------------------------------------------
 
 
-def test_unknown_engine_options_are_named(digits: Arrays) -> None:
+def test_the_error_names_unknown_engine_options(digits: Arrays) -> None:
     with pytest.raises(ValueError, match="unknown option.*block_row.*block_rows"):
         _fit(*digits, engine={"block_row": 3})
     with pytest.raises(ValueError, match="leaf_rows=50 is not a multiple of block_rows=32"):
         _fit(*digits, engine={"block_rows": 32, "leaf_rows": 50})
 
 
-def test_what_is_no_callback(digits: Arrays) -> None:
+def test_an_object_that_is_no_callback_is_refused(digits: Arrays) -> None:
     with pytest.raises(
         TypeError, match=r"not a scalelatent Callback; derive its class from scalelatent\.Callback"
     ):
         _fit(*digits, callbacks=[print])
 
 
-def test_errors_are_of_the_packages_family() -> None:
+def test_errors_derive_from_the_packages_base_error() -> None:
     assert issubclass(DataError, (ScalelatentError, ValueError))
     assert issubclass(RunError, ScalelatentError)

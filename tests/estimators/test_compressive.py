@@ -1,4 +1,7 @@
-"""The network that stands in for a bootstrap network: learned from pairs, the same again, streamed."""
+"""The compressive network of a bootstrap network:
+
+learned from pairs of inputs and outputs, reproducible, streamed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def small(**more: Any) -> sl.CompressiveMBN:
 
 
 def pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes, and an output that is no linear function of them, far from 0."""
+    """Return bytes, and an output that is a nonlinear function of them, far from 0."""
     x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
     u = x / 128 - 1
     return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)
@@ -35,7 +38,7 @@ def weights(model: sl.CompressiveMBN) -> bytes:
     return b"".join(a.tobytes() for a in (*model.coefs_, *model.intercepts_))
 
 
-def test_learns_and_tells(tmp_path: Path) -> None:
+def test_it_learns_the_outputs_and_reports_progress(tmp_path: Path) -> None:
     x, z = pairs()
     held = pairs(300, 1)
     seen: list[dict[str, Any]] = []
@@ -46,7 +49,7 @@ def test_learns_and_tells(tmp_path: Path) -> None:
 
     model = small(learning_rate=5e-3).fit(x, z, validation=held, callbacks=Watch())
     assert model.score(*held) > 0.85
-    # A straight line explains next to nothing of it.
+    # A linear function explains almost none of the output.
     line = np.column_stack([held[0], np.ones(300)])
     off = held[1] - line @ np.linalg.lstsq(line, held[1])[0]
     assert 1 - (off**2).sum() / ((held[1] - held[1].mean(axis=0)) ** 2).sum() < 0.2
@@ -62,7 +65,7 @@ def test_an_enclosing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert small(n_epochs=1).fit(*pairs(60)).n_iter_ == 1
 
 
-def test_the_same_bits_from_disk_memory_and_again(tmp_path: Path) -> None:
+def test_rows_from_disk_and_memory_give_the_same_bits(tmp_path: Path) -> None:
     x, z = pairs()
     first = small(n_epochs=3).fit(x, z)
     stored = Dataset.from_arrays(x).save(str(tmp_path / "x.zarr"), shard_rows=256, chunk_rows=64)
@@ -73,7 +76,7 @@ def test_the_same_bits_from_disk_memory_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_a_fit_that_was_cut_off_goes_on_to_the_same_bits(tmp_path: Path, after: int) -> None:
+def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path: Path, after: int) -> None:
     x, z = pairs(300)
     whole = small(n_epochs=4).fit(x, z)
 
@@ -91,7 +94,7 @@ def test_a_fit_that_was_cut_off_goes_on_to_the_same_bits(tmp_path: Path, after: 
         small(n_epochs=5).fit(x, z, run_dir=tmp_path / "run", resume=True)
 
 
-def test_sparse_rows_are_learned_from_as_dense_ones() -> None:
+def test_sparse_rows_are_learned_like_dense_ones() -> None:
     x = scipy.sparse.random_array((400, 30), density=0.1, rng=0, format="csr").astype(np.float32)
     z = x.toarray()[:, :2] * 3
     sparse = small(n_epochs=10, learning_rate=5e-3).fit(x, z)
@@ -99,7 +102,7 @@ def test_sparse_rows_are_learned_from_as_dense_ones() -> None:
     np.testing.assert_allclose(sparse.transform(x), sparse.transform(x.toarray()), atol=1e-5)
 
 
-def test_predicts_without_torch_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_need_no_torch_and_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, z = pairs()
     model = small(n_epochs=2).fit(x, z)
     model.save(tmp_path / "m.zarr")
@@ -130,14 +133,14 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("how", "given", "error", "message"), BAD, ids=[bad[3][:20] for bad in BAD])
-def test_bad_input_is_named(
+def test_the_error_names_invalid_input(
     how: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         small(**how).fit(*given)
 
 
-def test_rows_that_go_bad_are_named(tmp_path: Path) -> None:
+def test_the_error_names_rows_that_are_damaged_during_the_fit(tmp_path: Path) -> None:
     x, z = pairs(100)
     rows = x.astype(np.float32)
     model = small(n_epochs=1).fit(rows, z)
@@ -153,7 +156,7 @@ def test_rows_that_go_bad_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_bad_validation_rows_are_named_before_work_starts(value: float) -> None:
+def test_invalid_validation_rows_are_refused_before_work_starts(value: float) -> None:
     x, z = pairs(1400)
     rows, outputs = x.astype(np.float32), z.copy()
     rows[1207, 2] = outputs[1300, 1] = value
@@ -185,8 +188,8 @@ def test_scales_are_those_of_all_rows_at_once() -> None:
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_scales_of_wide_rows_take_little_memory(sparse: bool) -> None:
-    """As float64, which they are never all at once, the rows here are 320 MB."""
+def test_scaling_wide_rows_takes_little_memory(sparse: bool) -> None:
+    """The rows would take 320 MB as float64 if all of them were converted at once."""
     if sparse:
         x = Dataset.from_arrays(scipy.sparse.random_array((2000, 20_000), density=1e-3, rng=0, format="csr"))
     else:
@@ -201,6 +204,6 @@ def test_scales_of_wide_rows_take_little_memory(sparse: bool) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there() -> None:
+def test_a_missing_gpu_is_refused() -> None:
     with pytest.raises(RunError, match="PyTorch finds no CUDA device"):
         small(device="gpu").fit(*pairs(50))

@@ -1,4 +1,4 @@
-"""Conditional RBMs as users meet them: fit, predict, score, infer, resume, save, streams, bad input."""
+"""Conditional RBMs as users meet them: fit, predict, score, infer, resume, save, streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.helpers import InterruptAt
 
 
 def test_mle_bp_learns_and_beats_logistic() -> None:
-    """Twelve patterns of 24 outputs: what belongs together is more than any one input says."""
+    """Twelve patterns of 24 outputs: the outputs together carry more information than each input alone."""
     pair, held = patterns(300, 1, k=12), patterns(120, 2, k=12)
     options = {"n_hidden": 16, "n_epochs": 12, "learning_rate": 1.0, "init_scale": 0.1}
     model = make(**options).fit(*pair, validation=held)
@@ -44,13 +44,13 @@ def test_mle_bp_learns_and_beats_logistic() -> None:
 
 
 @pytest.mark.parametrize("learner", ["mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm"])
-def test_all_learners_learn(learner: str, pair: Pair, held: Pair) -> None:
+def test_all_learners_improve_on_the_noisy_inputs(learner: str, pair: Pair, held: Pair) -> None:
     model = make(learner=learner, n_epochs=6, learning_rate=0.1).fit(*pair)
-    assert model.score(*held) > 0.9  # 0.8 are right as they are
+    assert model.score(*held) > 0.9  # 80 % of the noisy inputs equal the clean outputs.
     assert model.n_iter_ == 6
 
 
-def test_multilabel_sparse_and_wider_outputs() -> None:
+def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
     rng = np.random.default_rng(0)
     x = (rng.random((200, 50)) < 0.1) * rng.random((200, 50))
     v = (x[:, :8] > 0).astype(np.uint8)
@@ -61,15 +61,15 @@ def test_multilabel_sparse_and_wider_outputs() -> None:
     assert np.isnan(sparse.errors(csr_array(x), v)["changed"])
 
 
-def test_changed_errors_of_sparse_rows(pair: Pair, held: Pair) -> None:
-    """Rows of zeros and ones have them however they are stored."""
+def test_sparse_rows_have_changed_errors(pair: Pair, held: Pair) -> None:
+    """Rows of zeros and ones have changed errors in any storage."""
     model = make(n_epochs=2).fit(csr_array(pair[0]), pair[1], validation=(csr_array(held[0]), held[1]))
     assert model.errors(csr_array(held[0]), held[1]) == model.errors(*held)
     assert 0 < model.history_[0]["changed_error"] < 1
 
 
-def test_losses_of_outputs(pair: Pair) -> None:
-    """An output whose wrong ones cost nothing is not learned by a margin learner."""
+def test_a_loss_weighs_the_errors_of_outputs(pair: Pair) -> None:
+    """A margin learner does not learn an output whose errors cost nothing."""
     cost = np.ones((2, 24))
     cost[:, 3] = 0
     model = make(learner="mssvm", n_epochs=1, loss=cost).fit(*pair)
@@ -77,7 +77,7 @@ def test_losses_of_outputs(pair: Pair) -> None:
     assert abs(model.Wvx_[3]).sum() < abs(plain.Wvx_[3]).sum()
 
 
-def test_corruption_on_the_fly(pair: Pair, held: Pair) -> None:
+def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held: Pair) -> None:
     flips = {"kind": "flip", "rate": 0.2}
     model = make(corruption=flips, n_epochs=8).fit(pair[1], validation=held[1])
     again = make(corruption=flips, n_epochs=8).fit(None, pair[1], validation=Dataset.from_arrays(held[1]))
@@ -91,8 +91,8 @@ def test_corruption_on_the_fly(pair: Pair, held: Pair) -> None:
     assert 0 < patches.history_[0]["train_error"] < 0.5
 
 
-def test_free_energy_of_a_corrupting_model(pair: Pair, held: Pair) -> None:
-    """Pairs are taken as they are, and clean rows are corrupted as a test's."""
+def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(pair: Pair, held: Pair) -> None:
+    """Pairs are used as they are; clean rows are corrupted as those of a test."""
     model = make(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
 
     def by_hand(x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -110,10 +110,10 @@ def test_free_energy_of_a_corrupting_model(pair: Pair, held: Pair) -> None:
 @pytest.mark.parametrize(
     "how", [{"kind": "flip", "rate": 0.2}, {"kind": "occlude", "size": (2, 3), "shape": (4, 6)}], ids=str
 )
-def test_corruption_on_the_fly_is_the_same_one_stored(
+def test_corruption_on_the_fly_equals_stored_corrupted_rows(
     how: dict[str, Any], pair: Pair, tmp_path: Path
 ) -> None:
-    """Of one epoch: the next one draws a new corruption."""
+    """The comparison covers one epoch, because each epoch draws a new corruption."""
     v = pair[1]
     fly = make(corruption=how, n_epochs=1).fit(v)
     x = corrupt(v, np.arange(len(v)), 0, seed=fly.seed_, stage="corruption", **how)
@@ -123,7 +123,7 @@ def test_corruption_on_the_fly_is_the_same_one_stored(
     same(fly, make(n_epochs=1).fit(stored))
 
 
-def test_plain_rbm(pair: Pair) -> None:
+def test_a_plain_rbm_learns_and_reconstructs(pair: Pair) -> None:
     v = pair[1]
     for learner in ("cd", "pcd", "mle-bp", "mle-mf"):
         model = make(learner=learner, n_epochs=3, learning_rate=0.05).fit(None, v, validation=v)
@@ -139,7 +139,7 @@ def test_plain_rbm(pair: Pair) -> None:
     assert energy.mean() < model.free_energy(None, noise).mean()
 
 
-def test_inferences_and_what_they_say(pair: Pair, held: Pair) -> None:
+def test_every_inference_returns_beliefs_and_convergence(pair: Pair, held: Pair) -> None:
     model, x = make(n_epochs=3).fit(*pair), held[0]
     np.testing.assert_allclose(model.infer(x).visible, model.predict_marginals(x), atol=1e-6)
     exact = model.infer(x, inference="sum-product", n_sweeps=40, pairs=True, log_z=True)
@@ -178,7 +178,7 @@ def test_an_inference_without_sweeps_is_refused(inference: str, pair: Pair) -> N
         model.infer(pair[0], inference=inference, n_sweeps=0)
 
 
-def test_weights_of_scored_rows(pair: Pair, held: Pair) -> None:
+def test_scores_use_row_weights(pair: Pair, held: Pair) -> None:
     model = make(n_epochs=1).fit(*pair)
     weight = np.arange(120) % 3 / 7
     twice = np.repeat(np.arange(120), np.arange(120) % 3)
@@ -193,7 +193,9 @@ def test_weights_of_scored_rows(pair: Pair, held: Pair) -> None:
 
 
 @pytest.mark.parametrize("options", [{"learner": "mle-bp"}, {"learner": "pcd"}, {"local_steps": 3}], ids=str)
-def test_threads_and_stored_rows_change_nothing(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
+def test_threads_and_storage_do_not_change_the_fit(
+    options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
     options = {"n_chains": 4, "n_epochs": 2, "momentum": 0.5, "batch_size": 20} | options
     one, three = (make(n_jobs=jobs, **options).fit(*pair) for jobs in (1, 3))
     same(one, three)
@@ -202,7 +204,7 @@ def test_threads_and_stored_rows_change_nothing(options: dict[str, Any], pair: P
     same(one, stored)
 
 
-# Fifteen steps an epoch, all of them.
+# An epoch has fifteen steps.
 RESUMED: list[dict[str, Any]] = [
     {},
     {"learner": "pcd", "momentum": 0.5},
@@ -213,7 +215,7 @@ RESUMED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("at", [3, 17, 33])
 @pytest.mark.parametrize("options", RESUMED, ids=str)
-def test_resume_in_mid_epoch_is_exact(
+def test_a_resume_within_an_epoch_gives_the_same_bits(
     at: int, options: dict[str, Any], pair: Pair, held: Pair, tmp_path: Path
 ) -> None:
     rows, validation = (pair[1:], held[1]) if "corruption" in options else (pair, held)
@@ -232,7 +234,7 @@ def test_resume_in_mid_epoch_is_exact(
         make(n_epochs=3, weight_decay=0.1, **options).fit(*rows, **call, resume=True)
 
 
-def test_save_and_load(pair: Pair, held: Pair, tmp_path: Path) -> None:
+def test_a_saved_model_predicts_the_same(pair: Pair, held: Pair, tmp_path: Path) -> None:
     model = make(learner="mssvm", loss=np.ones(24), learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
     model.save(tmp_path / "m")
     loaded = sl.load_model(tmp_path / "m")
@@ -244,7 +246,7 @@ def test_save_and_load(pair: Pair, held: Pair, tmp_path: Path) -> None:
     np.testing.assert_array_equal(out.read_x(0, 120), loaded.predict(held[0]))
 
 
-def test_plain_and_corrupting_models_are_saved_too(pair: Pair, tmp_path: Path) -> None:
+def test_plain_and_corrupting_models_are_saved_and_loaded(pair: Pair, tmp_path: Path) -> None:
     v = pair[1]
     make(learner="cd", n_epochs=1).fit(None, v).save(tmp_path / "plain")
     assert sl.load_model(tmp_path / "plain").transform(v).shape == (300, 6)
@@ -253,7 +255,7 @@ def test_plain_and_corrupting_models_are_saved_too(pair: Pair, tmp_path: Path) -
     assert sl.load_model(tmp_path / "flips").score(v) == model.score(v)
 
 
-def test_partial_fit_goes_on_from_a_stream(pair: Pair, held: Pair) -> None:
+def test_partial_fit_continues_a_stream(pair: Pair, held: Pair) -> None:
     model = make(learner="mle-bp", momentum=0.5)
     for _ in range(4):
         for a in range(0, 300, 50):
@@ -264,7 +266,7 @@ def test_partial_fit_goes_on_from_a_stream(pair: Pair, held: Pair) -> None:
     assert (before != again.partial_fit(*held).W_).any()
 
 
-def test_partial_fit_refuses_another_shape_and_begins_anew_what_changes(pair: Pair, held: Pair) -> None:
+def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: Pair, held: Pair) -> None:
     """Statistics of another size would be written beyond the parameters."""
     model = make(n_epochs=1).fit(*pair)
     for changed in ({"n_hidden": 3}, {"learner": "logistic"}):
@@ -278,7 +280,7 @@ def test_partial_fit_refuses_another_shape_and_begins_anew_what_changes(pair: Pa
     assert model.score(*held) > 0.8
 
 
-def test_schedule_patience_and_warm_start(pair: Pair, held: Pair) -> None:
+def test_schedules_patience_and_warm_start(pair: Pair, held: Pair) -> None:
     model = make(learning_rate=[(0.2, 2), (0.05, 1)], n_epochs=4).fit(*pair)
     assert [record["learning_rate"] for record in model.history_] == [0.2, 0.2, 0.05, 0.05]
     stopped = make(learner="logistic", patience=1, n_epochs=60, learning_rate=3.0).fit(*pair, validation=held)
@@ -291,8 +293,8 @@ def test_schedule_patience_and_warm_start(pair: Pair, held: Pair) -> None:
         warm.set_params(n_hidden=3).fit(*pair)
 
 
-def test_patience_counts_epochs_however_often_they_validate(pair: Pair, held: Pair) -> None:
-    """Seen at a rate of almost 0: no validation is better than the first."""
+def test_patience_counts_epochs_and_not_validations(pair: Pair, held: Pair) -> None:
+    """The learning rate is almost 0, so no validation is better than the first one."""
     model = make(patience=2, n_epochs=9, learning_rate=1e-9)
     for every in (None, 3):
         model.fit(*pair, validation=held, engine={"validate_steps": every} if every else None)
@@ -309,8 +311,8 @@ def default(**more: Any) -> ConditionalRBM:
     return ConditionalRBM(n_hidden=6, random_state=0, n_jobs=1, **more)
 
 
-def test_a_tenth_is_held_out_and_ends_the_default_fit(caplog: pytest.LogCaptureFixture) -> None:
-    """The held-out rows are spread over all rows: of sorted rows each pattern is learned and validated."""
+def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Held-out rows are spread over all rows, so each pattern of sorted rows is learned and validated."""
     log_held_rows.cache_clear()
     x, v = patterns(403, 1)
     order = np.lexsort(v.T)
@@ -318,7 +320,7 @@ def test_a_tenth_is_held_out_and_ends_the_default_fit(caplog: pytest.LogCaptureF
     m = default().fit(x, v)
     errors = [record["validation_error"] for record in m.history_]
     lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
-    # 363 rows are learned from, and 12 epochs show 4,000.
+    # 363 rows are learned, and 12 epochs make 4,000.
     assert m.n_iter_ == min(lasts[-1] + 1 + 12, 50) < 50
     assert m.best_epoch_ == int(np.argmin(errors)) + 1
     spared = np.arange(403) % 10 == 9
@@ -326,13 +328,13 @@ def test_a_tenth_is_held_out_and_ends_the_default_fit(caplog: pytest.LogCaptureF
     same(m, asked)
     assert m.history_[0]["validation_error"] == asked.history_[0]["validation_error"]
     same(default().fit(x, v), m)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert told[0].startswith("n_epochs=None holds out 40 of the 403 rows of X, and ends the fit when")
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == 1
+    assert reported[0].startswith("n_epochs=None holds out 40 of the 403 rows of X, and ends the fit when")
     assert default().plan(x, v)["passes"]["at_most"] == 50
 
 
-def test_held_out_rows_of_every_kind() -> None:
+def test_rows_of_every_kind_are_held_out() -> None:
     x, v = patterns(200, 1)
     expected = default().fit(x, v)
     for given in (
@@ -346,7 +348,7 @@ def test_held_out_rows_of_every_kind() -> None:
     assert default(patience=1).fit(x, v).n_iter_ <= 50
 
 
-def test_of_many_rows_some_runs_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_of_many_rows_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "MAX_HELD", 20)
     monkeypatch.setattr(parameters, "HELD_RUNS", 5)
     x, v = patterns(403, 1)
@@ -369,7 +371,7 @@ def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
     v = patterns(1000, 1)[1]
     m = default(conditional=False, learner=learner).fit(v)
     spared = np.arange(1000) % 10 == 9
-    if learner == "mle-bp":  # sampling learners draw by the numbers of the rows
+    if learner == "mle-bp":  # Sampling learners draw random numbers by row index.
         same(m, default(conditional=False, learner=learner).fit(v[~spared], validation=v[spared]))
     hidden = 1 / (1 + np.exp(-(v[spared] @ m.W_ + m.bh_)))
     wrong = ((hidden @ m.W_.T + m.bv_ > 0) != v[spared]).mean()
@@ -378,7 +380,7 @@ def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
     assert m.best_validation_error_ == min(record["validation_error"] for record in m.history_) < 0.2
 
 
-def test_the_epochs_of_the_paper_have_a_name(pair: Pair) -> None:
+def test_the_epochs_of_the_paper_may_be_requested_by_name(pair: Pair) -> None:
     named, given = (make(n_epochs=n).fit(*pair) for n in ("paper", 50))
     assert (named.n_iter_, named.best_validation_error_) == (50, None)
     same(named, given)
@@ -387,7 +389,7 @@ def test_the_epochs_of_the_paper_have_a_name(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(1400, (4, 3)), (700, (8, 6))])
-def test_rates_fall_by_default_and_are_the_last_of_a_stream(
+def test_learning_rates_decrease_by_default_and_a_stream_uses_the_last_one(
     rows: int, epochs: tuple[int, int], pair: Pair
 ) -> None:
     high, middle = epochs
@@ -407,16 +409,16 @@ def test_a_default_fit_is_resumed_with_its_held_out_rows(tmp_path: Path) -> None
         default(n_epochs=60).fit(x, v, run_dir=tmp_path, resume=True)
 
 
-def test_plan_says_what_a_fit_needs(pair: Pair, held: Pair) -> None:
-    told = make(n_epochs=3).plan(*pair, validation=held)
-    assert told["stages"]["learn"]["steps_per_pass"] == 15
-    assert told["passes"] == {"at_least": 3, "expected": 3, "at_most": 3}
-    assert told["expected_seconds_at_least"] >= 3 * told["seconds_per_pass"] * 0.99
+def test_a_plan_has_steps_passes_and_seconds_of_a_fit(pair: Pair, held: Pair) -> None:
+    reported = make(n_epochs=3).plan(*pair, validation=held)
+    assert reported["stages"]["learn"]["steps_per_pass"] == 15
+    assert reported["passes"] == {"at_least": 3, "expected": 3, "at_most": 3}
+    assert reported["expected_seconds_at_least"] >= 3 * reported["seconds_per_pass"] * 0.99
     with pytest.raises(sl.errors.PlanError, match="lower n_hidden"):
         make(n_hidden=10**6).plan(*pair, memory_limit="2GB")
 
 
-def test_scikit_learn_manners(pair: Pair) -> None:
+def test_clone_and_parameters_follow_scikit_learn(pair: Pair) -> None:
     model = make(loss=[1.0] * 24, corruption={"kind": "flip", "rate": 0.1})
     twin = clone(model)
     assert twin.get_params() == model.get_params()
@@ -444,9 +446,9 @@ def test_damping_of_earlier_versions_is_accepted_at_1_only(pair: Pair, tmp_path:
 # -- plain RBMs, parameters made elsewhere, tolerances -------------------------------------------------------
 
 
-def test_a_plain_rbm_takes_rows_as_other_transformers_do(pair: Pair) -> None:
+def test_a_plain_rbm_is_fitted_like_other_transformers(pair: Pair) -> None:
     v, labels = pair[1], np.arange(len(pair[1])) % 3
-    model = make(conditional=False, learner="cd", n_epochs=2).fit(v, labels)  # y is ignored
+    model = make(conditional=False, learner="cd", n_epochs=2).fit(v, labels)  # The fit ignores y.
     same(model, make(learner="cd", n_epochs=2).fit(None, v))
     assert model.Wvx_.shape == (24, 0)
     assert model.transform(v).shape == (len(v), 6)
@@ -457,7 +459,7 @@ def test_a_plain_rbm_takes_rows_as_other_transformers_do(pair: Pair) -> None:
         make(conditional=False, learner="cd").fit(targets)
 
 
-def test_weights_made_elsewhere(pair: Pair, tmp_path: Path) -> None:
+def test_a_model_from_external_weights_predicts_and_continues(pair: Pair, tmp_path: Path) -> None:
     fitted = make(n_epochs=2).fit(*pair)
     given = ConditionalRBM.from_weights(
         fitted.W_, fitted.bv_, fitted.bh_, Wvx=fitted.Wvx_, Whx=fitted.Whx_, n_sweeps=fitted.n_sweeps_
@@ -467,11 +469,11 @@ def test_weights_made_elsewhere(pair: Pair, tmp_path: Path) -> None:
     loaded = sl.load_model(tmp_path / "m.zarr")
     np.testing.assert_array_equal(loaded.predict(pair[0]), fitted.predict(pair[0]))
     before = given.W_.copy()
-    given.partial_fit(*pair)  # learns on
+    given.partial_fit(*pair)  # The model continues to learn.
     assert (before != given.W_).any()
 
 
-def test_weights_of_scikit_learn() -> None:
+def test_a_model_from_weights_of_scikit_learn_agrees_with_it() -> None:
     from sklearn.neural_network import BernoulliRBM
 
     v = np.eye(8, dtype="uint8").repeat(10, axis=0)
@@ -495,13 +497,13 @@ def test_weights_of_scikit_learn() -> None:
         ({"inference": "magic"}, "inference='magic' is not one of"),
     ],
 )
-def test_weights_that_do_not_belong_together(changed: dict[str, Any], words: str) -> None:
+def test_inconsistent_weights_are_refused(changed: dict[str, Any], words: str) -> None:
     given = {"W": [[1.0]], "bv": [0.0], "bh": [0.0]} | changed
     with pytest.raises(ValueError, match=words):
         ConditionalRBM.from_weights(given.pop("W"), given.pop("bv"), given.pop("bh"), **given)
 
 
-def test_predict_warns_of_a_tolerance_that_is_not_met(pair: Pair, tmp_path: Path) -> None:
+def test_predict_warns_if_the_tolerance_is_not_reached(pair: Pair, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     w = rng.normal(size=(24, 10)) * 3
     biases = {"bv": -w.sum(axis=1) / 2, "bh": -w.sum(axis=0) / 2, "Wvx": np.eye(24)}
@@ -513,8 +515,8 @@ def test_predict_warns_of_a_tolerance_that_is_not_met(pair: Pair, tmp_path: Path
     for call in (model.predict, model.predict_marginals):
         with pytest.warns(
             UserWarning, match=r"tol=0.001 was not met by .* of the rows within 60 sweeps"
-        ) as told:
+        ) as reported:
             call(pair[0])
-        assert told[0].filename == __file__
+        assert reported[0].filename == __file__
     with pytest.warns(UserWarning, match="was not met"):
         model.predict(Dataset.from_arrays(pair[0]), out=tmp_path / "v.zarr")

@@ -1,4 +1,4 @@
-"""Conditional RBMs and what they cannot use: rows, parameters, steps that run away. Nothing is lost."""
+"""Input that conditional RBMs cannot use: rows, parameters, divergence. No finished work is lost."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _with(a: np.ndarray, value: Any, dtype: str = "f4") -> np.ndarray:
         (lambda x, v: (Dataset.from_arrays(x, v, sample_weight=np.ones(300)), None), "the rows have weights"),
     ],
 )
-def test_rows_that_cannot_be_used(change: Any, message: str, pair: Pair) -> None:
+def test_invalid_rows_are_refused(change: Any, message: str, pair: Pair) -> None:
     with pytest.raises(DataError, match=message):
         make().fit(*change(*pair))
 
 
-def test_lazy_rows_are_checked_as_they_are_read(pair: Pair) -> None:
+def test_lazy_rows_are_checked_when_they_are_read(pair: Pair) -> None:
     import dask.array as da
 
     x = da.from_array(_with(pair[0], np.nan), chunks=(100, -1))
@@ -59,15 +59,15 @@ def test_lazy_rows_are_checked_as_they_are_read(pair: Pair) -> None:
         make(learner="cd").fit(x, pair[1])
 
 
-def test_stored_rows_are_checked_as_they_are_read(pair: Pair, tmp_path: Path) -> None:
+def test_stored_rows_are_checked_when_they_are_read(pair: Pair, tmp_path: Path) -> None:
     x = Dataset.from_arrays(pair[0]).save(tmp_path / "x")
     v = Dataset.from_arrays(_with(pair[1], 3, "u1")).save(tmp_path / "v")
     with pytest.raises(DataError, match="row 17"):
         make().fit(x, v)
 
 
-def test_a_corruption_beside_outputs(pair: Pair) -> None:
-    """Outputs would go before it, in silence."""
+def test_a_corruption_together_with_outputs_is_refused(pair: Pair) -> None:
+    """Otherwise the outputs would silently replace the corruption."""
     x, v = (Dataset.from_arrays(a) for a in pair)
     for given in (pair, (x.with_target(v), None), (None, x.with_target(v))):
         with pytest.raises(
@@ -81,7 +81,7 @@ def test_a_corruption_beside_outputs(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("learner", ["logistic", "cd-percloss"])
-def test_learners_that_need_x(learner: str, pair: Pair) -> None:
+def test_learners_that_need_inputs_refuse_plain_rbms(learner: str, pair: Pair) -> None:
     with pytest.raises(
         DataError, match=f"learner='{learner}' starts from a prediction from x, and a plain RBM has no x"
     ):
@@ -96,7 +96,7 @@ def test_partial_fit_refuses_what_fit_refuses(pair: Pair) -> None:
     assert make().partial_fit(pair[0][:3], pair[1][:3]).predict(pair[0]).shape == (300, 24)
 
 
-def test_the_batch_size_to_set_fits_rows_and_chains(pair: Pair) -> None:
+def test_the_recommended_batch_size_suits_rows_and_chains(pair: Pair) -> None:
     few = pair[0][:10], pair[1][:10]
     with pytest.raises(DataError, match="larger than the data, which has 10 rows: set batch_size to 8$"):
         make(n_chains=4).fit(*few)
@@ -107,14 +107,14 @@ def test_the_batch_size_to_set_fits_rows_and_chains(pair: Pair) -> None:
         make(n_chains=4, local_steps=5).fit(*few)
 
 
-def test_a_step_of_local_steps_larger_than_the_data(pair: Pair) -> None:
+def test_local_steps_with_more_rows_than_the_data_are_refused(pair: Pair) -> None:
     with pytest.raises(
         DataError, match="= 400 rows.* is larger than the data, which has 300 rows: set batch_size to 15"
     ):
         make(local_steps=5, n_chains=4).fit(*pair)
 
 
-def test_a_tolerance_that_is_never_met_is_told(pair: Pair) -> None:
+def test_a_tolerance_that_is_never_reached_is_reported(pair: Pair) -> None:
     with pytest.warns(UserWarning, match=r"tol=1e-12 was not met by 100.0% of the rows within 1 sweeps"):
         make(tol=1e-12, n_sweeps=1, n_epochs=1).fit(*pair)
     with warnings.catch_warnings():
@@ -123,7 +123,7 @@ def test_a_tolerance_that_is_never_met_is_told(pair: Pair) -> None:
 
 
 def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_path: Path) -> None:
-    """Seen from outside: the fit ends with the rate to try, and a state of before lies in the run folder."""
+    """The fit ends with a recommended rate, and the run folder has an earlier state."""
     with pytest.raises(FloatingPointError, match=r"epoch 1, step 2, at learning_rate=100: try .*=0.05"):
         make(learning_rate=100.0, learner="cd").fit(*pair, run_dir=tmp_path)
     found = EngineStore(locate(tmp_path).at("engine")).latest_state("crbm_learn")
@@ -132,8 +132,8 @@ def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_pa
     assert abs(found[1]["state"].theta[: 24 * 6]).max() <= 40
 
 
-def test_a_fit_that_diverged_is_resumed_with_a_lower_rate(pair: Pair, tmp_path: Path) -> None:
-    """It ends as if it had had the lower rate from the epoch on that ran away."""
+def test_a_diverged_fit_resumes_with_a_lower_rate(pair: Pair, tmp_path: Path) -> None:
+    """The result equals a fit with the lower rate from the diverging epoch on."""
     wild = make(learning_rate=[(0.2, 2), (1e6, 1)])
     with pytest.raises(DivergenceError, match=r"epoch 3, step 31, .*last good checkpoint: resume the run"):
         wild.fit(*pair, run_dir=tmp_path)
@@ -142,7 +142,7 @@ def test_a_fit_that_diverged_is_resumed_with_a_lower_rate(pair: Pair, tmp_path: 
     assert [record["learning_rate"] for record in resumed.history_] == [0.2, 0.2, 0.1, 0.1]
 
 
-def test_a_finished_fit_goes_on_with_more_epochs(pair: Pair, held: Pair, tmp_path: Path) -> None:
+def test_a_finished_fit_continues_with_more_epochs(pair: Pair, held: Pair, tmp_path: Path) -> None:
     call: dict[str, Any] = {"validation": held, "run_dir": tmp_path}
     make(n_epochs=2).fit(*pair, **call)
     longer = make(n_epochs=4).fit(*pair, **call, resume=True)
@@ -151,11 +151,11 @@ def test_a_finished_fit_goes_on_with_more_epochs(pair: Pair, held: Pair, tmp_pat
 
 
 @pytest.mark.parametrize("learner", ["mle-bp", "cd"])
-def test_local_steps_that_diverge_are_not_the_fault_of_the_rows(learner: str, pair: Pair) -> None:
-    with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try") as told:
+def test_the_error_of_diverging_local_steps_does_not_blame_the_rows(learner: str, pair: Pair) -> None:
+    with pytest.raises(DivergenceError, match=r"epoch 1, step \d, at learning_rate=1e\+06: try") as reported:
         make(learner=learner, learning_rate=1e6, local_steps=3, n_chains=2).fit(*pair)
-    assert isinstance(told.value, FloatingPointError)
-    assert "rows" not in str(told.value)
+    assert isinstance(reported.value, FloatingPointError)
+    assert "rows" not in str(reported.value)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_local_steps_that_diverge_are_not_the_fault_of_the_rows(learner: str, pa
         ({"device": "tpu"}, "device='tpu' is not one of"),
     ],
 )
-def test_bad_parameters_are_refused(options: dict[str, Any], message: str, pair: Pair) -> None:
+def test_invalid_parameters_are_refused(options: dict[str, Any], message: str, pair: Pair) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options).fit(*pair)
 
@@ -209,12 +209,12 @@ def test_bad_parameters_are_refused(options: dict[str, Any], message: str, pair:
         ),
     ],
 )
-def test_bad_corruptions_are_refused(corruption: Any, error: Any, message: str, pair: Pair) -> None:
+def test_invalid_corruptions_are_refused(corruption: Any, error: Any, message: str, pair: Pair) -> None:
     with pytest.raises(error, match=message):
         make(corruption=corruption).fit(pair[1])
 
 
-def test_sides_of_a_corruption_may_be_an_array(pair: Pair) -> None:
+def test_the_size_of_a_corruption_may_be_an_array(pair: Pair) -> None:
     sides = {"size": np.array([2, 3]), "shape": np.array([4, 6])}
     model = make(corruption={"kind": "occlude", **sides}, n_epochs=1).fit(pair[1])
     same(
@@ -241,28 +241,28 @@ def test_predictions_of_other_rows_are_refused(pair: Pair) -> None:
         ("logistic", None),
     ],
 )
-def test_rows_to_infer_that_are_not_finite_are_named(learner: str, inference: Any, pair: Pair) -> None:
+def test_the_error_names_infinite_values_of_rows_to_infer(learner: str, inference: Any, pair: Pair) -> None:
     model = make(n_epochs=1, learner=learner).fit(*pair)
     rows = Dataset.from_arrays(np.tile(_with(pair[0], np.nan), (2, 1)))
     with pytest.raises(DataError, match=r"row 17, feature 3 is nan"):
         model.infer(rows, inference=inference)
-    with pytest.raises(DataError, match=r"row 317, feature 3 is nan"):  # not of the first block
+    with pytest.raises(DataError, match=r"row 317, feature 3 is nan"):  # The row is not in the first block.
         model.infer(Dataset.from_arrays(np.vstack([pair[0], _with(pair[0], np.nan)])), inference=inference)
 
 
-def test_weights_of_scored_rows_that_count_nothing(pair: Pair) -> None:
+def test_a_score_with_weights_that_sum_to_zero_is_refused(pair: Pair) -> None:
     model = make(n_epochs=1).fit(*pair)
     with pytest.raises(DataError, match="the weights of the rows sum to 0"):
         model.score(*pair, sample_weight=np.zeros(300))
 
 
 @pytest.mark.parametrize("learner", ["mle-bp", "cd", "logistic"])
-def test_rows_too_large_for_products_are_told_by_row_and_feature(learner: str, pair: Pair) -> None:
+def test_the_error_names_row_and_feature_of_a_value_too_large_for_products(learner: str, pair: Pair) -> None:
     with pytest.raises(DataError, match=r"row \d+, feature \d+ is .*: scale the features below 1e\+18"):
         make(learner=learner).fit(pair[0] * np.float32(1e25), pair[1])
 
 
-def test_products_beyond_float32_are_told_with_the_rate(pair: Pair) -> None:
+def test_the_error_of_products_beyond_float32_names_the_learning_rate(pair: Pair) -> None:
     x = pair[0] * np.float32(1e17)
     with pytest.raises(
         DivergenceError, match=r"products of row \d+ .*scale X\) in epoch 1, step 2, at learn"
@@ -271,7 +271,7 @@ def test_products_beyond_float32_are_told_with_the_rate(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("n_sweeps", [0, 2.7, True, "9"])
-def test_sweeps_of_a_prediction_are_a_whole_number(n_sweeps: Any, pair: Pair) -> None:
+def test_n_sweeps_of_a_prediction_must_be_a_whole_number(n_sweeps: Any, pair: Pair) -> None:
     model = make(n_epochs=1).fit(*pair)
     for method in (model.predict, model.predict_marginals, model.infer):
         with pytest.raises(ValueError, match=f"n_sweeps={n_sweeps!r}: give a whole number of at least 1$"):
@@ -281,7 +281,7 @@ def test_sweeps_of_a_prediction_are_a_whole_number(n_sweeps: Any, pair: Pair) ->
 
 
 @pytest.mark.parametrize("value", [255, -0.5, np.nan])
-def test_states_that_a_plain_rbm_transforms_lie_in_0_to_1(value: float, pair: Pair) -> None:
+def test_a_plain_rbm_transforms_only_values_between_0_and_1(value: float, pair: Pair) -> None:
     plain = make(n_epochs=1, learner="cd").fit(None, pair[1])
     assert plain.transform(0.5 * pair[1]).shape == (300, 6)
     with pytest.raises((DataError, ValueError), match=r"row 17, (unit|feature) 3 is"):
@@ -290,13 +290,13 @@ def test_states_that_a_plain_rbm_transforms_lie_in_0_to_1(value: float, pair: Pa
         plain.transform(Dataset.from_arrays(_with(pair[1], value)))
 
 
-def test_empty_rows_of_a_plain_rbm(pair: Pair) -> None:
+def test_a_plain_rbm_accepts_inputs_without_features(pair: Pair) -> None:
     plain = make(n_epochs=1, learner="mle-bp").fit(csr_array((300, 0)), pair[1])
     same(plain, make(n_epochs=1, learner="mle-bp").fit(None, pair[1]))
     assert plain.infer(np.empty((0, 0))).visible.shape == plain.predict(np.empty((0, 0))).shape == (0, 24)
 
 
-def test_what_partial_fit_forgets_and_what_it_needs(pair: Pair, held: Pair) -> None:
+def test_partial_fit_resets_the_validation_error_and_needs_rows(pair: Pair, held: Pair) -> None:
     model = make(n_epochs=1).fit(*pair, validation=held)
     assert model.best_validation_error_ is not None
     with pytest.raises(DataError, match="X is missing"):

@@ -1,4 +1,4 @@
-"""The plan of a conditional RBM: the peak that it names holds, whatever the number of rows."""
+"""The plan of a conditional RBM: the predicted peak is an upper bound for any number of rows."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def _measured(folder: Path, rows: int, learner: str) -> dict[str, int]:
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, learner: str) -> None:
     few, many = (_measured(tmp_path, rows, learner) for rows in (4_000, 16_000))
     assert many["peak"] < many["plan"] < 4 * many["peak"]
-    # What more rows take is what the plan says of them: blocks that are kept between epochs, and no more.
+    # More rows take only the memory that the plan predicts for blocks kept between epochs.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 16 * 2**20

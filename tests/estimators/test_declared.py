@@ -1,4 +1,4 @@
-"""Parameters as they are declared."""
+"""Parameters and their declarations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ESTIMATORS = [
 
 
 @pytest.mark.parametrize("cls", ESTIMATORS, ids=lambda cls: cls.__name__)
-def test_the_table_is_the_constructor(cls: Any) -> None:
+def test_declared_parameters_equal_those_of_the_constructor(cls: Any) -> None:
     signature = inspect.signature(cls).parameters.values()
     assert {one.name: one.default for one in signature} == cls._parameters.defaults()
     cls()._check_params()
@@ -47,7 +47,7 @@ def test_the_table_is_the_constructor(cls: Any) -> None:
         assert entry.name in documented
 
 
-def test_tables_are_light() -> None:
+def test_importing_parameter_tables_imports_no_heavy_library() -> None:
     code = (
         "import sys; import scalelatent.models.capsule.parameters, scalelatent.models.crbm.parameters, "
         "scalelatent.models.mbn.parameters; assert not {'numpy', 'sklearn', 'numba'} & set(sys.modules)"
@@ -55,7 +55,7 @@ def test_tables_are_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_names_of_the_crbm_are_those_of_its_mathematics() -> None:
+def test_parameter_choices_of_the_crbm_equal_those_of_its_code() -> None:
     assert tuple(LEARNERS) == crbm.LEARNERS
     assert (*crbm.INFERENCES, "independent") == tuple(beliefs.INFERENCES)
     assert crbm.USERS["loss"] == tuple(name for name, one in LEARNERS.items() if one.costs)
@@ -63,7 +63,7 @@ def test_the_names_of_the_crbm_are_those_of_its_mathematics() -> None:
     assert crbm.MAX_INIT_SCALE == MAX_WEIGHT / 8
 
 
-def test_numbers() -> None:
+def test_numbers_and_their_bounds_are_checked() -> None:
     assert [is_number(v) for v in (0.5, np.float32(1), True, float("nan"), "1", None)] == [True] * 2 + [
         False
     ] * 4
@@ -76,7 +76,7 @@ def test_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "good", "bad", "told"),
+    ("allowed", "good", "bad", "reported"),
     [
         (Whole(2), 2, 1, "v=1: give a whole number of at least 2"),
         (Whole(also=(None,)), None, "auto", "v='auto': give a whole"),
@@ -88,14 +88,16 @@ def test_numbers() -> None:
         (Items(Whole(), "give sizes"), np.array([3]), 3, "v=3: give sizes"),
     ],
 )
-def test_what_is_allowed(allowed: Any, good: Any, bad: Any, told: str) -> None:
+def test_allowed_values_are_accepted_and_others_refused(
+    allowed: Any, good: Any, bad: Any, reported: str
+) -> None:
     parameter = Parameter("v", None, allowed, "")
     parameter.check(good)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         parameter.check(bad)
 
 
-def test_a_table() -> None:
+def test_a_parameter_table_checks_values_and_selects_names() -> None:
     def rule(model: Any) -> None:
         if model.a > model.b:
             raise ValueError("a is above b")

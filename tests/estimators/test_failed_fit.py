@@ -21,7 +21,7 @@ NAMES = list("abcdef")
 
 
 class Stop(sl.Callback):
-    """Interrupts a fit at the end of its first pass, or in the second layer of a network."""
+    """Callback that interrupts a fit after its first pass, or in the second layer of a bootstrap network."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         raise KeyboardInterrupt
@@ -57,7 +57,7 @@ PARTIAL = [name for name in CASES if name not in ("bootstrap", "search")]
 
 
 def make(name: str) -> tuple[Any, pd.DataFrame, Any]:
-    """An estimator that is not fitted, and rows with column names for it."""
+    """Return an unfitted estimator, and rows with column names for it."""
     build, x, y = CASES[name]
     return build().set_params(random_state=0), pd.DataFrame(x, columns=NAMES), y
 
@@ -85,35 +85,35 @@ def output(model: Any, x: pd.DataFrame) -> np.ndarray:
 
 
 def refused(x: pd.DataFrame) -> pd.DataFrame:
-    """Rows with other names and one column less, of which the last is NaN."""
+    """Return rows with other column names and one column fewer; the last row is NaN."""
     out = x.iloc[:, :5].rename(columns=str.upper).copy()
     out.iloc[-1, 0] = np.nan
     return out
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_refused_refit_leaves_the_last_model(name: str) -> None:
+def test_a_refused_refit_keeps_the_last_model(name: str) -> None:
     model, x, y = make(name)
     model.fit(x, y)
-    before, told = learned(model), output(model, x)
+    before, reported = learned(model), output(model, x)
     with pytest.raises(ValueError, match="nan|NaN"):
         model.fit(refused(x), y)
     same(before, learned(model))
-    np.testing.assert_array_equal(output(model, x), told)
+    np.testing.assert_array_equal(output(model, x), reported)
     with pytest.raises(ValueError):
         model.transform(x.iloc[:, :5])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_interrupted_refit_leaves_the_last_model(name: str) -> None:
+def test_an_interrupted_refit_keeps_the_last_model(name: str) -> None:
     model, x, y = make(name)
     model.fit(x, y)
-    before, told = learned(model), output(model, x)
+    before, reported = learned(model), output(model, x)
     other = x.iloc[:, ::-1]
     with pytest.raises(KeyboardInterrupt, match="the model of the previous fit is kept"):
         model.fit(other, y, callbacks=Stop())
     same(before, learned(model))
-    np.testing.assert_array_equal(output(model, x), told)
+    np.testing.assert_array_equal(output(model, x), reported)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,7 +139,7 @@ def test_a_refused_partial_fit_changes_nothing(name: str, fitted: bool) -> None:
         model.partial_fit(more, y, **how)
     same(before, learned(model))
     if not fitted:
-        model.fit(x, y)  # rows of another width are welcome
+        model.fit(x, y)  # Rows of another width are accepted.
 
 
 def test_a_partial_fit_that_fails_half_way_has_learned_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +165,12 @@ def test_a_partial_fit_that_fails_half_way_has_learned_nothing(monkeypatch: pyte
     np.testing.assert_array_equal(models[0].W_, models[1].W_)
 
 
-def test_rows_that_a_mixture_cannot_finish_are_not_learned_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.models.linear_mixture.model import incremental
 
     model, x, _ = make("mixture")
     model.fit(x)
-    model.partial_fit(x[:10])  # from now on the arrays change in place
+    model.partial_fit(x[:10])  # From now on the arrays change in place.
     before, step, calls = learned(model), incremental._update_svd, []
 
     def interrupted(*arguments: Any) -> Any:
@@ -188,7 +188,7 @@ def test_rows_that_a_mixture_cannot_finish_are_not_learned_in_part(monkeypatch: 
 @pytest.mark.parametrize("width", [3, 300])
 @pytest.mark.parametrize("name", ["capsule", "mixture", "mixture classifier", "conditional RBM", "bootstrap"])
 def test_rows_of_another_width_never_reach_a_kernel(name: str, width: int) -> None:
-    """Kernels read as far as a model is wide: they check it themselves."""
+    """Kernels read as many features as the model has, and check the width of rows themselves."""
     model, x, y = make(name)
     model.fit(x.to_numpy(), y)
     model.n_features_in_ = width

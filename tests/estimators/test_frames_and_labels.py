@@ -1,4 +1,4 @@
-"""Column names, data frames and labels that cannot be used: each is refused in words that name it."""
+"""Invalid column names, data frames and labels: the error names them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_rbm_keeps_the_names_of_its_columns(conditional: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (
             lambda d: d.rename(columns={"a": "z"}),
@@ -59,16 +59,16 @@ def test_an_rbm_keeps_the_names_of_its_columns(conditional: bool) -> None:
         (lambda d: d.set_axis(list("aabcde"), axis=1), "more than one column of each of these names: a"),
     ],
 )
-def test_columns_that_differ_from_those_of_the_fit_are_named(
-    change: Callable[[pd.DataFrame], pd.DataFrame], told: str
+def test_the_error_names_columns_that_differ_from_those_of_the_fit(
+    change: Callable[[pd.DataFrame], pd.DataFrame], reported: str
 ) -> None:
     model = capsule().fit(FRAME, LABELS)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         model.predict(change(FRAME))
 
 
 @pytest.mark.parametrize("kind", ["Arrow", "polars lazy"])
-def test_frames_that_are_read_in_pieces_have_names_too(kind: str) -> None:
+def test_frames_that_are_read_piece_by_piece_have_column_names(kind: str) -> None:
     def make(frame: pd.DataFrame) -> Any:
         if kind == "Arrow":
             return pytest.importorskip("pyarrow").Table.from_pandas(frame)
@@ -85,7 +85,7 @@ def test_frames_that_are_read_in_pieces_have_names_too(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "told"),
+    ("frame", "reported"),
     [
         (FRAME.assign(a=pd.Timestamp("2020")), "column 'a' holds values of type datetime64.*dates by"),
         (FRAME.assign(b=pd.Categorical(["x", "y", "z"] * 20)), "column 'b' holds values of type category"),
@@ -93,12 +93,12 @@ def test_frames_that_are_read_in_pieces_have_names_too(kind: str) -> None:
         (FRAME[[]], r"data frame of shape \(60, 0\), without columns"),
     ],
 )
-def test_a_column_that_is_no_number_is_named(frame: pd.DataFrame, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_the_error_names_a_column_without_numbers(frame: pd.DataFrame, reported: str) -> None:
+    with pytest.raises(DataError, match=reported):
         capsule().fit(frame, LABELS)
 
 
-def test_columns_of_numbers_of_any_type_are_rows() -> None:
+def test_numeric_columns_of_any_type_are_accepted() -> None:
     frame = FRAME.assign(
         a=FRAME["a"].astype(object), b=pd.array([1, 2, 3] * 20, dtype="Int64"), c=[True, False] * 30
     )
@@ -108,7 +108,7 @@ def test_columns_of_numbers_of_any_type_are_rows() -> None:
     )
 
 
-def test_a_polars_column_that_is_no_number_is_named() -> None:
+def test_the_error_names_a_polars_column_without_numbers() -> None:
     pl = pytest.importorskip("polars")
     frame = pl.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "c": [True] * 4})
     with pytest.raises(DataError, match="column 'b' holds values of type String"):
@@ -119,7 +119,7 @@ def test_a_polars_column_that_is_no_number_is_named() -> None:
 # -- labels and weights --------------------------------------------------------------------------------------
 
 
-def test_labels_of_xarray_beside_rows_of_numpy() -> None:
+def test_labels_in_xarray_match_rows_in_numpy() -> None:
     xr = pytest.importorskip("xarray")
     model = capsule().fit(ROWS, xr.DataArray(LABELS))
     np.testing.assert_array_equal(model.W_, capsule().fit(ROWS, LABELS).W_)
@@ -127,7 +127,7 @@ def test_labels_of_xarray_beside_rows_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "Int64", "object"])
-def test_a_missing_label_of_pandas_is_named_by_its_row(kind: str) -> None:
+def test_the_error_names_the_row_of_a_missing_pandas_label(kind: str) -> None:
     values = LABELS if kind == "Int64" else np.array(list("abc"), dtype=object)[LABELS]
     y = pd.Series(values).astype(kind)
     y[3] = pd.NA
@@ -155,7 +155,7 @@ def test_partial_fit_refuses_weights_that_are_all_0() -> None:
             call()
 
 
-def test_classes_of_another_kind_than_the_labels_are_refused() -> None:
+def test_classes_of_another_type_than_the_labels_are_refused() -> None:
     model = sl.LinearMixtureClassifier(n_components=2, n_dims=2)
     with pytest.raises(DataError, match=r"labels of type int64, classes=\['0', '1', '2'\].*both as"):
         model.partial_fit(ROWS, LABELS, classes=["0", "1", "2"])
@@ -171,20 +171,20 @@ def test_classes_of_another_kind_than_the_labels_are_refused() -> None:
         lambda: sl.CapsuleRegression().capsule_dim_,
     ],
 )
-def test_an_unfitted_model_says_that_it_is_not_fitted(ask: Callable[[], Any]) -> None:
+def test_an_unfitted_model_raises_not_fitted_error(ask: Callable[[], Any]) -> None:
     with pytest.raises(NotFittedError, match="fit"):
         ask()
     assert not hasattr(sl.LinearMixture(), "n_dims_")
 
 
-def test_numbers_that_are_python_objects_are_told_to_be_converted() -> None:
+def test_the_error_of_object_arrays_recommends_a_conversion() -> None:
     y = LABELS.astype(object)
     y[5] = np.float64(1)
     with pytest.raises(ValueError, match=r"Unknown label type.*that of row 0 is 0 \(int\).*y.astype\(int\)"):
         capsule().fit(ROWS, y)
 
 
-def test_complex_weights_are_refused_without_a_page_of_numbers() -> None:
+def test_complex_weights_are_refused_in_a_short_message() -> None:
     with pytest.raises(ValueError, match="^Complex data not supported: sample_weight holds.{,40}$"):
         capsule().fit(ROWS, LABELS, sample_weight=np.ones(60) + 1j)
 
@@ -192,7 +192,7 @@ def test_complex_weights_are_refused_without_a_page_of_numbers() -> None:
 # -- arrays that are read in pieces --------------------------------------------------------------------------
 
 
-def test_zarr_without_axes_and_groups_are_refused_by_name(tmp_path: Path) -> None:
+def test_zarr_scalars_and_groups_are_refused_with_their_name(tmp_path: Path) -> None:
     scalar = zarr.create_array(str(tmp_path / "s"), shape=(), dtype="f4")
     group = zarr.open_group(str(tmp_path / "g"), mode="w")
     group.create_array("rows", data=ROWS)
@@ -207,7 +207,7 @@ def test_zarr_without_axes_and_groups_are_refused_by_name(tmp_path: Path) -> Non
         sl.load_model(tmp_path / "s")
 
 
-def test_chunks_of_dask_that_are_not_what_it_says_are_named() -> None:
+def test_the_error_names_a_dask_chunk_of_another_shape() -> None:
     rows = da.from_array(ROWS, chunks=(25, 6))
     with pytest.raises(DataError, match="sparse blocks .coo_matrix.*CSR"):
         capsule().fit(rows.map_blocks(sp.coo_matrix), LABELS)
@@ -218,7 +218,7 @@ def test_chunks_of_dask_that_are_not_what_it_says_are_named() -> None:
         capsule().fit(short, LABELS)
 
 
-def test_lengths_that_dask_does_not_know_are_named() -> None:
+def test_the_error_names_a_dask_array_of_unknown_length() -> None:
     rows, labels = da.from_array(ROWS, chunks=(25, 6)), da.from_array(LABELS, chunks=25)
     columns = rows.T[rows.T[:, 0] > -100].T
     with pytest.raises(DataError, match="dask array x has an unknown number of columns"):

@@ -1,4 +1,4 @@
-"""The same values in whatever container: the same bits. Weights, threads, validation."""
+"""Inputs: the same values in any container give the same bits; weights, threads, validation."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_datasets_give_the_same_bits(digits: Arrays, tmp_path: Path, where: str)
     assert model.score(ds) == expected.score(x, y)
 
 
-def test_images_are_flattened(digits: Arrays) -> None:
+def test_images_are_flattened_to_rows(digits: Arrays) -> None:
     images = Dataset.from_arrays(digits[0].reshape(-1, 8, 8), digits[1])
     model = _model().fit(images)
     np.testing.assert_array_equal(model.W_, _model().fit(*digits).W_)
@@ -106,7 +106,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_labels_of_any_kind(digits: Arrays, tmp_path: Path, kind: str) -> None:
+def test_labels_of_any_type_are_classes(digits: Arrays, tmp_path: Path, kind: str) -> None:
     x, y = digits
     names = NAMES[kind]
     expected = _model().fit(x, y)
@@ -119,7 +119,7 @@ def test_labels_of_any_kind(digits: Arrays, tmp_path: Path, kind: str) -> None:
         assert model.score(x, names[y]) == expected.score(x, y)
 
 
-def test_two_boolean_classes(digits: Arrays) -> None:
+def test_boolean_labels_are_two_classes(digits: Arrays) -> None:
     x, y = digits[0], digits[1] > 4
     model = _model().fit(x, y)
     assert model.classes_.tolist() == [False, True]
@@ -141,7 +141,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 
 def _close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> None:
-    # Other rows in other blocks: float32 products differ in their last bits (6e-8), over six passes.
+    # Other rows in other blocks: float32 products differ in their last bits (6e-8), summed over six passes.
     np.testing.assert_allclose(a.predict_proba(x), b.predict_proba(x), atol=2e-4)
     assert a.history_[-1]["objective"] == pytest.approx(b.history_[-1]["objective"], rel=1e-5)
     assert a.history_[-1]["train_error"] == pytest.approx(b.history_[-1]["train_error"], abs=1e-2)
@@ -150,26 +150,26 @@ def _close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"projection": 20}, {"architecture": "all_vs_all"}, {"nu_schedule": None}]
 )
-def test_weights_are_repetitions(digits: Arrays, options: dict[str, Any]) -> None:
+def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[str, Any]) -> None:
     x, y = digits
     times = np.random.Generator(np.random.Philox(1)).integers(0, 4, len(x))
     repeated = _model(**options).fit(x.repeat(times, axis=0), y.repeat(times))
     weighted = _model(**options).fit(x, y, sample_weight=times)
     if options.get("projection") is None:
         _close(weighted, repeated, x)
-    else:  # the directions come from all rows, weighted or not; see test_parameters
+    else:  # The directions come from all rows, weighted or not; see test_parameters.
         assert weighted.score(x, y) == pytest.approx(repeated.score(x, y), abs=0.03)
 
 
 @pytest.mark.parametrize(("options", "weight"), [({"ridge": 0}, 2.0), ({"ridge": 0}, 0.5), ({}, 0.5)])
-def test_constant_weights_change_nothing(digits: Arrays, options: dict[str, Any], weight: float) -> None:
-    """A ridge of one row is less beside rows that count twice, but not more beside weights below 1."""
+def test_equal_weights_do_not_change_the_fit(digits: Arrays, options: dict[str, Any], weight: float) -> None:
+    """A ridge of one row matters less if rows count twice, but not more for weights below 1."""
     x, y = digits
     weighted = _model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
     _close(weighted, _model(**options).fit(x, y), x)
 
 
-def test_weights_of_a_dataset(digits: Arrays, tmp_path: Path) -> None:
+def test_weights_of_a_dataset_are_used(digits: Arrays, tmp_path: Path) -> None:
     x, y = digits
     weight = np.random.Generator(np.random.Philox(1)).uniform(0.2, 3, len(x))
     expected = _model().fit(x, y, sample_weight=weight)
@@ -189,7 +189,7 @@ def test_weights_of_a_dataset(digits: Arrays, tmp_path: Path) -> None:
     assert expected.score(given) == pytest.approx((hit * weight).sum() / weight.sum())
 
 
-def test_class_weight(digits: Arrays) -> None:
+def test_class_weight_equals_row_weights(digits: Arrays) -> None:
     x, y = digits
     factors = dict(enumerate(np.linspace(0.5, 4, 10)))
     by_row = _model().fit(x, y, sample_weight=np.array([factors[c] for c in y]))
@@ -200,7 +200,7 @@ def test_class_weight(digits: Arrays) -> None:
     assert not np.array_equal(_model(class_weight={3: 9.0}).fit(x, y).W_, _model().fit(x, y).W_)
 
 
-def test_a_heavy_class_is_missed_less(digits: Arrays, held_out: Arrays) -> None:
+def test_a_class_of_larger_weight_has_fewer_errors(digits: Arrays, held_out: Arrays) -> None:
     def recall(model: CapsuleRegression) -> float:
         return float((model.predict(held_out[0]) == held_out[1])[held_out[1] == 8].mean())
 
@@ -247,7 +247,7 @@ def test_without_validation_the_training_error_is_watched(digits: Arrays) -> Non
 
 @pytest.mark.parametrize("architecture", ["one_vs_all", "all_vs_all"])
 @pytest.mark.parametrize("projection", [None, 16])
-def test_an_ensemble_tells_the_error_of_what_its_members_decide(
+def test_an_ensemble_reports_the_error_of_its_joint_decision(
     digits: Arrays, held_out: Arrays, architecture: str, projection: int | None
 ) -> None:
     weight = np.random.Generator(np.random.Philox(2)).uniform(0.1, 5, len(held_out[0]))
@@ -256,22 +256,24 @@ def test_an_ensemble_tells_the_error_of_what_its_members_decide(
     model = _model(max_iter=18, nu_schedule=[(0.0, 30)], **options).fit(*digits, validation=held)
     own = 1 - model.score(*held_out, sample_weight=weight)
     assert model.best_validation_error_ == pytest.approx(own, abs=1e-12)
-    # Members solve easier problems, and each one's best is of a pass of its own.
+    # Members solve easier problems, and each one is best after another pass.
     assert 0 < model.mean_member_validation_error_ < own / 2
     assert all(r["train_error"] is None and r["mean_member_train_error"] >= 0 for r in model.history_)
     members = [r["mean_member_validation_error"] for r in model.history_]
     errors = [r["validation_error"] for r in model.history_]
     assert min(members) >= model.mean_member_validation_error_
-    # It is measured in the first passes and then now and then; in between it is repeated.
+    # The error is measured in the first passes and then at intervals; it is repeated in between.
     measured = [n for n in range(1, 18) if errors[n] != errors[n - 1]]
     assert len(measured) > 3
     assert all(n < 8 or (n + 1) % 8 == 0 for n in measured)
 
 
-def test_an_ensembles_decision_is_measured_on_its_way(digits: Arrays, held_out: Arrays) -> None:
+def test_the_joint_decision_of_an_ensemble_is_measured_during_the_fit(
+    digits: Arrays, held_out: Arrays
+) -> None:
     model = _model(max_iter=3, architecture="one_vs_all", nu_schedule=None).fit(*digits, validation=held_out)
     errors = [r["validation_error"] for r in model.history_]
-    # The weights of pass n are what n - 1 passes lead to.
+    # The weights of pass n result from n - 1 passes.
     for passes in (1, 2):
         plain = _model(max_iter=passes, architecture="one_vs_all", nu_schedule=None).fit(*digits)
         assert errors[passes] == pytest.approx(1 - plain.score(*held_out), abs=1e-12)
@@ -279,10 +281,10 @@ def test_an_ensembles_decision_is_measured_on_its_way(digits: Arrays, held_out: 
 
 @pytest.mark.parametrize("algorithm", ["em", "stepwise"])
 @pytest.mark.parametrize("architecture", ["one_vs_all", "all_vs_all"])
-def test_an_ensemble_keeps_the_pass_that_decided_best(
+def test_an_ensemble_keeps_the_weights_of_its_best_pass(
     digits: Arrays, held_out: Arrays, architecture: str, algorithm: str
 ) -> None:
-    """Each member's own best is of another pass: together they may decide worse than in one pass."""
+    """Each member is best after another pass: together they may decide worse than after one pass."""
     options = {"capsule_dim": 1, "algorithm": algorithm, "n_epochs": 20, "batch_rows": 64}
     model = _model(max_iter=30, architecture=architecture, nu_schedule=[(0.5, 20)], **options)
     model.fit(digits[0][:150], digits[1][:150], validation=held_out)
@@ -297,7 +299,7 @@ def test_validation_may_lack_classes(digits: Arrays, held_out: Arrays) -> None:
     assert 0 <= model.best_validation_error_ < 0.5
 
 
-def test_validation_weights_count(digits: Arrays, held_out: Arrays) -> None:
+def test_weights_of_validation_rows_are_used(digits: Arrays, held_out: Arrays) -> None:
     weight = np.random.Generator(np.random.Philox(1)).uniform(0.1, 5, len(held_out[0]))
     model = _model(max_iter=10).fit(*digits, validation=Dataset.from_arrays(*held_out, sample_weight=weight))
     assert 1 - model.score(*held_out, sample_weight=weight) == pytest.approx(
@@ -305,7 +307,7 @@ def test_validation_weights_count(digits: Arrays, held_out: Arrays) -> None:
     )
 
 
-def test_public_names() -> None:
+def test_the_public_names_are_complete() -> None:
     assert sl.CapsuleRegression is CapsuleRegression
     assert {"Callback", "CapsuleRegression", "Dataset", "cluster", "load_model", "open_dataset"} <= set(
         dir(sl)

@@ -1,4 +1,4 @@
-"""Fitted parameters: read by everyone, set by a fit alone, and kept by ``save``."""
+"""Fitted parameters: readable, set only by a fit, and stored by ``save``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _rows() -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", FITS)
-def test_a_fitted_parameter_is_not_replaced_in_silence(kind: str) -> None:
+def test_assigning_a_fitted_parameter_raises_an_error(kind: str) -> None:
     x = _rows()
     model = FITS[kind](x)
     before = model.transform(x)
@@ -47,14 +47,14 @@ def test_a_fitted_parameter_is_not_replaced_in_silence(kind: str) -> None:
     np.testing.assert_array_equal(model.transform(x), before)
 
 
-def test_a_conditional_rbm_names_what_takes_weights() -> None:
+def test_the_error_of_a_conditional_rbm_names_from_weights() -> None:
     with pytest.raises(AttributeError, match=r"or make .*: ConditionalRBM\.from_weights$"):
         FITS["crbm"](_rows()).W_ = np.zeros((6, 3))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("capsule", "W_"), ("crbm", "Whx_")])
 @pytest.mark.parametrize("how", ["fitted", "loaded", "pickled"])
-def test_values_written_in_place_are_taken(kind: str, name: str, how: str, tmp_path: Path) -> None:
+def test_values_written_in_place_are_used(kind: str, name: str, how: str, tmp_path: Path) -> None:
     x = _rows()
     model = FITS[kind](x)
     if how == "loaded":
@@ -67,13 +67,13 @@ def test_values_written_in_place_are_taken(kind: str, name: str, how: str, tmp_p
     assert (model.transform(x) != before).any()
 
 
-def test_components_are_a_copy_that_nobody_writes_into() -> None:
+def test_components_are_a_read_only_copy() -> None:
     with pytest.raises(ValueError, match="read-only"):
         FITS["mbn"](_rows()).components_[0] = 0
 
 
 @pytest.mark.parametrize("kind", FITS)
-def test_names_of_features_are_saved(kind: str, tmp_path: Path) -> None:
+def test_feature_names_are_saved(kind: str, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     x = pandas.DataFrame(_rows()).add_prefix("p")
     model = FITS[kind](x)
@@ -87,17 +87,17 @@ def test_names_of_features_are_saved(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FITS)
-def test_what_was_learned_is_told(kind: str) -> None:
+def test_learned_attributes_are_listed(kind: str) -> None:
     import sklearn
 
     from scalelatent.estimators.learned import learned_of
     from scalelatent.jobs.runs import model_info
 
     model = FITS[kind](_rows())
-    told = learned_of(model)
-    assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(told)
-    assert told["seed_"] == model.seed_
-    assert model_info(model)["learned"] == told
+    reported = learned_of(model)
+    assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(reported)
+    assert reported["seed_"] == model.seed_
+    assert model_info(model)["learned"] == reported
     drawn = model._repr_mimebundle_()
     assert drawn["text/plain"] == repr(model)
     for text in (type(model).__name__, f"<th>seed_</th><td>{model.seed_}</td>"):

@@ -1,4 +1,4 @@
-"""Bootstrap networks as an estimator: the same bits everywhere, inputs of every kind, resume, disk."""
+"""Bootstrap networks as estimators: the same bits everywhere, inputs of every kind, resumes, storage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from scalelatent.models.mbn import estimator as mbn
 from scalelatent.models.mbn import fit as mbn_fit
 from tests.helpers import InterruptAt, Log, refuse_pickle
 
-SMALL: dict[str, Any] = {"n_clusterings": 12, "n_components": 3, "n_classes": 10, "random_state": 5}
+SMALL: dict[str, Any] = {
+    "n_clusterings": 12, "n_pools": 3, "n_components": 3, "n_classes": 10, "random_state": 5,
+}  # fmt: skip
 EXPECTED_TO_FAIL: dict[str, str] = {}
 
 
@@ -37,7 +39,7 @@ def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 @pytest.fixture(autouse=True)
 def _em_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of few rows the output comes from streamed passes, but where a test says otherwise."""
+    """Compute the output by streamed passes for few rows too, unless a test chooses otherwise."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 
 
@@ -46,13 +48,13 @@ def _em_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     [sl.MultilayerBootstrapNetwork(n_clusterings=3, n_jobs=1, random_state=0)],
     expected_failed_checks=lambda _: EXPECTED_TO_FAIL,
 )
-def test_checks(estimator: Any, check: Any) -> None:
+def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
 @pytest.fixture(scope="module")
 def oracle(digits: Any) -> Any:
-    """A fit in memory by one thread, with codes of all layers."""
+    """Return a fit in memory by one thread, with the codes of all layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mbn_fit, "KERNEL_ROWS", 0)
         return _network(n_jobs=1, keep_codes=True, n_classes=20).fit(digits[0])
@@ -64,7 +66,7 @@ def _like_oracle(model: Any, oracle: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "stored", "memmap", "csr", "csc", "coo", "dask", "zarr"])
-def test_the_same_bits_for_rows_of_every_kind(digits: Any, oracle: Any, tmp_path: Path, kind: str) -> None:
+def test_rows_of_every_kind_give_the_same_bits(digits: Any, oracle: Any, tmp_path: Path, kind: str) -> None:
     import dask.array as da
     import zarr
 
@@ -91,7 +93,7 @@ def test_the_same_bits_for_rows_of_every_kind(digits: Any, oracle: Any, tmp_path
     assert hasattr(lazy, "dask") == (kind == "dask")
 
 
-def test_any_cut_into_tasks_gives_the_same_bits(
+def test_any_division_into_tasks_gives_the_same_bits(
     digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.engine import mapwrite, rowsets
@@ -116,8 +118,8 @@ def test_reference_kernels_give_the_same_codes(digits: Any) -> None:
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-def test_dense_and_csr_documents(metric: str) -> None:
-    """Counts of words, short documents among them; a half of the columns leaves some of them empty."""
+def test_dense_and_csr_documents_give_the_same_bits(metric: str) -> None:
+    """Use counts of words with short documents, some of which are empty in one half of the columns."""
     rng = np.random.default_rng(0)
     x = rng.poisson(0.08, (200, 60)) * rng.integers(1, 5, (200, 60))
     x[np.arange(200), rng.integers(0, 60, 200)] += 1
@@ -129,7 +131,7 @@ def test_dense_and_csr_documents(metric: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_fit_goes_on_at_every_point(digits: Any, tmp_path: Path) -> None:
+def test_a_fit_interrupted_at_any_point_resumes(digits: Any, tmp_path: Path) -> None:
     x = sl.Dataset.from_arrays(digits[0][:200]).save(tmp_path / "x.zarr", chunk_rows=64)
     options: dict[str, Any] = {"n_clusterings": 6, "n_classes": 20, "n_jobs": 1}
     whole = _network(**options).fit(x, run_dir=tmp_path / "whole", engine={"checkpoint_seconds": 0})
@@ -137,7 +139,8 @@ def test_an_interrupted_fit_goes_on_at_every_point(digits: Any, tmp_path: Path) 
     counted = InterruptAt(10**9, *hooks)
     _network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
     stages = set()
-    # Begin and end of each stage of each layer, the first passes of the output, and the last one.
+    # Interruptions at start and end of each stage of each layer, in the first passes of the output, and in
+    # the last one.
     for at in [*range(12), counted.calls - 1]:
         run, log = tmp_path / f"run{at}", Log()
         with pytest.raises(KeyboardInterrupt):
@@ -148,14 +151,14 @@ def test_an_interrupted_fit_goes_on_at_every_point(digits: Any, tmp_path: Path) 
         np.testing.assert_array_equal(model.codes(), whole.codes())
         np.testing.assert_array_equal(model.components_, whole.components_)
         np.testing.assert_array_equal(model.transform(digits[0]), whole.transform(digits[0]))
-        # What was done is not done again: but for the stage that was interrupted.
+        # Finished stages are not repeated; only the interrupted one is.
         assert not set(log.stages[:-1]) & set(again.stages)
         shutil.rmtree(run)
     layers = {f"mbn_{what}-l{number}" for number in (1, 2) for what in ("gather", "code")}
     assert stages == layers | {"mbn_pca-counts", "mbn_pca"}
 
 
-def test_only_missing_tiles_are_computed_again(
+def test_only_missing_tiles_are_recomputed(
     digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.models.mbn.model.network import LayerCoder
@@ -178,19 +181,19 @@ def test_only_missing_tiles_are_computed_again(
         _network(**options).fit(digits[0], run_dir=tmp_path / "run")
     _network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
-    # The layer below has gone, and its own codes too; the last ones stay.
+    # The layer below and the codes of this layer are deleted; the last codes stay.
     left = [p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr")]
     assert left == ["code-l4.zarr"]
 
 
-def test_another_fit_does_not_go_on_in_the_folder(digits: Any, tmp_path: Path) -> None:
+def test_another_fit_does_not_resume_in_the_folder(digits: Any, tmp_path: Path) -> None:
     _network().fit(digits[0][:100], run_dir=tmp_path)
     with pytest.raises(RunError, match=r"holds another fit \(n_clusterings: \d+ -> 13\)"):
         _network(n_clusterings=13).fit(digits[0][:100], run_dir=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("memory", [2**27, 0])
-def test_saved_and_loaded_without_pickle(
+def test_a_network_is_saved_and_loaded_without_pickle(
     digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
     monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", memory)
@@ -215,19 +218,20 @@ def test_saved_and_loaded_without_pickle(
         sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9])
 
 
-def test_layers_are_announced_with_their_numbers(digits: Any) -> None:
+def test_events_name_the_number_of_the_layer(digits: Any) -> None:
     log = Log()
     model = _network(decay="auto", n_clusterings=4, k_last=3).fit(digits[0][:100], callbacks=log)
-    assert log.of("stage")[0] == {"stage": "mbn_decay", "rows": 100, "tries": 9}
+    assert log.infos("stage")[0] == {"stage": "mbn_decay", "rows": 100, "tries": 9}
     for hook in ("stage", "event", "progress"):
-        told = [info for info in log.of(hook) if info.get("stage") == "mbn_code-l1"]
-        assert {(info["layer"], info["layers"], info["k"]) for info in told} == {(1, len(model.ks_), 50)}
+        reported = [info for info in log.infos(hook) if info.get("stage") == "mbn_code-l1"]
+        assert {(info["layer"], info["layers"], info["k"]) for info in reported} == {(1, len(model.ks_), 50)}
 
 
 def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> None:
     x = digits[0][:120]
     model = _network(keep_codes=True).fit(x)
-    with pytest.MonkeyPatch.context() as patch:  # of codes in memory, so no enclosing cluster is asked
+    # The codes are in memory, so the enclosing cluster is not used.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scalelatent.deploy.clusters.current_client", lambda: pytest.fail("a cluster"))
         z = model.transform(x[:7], layer=2)
     model.save(tmp_path / "m.zarr")
@@ -242,7 +246,7 @@ def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("other", [{"random_state": 6}, {"k1": 30}])
-def test_a_network_never_reads_what_another_fit_has_written_into_its_run_folder(
+def test_a_network_does_not_read_files_that_another_fit_wrote_to_its_run_folder(
     digits: Any, tmp_path: Path, other: dict[str, Any]
 ) -> None:
     x, run = digits[0][:100], tmp_path / "run"
@@ -264,9 +268,7 @@ def test_a_network_never_reads_what_another_fit_has_written_into_its_run_folder(
                 read(network)
 
 
-def test_a_network_in_the_run_folder_of_another_fit_does_not_take_its_codes(
-    digits: Any, tmp_path: Path
-) -> None:
+def test_a_network_does_not_use_codes_of_another_fit_in_its_run_folder(digits: Any, tmp_path: Path) -> None:
     x, run = digits[0][:100], tmp_path / "run"
     first = _network().fit(x)
     _network(random_state=6).fit(x, run_dir=run)
@@ -277,7 +279,7 @@ def test_a_network_in_the_run_folder_of_another_fit_does_not_take_its_codes(
         loaded.codes()
 
 
-def test_a_large_network_has_a_folder_as_long_as_it_lives(
+def test_the_temporary_folder_of_a_large_network_is_deleted_with_it(
     digits: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", 0)
@@ -309,7 +311,7 @@ def _with_nan(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_lower_layers(digits: Any, oracle: Any, tmp_path: Path) -> None:
+def test_codes_of_lower_layers_are_available(digits: Any, oracle: Any, tmp_path: Path) -> None:
     x = digits[0]
     for layer, k in enumerate(oracle.ks_, 1):
         codes = oracle.codes(layer=layer)
@@ -319,7 +321,7 @@ def test_lower_layers(digits: Any, oracle: Any, tmp_path: Path) -> None:
         np.testing.assert_array_equal(oracle.codes(x, layer=layer - 5), codes)
         z = oracle.transform(None, layer=layer)
         np.testing.assert_array_equal(oracle.transform(x, layer=layer), z)
-    # The last one's are those of the fit.
+    # The codes of the last layer are those of the fit.
     np.testing.assert_array_equal(z, oracle.transform(x))
     model = _network().fit(x)
     assert model.codes(x, layer=1).shape == (600, 12)
@@ -342,9 +344,9 @@ def test_lower_layers(digits: Any, oracle: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_components_by_number(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_components_may_be_chosen(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, results = digits[0][:300], []
-    for rows in (0, 1000):  # EM, then the matrix of inner products
+    for rows in (0, 1000):  # First EM is used, then the matrix of inner products.
         monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
         few = _network(n_components=4).fit(x)
         np.testing.assert_allclose(few.components_ @ few.components_.T, np.eye(4), atol=1e-8)
@@ -358,8 +360,8 @@ def test_components_by_number(digits: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("rows", [0, 1000])
-def test_components_beyond_the_rank_are_zeros(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three different rows: two components tell them apart."""
+def test_components_beyond_the_rank_are_zero(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two components separate three different rows."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
     x = np.repeat(np.eye(3), 4, axis=0)
     model = _network(n_components=5, n_classes=None).fit(x)
@@ -368,9 +370,9 @@ def test_components_beyond_the_rank_are_zeros(rows: int, monkeypatch: pytest.Mon
     assert not model.transform(x)[:, 2:].any()
 
 
-def test_digits_are_told_apart_better_than_by_their_pixels(digits: Any) -> None:
+def test_digits_are_clustered_better_than_by_their_pixels(digits: Any) -> None:
     x, y = digits
-    z = _network(n_clusterings=60, n_components=10).fit_transform(x)
+    z = _network(n_clusterings=60, n_pools="auto", n_components=10).fit_transform(x)
     scores = [
         normalized_mutual_info_score(y, KMeans(10, n_init=5, random_state=0).fit_predict(rows))
         for rows in (z, x)
@@ -378,7 +380,7 @@ def test_digits_are_told_apart_better_than_by_their_pixels(digits: Any) -> None:
     assert scores[0] > scores[1] + 0.04, scores
 
 
-def test_citizen_of_scikit_learn(digits: Any) -> None:
+def test_a_network_follows_scikit_learns_conventions(digits: Any) -> None:
     x = digits[0][:150]
     model = make_pipeline(MinMaxScaler(), _network()).set_output(transform="pandas")
     frame = model.fit_transform(x)
@@ -409,21 +411,21 @@ def test_citizen_of_scikit_learn(digits: Any) -> None:
         ({"random_state": -1}, ValueError, "random_state=-1"),
     ],
 )
-def test_parameters_that_cannot_be(digits: Any, options: dict[str, Any], error: Any, message: str) -> None:
+def test_invalid_parameters_are_refused(
+    digits: Any, options: dict[str, Any], error: Any, message: str
+) -> None:
     with pytest.raises(error, match=message):
         _network(**options).fit(digits[0][:100])
 
 
-def test_an_upper_layer_that_would_see_nothing_is_told_before_anything_runs(
-    digits: Any, tmp_path: Path
-) -> None:
+def test_an_upper_layer_without_input_is_refused_before_work_starts(digits: Any, tmp_path: Path) -> None:
     network = _network(n_clusterings=4, k1=12, k_last=3, feature_fraction=0.02)
     with pytest.raises(ValueError, match="layer 3: feature_fraction=0.02 of 24 one-hot units"):
         network.fit(digits[0], run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_that_cannot_be_used(digits: Any, oracle: Any, tmp_path: Path) -> None:
+def test_invalid_rows_are_refused(digits: Any, oracle: Any, tmp_path: Path) -> None:
     x = digits[0][:100]
     empty = x.copy()
     empty[17] = 0
@@ -454,22 +456,23 @@ def test_rows_that_cannot_be_used(digits: Any, oracle: Any, tmp_path: Path) -> N
         _network().fit(x, validation=(x, digits[1][:100]))
 
 
-def test_a_plan_names_what_would_not_fit(digits: Any) -> None:
+def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
     ds = sl.Dataset.from_arrays(digits[0])
-    told = _network(n_classes=20).plan(ds)
-    assert [layer["k"] for layer in told["layers"].values()] == [300, 150, 75, 37]
-    assert told["tasks"] == sum(layer["tasks"] for layer in told["layers"].values())
-    assert told["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
+    reported = _network(n_classes=20).plan(ds)
+    assert [layer["k"] for layer in reported["layers"].values()] == [300, 150, 75, 37]
+    assert reported["tasks"] == sum(layer["tasks"] for layer in reported["layers"].values())
+    assert reported["layers"]["l1"]["centroid_bytes"] == 3 * 600 * 32
+    assert _network(n_pools="paper").plan(ds)["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
     codes = 600 * 12 * 2
-    centroids = sum(layer["centroid_bytes"] for layer in told["layers"].values())
-    assert told["disk_bytes"] == centroids + 2 * codes
+    centroids = sum(layer["centroid_bytes"] for layer in reported["layers"].values())
+    assert reported["disk_bytes"] == centroids + 2 * codes
     assert _network(n_classes=20, keep_codes=True).plan(ds)["disk_bytes"] == centroids + 4 * codes
-    assert told["expected_seconds"] > 0
+    assert reported["expected_seconds"] > 0
     with pytest.raises(PlanError, match=r"layer 1 \(k = 300\) would need .* MiB a worker .*lower k1"):
         _network().plan(ds, memory_limit="600MB")
 
 
-def test_a_disk_without_room_is_told_before_anything_runs(
+def test_a_full_disk_is_reported_before_work_starts(
     digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.storage.disk import LocalLocation
@@ -484,10 +487,10 @@ def test_a_disk_without_room_is_told_before_anything_runs(
     ("name", "csr"),
     [("gather-l1", False), ("gather-l1", True), ("code-l1", True), ("gather-l2", False), ("code-l2", False)],
 )
-def test_a_disk_that_fills_up_loses_nothing(
+def test_a_fit_resumes_after_the_disk_was_full(
     digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, csr: bool
 ) -> None:
-    """ENOSPC in the third shard of a layer's centroids or codes, the rows of CSR centroids among them."""
+    """The disk is full at the third shard of a layer's codes or centroids, dense and CSR."""
     from zarr.storage import LocalStore
 
     from scalelatent.engine import rowsets
@@ -499,7 +502,7 @@ def test_a_disk_that_fills_up_loses_nothing(
     def spend(place: str, key: str) -> None:
         parts = key.split("/")
         if place.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
-            # x/c/2/0 of an array, x/000002/data/c/0 of CSR rows.
+            # The keys are x/c/2/0 for an array and x/000002/data/c/0 for CSR rows.
             shard = key if parts[1] == "c" else parts[1]
             shards.extend([shard] if shard != shards[-1] else [])
             if len(shards) > room:
@@ -529,13 +532,13 @@ def test_a_disk_that_fills_up_loses_nothing(
     assert not set(whole) & set(shards), "whole shards are written again"
 
 
-def test_few_clusterings_are_warned_of_where_the_user_is(digits: Any) -> None:
+def test_the_warning_of_few_clusterings_points_to_the_users_line(digits: Any) -> None:
     network = sl.MultilayerBootstrapNetwork(n_clusterings=49, k1=20, n_classes=10, random_state=0)
     with pytest.warns(
         UserWarning, match="n_clusterings=49: with fewer than 50 clusterings rows hardly"
-    ) as told:
+    ) as reported:
         network.fit_transform(digits[0][:100])
-    assert told[0].filename == __file__
+    assert reported[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clone(network).set_params(n_clusterings=50).fit(digits[0][:100])

@@ -1,4 +1,4 @@
-"""Decay chosen without labels: what it goes by, where it comes out, and that a resumed fit keeps it."""
+"""The decay chosen without labels: its criterion, its value, and a resumed fit that keeps it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 @pytest.fixture(autouse=True)
 def _fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is decided here needs neither all decays nor many restarts."""
+    """Use fewer decays and restarts than the default, which these tests do not need."""
     monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.9))
     monkeypatch.setattr(mbn_decay, "RESTARTS", 2)
 
 
 def _groups(n: int = 90, features: int = 8) -> np.ndarray:
-    """Three groups that every feature tells apart."""
+    """Return rows of three groups that every feature separates."""
     rng = np.random.default_rng(0)
     return np.repeat(rng.normal(size=(3, features)) * 4, n // 3, axis=0) + rng.normal(size=(n, features))
 
@@ -51,7 +51,7 @@ def test_agreement_is_corrected_for_chance() -> None:
     )
 
 
-def test_the_decay_of_the_best_score_is_taken() -> None:
+def test_the_decay_with_the_best_score_is_chosen() -> None:
     x = _groups()
     model = _network().fit(x)
     scores = _scores(x)
@@ -62,18 +62,20 @@ def test_the_decay_of_the_best_score_is_taken() -> None:
     np.testing.assert_array_equal(_network(decay=model.decay_).fit(x).codes(), model.codes())
     assert _scores(x, n_jobs=3) == scores
     assert _scores(x, seed=6) != scores
-    # Features without groups agree about nothing.
+    # Features without groups have no agreement.
     noise = np.random.default_rng(1).normal(size=x.shape)
     assert max(_scores(noise).values()) < max(scores.values()) - 0.3
 
 
-def test_of_equal_scores_the_one_nearest_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_among_equal_scores_the_decay_nearest_to_the_default_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(mbn_decay, "score_decays", lambda *_: {0.1: 0.4, 0.2: 0.7, 0.6: 0.7, 0.9: 0.6})
     assert mbn_decay.choose_decay(None, None, 0) == 0.6  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("features", [3, 9])
-def test_networks_of_halves_never_see_the_other_features(features: int) -> None:
+def test_networks_of_half_the_features_do_not_use_the_others(features: int) -> None:
     train = sl.Dataset.from_arrays(np.zeros((20, features), dtype=np.float32))
     whole, other, *halves = mbn_decay._make_first_layers(_network(feature_fraction=0.6), train, 20, 10, 0)
     assert not isinstance(whole, HalfLayer)
@@ -86,11 +88,11 @@ def test_networks_of_halves_never_see_the_other_features(features: int) -> None:
         assert set(np.concatenate(columns)) <= set(layer.features)
         seen.append(layer.features)
     expected = list(range(features))
-    # Of three features a half is too little: all take part.
+    # Half of three features is too little, so all are used.
     assert sorted(seen[0] + seen[1]) == (expected if features == 9 else sorted(2 * expected))
 
 
-def test_networks_with_few_units_look_at_one_at_least() -> None:
+def test_networks_with_few_units_use_at_least_one_feature() -> None:
     train = sl.Dataset.from_arrays(np.zeros((20, 500), dtype=np.float32))
     first = mbn_decay._make_first_layers(_network(feature_fraction=0.002), train, 20, 10, 0)[0]
     layers = mbn_decay._make_upper_layers(first, (10, 6, 5))
@@ -109,12 +111,14 @@ def test_networks_with_few_units_look_at_one_at_least() -> None:
         ({}, 3, (2,)),
     ],
 )
-def test_small_networks_end_where_large_ones_do(options: Any, n: int, layers: tuple[int, ...]) -> None:
+def test_small_networks_have_the_last_layer_of_large_ones(
+    options: Any, n: int, layers: tuple[int, ...]
+) -> None:
     assert mbn_decay._choose_schedule(_network(**options), n, 0.5) == layers
 
 
-def test_documents_with_and_without_zeros_score_alike() -> None:
-    """Rows that are empty in one half of the words among them, and no number of classes."""
+def test_dense_and_sparse_documents_have_equal_scores() -> None:
+    """Some rows are empty in one half of the words, and no number of classes is given."""
     rng = np.random.default_rng(0)
     x = (rng.poisson(0.06, (60, 30)) * rng.integers(1, 5, (60, 30))).astype(np.float32)
     x[np.arange(60), rng.integers(0, 30, 60)] += 1
@@ -128,14 +132,14 @@ def test_rows_of_one_kind_have_no_best_decay() -> None:
 
 
 @pytest.mark.parametrize("kind", ["NaN", "zeros"])
-def test_a_bad_row_is_named_by_its_own_number(tmp_path: Path, kind: str) -> None:
+def test_the_error_names_a_bad_row_by_its_index_in_the_dataset(tmp_path: Path, kind: str) -> None:
     x = _groups(30).astype(np.float32)
     x[13, 2 if kind == "NaN" else slice(None)] = np.nan if kind == "NaN" else 0
     rows = sl.Dataset.from_arrays(x)
     if kind == "zeros":
         rows = rows.save(tmp_path / "x.zarr", chunk_rows=10)
-    told = "row 13, feature 2 is nan" if kind == "NaN" else "x.zarr: row 13 is all zeros"
-    with pytest.raises(DataError, match=told):
+    reported = "row 13, feature 2 is nan" if kind == "NaN" else "x.zarr: row 13 is all zeros"
+    with pytest.raises(DataError, match=reported):
         score_decays(_network(metric="cosine"), rows, 0)
 
 
@@ -152,7 +156,7 @@ def test_a_resumed_fit_keeps_the_decay(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_wine_is_clustered_better_than_with_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the default merges too slowly (the paper's Table 3: NMI 55 with it, 77 with the best)."""
+    """The default decay shrinks layers too slowly (the paper's Table 3: NMI 55, and 77 with the best)."""
     from sklearn.datasets import load_wine
 
     from scalelatent.evaluation import kmeans_scores

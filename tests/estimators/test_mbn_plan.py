@@ -1,4 +1,4 @@
-"""The plan of a bootstrap network: the peak that it names holds."""
+"""The plan of a bootstrap network: the predicted peak is an upper bound."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 
 class _Hasty(StreamedPca):
-    """Two passes at most."""
+    """Solver that stops after two passes."""
 
     @classmethod
     def create(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
         return StreamedPca.create(counts, n_rows, n_components, max_iter=2)
 
 
-def test_a_chosen_decay_is_refused_where_there_is_no_room_for_it(
+def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
     rows: sl.Dataset, tmp_path: Path, monkeypatch: Any
 ) -> None:
     needs = [_network(decay=decay).plan(rows)["disk_bytes"] for decay in (0.5, 0.9)]
@@ -76,15 +76,16 @@ def test_a_chosen_decay_is_refused_where_there_is_no_room_for_it(
     monkeypatch.setattr(
         mbn_fit, "_estimate_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
     )
-    assert auto.plan(rows)["decay"] == 0.8  # the largest that fits
+    assert auto.plan(rows)["decay"] == 0.8  # 0.8 is the largest decay that fits.
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
     with pytest.raises(PlanError, match=r"layer 2 \(k = 270\) would need.*; decay='auto' has chosen 0.9"):
         auto.fit(rows)
-    with pytest.raises(PlanError, match=r"layer 1 .*needs? .*lower k1[^;]*$"):  # of any decay
+    # The message holds for any decay.
+    with pytest.raises(PlanError, match=r"layer 1 .*needs? .*lower k1[^;]*$"):
         auto.plan(rows, memory_limit="600MB")
 
 
-def test_auto_leaves_out_decays_whose_layers_cannot_be() -> None:
+def test_auto_excludes_decays_whose_layers_are_impossible() -> None:
     x = np.random.default_rng(0).random((300, 60), dtype=np.float32)
     options: dict[str, Any] = {"n_clusterings": 3, "k1": 100, "feature_fraction": 0.02, "n_classes": 2}
     with pytest.raises(ValueError, match="feature_fraction=0.02 of"):
@@ -92,13 +93,15 @@ def test_auto_leaves_out_decays_whose_layers_cannot_be() -> None:
     assert sl.MultilayerBootstrapNetwork(decay="auto", **options).plan(x)["decay"] < 0.9
 
 
-def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monkeypatch: Any) -> None:
-    told = _network().plan(rows)
+def test_the_plan_counts_disk_space_where_it_is_used(
+    rows: sl.Dataset, tmp_path: Path, monkeypatch: Any
+) -> None:
+    reported = _network().plan(rows)
     codes = 600 * 12 * 2
-    assert told["scratch_bytes"] == 2 * codes
-    assert told["run_bytes"] == told["disk_bytes"] - codes
+    assert reported["scratch_bytes"] == 2 * codes
+    assert reported["run_bytes"] == reported["disk_bytes"] - codes
     assert _network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
-    free = {"run": told["run_bytes"], "scratch": told["scratch_bytes"]}
+    free = {"run": reported["run_bytes"], "scratch": reported["scratch_bytes"]}
     monkeypatch.setattr(
         LocalLocation, "free_bytes", lambda self: free.get(self.url.rsplit("/", 1)[-1], 2**60)
     )
@@ -112,19 +115,19 @@ def test_disk_is_counted_where_it_is_used(rows: sl.Dataset, tmp_path: Path, monk
             _network().fit(rows, **places)
 
 
-def test_components_that_do_not_settle(rows: sl.Dataset, monkeypatch: Any) -> None:
+def test_components_that_do_not_converge_are_reported(rows: sl.Dataset, monkeypatch: Any) -> None:
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
     monkeypatch.setattr(mbn_fit, "StreamedPca", _Hasty)
     with pytest.warns(ConvergenceWarning, match=r"the 3 components .* not converged in 2 passes \(residual"):
         _network(n_components=3, random_state=0).fit(rows)
 
 
-def test_a_schedule_that_is_not_chosen_yet() -> None:
+def test_the_schedule_of_an_unfitted_automatic_decay_is_refused() -> None:
     with pytest.raises(NotFittedError, match="decay='auto' is chosen by fit"):
         _network(decay="auto").schedule(600)
 
 
-def test_tiles_of_very_many_rows_are_larger_and_others_as_they_were() -> None:
+def test_only_tiles_of_very_many_rows_are_larger() -> None:
     tasks = set()
     for n in (10**3, 10**6, 10**8, 10**9, 10**10):
         for row_bytes in (64, 784, 20_000):
@@ -145,13 +148,13 @@ def test_tiles_of_very_many_rows_are_larger_and_others_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "uint16", "float64"])
-def test_rows_that_kernels_take_converted_are_counted(dtype: str) -> None:
-    """Once a thread, four bytes a number, of as many rows as a task has."""
+def test_the_plan_counts_converted_rows(dtype: str) -> None:
+    """A task converts its rows once per thread, to four bytes per value."""
     rest = []
     for kind in (dtype, "float32"):
         x = sl.Dataset.from_arrays(np.ones((5000, 300), kind))
-        told = _network(k1=4, n_classes=2, n_jobs=3).plan(x)
-        rest.append(told["peak_bytes_per_worker"] - told["cache_bytes"])
+        reported = _network(k1=4, n_classes=2, n_jobs=3).plan(x)
+        rest.append(reported["peak_bytes_per_worker"] - reported["cache_bytes"])
     assert rest[0] - rest[1] == pytest.approx(3 * 4 * 5000 * 300, rel=0.05)
 
 
@@ -165,7 +168,7 @@ def _rows(kind: str, n: int, entries: int) -> Any:
 
 
 def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
-    """A fit in a process of its own: its peak in bytes, measured and planned."""
+    """Run a fit in its own process; return its peak in bytes, measured and planned."""
     place.mkdir()
     sl.Dataset.from_arrays(x).save(place / "rows.zarr")
     done = subprocess.run(
@@ -193,7 +196,7 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, kind: str) -> No
 def test_the_peak_does_not_grow_with_the_rows(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for what the cache keeps, and once there are more rows than a block."""
+    """Memory may grow only by the cache, and until there are more rows than a block."""
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "0")
     few, many = (_rows(kind, n, 200) for n in (N // 3, 2 * N))
     peaks = [_fit(tmp_path / str(x.shape[0]), x, 8192)["peak"] for x in (few, many)]
@@ -201,18 +204,18 @@ def test_the_peak_does_not_grow_with_the_rows(
     assert peaks[1] - peaks[0] < grown / 3
 
 
-def test_centroids_of_half_of_the_rows_that_memory_cannot_hold(
+def test_centroids_of_half_of_the_rows_that_do_not_fit_in_memory_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """k1=None is refused by the fit itself, before anything runs; a smaller k1 fits."""
+    """The fit refuses k1=None before work starts; a smaller k1 fits."""
     x = np.random.default_rng(0).random((20_000, 400), dtype=np.float32)
     options: dict[str, Any] = {"n_clusterings": 4, "n_components": 2, "random_state": 0, "n_jobs": 1}
     half, small = (sl.MultilayerBootstrapNetwork(k1=k1, k_last=40, **options) for k1 in (None, 50))
     peaks = [m.plan(x)["peak_bytes_per_worker"] for m in (half, small)]
     limit = int(sum(peaks) / 2 / ALLOWED_SHARE)
     monkeypatch.setattr(base, "find_resources", lambda *_: find_resources(None, 1, limit))
-    told = r"layer 1 \(k = 10000\) would need .* MiB a worker .*: lower k1 \(it is 10000\), or"
-    with pytest.raises(PlanError, match=told):
+    reported = r"layer 1 \(k = 10000\) would need .* MiB a worker .*: lower k1 \(it is 10000\), or"
+    with pytest.raises(PlanError, match=reported):
         half.fit(x, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert small.fit(x, run_dir=tmp_path / "run").ks_ == [50]

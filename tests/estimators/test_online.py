@@ -1,4 +1,4 @@
-"""The online algorithms and partial_fit, as users meet them."""
+"""Online algorithms and partial_fit as users meet them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALGORITHMS = ["stepwise", "passive_aggressive"]
 
 
 def make(algorithm: str, **more: Any) -> CapsuleRegression:
-    # Some 10 steps an epoch of 600 rows.
+    # 600 rows make some 10 steps per epoch.
     options = {
         "capsule_dim": 4,
         "random_state": 0,
@@ -36,7 +36,9 @@ def make(algorithm: str, **more: Any) -> CapsuleRegression:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
-def test_learns_digits(digits: Arrays, held_out: Arrays, algorithm: str, architecture: str) -> None:
+def test_online_algorithms_learn_digits(
+    digits: Arrays, held_out: Arrays, algorithm: str, architecture: str
+) -> None:
     options = {"architecture": architecture, "capsule_dim": 3, "n_epochs": 6}
     model = make(algorithm, **options).fit(*digits, validation=held_out)
     assert model.score(*held_out) > 0.8
@@ -45,7 +47,7 @@ def test_learns_digits(digits: Arrays, held_out: Arrays, algorithm: str, archite
     assert model.score(*held_out) == pytest.approx(1 - model.best_validation_error_)
     if architecture == "multiclass":
         assert model.best_validation_error_ == min(errors)
-    else:  # each member's best is of another epoch
+    else:  # Each member is best after another epoch.
         assert all(0 < error < 0.9 for error in errors)
     record = model.history_[-1]
     assert record["rows_seen"] == 3600
@@ -54,13 +56,15 @@ def test_learns_digits(digits: Arrays, held_out: Arrays, algorithm: str, archite
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_threads_change_nothing(digits: Arrays, algorithm: str) -> None:
+def test_threads_do_not_change_an_online_fit(digits: Arrays, algorithm: str) -> None:
     one, three = (make(algorithm, n_jobs=jobs, n_epochs=2).fit(*digits) for jobs in (1, 3))
     np.testing.assert_array_equal(one.W_, three.W_)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_stored_rows_and_projection(digits: Arrays, held_out: Arrays, algorithm: str, tmp_path: Path) -> None:
+def test_stored_rows_are_projected_and_learned(
+    digits: Arrays, held_out: Arrays, algorithm: str, tmp_path: Path
+) -> None:
     stored = Dataset.from_arrays(*digits).save(tmp_path / "x", chunk_rows=50)
     model = make(algorithm, projection=24, n_epochs=3).fit(stored)
     twin = make(algorithm, projection=24, n_epochs=3).fit(*digits)
@@ -71,18 +75,18 @@ def test_stored_rows_and_projection(digits: Arrays, held_out: Arrays, algorithm:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_sorted_rows_train_as_shuffled(digits: Arrays, held_out: Arrays, algorithm: str) -> None:
+def test_sorted_rows_are_learned_like_shuffled_ones(digits: Arrays, held_out: Arrays, algorithm: str) -> None:
     x, y = digits
     order = np.argsort(y, kind="stable")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # its own test is below
+        warnings.simplefilter("ignore", UserWarning)  # Another test covers this warning.
         a = make(algorithm, n_chains=2).fit(x, y).score(*held_out)
         b = make(algorithm, n_chains=2).fit(x[order], y[order]).score(*held_out)
     assert b > a - 0.03
 
 
 @pytest.mark.parametrize("algorithm", ["stepwise", "passive_aggressive"])
-def test_sorted_rows_that_a_buffer_cannot_mix_are_warned_about(digits: Arrays, algorithm: str) -> None:
+def test_sorted_rows_that_a_buffer_cannot_mix_give_a_warning(digits: Arrays, algorithm: str) -> None:
     x, y = digits
     order = np.argsort(y, kind="stable")
     small = {"run_rows": 16, "buffer_runs": 2}
@@ -95,7 +99,7 @@ def test_sorted_rows_that_a_buffer_cannot_mix_are_warned_about(digits: Arrays, a
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("at", [3, 10, 17])
-def test_resume_in_mid_epoch_is_exact(
+def test_an_online_fit_resumed_within_an_epoch_has_the_same_bits(
     digits: Arrays, held_out: Arrays, algorithm: str, at: int, tmp_path: Path
 ) -> None:
     engine = {"report_steps": 1}
@@ -111,10 +115,10 @@ def test_resume_in_mid_epoch_is_exact(
     for record, other in zip(per_epoch, whole.history_, strict=True):
         assert record["objective"] == other["objective"]
         assert record["validation_error"] == other["validation_error"]
-    assert not list(tmp_path.rglob("leaf-*.rec"))  # the fit is done
+    assert not list(tmp_path.rglob("leaf-*.rec"))  # The fit has finished.
 
 
-def test_a_run_folder_belongs_to_its_parameters(digits: Arrays, tmp_path: Path) -> None:
+def test_a_run_folder_refuses_other_parameters(digits: Arrays, tmp_path: Path) -> None:
     make("stepwise", n_epochs=1).fit(*digits, run_dir=tmp_path)
     with pytest.raises(RunError, match="kappa: .* -> 0.7"):
         make("stepwise", n_epochs=1, kappa=0.7).fit(*digits, run_dir=tmp_path, resume=True)
@@ -122,13 +126,13 @@ def test_a_run_folder_belongs_to_its_parameters(digits: Arrays, tmp_path: Path) 
         make("stepwise", n_epochs=1).fit(*digits, run_dir=tmp_path, resume=True, engine={"validate_steps": 2})
 
 
-def test_early_stopping_by_rounds(digits: Arrays, held_out: Arrays) -> None:
+def test_patience_stops_an_online_fit(digits: Arrays, held_out: Arrays) -> None:
     model = make("stepwise", nu_schedule=[(0.8, 2), (0.0, 1)], n_epochs=500).fit(*digits, validation=held_out)
     assert 3 <= model.n_iter_ < 100
     assert {r["nu"] for r in model.history_} == {0.8, 0.0}
 
 
-def test_a_callback_stops(digits: Arrays) -> None:
+def test_a_callback_stops_an_online_fit(digits: Arrays) -> None:
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             return record["pass"] == 2
@@ -137,8 +141,8 @@ def test_a_callback_stops(digits: Arrays) -> None:
         assert make(algorithm).fit(*digits, callbacks=[Stop()]).n_iter_ == 2
 
 
-def test_weights_and_repeats(digits: Arrays) -> None:
-    """Where the order does not matter, weight 2 is the row twice; weight 0 is no row for a walk."""
+def test_a_weight_of_two_equals_a_repeated_row(digits: Arrays) -> None:
+    """If the order does not matter, weight 2 equals the row twice, and a walk ignores rows of weight 0."""
     x, y = digits
     whole = {"batch_rows": 4096, "n_chains": 1, "n_epochs": 1, "momentum": 0.0}
     weight = 1.0 + (np.arange(len(x)) % 2)
@@ -165,7 +169,7 @@ def test_weights_and_repeats(digits: Arrays) -> None:
         ({"algorithm": "passive_aggressive", "device": "gpu"}, "learns row by row"),
     ],
 )
-def test_bad_parameters_are_refused(digits: Arrays, options: dict[str, Any], message: str) -> None:
+def test_invalid_online_parameters_are_refused(digits: Arrays, options: dict[str, Any], message: str) -> None:
     model = make(**{"algorithm": "stepwise", **options})
     with pytest.raises(ValueError, match=message):
         model.fit(*digits)
@@ -174,7 +178,7 @@ def test_bad_parameters_are_refused(digits: Arrays, options: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_bad_rows_are_named(digits: Arrays, algorithm: str, tmp_path: Path) -> None:
+def test_the_error_of_an_online_fit_names_bad_rows(digits: Arrays, algorithm: str, tmp_path: Path) -> None:
     x = digits[0].astype("f4")
     x[77, 3] = np.inf
     with pytest.raises(DataError, match="row 77, feature 3 is inf"):
@@ -196,7 +200,7 @@ def test_partial_fit_learns_row_by_row(digits: Arrays, held_out: Arrays, algorit
 
 
 def test_a_first_call_of_many_rows_starts_from_their_subspaces(digits: Arrays, held_out: Arrays) -> None:
-    """Batches of one call come one after another."""
+    """Batches of one call follow each other."""
     model = make("stepwise", batch_rows=32, n_chains=1).partial_fit(*digits, classes=range(10))
     scores = [model.score(*held_out)]
     for _ in range(4):
@@ -207,7 +211,7 @@ def test_a_first_call_of_many_rows_starts_from_their_subspaces(digits: Arrays, h
 
 @pytest.mark.parametrize("algorithm", ["em", "stepwise", "passive_aggressive"])
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
-def test_partial_fit_goes_on_from_a_fit(
+def test_partial_fit_continues_from_a_fit(
     digits: Arrays, held_out: Arrays, algorithm: str, architecture: str, tmp_path: Path
 ) -> None:
     model = make(algorithm, max_iter=20, projection=24, architecture=architecture).fit(*digits)
@@ -217,14 +221,14 @@ def test_partial_fit_goes_on_from_a_fit(
     model.partial_fit(held_out[0][:100], held_out[1][:100])
     assert not np.array_equal(model.W_, w)
     assert model.score(*held_out) > before - 0.02
-    # A saved model goes on as the model itself.
+    # A saved model continues like the model itself.
     model.save(tmp_path / "m.zarr")
     twin = load_model(tmp_path / "m.zarr")
     np.testing.assert_array_equal(twin.W_, model.W_)
     for m in (model, twin):
         m.partial_fit(held_out[0][100:140], held_out[1][100:140])
     np.testing.assert_allclose(twin.W_, model.W_, rtol=1e-5, atol=1e-7)
-    # And so does one that was saved right after its fit; a new fit starts from scratch.
+    # A model that was saved right after its fit continues, too; a new fit starts from scratch.
     fitted = make(algorithm, max_iter=20, projection=24, architecture=architecture).fit(*digits)
     np.testing.assert_array_equal(fitted.W_, w)
     fitted.save(tmp_path / "f.zarr")
@@ -236,7 +240,7 @@ def test_partial_fit_goes_on_from_a_fit(
 
 
 def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Arrays) -> None:
-    """A batch fit has seen its rows once a pass: a stream goes on with the step size of then."""
+    """A stream after a batch fit starts with the step size of the rows that the passes read."""
     x, y = held_out
     moved = {}
     for passes in (2, 40):
@@ -250,19 +254,19 @@ def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Ar
 
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
 @pytest.mark.slow
-def test_partial_fit_weighs_single_rows(digits: Arrays, architecture: str) -> None:
+def test_partial_fit_uses_weights_of_single_rows(digits: Arrays, architecture: str) -> None:
     x, y = digits
     moved = {}
     for weight in (1e-6, 1.0):
         model = make("stepwise", architecture=architecture).partial_fit(x[:300], y[:300], classes=range(10))
         assert model._stream.w is not None
-        w = model._stream.w  # W_ is the running average, which catches up with it at each call
+        w = model._stream.w  # W_ is the running average, which is updated at each call.
         model.partial_fit(x[300:301], y[300:301], sample_weight=[weight])
         moved[weight] = np.abs(model._stream.w - w).max()
     assert moved[1e-6] < 1e-3 * moved[1.0]
 
 
-def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: Path) -> None:
+def test_partial_fit_accepts_datasets_text_labels_and_weights(digits: Arrays, tmp_path: Path) -> None:
     x, y = digits
     names = np.array([f"digit {c}" for c in range(10)])
     stored = Dataset.from_arrays(x, names[y]).save(tmp_path / "x")
@@ -277,11 +281,11 @@ def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: P
     b.partial_fit(scipy.sparse.csr_array(x[5:9]), names[y[5:9]])
     a.partial_fit(x[5:9], names[y[5:9]])
     np.testing.assert_array_equal(a.W_, b.W_)
-    # Weights count in later calls too.
+    # Weights of later calls are used, too.
     for one in (a, b):
         one.partial_fit(*((stored[:9],) if one is a else (x[:9], names[y[:9]])), sample_weight=np.arange(9.0))
     np.testing.assert_array_equal(a.W_, b.W_)
-    # Weights of classes are weights of rows.
+    # Class weights equal row weights.
     weight = np.where(y == 3, 2.0, 1.0)
     c = make("stepwise", class_weight={"digit 3": 2.0}).partial_fit(x, names[y], classes=names)
     d = make("stepwise").partial_fit(x, names[y], classes=names, sample_weight=weight)
@@ -289,7 +293,7 @@ def test_partial_fit_takes_datasets_text_and_weights(digits: Arrays, tmp_path: P
     assert not np.array_equal(d.W_, make("stepwise").partial_fit(x, names[y], classes=names).W_)
 
 
-def test_partial_fit_refuses(digits: Arrays) -> None:
+def test_partial_fit_refuses_invalid_rows_and_classes(digits: Arrays) -> None:
     x, y = digits
     with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
         make("stepwise").partial_fit(x, y)
@@ -342,7 +346,7 @@ def test_a_failed_first_call_leaves_no_model(digits: Arrays) -> None:
 
 
 def test_parameters_are_checked_once(digits: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would cost more than a step of one row is not done at each."""
+    """Checks that take longer than a step of one row are not repeated at each step."""
     import scalelatent.models.capsule.partial_fit as module
 
     x, y = digits

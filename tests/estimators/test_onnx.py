@@ -1,4 +1,4 @@
-"""Predictions as ONNX graphs: what onnxruntime makes of 1,000 rows beside ours."""
+"""Predictions as ONNX graphs: onnxruntime and the model agree on 1,000 rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run(model: Any, place: Path, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Outputs of the graph."""
+    """Return the outputs of the graph."""
     file = place / "model.onnx"
     model.to_onnx(file)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -53,7 +53,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("words", [False, True])
-def test_classifiers(tmp_path: Path, name: str, words: bool) -> None:
+def test_graphs_of_classifiers_agree_with_predictions(tmp_path: Path, name: str, words: bool) -> None:
     names = np.array(["ash", "birch", "cedar", "dogwood"]) if words else np.array([2, 3, 5, 9])
     x, y = rows(600, 1)
     model = MODELS[name].set_params(random_state=0, n_jobs=1).fit(x, names[y])
@@ -71,7 +71,7 @@ TWO_CLASSES = {"words": ["no", "yes"], "numbers": [-1, 7], "flags": [False, True
 
 @pytest.mark.parametrize("labels", TWO_CLASSES)
 @pytest.mark.parametrize("name", MODELS)
-def test_two_classes(tmp_path: Path, name: str, labels: str) -> None:
+def test_graphs_of_two_classes_agree_with_predictions(tmp_path: Path, name: str, labels: str) -> None:
     names, (x, y) = np.array(TWO_CLASSES[labels]), rows(600, 1)
     model = clone(MODELS[name]).set_params(random_state=0, n_jobs=1)
     if name == "a dimension a class":
@@ -85,11 +85,11 @@ def test_two_classes(tmp_path: Path, name: str, labels: str) -> None:
     label, mine = np.asarray(found["label"]), model.predict(held)
     np.testing.assert_array_equal(label[clear], mine[clear])
     np.testing.assert_array_equal(label, names[found["probabilities"].argmax(axis=1)])
-    for one in names:  # both are predicted, and mostly of their own rows
+    for one in names:  # Both classes are predicted, mostly for their own rows.
         assert (label[names[truth // 2] == one] == one).mean() > 0.6
 
 
-def test_a_row_without_length(tmp_path: Path) -> None:
+def test_a_graph_predicts_rows_of_zeros(tmp_path: Path) -> None:
     x, y = rows(600, 1)
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, y)
     zero = np.zeros((1, FEATURES), np.float32)
@@ -98,10 +98,10 @@ def test_a_row_without_length(tmp_path: Path) -> None:
     )
 
 
-def test_a_compressive_network(tmp_path: Path) -> None:
+def test_graphs_of_compressive_networks_agree_with_predictions(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     model = sl.CompressiveMBN(hidden=(8, 6), random_state=0)
-    # As one that was fitted, which takes PyTorch.
+    # The attributes imitate a fit, which needs PyTorch.
     sizes = (FEATURES, 8, 6, 3)
     model.coefs_ = [rng.normal(size=pair).astype("f4") for pair in pairwise(sizes)]
     model.intercepts_ = [rng.normal(size=n).astype("f4") for n in sizes[1:]]
@@ -122,7 +122,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_of_parts(tmp_path: Path, name: str) -> None:
+def test_graphs_of_compositional_networks_agree_with_predictions(tmp_path: Path, name: str) -> None:
     given: dict[str, Any] = {"layers": [(3, 4)], "labels": True} | NETWORKS[name]
     labelled, grey = given.pop("labels"), "filters" in given
     rng = np.random.default_rng(6)
@@ -133,7 +133,7 @@ def test_networks_of_parts(tmp_path: Path, name: str) -> None:
         x = np.rint(x * 150 + 40 * rng.random(x.shape)).astype(np.float32)
     m = sl.HierarchicalCompositionalNetwork(templates=2, n_epochs=3, random_state=0, n_jobs=1, **given)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of weights that would change further
+        warnings.simplefilter("ignore", UserWarning)  # The warning is about weights that have not converged.
         m.fit(x[:40], np.where(np.arange(40) % 2, "low", "high") if labelled else None)
     if "missing" in given:
         x[:, 2:4, 3:5] = given["missing"]
@@ -144,7 +144,7 @@ def test_networks_of_parts(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(np.asarray(found["label"]), m.predict(x))
 
 
-def test_two_classes_of_a_network_of_parts(tmp_path: Path) -> None:
+def test_graphs_of_compositional_networks_with_two_classes_agree(tmp_path: Path) -> None:
     rng, n = np.random.default_rng(7), 200
     x, names = np.zeros((n, 9, 10), np.float32), np.array(["bar", "column"])
     truth = np.arange(n) % 2
@@ -152,7 +152,7 @@ def test_two_classes_of_a_network_of_parts(tmp_path: Path) -> None:
         image[(slice(2, 8), place) if code else (place, slice(2, 8))] = 1
     m = sl.HierarchicalCompositionalNetwork([(3, 4)], templates=2, n_epochs=3, random_state=0, n_jobs=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of weights that would change further
+        warnings.simplefilter("ignore", UserWarning)  # The warning is about weights that have not converged.
         m.fit(x[:60], names[truth[:60]])
     found = run(m, tmp_path, x.reshape(n, -1))
     np.testing.assert_array_equal(found["scores"], m.decision_function(x))
@@ -161,7 +161,7 @@ def test_two_classes_of_a_network_of_parts(tmp_path: Path) -> None:
     assert (found["label"] == names[truth]).mean() > 0.6
 
 
-def test_what_has_no_graph_is_refused(tmp_path: Path) -> None:
+def test_models_without_a_graph_are_refused(tmp_path: Path) -> None:
     x, _ = rows(100, 5)
     density = sl.LinearMixture(n_components=2, n_dims=1, max_iter=2, random_state=0).fit(x)
     with pytest.raises(DataError, match="predictions of a LinearMixture have no ONNX graph"):

@@ -1,4 +1,4 @@
-"""What the parameters do."""
+"""Effects of the parameters of capsule models."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def _fit(data: Arrays, **options: Any) -> CapsuleRegression:
     ).fit(*data)
 
 
-def test_learns_digits(digits: Arrays, held_out: Arrays) -> None:
+def test_the_default_schedule_learns_digits(digits: Arrays, held_out: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=6, random_state=0).fit(*digits, validation=held_out)
-    assert model.score(*held_out) > 0.88  # of 600 rows
-    assert model.n_iter_ == len(model.history_) < 2000  # the schedule ended it
+    assert model.score(*held_out) > 0.88  # The fit has 600 rows.
+    assert model.n_iter_ == len(model.history_) < 2000  # The schedule ended the fit.
 
 
 @pytest.mark.parametrize(
     ("architecture", "rows", "members", "score"),
     [("multiclass", 20, 1, 0.8), ("one_vs_all", 40, 10, 0.8), ("all_vs_all", 180, 45, 0.8)],
 )
-def test_architectures(
+def test_all_architectures_learn(
     digits: Arrays, held_out: Arrays, architecture: str, rows: int, members: int, score: float
 ) -> None:
     model = _fit(digits, architecture=architecture, max_iter=20)
@@ -55,23 +55,23 @@ def test_projection_is_the_svd_about_the_mean_or_the_origin(digits: Arrays, fit_
     np.testing.assert_allclose(model.projection_.T @ model.projection_, np.eye(12), atol=1e-12)
 
 
-def test_projection_is_the_same_as_projecting_before(digits: Arrays) -> None:
-    # The same ridge: that of directions is not that of features.
+def test_projection_equals_a_projection_before_the_fit(digits: Arrays) -> None:
+    # The ridge is 0, since a ridge of directions differs from one of features.
     model = _fit(digits, projection=12, ridge=20.0)
     projected = (digits[0].astype("f4") @ model.projection_.astype("f4")).astype("f4")
     other = _fit((projected, digits[1]), projection=None, ridge=20.0)
     np.testing.assert_allclose(model.predict_proba(digits[0]), other.predict_proba(projected), atol=1e-4)
 
 
-def test_full_projection_changes_nothing_but_the_axes(digits: Arrays) -> None:
+def test_a_full_projection_only_rotates_the_axes(digits: Arrays) -> None:
     used = digits[0][:, digits[0].any(axis=0)]
     plain, turned = (_fit((used, digits[1]), projection=p, ridge=20.0) for p in (None, used.shape[1]))
     np.testing.assert_allclose(plain.predict_proba(used), turned.predict_proba(used), atol=1e-3)
 
 
-def test_auto_projection(digits: Arrays) -> None:
+def test_auto_projects_only_wide_rows(digits: Arrays) -> None:
     assert AUTO_PROJECTION == 196
-    assert _fit(digits, projection="auto").projection_ is None  # 64 features
+    assert _fit(digits, projection="auto").projection_ is None  # There are 64 features.
     assert _fit(digits, projection=None).projection_ is None
     rng = np.random.Generator(np.random.Philox(1))
     wide = np.concatenate([digits[0], rng.integers(0, 3, (600, 140))], axis=1)
@@ -80,17 +80,17 @@ def test_auto_projection(digits: Arrays) -> None:
     assert _fit((wide, digits[1]), projection=None, max_iter=1).W_.shape == (20, 204)
 
 
-def test_validation_is_projected_too(digits: Arrays, held_out: Arrays) -> None:
+def test_validation_rows_are_projected(digits: Arrays, held_out: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=8, projection=15).fit(*digits, validation=held_out)
     assert 1 - model.score(*held_out) == pytest.approx(
         model.best_validation_error_, abs=0.007
-    )  # two rows of 300
+    )  # Two of 300 rows may differ.
 
 
 # -- starts --------------------------------------------------------------------------------------------------
 
 
-def test_random_starts_depend_on_the_seed_alone(digits: Arrays) -> None:
+def test_a_random_start_depends_on_the_seed_alone(digits: Arrays) -> None:
     first, again, other = (_fit(digits, init="random", random_state=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(first.W_, again.W_)
     assert not np.array_equal(first.W_, other.W_)
@@ -105,17 +105,18 @@ def test_a_drawn_seed_is_kept_and_repeats_the_fit(digits: Arrays) -> None:
     np.testing.assert_array_equal(a.W_, b.W_)
 
 
-def test_init_scale(digits: Arrays) -> None:
+def test_init_scale_scales_the_start(digits: Arrays) -> None:
     h = [
         _fit(digits, init="random", init_scale=s, max_iter=1, nu_schedule=[(0.0, 1)])
         .transform(digits[0])
         .std()
         for s in (0.5, 5.0)
     ]
-    assert h[1] == pytest.approx(10 * h[0], rel=1e-4)  # one pass keeps the model that it measured: the start
+    # A fit of one pass keeps the model that it measured, which is the start.
+    assert h[1] == pytest.approx(10 * h[0], rel=1e-4)
 
 
-def test_warm_start_goes_on(digits: Arrays) -> None:
+def test_a_warm_start_continues_the_fit(digits: Arrays) -> None:
     whole = _fit(digits, max_iter=10, nu_schedule=None, momentum=0)
     model = CapsuleRegression(
         capsule_dim=2, max_iter=4, nu_schedule=None, momentum=0, warm_start=True, n_jobs=1
@@ -123,7 +124,8 @@ def test_warm_start_goes_on(digits: Arrays) -> None:
     model.fit(*digits)
     first = model.W_
     model.set_params(max_iter=6).fit(*digits)
-    # The second moments are summed about the known mean, not moved there: other rounding.
+    # The second moments are summed about the known mean instead of being shifted to it, so they round
+    # differently.
     np.testing.assert_allclose(model.W_, whole.W_, rtol=0, atol=1e-6 * np.abs(whole.W_).max())
     assert model.n_iter_ == 6
     assert not np.array_equal(first, model.W_)
@@ -149,8 +151,8 @@ def test_warm_start_with_another_shape_is_refused(digits: Arrays, change: dict[s
         model.set_params(**change).fit(*digits)
 
 
-def test_a_warm_start_without_the_projection_of_before_is_of_its_own_rows(digits: Arrays) -> None:
-    """As many directions as features: the weights have the same shape, in other axes."""
+def test_a_warm_start_without_the_earlier_projection_computes_its_own(digits: Arrays) -> None:
+    """If there are as many directions as features, weights have the same shape in other axes."""
     model = _fit(digits, projection=64, warm_start=True)
     model.set_params(projection=None).fit(*digits)
     assert model.projection_ is None
@@ -174,7 +176,7 @@ def test_plain_em_lowers_the_log_loss_in_every_pass(digits: Arrays) -> None:
     assert {r["active_rows"] for r in model.history_} == {1.0}
 
 
-def test_momentum_is_faster(digits: Arrays) -> None:
+def test_momentum_needs_fewer_passes(digits: Arrays) -> None:
     losses = [
         _fit(digits, nu_schedule=None, momentum=m, max_iter=15).history_[-1]["objective"] for m in (0.0, 0.9)
     ]
@@ -190,18 +192,18 @@ def test_tol_ends_plain_em(digits: Arrays) -> None:
     assert _fit(digits, nu_schedule=None, momentum=0, max_iter=40, tol=None).n_iter_ == 40
 
 
-def test_thresholds_leave_most_rows_out(digits: Arrays) -> None:
+def test_thresholds_exclude_most_rows(digits: Arrays) -> None:
     model = _fit(digits, nu_schedule=[(0.8, 30)], max_iter=30)
     assert model.history_[-1]["active_rows"] < 0.4
     assert model.history_[0]["nu"] == 0.8
 
 
-def test_ridge_shrinks(digits: Arrays) -> None:
+def test_a_ridge_shrinks_the_weights(digits: Arrays) -> None:
     sizes = [np.linalg.norm(_fit(digits, ridge=r, nu_schedule=None).W_) for r in (0.0, 1e3, 1e6)]
     assert sizes[0] > 1.05 * sizes[1] > 1.05**2 * sizes[2]
 
 
-def test_dimensions_of_their_own(digits: Arrays) -> None:
+def test_classes_may_have_different_dimensions(digits: Arrays) -> None:
     x, y = digits[0][digits[1] < 3], digits[1][digits[1] < 3]
     options = {"max_iter": 20, "random_state": 0, "temperature": 1.0}
     model = CapsuleRegression(capsule_dim=[1, 4, 2], **options).fit(x, y)
@@ -214,11 +216,11 @@ def test_dimensions_of_their_own(digits: Arrays) -> None:
 
     np.testing.assert_allclose(p, probabilities(h.T, np.array([1, 4, 2])).T, atol=1e-6)
     blank = np.zeros((1, 64), "u1")
-    assert model.predict(blank).tolist() == [1]  # the largest capsule, though all lengths are 0
+    assert model.predict(blank).tolist() == [1]  # The largest capsule wins, although all lengths are 0.
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference", "auto"])
-def test_devices_agree(digits: Arrays, device: str) -> None:
+def test_devices_give_the_same_fit(digits: Arrays, device: str) -> None:
     expected = _fit(digits, device="reference", nu_schedule=None)
     model = _fit(digits, device=device, nu_schedule=None)
     np.testing.assert_allclose(model.predict_proba(digits[0]), expected.predict_proba(digits[0]), atol=1e-4)
@@ -269,7 +271,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[str(o) for o, _ in BAD])
-def test_bad_values_are_named_before_any_pass(digits: Arrays, options: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_refused_before_any_pass(
+    digits: Arrays, options: dict[str, Any], message: str
+) -> None:
     from scalelatent import Callback
 
     class Never(Callback):
@@ -282,7 +286,7 @@ def test_bad_values_are_named_before_any_pass(digits: Arrays, options: dict[str,
     assert not hasattr(model, "W_")
 
 
-def test_rows_of_weight_zero_are_no_rows_to_balanced_weights(digits: Any) -> None:
+def test_balanced_weights_ignore_rows_of_weight_zero(digits: Any) -> None:
     x, y = digits
     weight = np.ones(len(x))
     weight[y < 3] = np.arange((y < 3).sum()) % 2

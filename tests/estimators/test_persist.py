@@ -1,4 +1,4 @@
-"""Models on disk: whole, plain, repeatable."""
+"""Saved models: complete, without pickle, reproducible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _fit(digits: Arrays, variant: str, labels: Any = None) -> CapsuleRegression:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_round_trip(digits: Arrays, tmp_path: Path, variant: str) -> None:
+def test_a_loaded_model_predicts_the_same(digits: Arrays, tmp_path: Path, variant: str) -> None:
     model = _fit(digits, variant)
     assert model.save(tmp_path / "m.zarr") is None
     other = load_model(tmp_path / "m.zarr")
@@ -67,7 +67,7 @@ def test_round_trip(digits: Arrays, tmp_path: Path, variant: str) -> None:
     assert set(before) == set(after)
     for name in set(before) - {"random_state", "capsule_dim", "nu_schedule"}:
         assert before[name] == after[name], name
-    # What was loaded can be fitted again, to the same bits.
+    # A loaded model can be fitted again, to the same bits.
     again = other.set_params(random_state=model.seed_).fit(*digits)
     np.testing.assert_array_equal(again.W_, model.W_)
 
@@ -83,13 +83,13 @@ def test_labels_keep_their_values(digits: Arrays, tmp_path: Path, labels: np.nda
     np.testing.assert_array_equal(other.predict(digits[0]), model.predict(digits[0]))
 
 
-def test_boolean_labels(digits: Arrays, tmp_path: Path) -> None:
+def test_boolean_labels_are_saved(digits: Arrays, tmp_path: Path) -> None:
     CapsuleRegression(max_iter=2, capsule_dim=1).fit(digits[0], digits[1] > 4).save(tmp_path / "m")
     assert load_model(tmp_path / "m").classes_.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_two_saves_are_the_same_files(
+def test_two_saves_give_the_same_files(
     digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]], variant: str
 ) -> None:
     model = _fit(digits, variant)
@@ -100,20 +100,22 @@ def test_two_saves_are_the_same_files(
     assert files(tmp_path / "a") == files(tmp_path / "c")
 
 
-def test_two_fits_are_the_same_files(
+def test_two_equal_fits_give_the_same_files(
     digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]]
 ) -> None:
-    """No time, no host name, no number of threads that the fit had."""
+    """A saved model contains no time, host name or number of threads."""
     for name, jobs in (("a", 1), ("b", 3)):
         model = CapsuleRegression(capsule_dim=2, max_iter=4, random_state=5, n_jobs=jobs).fit(*digits)
         model.set_params(n_jobs=None).save(tmp_path / name)
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
-def test_no_pickle(digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_saved_and_loaded_without_pickle(
+    digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = _fit(digits, "plain", NAMES)
     small = CompressiveMBN(hidden=(2,))
-    # As a fit leaves them, which needs PyTorch.
+    # The attributes imitate a fit, which needs PyTorch.
     small.coefs_ = [np.ones((64, 2), np.float32), np.eye(2, dtype=np.float32)]
     small.intercepts_ = [np.zeros(2, np.float32), np.arange(2, dtype=np.float32)]
     small.n_iter_, small.n_features_in_, small.seed_ = 3, 64, 5
@@ -126,7 +128,7 @@ def test_no_pickle(digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_an_output_that_exists_is_kept(
+def test_an_existing_output_is_not_overwritten(
     digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]]
 ) -> None:
     _fit(digits, "plain").save(tmp_path / "m")
@@ -140,7 +142,7 @@ def test_an_output_that_exists_is_kept(
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_full_disk_keeps_the_older_model(
+def test_a_full_disk_keeps_the_earlier_model(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Callable[[Path], dict[str, bytes]]
 ) -> None:
     _fit(digits, "plain").save(tmp_path / "m")
@@ -159,7 +161,7 @@ def test_a_full_disk_keeps_the_older_model(
 
 
 @pytest.mark.parametrize("what", ["text", "dataset", "group", "nothing"])
-def test_what_is_no_model_is_not_replaced(digits: Arrays, tmp_path: Path, what: str) -> None:
+def test_files_that_are_not_a_model_are_not_replaced(digits: Arrays, tmp_path: Path, what: str) -> None:
     import zarr
 
     from scalelatent.data import Dataset
@@ -181,10 +183,10 @@ def test_what_is_no_model_is_not_replaced(digits: Arrays, tmp_path: Path, what: 
     assert sorted(p for p in place.rglob("*") if p.is_file()) == before
 
 
-def test_a_model_whose_writing_was_stopped_is_replaced(
+def test_an_incomplete_model_is_replaced(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an object store, which knows no rename, a killed `save` leaves a part of a model."""
+    """Object stores have no rename, so a killed `save` leaves an incomplete model there."""
     import zarr
 
     from scalelatent.storage.disk import locate
@@ -197,7 +199,7 @@ def test_a_model_whose_writing_was_stopped_is_replaced(
 
     with monkeypatch.context() as patch:
         patch.setattr(zarr.Group, "update_attributes", killed)
-        patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)  # nothing more is done
+        patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)  # Nothing more is done.
         with pytest.raises(Killed):
             _fit(digits, "plain").save("memory://killed")
     assert not locate("memory://killed").is_empty()
@@ -207,7 +209,7 @@ def test_a_model_whose_writing_was_stopped_is_replaced(
     assert load_model("memory://killed").n_iter_ == 4
 
 
-def test_parents_are_made(digits: Arrays, tmp_path: Path) -> None:
+def test_parent_folders_are_created(digits: Arrays, tmp_path: Path) -> None:
     _fit(digits, "plain").save(str(tmp_path / "a" / "b" / "m.zarr"))
     assert load_model(str(tmp_path / "a" / "b" / "m.zarr")).n_iter_ == 4
 
@@ -218,7 +220,7 @@ def test_a_run_folder_stands_for_its_model(digits: Arrays, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("what", ["missing", "empty", "a file"])
-def test_what_is_no_model_is_named(digits: Arrays, tmp_path: Path, what: str) -> None:
+def test_the_error_names_a_path_that_is_not_a_model(digits: Arrays, tmp_path: Path, what: str) -> None:
     path = tmp_path / "m"
     if what == "empty":
         path.mkdir()
@@ -228,12 +230,12 @@ def test_what_is_no_model_is_named(digits: Arrays, tmp_path: Path, what: str) ->
         load_model(path)
 
 
-def test_registry() -> None:
+def test_every_kind_of_model_is_registered() -> None:
     for name, kind in own_kinds().items():
         assert kind.estimator_class()._kind == name
 
 
-def test_models_of_earlier_versions_have_the_members_mean_under_its_name(
+def test_models_of_earlier_versions_load_the_mean_of_the_members(
     digits: Arrays, held_out: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = CapsuleRegression(architecture="one_vs_all", capsule_dim=1, max_iter=3).fit(

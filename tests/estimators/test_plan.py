@@ -1,4 +1,7 @@
-"""The plan: its numbers are those of the fit, its peak holds, what cannot fit is refused with a way out."""
+"""The plan:
+
+its numbers are those of the fit, its peak is an upper bound, and impossible fits are refused with advice.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +54,14 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) 
     assert measured["peak"] < measured["plan"]
 
 
-def test_numbers_are_those_of_the_model() -> None:
+def test_planned_sizes_are_those_of_the_model() -> None:
     plan = CapsuleRegression(capsule_dim=4, algorithm="em").plan(
         _rows(5000, 300), validation=_rows(1000, 300)
     )
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
-    # sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and the
-    # intercept.
+    # The sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and
+    # the intercept.
     assert estep["statistic_bytes"] == 8 * (5 + 40 * 197)
     assert estep["rows"] == 6000
     assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 197 * 197 + 20)
@@ -67,7 +70,7 @@ def test_numbers_are_those_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["stepwise", "passive_aggressive"])
-def test_online_algorithms_are_planned_as_what_they_are(algorithm: str, tmp_path: Path) -> None:
+def test_online_algorithms_have_plans_of_their_own(algorithm: str, tmp_path: Path) -> None:
     ds = _rows(9000, 64).save(tmp_path / "rows.zarr")
     model = CapsuleRegression(capsule_dim=4, algorithm=algorithm, n_epochs=7, n_chains=2, n_jobs=1)
     plan = model.plan(ds, validation=_rows(100, 64))
@@ -108,7 +111,7 @@ def test_plans_of_all_models_have_the_same_keys(kind: str) -> None:
     assert list(plan["passes"]) == ["at_least", "expected", "at_most"]
     assert 1 <= plan["passes"]["at_least"] <= plan["passes"]["expected"] <= plan["passes"]["at_most"]
     assert plan["seconds_per_pass"] > 0
-    # Names are a program's: what was measured is remembered by others, with sizes and types in them.
+    # Programs use these names: others store measurements with them, sizes and types included.
     named = [*plan, *plan["seconds"], *plan["stages"]]
     assert [name for name in named if re.search(r"\d\d|x\d", name)] == []
 
@@ -124,7 +127,7 @@ def test_passes_of_a_fit_with_tol_are_a_lower_bound() -> None:
     assert scheduled.plan(rows)["passes"]["at_least"] == 6 <= scheduled.fit(rows).n_iter_
 
 
-def test_a_plan_changes_no_model() -> None:
+def test_a_plan_does_not_change_the_model() -> None:
     rows = _rows(600, 20)
     model = CapsuleRegression(capsule_dim=2, max_iter=2).fit(rows)
     before = vars(model).copy()
@@ -144,14 +147,14 @@ def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) ->
     }  # fmt: skip
 
 
-def test_all_cores_are_planned_as_they_are_used() -> None:
+def test_the_plan_uses_as_many_cores_as_the_fit() -> None:
     from dask.system import cpu_count
 
     plan = CapsuleRegression(capsule_dim=2, n_jobs=-1).plan(_rows(600, 20))
     assert plan["resources"]["threads"] == cpu_count()
 
 
-def test_what_cannot_fit_is_refused_with_the_setting_that_would() -> None:
+def test_an_impossible_fit_is_refused_with_a_possible_setting() -> None:
     wide = _rows(50, 4000)
     with pytest.raises(PlanError, match=r"4000 features.*set projection to at most \d+.*memory_limit"):
         CapsuleRegression(capsule_dim=2, projection=None).plan(wide, memory_limit="2GB")

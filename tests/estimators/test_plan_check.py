@@ -1,4 +1,4 @@
-"""`fit` runs the check of `plan`: it refuses the same, and says before it begins that it will take long."""
+"""`fit` checks its plan: it refuses the same fits, and warns before it starts if the fit will take long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V = (X > 0).astype(np.uint8)
 
 
 def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
-    """A model of each kind and algorithm, what it is fitted to, and what would shorten that."""
+    """Return a model of each kind and algorithm, its rows, and the parameter that would shorten its fit."""
     em = {"capsule_dim": 2, "max_iter": 2}
     online = {"capsule_dim": 2, "n_epochs": 1}
     return {
@@ -59,7 +59,7 @@ print(peak_bytes())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["capsule", "mixture", "hcn"])
-def test_a_process_that_compiles_its_kernels_stays_under_what_plans_count_for_it(kind, tmp_path) -> None:
+def test_compiling_takes_less_memory_than_plans_assume(kind, tmp_path) -> None:
     command = [sys.executable, "-c", FIRST_FIT, kind]
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     out = subprocess.run(command, capture_output=True, text=True, timeout=170, check=True, env=env)
@@ -70,8 +70,8 @@ def test_a_process_that_compiles_its_kernels_stays_under_what_plans_count_for_it
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, _ = _models()[kind]
-    told = model.set_params(n_jobs=1).plan(*rows)
-    peak = told["peak_bytes_per_worker"] - told["cache_bytes"]
+    reported = model.set_params(n_jobs=1).plan(*rows)
+    peak = reported["peak_bytes_per_worker"] - reported["cache_bytes"]
     for share, fits in ((1.001, True), (0.999, False)):
         small = find_resources(None, 1, int(share * peak / ALLOWED_SHARE))
         monkeypatch.setattr(base, "find_resources", lambda *_, small=small: small)
@@ -88,7 +88,7 @@ def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_fit_is_told_of_before_it_begins(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_fit_is_announced_before_it_starts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, shorter = _models()[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error", LongFitWarning)
@@ -111,36 +111,36 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
     model.fit(*rows)
 
 
-def test_a_network_of_half_of_many_rows_takes_long() -> None:
-    """A default network on the images of MNIST, as one thread would build it."""
+def test_a_bootstrap_network_with_half_of_many_rows_takes_long() -> None:
+    """The default network on the images of MNIST, computed by one thread."""
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10)
     rows, one_thread = sl.Dataset.from_arrays(x), Resources(1, 1, 2**36)
-    told = model._plan(engine_plan.Forecast("mbn", rows, None, one_thread, {}, measure=False))
-    assert told["expected_seconds"] > 3600
-    assert "lower k1 (it is 30000)" in (engine_plan.long_fit(told) or "")
+    reported = model._plan(engine_plan.Forecast("mbn", rows, None, one_thread, {}, measure=False))
+    assert reported["expected_seconds"] > 3600
+    assert "lower k1 (it is 30000)" in (engine_plan.long_fit(reported) or "")
 
 
 def test_all_stages_are_in_the_plan(tmp_path: Path) -> None:
     x = RNG.normal(size=(3000, 300)).astype(np.float32)
     ds = sl.Dataset.from_arrays(x, np.arange(3000) % 5).save(tmp_path / "rows.zarr")
-    told = sl.CapsuleRegression(capsule_dim=2, max_iter=9).plan(ds[:2500], validation=ds[2500:])
+    reported = sl.CapsuleRegression(capsule_dim=2, max_iter=9).plan(ds[:2500], validation=ds[2500:])
     stages = {"looking at labels", "svd", "directions", "project-train", "project-validation"}
-    assert set(told["seconds"]) == stages | {"moments", "start", "estep", "temperature"}
-    assert all(seconds > 0 for seconds in told["seconds"].values())
-    assert told["expected_seconds"] == pytest.approx(sum(told["seconds"].values()))
-    assert told["disk_bytes"] > told["scratch_bytes"] == 3000 * 197 * 4
-    assert told["passes"] == {"at_least": 9, "expected": 9, "at_most": 9}
+    assert set(reported["seconds"]) == stages | {"moments", "start", "estep", "temperature"}
+    assert all(seconds > 0 for seconds in reported["seconds"].values())
+    assert reported["expected_seconds"] == pytest.approx(sum(reported["seconds"].values()))
+    assert reported["disk_bytes"] > reported["scratch_bytes"] == 3000 * 197 * 4
+    assert reported["passes"] == {"at_least": 9, "expected": 9, "at_most": 9}
 
 
 def test_a_schedule_without_a_fixed_number_of_passes_has_a_range() -> None:
-    told = sl.CapsuleRegression(capsule_dim=2, algorithm="em").plan(X, Y)
-    least, most = told["expected_seconds_at_least"], told["expected_seconds_at_most"]
-    assert least < told["expected_seconds"] < most
-    assert told["passes"]["at_least"] < told["passes"]["expected"] < told["passes"]["at_most"]
+    reported = sl.CapsuleRegression(capsule_dim=2, algorithm="em").plan(X, Y)
+    least, most = reported["expected_seconds_at_least"], reported["expected_seconds_at_most"]
+    assert least < reported["expected_seconds"] < most
+    assert reported["passes"]["at_least"] < reported["passes"]["expected"] < reported["passes"]["at_most"]
 
 
-def test_the_cache_is_counted_as_it_is(tmp_path: Path) -> None:
+def test_the_plan_counts_the_actual_cache(tmp_path: Path) -> None:
     ds = sl.Dataset.from_arrays(X, Y).save(tmp_path / "rows.zarr")
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=2)
     cached = [model.plan(ds, engine={"cache": cache})["cache_bytes"] for cache in (0, "8KiB", "auto")]

@@ -29,7 +29,9 @@ def plain(digits: Arrays) -> CapsuleRegression:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_shapes_and_types(model: CapsuleRegression, digits: Arrays, method: str) -> None:
+def test_predictions_have_the_documented_shapes_and_types(
+    model: CapsuleRegression, digits: Arrays, method: str
+) -> None:
     out = getattr(model, method)(digits[0])
     shape = {"predict": (600,), "predict_proba": (600, 10), "transform": (600, model.W_.shape[0])}[method]
     dtype = {"predict": np.int64, "predict_proba": np.float64, "transform": np.float32}[method]
@@ -43,7 +45,7 @@ def test_probabilities_and_classes_agree(model: CapsuleRegression, digits: Array
     assert model.score(*digits) == (model.predict(digits[0]) == digits[1]).mean()
 
 
-def test_transform_is_w_x(model: CapsuleRegression, digits: Arrays) -> None:
+def test_transform_multiplies_rows_by_the_weights(model: CapsuleRegression, digits: Arrays) -> None:
     x = digits[0] - model.mean_.astype(float)
     h = (x if model.projection_ is None else x @ model.projection_) @ model.W_.T + model.intercept_
     np.testing.assert_allclose(model.transform(digits[0]), h, rtol=1e-4, atol=1e-4 * np.abs(h).max())
@@ -51,19 +53,21 @@ def test_transform_is_w_x(model: CapsuleRegression, digits: Arrays) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [1, 2, 257, 600])
-def test_a_row_is_predicted_the_same_alone(
+def test_a_row_alone_has_the_same_prediction(
     plain: CapsuleRegression, digits: Arrays, method: str, n: int
 ) -> None:
     whole = getattr(plain, method)(digits[0])[:n]
     part = getattr(plain, method)(digits[0][:n])
     np.testing.assert_allclose(
         part, whole, rtol=1e-4, atol=1e-5
-    )  # a product of another shape may round otherwise
+    )  # A product of another shape may round differently.
 
 
 @pytest.mark.parametrize("chunks", [(600, 64), (100, 64), (77, 13), ((1, 599), (64,))])
 @pytest.mark.parametrize("method", METHODS)
-def test_dask_arrays_are_lazy(model: CapsuleRegression, digits: Arrays, method: str, chunks: Any) -> None:
+def test_predictions_of_dask_arrays_are_lazy(
+    model: CapsuleRegression, digits: Arrays, method: str, chunks: Any
+) -> None:
     computed = []
 
     def watch(block: np.ndarray) -> np.ndarray:
@@ -86,7 +90,7 @@ def test_dask_arrays_are_lazy(model: CapsuleRegression, digits: Arrays, method: 
     np.testing.assert_allclose(part, expected[:50], rtol=1e-4, atol=1e-5)
 
 
-def test_string_labels_of_a_dask_array(digits: Arrays) -> None:
+def test_predictions_of_a_dask_array_have_string_labels(digits: Arrays) -> None:
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
     model = CapsuleRegression(capsule_dim=2, max_iter=3).fit(digits[0], names[digits[1]])
     out = model.predict(da.from_array(digits[0], chunks=(100, 64)))
@@ -99,14 +103,14 @@ def test_out_streams_to_a_dataset(
     plain: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str
 ) -> None:
     stored = Dataset.from_arrays(*digits).save(tmp_path / "in", chunk_rows=64)
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     class Tell(Callback):
         def on_progress(self, info: dict[str, Any]) -> None:
-            told.append(info)
+            reported.append(info)
 
     out = getattr(plain, method)(stored, out=tmp_path / "out.zarr", callbacks=[Tell()])
-    assert told[-1]["rows_done"] == told[-1]["rows_total"] == 600
+    assert reported[-1]["rows_done"] == reported[-1]["rows_total"] == 600
     again = open_dataset(tmp_path / "out.zarr")
     for ds in (out, again):
         expected = getattr(plain, "predict_proba" if method == "predict" else method)(stored)
@@ -119,13 +123,15 @@ def test_out_streams_to_a_dataset(
     assert len(open_dataset(tmp_path / "out.zarr")) == 100
 
 
-def test_out_of_arrays(plain: CapsuleRegression, digits: Arrays, tmp_path: Path) -> None:
+def test_predictions_of_arrays_are_written_with_out(
+    plain: CapsuleRegression, digits: Arrays, tmp_path: Path
+) -> None:
     ds = plain.predict_proba(digits[0], out=str(tmp_path / "p"))
     np.testing.assert_allclose(ds.read_x(0, 600), plain.predict_proba(digits[0]), rtol=1e-4, atol=1e-5)
     assert not ds.has_y
 
 
-def test_predicted_names_are_stored(digits: Arrays, tmp_path: Path) -> None:
+def test_predicted_class_names_are_stored(digits: Arrays, tmp_path: Path) -> None:
     names = np.array(list("abcdefghij"))
     model = CapsuleRegression(capsule_dim=2, max_iter=3).fit(digits[0], names[digits[1]])
     out = model.predict(Dataset.from_arrays(digits[0]), out=tmp_path / "p")
@@ -134,7 +140,7 @@ def test_predicted_names_are_stored(digits: Arrays, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_datasets_and_lazy_arrays_in_memory(
+def test_datasets_and_lazy_arrays_are_predicted_in_memory(
     plain: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str
 ) -> None:
     expected = getattr(plain, method)(digits[0])
@@ -149,7 +155,7 @@ def test_datasets_and_lazy_arrays_in_memory(
         np.testing.assert_array_equal(getattr(plain, method)(x), expected)
 
 
-def test_score_streams(
+def test_score_streams_stored_rows(
     plain: CapsuleRegression, digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.estimators import classifier
@@ -182,14 +188,14 @@ def test_an_output_beyond_memory_is_refused(
 
 
 @pytest.mark.parametrize("method", [*METHODS, "score", "save"])
-def test_not_fitted(method: str, digits: Arrays, tmp_path: Path) -> None:
+def test_predictions_of_an_unfitted_model_are_refused(method: str, digits: Arrays, tmp_path: Path) -> None:
     with pytest.raises(NotFittedError):
         getattr(CapsuleRegression(), method)(tmp_path / "m" if method == "save" else digits[0])
 
 
 @pytest.mark.parametrize("form", ["numpy", "dask", "dataset", "memmap"])
 @pytest.mark.parametrize("method", [*METHODS, "score"])
-def test_another_number_of_features_is_named(
+def test_the_error_names_another_number_of_features(
     plain: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, form: str
 ) -> None:
     x = digits[0][:, :60]
@@ -208,10 +214,10 @@ def test_another_number_of_features_is_named(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("form", ["numpy", "dataset", "memmap", "dask", "out"])
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_that_are_no_numbers_are_not_predicted(
+def test_rows_with_nan_are_not_predicted(
     plain: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, form: str, bad: float
 ) -> None:
-    """A NaN row has no longest capsule: saying so beats a made-up class."""
+    """A row with NaN has no longest capsule: an error is better than an arbitrary class."""
     x = digits[0].astype("f4")
     x[417, 5] = bad
     np.save(tmp_path / "x.npy", x)
@@ -225,7 +231,7 @@ def test_rows_that_are_no_numbers_are_not_predicted(
             out.compute(scheduler="synchronous")
 
 
-def test_score_of_a_column_is_that_of_its_values(plain: CapsuleRegression, digits: Arrays) -> None:
+def test_labels_and_weights_of_a_score_may_be_a_column(plain: CapsuleRegression, digits: Arrays) -> None:
     x, y = digits
     share, weight = plain.score(x, y), np.linspace(0, 1, len(y))
     assert plain.score(x, y[:, None]) == share
@@ -237,7 +243,7 @@ def test_score_of_a_column_is_that_of_its_values(plain: CapsuleRegression, digit
         plain.score(Dataset.from_arrays(x, np.stack([y, y], axis=1)))
 
 
-def test_weights_that_sum_to_nothing_have_no_score(plain: CapsuleRegression, digits: Arrays) -> None:
+def test_a_score_with_weights_of_zero_is_refused(plain: CapsuleRegression, digits: Arrays) -> None:
     with pytest.raises(DataError, match="weights of the rows sum to 0"):
         plain.score(*digits, sample_weight=np.zeros(600))
     with pytest.raises(DataError, match="weights of the rows sum to 0"):

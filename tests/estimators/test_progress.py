@@ -1,4 +1,4 @@
-"""What a fit in Python shows, says where it is interrupted, and keeps."""
+"""Output of a fit in Python: progress, interruption, reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEARNERS = ("capsule", "online", "crbm")
 
 
 class StopAfter(sl.Callback):
-    """Ctrl-C at the end of a pass."""
+    """Callback that presses Ctrl-C at the end of a pass."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -56,7 +56,7 @@ def test_verbose_shows_progress_and_without_it_nothing_is_shown(name, capsys):
 
 
 class Notebook:
-    """What IPython gives in the kernel of a notebook."""
+    """Imitation of IPython in the kernel of a notebook."""
 
     def __init__(self) -> None:
         self.cells: list[list[dict[str, str]]] = []
@@ -83,7 +83,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
 @pytest.mark.parametrize("name", ["capsule", "search"])
 def test_a_notebook_shows_one_bar_a_fit(name, notebook, capsys):
     fresh(name).fit(*MODELS[name][1])
-    assert len(notebook.cells) == 1  # the refit of a search is a part of it
+    assert len(notebook.cells) == 1  # The refit of a search is a part of it.
     last = notebook.cells[0][-1]
     assert "pass 4" in last["text/plain"]
     assert "80/80 rows" in last["text/plain"]
@@ -107,13 +107,14 @@ def test_a_notebook_shows_the_cluster_of_a_fit(notebook, monkeypatch):
 
         fresh("capsule").fit(X, Y, client=cluster, callbacks=Joins())
         page = cluster.dashboard_link
-    (told,) = notebook.cells
-    assert "1 worker\n" in told[0]["text/plain"]
-    assert "2 workers\n" in told[-1]["text/plain"]
-    assert any("at most" in mime_bundle["text/html"] for mime_bundle in told)  # the time left
-    assert "objective" in told[-1]["text/html"]
-    assert f'<a href="{page}" target="_blank">dashboard</a>' in told[-1]["text/html"]
-    assert f"dashboard: {page}" in told[-1]["text/plain"]
+    (reported,) = notebook.cells
+    assert "1 worker\n" in reported[0]["text/plain"]
+    assert "2 workers\n" in reported[-1]["text/plain"]
+    # The text contains the remaining time.
+    assert any("at most" in mime_bundle["text/html"] for mime_bundle in reported)
+    assert "objective" in reported[-1]["text/html"]
+    assert f'<a href="{page}" target="_blank">dashboard</a>' in reported[-1]["text/html"]
+    assert f"dashboard: {page}" in reported[-1]["text/plain"]
 
 
 @pytest.mark.cluster
@@ -131,56 +132,57 @@ def test_a_notebook_links_no_dashboard_that_it_cannot_name(notebook):
     assert "dashboard" not in last["text/html"] + last["text/plain"]
 
 
-def test_a_notebook_shows_nothing_where_it_is_told_so(notebook):
+def test_a_notebook_shows_nothing_if_verbose_is_false(notebook):
     fresh("capsule").fit(X, Y, verbose=False)
     assert notebook.cells == []
 
 
-def test_ipython_on_a_terminal_is_no_notebook(notebook):
+def test_ipython_on_a_terminal_is_not_a_notebook(notebook):
     del notebook.kernel
     fresh("capsule").fit(X, Y)
     assert notebook.cells == []
 
 
-def test_ipython_that_another_thread_imports_just_now_is_no_notebook(monkeypatch):
+def test_a_partly_imported_ipython_is_not_a_notebook(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     fresh("capsule").fit(X, Y)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_ctrl_c_keeps_the_passes_that_were_done(name):
+def test_ctrl_c_keeps_the_finished_passes(name):
     model = fresh(name)
     with pytest.raises(KeyboardInterrupt, match=r"stopped after pass 2; .*no model was kept.*run_dir=FOLDER"):
         model.fit(*MODELS[name][1], callbacks=StopAfter(2))
     whole = fresh(name).fit(*MODELS[name][1])
     assert [record["pass"] for record in model.history_] == [1, 2]
-    told = ("pass", "objective", "train_error")
-    assert [[r[k] for k in told] for r in model.history_] == [
-        [r[k] for k in told] for r in whole.history_[: len(model.history_)]
+    reported = ("pass", "objective", "train_error")
+    assert [[r[k] for k in reported] for r in model.history_] == [
+        [r[k] for k in reported] for r in whole.history_[: len(model.history_)]
     ]
     with pytest.raises(NotFittedError):
         model.predict(MODELS[name][1][0])
     whole_passes = whole.n_iter_
     with pytest.raises(KeyboardInterrupt):
         whole.fit(*MODELS[name][1], callbacks=StopAfter(1))
-    assert whole.n_iter_ == whole_passes  # of the parameters that it still has
+    assert whole.n_iter_ == whole_passes  # The result belongs to the parameters that the model still has.
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_ctrl_c_says_how_to_resume_and_that_gives_the_same_bits(name, tmp_path):
+def test_ctrl_c_names_the_resume_command_which_gives_the_same_bits(name, tmp_path):
     rows = MODELS[name][1]
     with pytest.raises(KeyboardInterrupt, match=rf"run_dir='{tmp_path / 'run'}', resume=True"):
         fresh(name).fit(*rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
     model = fresh(name)
     with pytest.raises(KeyboardInterrupt):
         model.fit(*rows, run_dir=tmp_path / "run", resume=True, callbacks=StopAfter(3))
-    assert [record["pass"] for record in model.history_] == [1, 2, 3]  # with those that were done before
+    # The history includes the passes before the interruption.
+    assert [record["pass"] for record in model.history_] == [1, 2, 3]
     model.fit(*rows, run_dir=tmp_path / "run", resume=True)
     whole = fresh(name).fit(*rows)
     np.testing.assert_array_equal(model.W_, whole.W_)
 
 
-def test_ctrl_c_before_the_first_pass():
+def test_ctrl_c_before_the_first_pass_leaves_no_model():
     class Stop(sl.Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
             raise KeyboardInterrupt
@@ -189,7 +191,7 @@ def test_ctrl_c_before_the_first_pass():
         fresh("capsule").fit(X, Y, callbacks=Stop())
 
 
-def test_ctrl_c_in_a_layer_of_a_network(tmp_path):
+def test_ctrl_c_in_a_layer_of_a_bootstrap_network_names_the_layer(tmp_path):
     class Stop(sl.Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
             if info.get("layer") == 2:
@@ -200,7 +202,7 @@ def test_ctrl_c_in_a_layer_of_a_network(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["capsule", "crbm", "mbn"])
-def test_report_of_a_model(name, tmp_path):
+def test_a_model_writes_a_report(name, tmp_path):
     model = fresh(name).fit(*MODELS[name][1])
     page = model.report(tmp_path / "new", data=MODELS[name][1] if name != "mbn" else X)
     assert page == str(tmp_path / "new" / "report" / "index.html")

@@ -1,4 +1,4 @@
-"""Rows that float32 cannot tell apart are named before a fit; rows that it can are not."""
+"""Rows that float32 cannot distinguish are reported before a fit; others are not."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def shifted(column: int, offset: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_offset_that_float32_cannot_hold_beside_the_spread_is_named_once(name: str) -> None:
-    with pytest.warns(DataConversionWarning) as told:
+def test_an_offset_too_large_for_the_spread_in_float32_is_reported_once(name: str) -> None:
+    with pytest.warns(DataConversionWarning) as reported:
         MODELS[name](shifted(3, 1e6))
-    (message,) = [str(one.message) for one in told if one.category is DataConversionWarning]
+    (message,) = [str(one.message) for one in reported if one.category is DataConversionWarning]
     assert message.startswith("feature 3 has values up to 1e+06 and a standard deviation of ")
     assert "1 of 5 features" in message
     assert "Subtract the mean" in message
-    assert told[0].filename == __file__
+    assert reported[0].filename == __file__
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_offset_that_float32_cannot_hold_beside_the_spread_is_named_once(name
     [
         shifted(2, 1e4),
         ROWS * 1e15,
-        shifted(2, 1e6).astype("f4"),  # what was lost before is not there to be warned of
+        shifted(2, 1e6).astype("f4"),  # These values were lost before, so there is nothing to warn of.
         np.hstack([ROWS[:, 1:], np.full((300, 1), 1e9 + 0.1)]),
         np.hstack([ROWS[:, 1:], 0.1 + 1e-17 * RNG.normal(size=(300, 1))]),
         (ROWS * 1e6).astype("i8"),
@@ -57,20 +57,20 @@ def test_an_offset_that_float32_cannot_hold_beside_the_spread_is_named_once(name
     ],
     ids=["small offset", "large spread", "float32", "constant", "rounded constant", "integers", "powers"],
 )
-def test_rows_that_float32_holds_well_enough_are_taken_without_a_word(x: np.ndarray) -> None:
+def test_rows_with_enough_precision_in_float32_give_no_warning(x: np.ndarray) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", DataConversionWarning)
         MODELS["mixture"](x)
 
 
 @pytest.mark.parametrize("offset", [2**62, 2**63 + 2**40])
-def test_integers_that_float32_cannot_tell_apart_are_named(offset: int) -> None:
+def test_integers_that_float32_cannot_distinguish_are_reported(offset: int) -> None:
     x = (ROWS * 1000).astype("i8").astype("u8") + np.uint64(offset)
     with pytest.warns(DataConversionWarning, match="takes 100%"), pytest.raises(ScalelatentError):
         MODELS["mixture"](x)
 
 
-def test_the_name_of_the_column_is_told() -> None:
+def test_the_warning_names_the_column() -> None:
     with pytest.warns(DataConversionWarning, match="column 'c3' has values"):
         MODELS["mixture"](pd.DataFrame(shifted(3, 1e7), columns=[f"c{i}" for i in range(5)]))
 
@@ -82,7 +82,9 @@ def test_a_column_that_rises_over_the_whole_dataset_has_the_spread_of_all_rows()
         MODELS["mixture"](np.hstack([ROWS, seconds]))
 
 
-def test_few_rows_of_what_is_stored_or_lazy_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_reads_few_rows_of_stored_and_lazy_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelatent.estimators.inputs import warn_of_rounding
 
     x = np.random.default_rng(0).normal(size=(5000, 5)) + 1e6
@@ -97,7 +99,7 @@ def test_few_rows_of_what_is_stored_or_lazy_are_read(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("dtype", ["u8", "f8"])
-def test_integers_are_refused_where_numbers_of_their_size_are(dtype: str) -> None:
+def test_integers_have_the_same_size_limit_as_floats(dtype: str) -> None:
     x = ((ROWS + 100) * 1e17).astype(dtype)
     with pytest.raises(
         DataError, match=r"row 0, feature 0 is 1\.0\d+e\+19, too large for products in float32"

@@ -1,4 +1,4 @@
-"""Run folders, resume and callbacks, as users see them."""
+"""Run folders, resumes and callbacks as users meet them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
     assert [[r[k] for k in keys] for r in a.history_] == [[r[k] for k in keys] for r in b.history_]
 
 
-def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+def test_callbacks_receive_all_events_in_order(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
     log = Log()
     model = _fit(digits, held_out, tmp_path / "run", [log])
-    assert log.told[0][0] == "fit_start"
-    assert log.told[-1][0] == "fit_end"
-    start = log.of("fit_start")[0]
+    assert log.reported[0][0] == "fit_start"
+    assert log.reported[-1][0] == "fit_end"
+    start = log.infos("fit_start")[0]
     assert (start["rows"], start["features"], start["members"], start["max_iter"], start["seed"]) == (
         600,
         64,
@@ -60,10 +60,10 @@ def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_pa
         0,
     )
     assert start["resumed_pass"] is None
-    stages = [i["stage"] for i in log.of("stage")]
+    stages = [i["stage"] for i in log.infos("stage")]
     assert stages.index("capsule_svd") < stages.index("capsule_moments") < stages.index("capsule_estep")
-    assert log.of("pass_end") == model.history_
-    assert [i["pass"] for i in log.of("checkpoint")] == list(range(1, 9))
+    assert log.infos("pass_end") == model.history_
+    assert [i["pass"] for i in log.infos("checkpoint")] == list(range(1, 9))
     for record in model.history_:
         assert {
             "pass",
@@ -76,12 +76,12 @@ def test_callbacks_hear_the_whole_story(digits: Arrays, held_out: Arrays, tmp_pa
             "bytes_read",
         } <= set(record)
         assert {"active_members", "nu", "round"} <= set(record)
-    end = log.of("fit_end")[0]
+    end = log.infos("fit_end")[0]
     assert end["passes"] == 8
     assert end["pass_seconds"] > 0
 
 
-def test_a_callback_of_ones_own_stops_the_fit(digits: Arrays) -> None:
+def test_a_users_callback_stops_the_fit(digits: Arrays) -> None:
     class Good(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             return record["train_error"] < 0.1
@@ -105,7 +105,7 @@ def test_a_run_folder_changes_no_bit(
     + [("pass_end", n) for n in (0, 3, 7)]
     + [("stage", n) for n in range(5)],
 )
-def test_interrupt_and_resume(
+def test_an_interrupted_fit_resumes_to_the_same_bits(
     digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression, what: str, at: int
 ) -> None:
     folder = tmp_path / "run"
@@ -117,11 +117,11 @@ def test_interrupt_and_resume(
     log = Log()
     _same(_fit(digits, held_out, folder, log, resume=True), whole)
     if what == "pass_end":
-        assert [r["pass"] for r in log.of("pass_end")] == list(range(at + 2, 9))
-        assert log.of("fit_start")[0]["resumed_pass"] in (at + 1, None)
+        assert [r["pass"] for r in log.infos("pass_end")] == list(range(at + 2, 9))
+        assert log.infos("fit_start")[0]["resumed_pass"] in (at + 1, None)
 
 
-def test_resume_with_other_threads(
+def test_a_resume_with_other_threads_gives_the_same_bits(
     digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -129,25 +129,25 @@ def test_resume_with_other_threads(
     _same(_fit(digits, held_out, tmp_path, resume=True), whole)
 
 
-def test_resume_of_a_finished_fit_reads_it_again(
+def test_a_resume_of_a_finished_fit_loads_it(
     digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
 ) -> None:
     _fit(digits, held_out, tmp_path)
     log = Log()
     _same(_fit(digits, held_out, tmp_path, log, resume=True), whole)
-    assert log.of("pass_end") == []
-    # Its rows are not projected again: nothing is left that would want them.
-    assert [i["stage"] for i in log.of("stage")] == []
+    assert log.infos("pass_end") == []
+    # The rows are not projected again, because no pass is left.
+    assert [i["stage"] for i in log.infos("stage")] == []
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
 
 
-def test_resume_of_nothing_begins(
+def test_a_resume_of_an_empty_folder_starts_a_fit(
     digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
 ) -> None:
     _same(_fit(digits, held_out, tmp_path / "new", resume=True), whole)
 
 
-def test_a_folder_that_holds_a_fit_is_not_overwritten(
+def test_the_folder_of_another_fit_is_not_overwritten(
     digits: Arrays, held_out: Arrays, tmp_path: Path
 ) -> None:
     _fit(digits, held_out, tmp_path)
@@ -166,7 +166,7 @@ def test_a_folder_that_holds_a_fit_is_not_overwritten(
         ({"held": True}, "validation data"),
     ],
 )
-def test_resume_of_another_fit_names_what_changed(
+def test_a_resume_of_another_fit_names_the_differences(
     digits: Arrays, held_out: Arrays, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -186,7 +186,7 @@ def test_resume_of_another_fit_names_what_changed(
     [None, np.random.RandomState(1), np.random.default_rng(1)],
     ids=["None", "RandomState", "Generator"],
 )
-def test_a_drawn_seed_is_resumed(digits: Arrays, tmp_path: Path, seed: Any) -> None:
+def test_a_resume_keeps_the_drawn_seed(digits: Arrays, tmp_path: Path, seed: Any) -> None:
     options = {**OPTIONS, "random_state": seed, "init": "random"}
     with pytest.raises(KeyboardInterrupt):
         CapsuleRegression(**options).fit(*digits, run_dir=tmp_path, callbacks=InterruptAt(2, "pass_end"))
@@ -196,8 +196,8 @@ def test_a_drawn_seed_is_resumed(digits: Arrays, tmp_path: Path, seed: Any) -> N
 
 
 @pytest.mark.parametrize("algorithm", ["em", "stepwise"])
-def test_a_warm_start_is_resumed(digits: Arrays, tmp_path: Path, algorithm: str) -> None:
-    """The weights and the basis that it began with lie in the run folder, for any process that resumes it."""
+def test_a_resume_keeps_the_warm_start(digits: Arrays, tmp_path: Path, algorithm: str) -> None:
+    """The run folder stores the initial weights and basis for any process that resumes the fit."""
     options = {**OPTIONS, "projection": 12, "algorithm": algorithm, "n_epochs": 3, "warm_start": True}
     half = digits[0][:300], digits[1][:300]
 
@@ -210,7 +210,7 @@ def test_a_warm_start_is_resumed(digits: Arrays, tmp_path: Path, algorithm: str)
     resumed = CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "a", resume=True)
     np.testing.assert_array_equal(resumed.projection_, whole.projection_)
     np.testing.assert_array_equal(resumed.W_, whole.W_)
-    # And one that began cold stays so, even for a model that was fitted.
+    # A fit that started without a warm start stays so, even for a fitted model.
     cold = CapsuleRegression(**options).fit(*digits)
     with pytest.raises(KeyboardInterrupt):
         CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "b", callbacks=InterruptAt(1, "stage"))
@@ -237,7 +237,7 @@ def test_a_fit_that_fails_without_a_run_folder_leaves_nothing(digits: Arrays, tm
     assert list(tmp_path.glob("s/**/*.zarr")) == []
 
 
-def test_without_a_run_folder_projected_rows_of_a_stored_dataset_go_too(
+def test_projected_rows_are_removed_after_a_fit_without_a_run_folder(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tempfile
@@ -250,7 +250,7 @@ def test_without_a_run_folder_projected_rows_of_a_stored_dataset_go_too(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_disk_full_during_the_fit(
+def test_a_fit_resumes_after_a_full_disk(
     digits: Arrays,
     held_out: Arrays,
     tmp_path: Path,
@@ -273,7 +273,9 @@ def test_disk_full_during_the_fit(
     _same(_fit(digits, held_out, tmp_path / "run", resume=True), whole)
 
 
-def test_a_run_folder_that_cannot_be_made(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_created_is_refused(
+    digits: Arrays, held_out: Arrays, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot create the run folder"):
         _fit(digits, held_out, tmp_path / "file" / "run")
@@ -295,7 +297,7 @@ CapsuleRegression(capsule_dim=2, max_iter=400, random_state=0, n_jobs=2, nu_sche
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+def test_resume_after_a_kill_gives_the_same_bits(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     process = subprocess.Popen(
@@ -320,7 +322,7 @@ def test_a_killed_process_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     model = CapsuleRegression(n_jobs=1, **options).fit(
         x, y, run_dir=tmp_path, resume=True, callbacks=log, engine=engine
     )
-    assert log.of("pass_end")[0]["pass"] >= 20
+    assert log.infos("pass_end")[0]["pass"] >= 20
     assert [r["pass"] for r in model.history_] == list(range(1, 401))
     expected = CapsuleRegression(n_jobs=1, **options).fit(x, y, engine=engine)
     np.testing.assert_array_equal(model.W_, expected.W_)
@@ -334,12 +336,12 @@ def _crbm(x: Dataset, folder: Path | None, **more: Any) -> Any:
 
 
 def _capsule(x: Dataset, folder: Path | None, **more: Any) -> Any:
-    engine = {**SMALL, "cache": 0}  # each pass reads its rows again
+    engine = {**SMALL, "cache": 0}  # Each pass reads its rows again.
     return CapsuleRegression(projection=None, **OPTIONS).fit(x, run_dir=folder, engine=engine, **more)
 
 
 @pytest.mark.parametrize("kind", ["capsule", "crbm"])
-def test_an_interrupted_fit_goes_on_with_its_rows_after_an_append(
+def test_an_interrupted_fit_resumes_with_its_own_rows_after_an_append(
     digits: Arrays, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from scalelatent.data import append_rows, open_dataset
@@ -366,7 +368,7 @@ def test_an_interrupted_fit_goes_on_with_its_rows_after_an_append(
 
 
 def test_a_resume_on_a_mixture_of_two_datasets_is_refused(digits: Arrays, tmp_path: Path) -> None:
-    """A whole shard of another dataset of the same shape, x or y, copied in after the interruption."""
+    """A whole shard of another dataset of the same shape, x or y, is copied in after the interruption."""
     import shutil
 
     from scalelatent.data import open_dataset

@@ -1,4 +1,4 @@
-"""Search: candidates that share each pass are the fits that they would be alone, bit by bit."""
+"""Search: candidates that share each pass equal separate fits, bit by bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Every candidate's model after a search, by key."""
+    """Return every candidate's model after a search, by key."""
     from scalelatent.search import search
 
     kept: dict[str, CapsuleRegression] = {}
@@ -56,7 +56,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
 # -- the same bits as alone ---------------------------------------------------------------------------------
 
 
-def test_candidates_are_the_fits_alone(digits: Arrays, held_out: Arrays, models: Any) -> None:
+def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models: Any) -> None:
     search = Search(BASE, CANDIDATES, n_jobs=2).fit(*digits, validation=held_out, engine=SMALL)
     scores = []
     for i, own in enumerate(CANDIDATES):
@@ -67,11 +67,13 @@ def test_candidates_are_the_fits_alone(digits: Arrays, held_out: Arrays, models:
     assert search.results_["mean_test_score"].tolist() == scores
     assert search.best_index_ == int(np.argmax(scores))
     assert search.best_estimator_ is models[f"{search.best_index_:03d}"]
-    assert len(set(search.results_["n_passes"].tolist())) > 1  # each stopped on its own schedule
+    assert len(set(search.results_["n_passes"].tolist())) > 1  # Each candidate stopped by its own schedule.
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_folds_are_fits_with_their_rows_at_weight_zero(digits: Arrays, models: Any, weighted: bool) -> None:
+def test_a_fold_equals_a_fit_with_weight_zero_for_its_rows(
+    digits: Arrays, models: Any, weighted: bool
+) -> None:
     x, y = digits
     own = np.random.Generator(np.random.Philox(5)).uniform(0.5, 2, len(x)) if weighted else None
     grid = [*CANDIDATES[:3], CANDIDATES[6]]
@@ -92,7 +94,7 @@ def test_folds_agree_with_grid_search(digits: Arrays) -> None:
     grid = {"capsule_dim": [1, 2, 4], "momentum": [0.0, 0.5]}
     ours = Search(BASE, grid, cv=3).fit(*digits)
     theirs = GridSearchCV(BASE, grid, cv=KFold(3)).fit(*digits)
-    # GridSearchCV cuts the rows of a fold out, so blocks begin elsewhere: equal to a row or two.
+    # GridSearchCV removes the rows of a fold, so blocks start elsewhere: scores differ by a row or two.
     np.testing.assert_allclose(
         ours.results_["mean_test_score"], theirs.cv_results_["mean_test_score"], atol=4 / 600
     )
@@ -118,8 +120,8 @@ def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
     one_pass = digits[0].nbytes + 4 * len(digits[0])
     log = Log()
     search = Search(base, grid, cv=4, refit=False).fit(train, callbacks=log, engine={"cache": 0})
-    assert [r["bytes_read"] for r in log.of("pass_end")] == [one_pass] * 9
-    assert [r["candidates"] for r in log.of("pass_end")] == [24] * 4 + [12] * 5
+    assert [r["bytes_read"] for r in log.infos("pass_end")] == [one_pass] * 9
+    assert [r["candidates"] for r in log.infos("pass_end")] == [24] * 4 + [12] * 5
     assert log.stages == [
         "search_moments-1-4",
         "search-24_estep",
@@ -128,7 +130,7 @@ def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
         "search_score-000-f0-24",
     ]
     assert search.n_passes_ == 9 + 3
-    assert {len(r["members"]) for r in log.of("pass_end")} == {24, 12}
+    assert {len(r["members"]) for r in log.infos("pass_end")} == {24, 12}
 
 
 def test_candidates_of_one_projection_share_its_rows(digits: Arrays, held_out: Arrays) -> None:
@@ -156,9 +158,9 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     for i, d in enumerate(grid["capsule_dim"]):
         alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
         _same(models[f"{i:03d}"], alone)
-    # What the members of each decide together is measured for all candidates in one pass.
+    # One pass measures the joint decision of the members of each candidate.
     assert len([s for s in log.stages if "_decision" in s]) == 1
-    assert search.n_passes_ == 3 * len(groups) + 3 + 2  # and one for the temperatures of all
+    assert search.n_passes_ == 3 * len(groups) + 3 + 2  # One more pass finds the temperatures of all.
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
 
@@ -167,7 +169,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
 
 
 @pytest.mark.parametrize("at", [0, 2, 4, 7, 12, 20, 31])
-def test_interrupt_and_resume(digits: Arrays, tmp_path: Path, models: Any, at: int) -> None:
+def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models: Any, at: int) -> None:
     search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
     try:
         clone(search).fit(
@@ -189,15 +191,15 @@ def test_interrupt_and_resume(digits: Arrays, tmp_path: Path, models: Any, at: i
     _same(again.best_estimator_, whole.best_estimator_)
 
 
-def test_a_finished_search_is_read_again(digits: Arrays, tmp_path: Path) -> None:
+def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
     search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
     first = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
     log = Log()
     again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True, callbacks=log)
-    assert log.of("pass_end") == []
+    assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
     _same(first.best_estimator_, again.best_estimator_)
-    assert not list(tmp_path.rglob("state-*"))[3:]  # those of the refit
+    assert not list(tmp_path.rglob("state-*"))[3:]  # The other files belong to the refit.
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
     with pytest.raises(RunError, match="already holds a fit"):
         clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
@@ -205,7 +207,7 @@ def test_a_finished_search_is_read_again(digits: Arrays, tmp_path: Path) -> None
         Search(BASE, CANDIDATES[:3], cv=2).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True)
 
 
-def test_a_callback_stops_all(digits: Arrays, held_out: Arrays) -> None:
+def test_a_callback_stops_the_search(digits: Arrays, held_out: Arrays) -> None:
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             return record["pass"] == 3
@@ -227,14 +229,14 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
     search = search.fit(*digits, validation=held_out, engine=SMALL, callbacks=log)
     passes = search.results_["n_passes"].tolist()
     assert sorted(passes) == [3, 3, 6, 12, 30]
-    assert [e["candidates"] for e in log.of("event") if e["event"] == "halved"] == [3, 2, 1]
+    assert [e["candidates"] for e in log.infos("event") if e["event"] == "halved"] == [3, 2, 1]
     assert passes[search.best_index_] == 30
     for i, own in enumerate(grid):
         alone = clone(base).set_params(**own, max_iter=passes[i])
         np.testing.assert_array_equal(
             models[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
         )
-    # At the first rung those of the better score went on.
+    # At the first rung the candidates with better scores continued.
     first = [
         clone(base)
         .set_params(**own, max_iter=3)
@@ -267,7 +269,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
 
 
 @pytest.mark.parametrize("scoring", ["accuracy", "balanced_accuracy", "f1_macro", "neg_log_loss"])
-def test_scores_are_scikit_learns(digits: Arrays, held_out: Arrays, scoring: str) -> None:
+def test_scores_equal_those_of_scikit_learn(digits: Arrays, held_out: Arrays, scoring: str) -> None:
     from sklearn.metrics import get_scorer
 
     search = Search(BASE, {"capsule_dim": [1, 3]}, scoring=scoring).fit(*digits, validation=held_out)
@@ -278,7 +280,7 @@ def test_scores_are_scikit_learns(digits: Arrays, held_out: Arrays, scoring: str
     assert search.score(*held_out) == pytest.approx(search.best_score_)
 
 
-def test_a_scorer_of_ones_own(digits: Arrays, held_out: Arrays) -> None:
+def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
     def small(model: Any, rows: Dataset) -> float:
         assert len(rows) == 300
         return -float(len(model.W_))
@@ -289,8 +291,8 @@ def test_a_scorer_of_ones_own(digits: Arrays, held_out: Arrays) -> None:
     assert search.score(*held_out) == -10
 
 
-def test_a_candidate_that_runs_away(digits: Arrays, held_out: Arrays, models: Any) -> None:
-    # Weights that start at the edge of float32 are beyond it after a step.
+def test_a_diverging_candidate_does_not_end_the_search(digits: Arrays, held_out: Arrays, models: Any) -> None:
+    # Weights that start near the limit of float32 exceed it after a step.
     wild = {"init": "random", "init_scale": 1e30, "nu_schedule": None}
     with pytest.raises((FloatingPointError, ScalelatentError)):
         clone(BASE).set_params(**wild).fit(*digits)
@@ -331,7 +333,7 @@ def test_a_candidate_that_runs_away(digits: Arrays, held_out: Arrays, models: An
     ],
     ids=str,
 )
-def test_wrong_input_is_refused_before_work(
+def test_invalid_input_is_refused_before_work_starts(
     digits: Arrays, tmp_path: Path, options: dict[str, Any], error: Any, message: str
 ) -> None:
     given = {"estimator": BASE, "param_grid": {"capsule_dim": [1, 2]}, "cv": 2, **options}
@@ -340,7 +342,7 @@ def test_wrong_input_is_refused_before_work(
     assert not list(tmp_path.rglob("*.rec"))
 
 
-def test_rows_sorted_by_class_are_told(digits: Arrays) -> None:
+def test_rows_sorted_by_class_give_a_warning(digits: Arrays) -> None:
     x, y = digits
     order = np.argsort(y, kind="stable")
     with pytest.raises(
@@ -349,7 +351,7 @@ def test_rows_sorted_by_class_are_told(digits: Arrays) -> None:
         Search(BASE, {"capsule_dim": [1]}, cv=5).fit(x[order], y[order])
 
 
-def test_inputs_of_every_kind(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
+def test_a_search_accepts_inputs_of_every_kind(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
     import dask.array as da
 
     x, y = digits
@@ -360,7 +362,7 @@ def test_inputs_of_every_kind(digits: Arrays, held_out: Arrays, tmp_path: Path) 
         _same(Search(BASE, iter(grid), cv=2).fit(*given).best_estimator_, expected)
 
 
-def test_seeds(digits: Arrays, held_out: Arrays) -> None:
+def test_candidates_without_a_seed_use_the_seed_of_the_search(digits: Arrays, held_out: Arrays) -> None:
     grid = [{"init": "random", "random_state": 4}, {"init": "random"}]
     base = clone(BASE).set_params(random_state=None)
     search = Search(base, grid, random_state=9).fit(*digits, validation=held_out)
@@ -374,7 +376,7 @@ def test_seeds(digits: Arrays, held_out: Arrays) -> None:
     _same(drawn.best_estimator_, again)
 
 
-def test_clone_params_and_names() -> None:
+def test_clone_and_parameter_names_of_a_search() -> None:
     search = Search(BASE, {"capsule_dim": [1]}, cv=3)
     twin = clone(search)
     assert twin.estimator is not search.estimator
@@ -388,7 +390,7 @@ def test_clone_params_and_names() -> None:
         search.predict(np.zeros((2, 2)))
 
 
-def test_sparse_rows(digits: Arrays, models: Any) -> None:
+def test_a_search_accepts_sparse_rows(digits: Arrays, models: Any) -> None:
     import scipy.sparse
 
     x, y = digits

@@ -47,7 +47,7 @@ KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
 
 @pytest.fixture
 def rows(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
-    """What each kind learns and is scored on."""
+    """Return the rows of each kind, and the rows of its score."""
     few = digits[0][:200], digits[1][:200] % 4
     images = few[0].reshape(-1, 8, 8) > 7, None
     return {
@@ -64,12 +64,12 @@ def some(y: np.ndarray | None, rows: Any) -> np.ndarray | None:
     return None if y is None else y[rows]
 
 
-def test_every_kind_of_a_job_is_searched_here() -> None:
+def test_every_kind_of_job_files_is_tested() -> None:
     assert set(KIND_CASES) == {name for name, kind in own_kinds().items() if not kind.python_only}
 
 
 @pytest.mark.parametrize("kind", KIND_CASES)
-def test_a_search_is_the_fits_and_scores_alone(kind: str, rows: dict[str, Arrays]) -> None:
+def test_a_search_equals_separate_fits_and_scores(kind: str, rows: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES[kind]
     cv = KFold(2, shuffle=True, random_state=1)
     search = Search(base, grid, cv=cv).fit(*rows[kind])
@@ -118,7 +118,9 @@ def test_validation_rows_make_the_best_candidate_the_result(kind: str, rows: dic
 
 @pytest.mark.parametrize("kind", ["crbm", "mbn"])
 @pytest.mark.parametrize("at", [1, 6, 11])
-def test_interrupt_and_resume(kind: str, at: int, rows: dict[str, Arrays], tmp_path: Path) -> None:
+def test_an_interrupted_search_of_any_kind_resumes(
+    kind: str, at: int, rows: dict[str, Arrays], tmp_path: Path
+) -> None:
     base, grid = KIND_CASES[kind]
     search, log = Search(base, grid, cv=2), Log()
     with pytest.raises(KeyboardInterrupt):
@@ -129,17 +131,17 @@ def test_interrupt_and_resume(kind: str, at: int, rows: dict[str, Arrays], tmp_p
     assert again.cv_results_["mean_test_score"].tolist() == whole.cv_results_["mean_test_score"].tolist()
     x = rows[kind][0]
     np.testing.assert_array_equal(again.transform(x), whole.transform(x))
-    scored = [e for e in log.of("event") if e["event"] == "candidate_scored"]
-    assert len(scored) == 4  # what was done is not done again
+    scored = [e for e in log.infos("event") if e["event"] == "candidate_scored"]
+    assert len(scored) == 4  # Finished candidates are not repeated.
     assert not (tmp_path / "candidates" / "000-f0").exists()
 
 
-def test_a_finished_search_by_validation_rows_is_read_again(pair: Pair, held: Pair, tmp_path: Path) -> None:
+def test_a_finished_search_with_validation_rows_is_loaded(pair: Pair, held: Pair, tmp_path: Path) -> None:
     search = Search(RBM, {"n_hidden": [2, 5, 3]})
     first = clone(search).fit(*pair, validation=held, run_dir=tmp_path)
     log = Log()
     again = clone(search).fit(*pair, validation=held, run_dir=tmp_path, resume=True, callbacks=log)
-    assert not [e for e in log.of("event") if e["event"] == "candidate"]
+    assert not [e for e in log.infos("event") if e["event"] == "candidate"]
     np.testing.assert_array_equal(again.best_estimator_.W_, first.best_estimator_.W_)
     assert [p.name for p in (tmp_path / "candidates").iterdir() if any(p.iterdir())] == [
         f"{first.best_index_:03d}"
@@ -156,13 +158,14 @@ def test_a_finished_search_by_validation_rows_is_read_again(pair: Pair, held: Pa
     ],
     ids=["stratified", "shuffled", "pairs", "runs"],
 )
-def test_splitters_and_scorers_are_scikit_learns(digits: Arrays, cv: Any) -> None:
+def test_splitters_and_scorers_of_scikit_learn_give_its_results(digits: Arrays, cv: Any) -> None:
     x, y = digits[0][:300], digits[1][:300]
     grid, scoring = {"capsule_dim": [1, 3]}, "f1_weighted"
     cv_theirs = KFold(3) if cv == 3 else cv
     theirs = GridSearchCV(CAPSULE, grid, cv=cv_theirs, scoring=scoring).fit(x, y)
     ours = Search(CAPSULE, grid, cv=cv, scoring=scoring).fit(x, y)
-    # Runs of rows weigh 0 in the passes that candidates share: blocks begin elsewhere, a row or two.
+    # Ranges of rows have weight 0 in the passes that candidates share; blocks start elsewhere, so a row or
+    # two differ.
     room = 0.03 if cv == 3 else 0
     for name in (n for n in theirs.cv_results_ if "test_score" in n and "rank" not in n):
         np.testing.assert_allclose(ours.cv_results_[name], theirs.cv_results_[name], atol=room, err_msg=name)
@@ -170,7 +173,7 @@ def test_splitters_and_scorers_are_scikit_learns(digits: Arrays, cv: Any) -> Non
     assert ours.score(x, y) == pytest.approx(get_scorer(scoring)(ours.best_estimator_, x, y))
 
 
-def test_groups_and_scorers_of_ones_own(digits: Arrays, pair: Pair) -> None:
+def test_groups_and_users_scorers_are_used(digits: Arrays, pair: Pair) -> None:
     x, y = digits[0][:200], digits[1][:200] % 2
     groups = np.arange(200) % 4
     grid = {"momentum": [0.0, 0.5]}
@@ -187,7 +190,7 @@ def test_groups_and_scorers_of_ones_own(digits: Arrays, pair: Pair) -> None:
         seen.append(rows)
         return 1.0
 
-    # There are no labels, and none are asked for.
+    # There are no labels, and none are needed.
     Search(NETWORK, {"n_clusterings": [50]}, cv=2, scoring=of_rows).fit(x)
     assert [len(one) for one in seen] == [100, 100]
 
@@ -214,12 +217,12 @@ def test_groups_and_scorers_of_ones_own(digits: Arrays, pair: Pair) -> None:
     ],
     ids=["no labels", "metric", "candidate", "halving", "twice", "no fold", "word"],
 )
-def test_what_cannot_be_is_refused(digits: Arrays, make: Any, message: str) -> None:
+def test_invalid_searches_are_refused(digits: Arrays, make: Any, message: str) -> None:
     with pytest.raises((ValueError, DataError), match=message):
         make(digits[0][:50], digits[1][:50])
 
 
-def test_a_candidate_that_runs_away(pair: Pair) -> None:
+def test_a_diverging_candidate_of_any_kind_does_not_end_the_search(pair: Pair) -> None:
     wild = {"learning_rate": 1e30, "n_epochs": 3}
     with pytest.warns(UserWarning, match=r"candidate 1 \(001-f0\) ended after 0 passes"):
         search = Search(RBM, [{}, wild], cv=2, error_score=-1).fit(*pair)
@@ -227,7 +230,7 @@ def test_a_candidate_that_runs_away(pair: Pair) -> None:
     assert search.best_index_ == 0
 
 
-def test_rows_taken_by_number_are_those_rows(digits: Arrays, tmp_path: Path) -> None:
+def test_rows_selected_by_index_are_those_rows(digits: Arrays, tmp_path: Path) -> None:
     import scipy.sparse
 
     x, y = digits
@@ -248,7 +251,7 @@ def test_rows_taken_by_number_are_those_rows(digits: Arrays, tmp_path: Path) -> 
         np.testing.assert_array_equal(kept.read_y(0, 6), y[rows])
 
 
-def test_names_and_drawings(digits: Arrays) -> None:
+def test_a_search_has_feature_names_and_an_html_form(digits: Arrays) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(digits[0][:100]).add_prefix("p")
     search = Search(NETWORK, {"n_clusterings": [50, 60]}, cv=2)
@@ -272,7 +275,7 @@ class _ManyRows:
         return 10**12
 
 
-def test_a_number_of_folds_needs_no_number_for_each_row() -> None:
+def test_folds_need_no_memory_per_row() -> None:
     splits, runs = find_folds(5, _ManyRows(), None, shared=True)  # type: ignore[arg-type]
     assert splits is None
     assert runs is not None
@@ -280,24 +283,24 @@ def test_a_number_of_folds_needs_no_number_for_each_row() -> None:
 
 
 @pytest.mark.parametrize(("n_rows", "n_folds"), [(10, 3), (11, 4), (6, 6), (7, 2)])
-def test_folds_by_their_number_are_those_of_kfold(n_rows: int, n_folds: int) -> None:
+def test_a_number_of_folds_equals_kfold(n_rows: int, n_folds: int) -> None:
     rows = Dataset.from_arrays(np.zeros((n_rows, 1), "f4"))
     theirs = [(int(test[0]), int(test[-1]) + 1) for _, test in KFold(n_folds).split(np.zeros(n_rows))]
     assert find_folds(n_folds, rows, None, shared=True) == (None, theirs)
 
 
 @pytest.mark.parametrize("cv", [[1, 2], {1: 2}, [(1, 2, 3)]])
-def test_what_is_no_pair_of_row_numbers_is_refused(digits: Arrays, cv: Any) -> None:
+def test_splits_that_are_not_pairs_of_row_indices_are_refused(digits: Arrays, cv: Any) -> None:
     with pytest.raises(ValueError, match=r"give pairs \(train, test\) of row numbers"):
         Search(CAPSULE, {"capsule_dim": [1]}, cv=cv).fit(*digits)
 
 
-def test_an_error_score_that_is_no_word_of_it_is_refused(digits: Arrays) -> None:
+def test_an_invalid_error_score_is_refused(digits: Arrays) -> None:
     with pytest.raises(ValueError, match="error_score='rasie': give 'raise' or a number"):
         Search(CAPSULE, {"capsule_dim": [1]}, error_score="rasie").fit(*digits)
 
 
-def test_a_metric_without_weights_scores_weighted_rows(digits: Arrays) -> None:
+def test_a_metric_without_weights_is_used_for_weighted_rows(digits: Arrays) -> None:
     x, y = digits
     search = Search(CAPSULE, {"capsule_dim": [1]}, cv=2, scoring="adjusted_rand_score")
     search.fit(x, y, sample_weight=np.linspace(1, 2, len(y)))
@@ -305,7 +308,7 @@ def test_a_metric_without_weights_scores_weighted_rows(digits: Arrays) -> None:
 
 
 @pytest.mark.filterwarnings("error:X does not have valid feature names")
-def test_scorers_do_not_warn_of_names_that_the_rows_had(digits: Arrays) -> None:
+def test_scorers_do_not_warn_about_feature_names(digits: Arrays) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(digits[0]).rename(columns=str)
     search = Search(CAPSULE, {"capsule_dim": [1]}, cv=2, scoring="f1_weighted").fit(frame, digits[1])

@@ -1,4 +1,4 @@
-"""Online candidates of a search: what they share, and what they say beforehand and on the way."""
+"""Online candidates of a search: shared work, checks before the search, and reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRID = {"algorithm": list(ALGORITHMS)}
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Every candidate's model after a search, by key."""
+    """Return every candidate's model after a search, by key."""
     kept: dict[str, CapsuleRegression] = {}
     gather = Search._gather
 
@@ -35,7 +35,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
     return kept
 
 
-def test_online_candidates_are_the_fits_that_they_would_be_alone(
+def test_online_candidates_equal_separate_fits(
     digits: Arrays, held_out: Arrays, models: dict[str, CapsuleRegression]
 ) -> None:
     log = Log()
@@ -45,12 +45,12 @@ def test_online_candidates_are_the_fits_that_they_would_be_alone(
         alone.fit(*digits, validation=held_out, engine=SMALL)
         np.testing.assert_array_equal(models[f"{number:03d}"].W_, alone.W_)
         assert search.results_["n_passes"][number] == alone.n_iter_
-    # One basis, one set of projected rows and one set of moments serve all.
+    # All candidates share one basis, one set of projected rows and one set of moments.
     made = [name for name in log.stages if not name.startswith(("search_score", "search_temper"))]
     assert len(made) == 4 + len(ALGORITHMS), log.stages
 
 
-def test_online_candidates_leave_the_fold_out(digits: Arrays, models: dict[str, CapsuleRegression]) -> None:
+def test_online_candidates_exclude_the_fold(digits: Arrays, models: dict[str, CapsuleRegression]) -> None:
     x, y = digits
     Search(BASE, GRID, cv=2, refit=False, n_jobs=1).fit(x, y, engine=SMALL)
     weight = np.ones(len(x))
@@ -61,7 +61,7 @@ def test_online_candidates_leave_the_fold_out(digits: Arrays, models: dict[str, 
         np.testing.assert_array_equal(models[f"{number:03d}-f0"].W_, alone.W_)
 
 
-def test_online_candidates_are_checked_before_any_work(digits: Arrays, tmp_path: Path) -> None:
+def test_online_candidates_are_checked_before_work_starts(digits: Arrays, tmp_path: Path) -> None:
     log = Log()
     grid = [{"algorithm": "em"}, {"algorithm": "stepwise", "kappa": 5}]
     with pytest.raises(ValueError, match=r"candidate 1 .*'kappa': 5.*kappa=5: give a number in"):
@@ -70,7 +70,7 @@ def test_online_candidates_are_checked_before_any_work(digits: Arrays, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_numbers_that_run_away_end_their_candidate_alone(
+def test_divergence_ends_one_candidate_only(
     digits: Arrays, held_out: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.models.capsule.model.online import CapsuleStepwise
@@ -88,7 +88,7 @@ def test_numbers_that_run_away_end_their_candidate_alone(
         Search(BASE, grid, error_score="raise", n_jobs=1).fit(*digits, validation=held_out, engine=SMALL)
 
 
-def test_a_resumed_search_ends_at_the_same_candidates(
+def test_a_resumed_search_ends_with_the_same_candidates(
     digits: Arrays, held_out: Arrays, tmp_path: Path, models: dict[str, CapsuleRegression]
 ) -> None:
     call = {"validation": held_out, "engine": SMALL}

@@ -1,4 +1,4 @@
-"""The best estimator of a search: where it is fitted, by how many threads, and what it scores."""
+"""The best estimator of a search: its folder, its threads and its score."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE = CapsuleRegression(max_iter=3, random_state=0, n_jobs=1)
 GRID = {"capsule_dim": [1, 2]}
 
 
-def test_the_refit_lies_beside_the_search_wherever_that_is(
+def test_the_refit_is_stored_next_to_the_search(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def test_the_refit_lies_beside_the_search_wherever_that_is(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_search_without_refit_has_no_earlier_model_and_a_refused_one_keeps_its_results(
+def test_a_search_without_refit_has_no_model_and_a_refused_search_keeps_its_results(
     digits: Arrays,
 ) -> None:
     search = Search(BASE, GRID, cv=2).fit(*digits, engine=SMALL)
@@ -44,9 +44,7 @@ def test_a_search_without_refit_has_no_earlier_model_and_a_refused_one_keeps_its
     assert search.results_ is results
 
 
-def test_threads_of_the_search_are_those_of_the_refit(
-    digits: Arrays, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_refit_has_the_threads_of_the_search(digits: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.engine import inprocess
 
     asked: set[Any] = set()
@@ -63,14 +61,14 @@ def test_threads_of_the_search_are_those_of_the_refit(
     assert Search(BASE, GRID, cv=2).fit(*digits, engine=SMALL).best_estimator_.n_jobs == 1
 
 
-def test_halving_does_not_compare_by_a_function(digits: Arrays, tmp_path: Path) -> None:
+def test_halving_refuses_a_scoring_function(digits: Arrays, tmp_path: Path) -> None:
     search = Search(BASE, GRID, halving=True, min_passes=1, scoring=lambda model, rows: 0.0)
     with pytest.raises(ValueError, match="halving=True compares candidates during the fit"):
         search.fit(*digits, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_weigh_in_the_score(digits: Arrays) -> None:
+def test_row_weights_are_used_in_the_score(digits: Arrays) -> None:
     x, y = digits
     search = Search(BASE, GRID, cv=2).fit(x, y, engine=SMALL)
     weight = np.linspace(0.0, 2.0, len(y))

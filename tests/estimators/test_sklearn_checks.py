@@ -24,7 +24,7 @@ from scalelatent import (
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import warn_reduced
 
-# Each with the reason why it cannot hold; nothing that a fix would cure stands here.
+# Each entry names the reason why the check cannot hold; a check that a fix could satisfy is not listed.
 _WEIGHTS = (
     "repeated rows allow a larger default capsule_dim than rows that weigh more; of one capsule_dim it asks "
     "for 1e-7, and passes are float32 (see test_inputs.py)"
@@ -67,7 +67,7 @@ _OF_SMALL = (
     "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_dict_unchanged",
     "check_fit2d_predict1d", "check_fit2d_1sample", "check_fit2d_1feature",
 )  # fmt: skip
-# By threshold: with one all of these checks pass.
+# By the threshold; with a larger one all of these checks pass.
 EXPECTED_OF_HCN = {
     None: dict.fromkeys((*_OF_LARGE, *_OF_SMALL), _BINARY),
     0.5: dict.fromkeys(_OF_LARGE, _LARGE),
@@ -95,26 +95,26 @@ def _expected(estimator: Any) -> dict[str, str]:
     ],
     expected_failed_checks=_expected,
 )
-def test_checks(estimator: Any, check: Any) -> None:
+def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
 @pytest.mark.parametrize("name", _OF_LARGE)
-def test_checks_of_numbers_near_100(name: str) -> None:
+def test_scikit_learns_checks_of_values_near_100_pass(name: str) -> None:
     check = getattr(estimator_checks, name)
     check("HierarchicalCompositionalNetwork", HierarchicalCompositionalNetwork(threshold=100))
 
 
 @pytest.mark.slow
 @parametrize_with_checks([MultilayerBootstrapNetwork()])
-def test_checks_of_400_clusterings(estimator: Any, check: Any) -> None:
+def test_scikit_learns_checks_with_400_clusterings_pass(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
 @pytest.mark.parametrize(
     ("init", "rows", "expected"), [("subspace", 20, 5), ("subspace", 3, 3), ("random", 20, 8)]
 )
-def test_a_default_is_cut_to_the_rows_and_told_once(
+def test_a_default_is_reduced_to_the_rows_with_one_warning(
     init: str, rows: int, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_reduced.cache_clear()
@@ -122,17 +122,17 @@ def test_a_default_is_cut_to_the_rows_and_told_once(
     for _ in range(2):
         model = CapsuleRegression(max_iter=2, init=init).fit(x, y)
         assert (model.capsule_dim, model.capsule_dim_) == (None, expected)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (expected < 8)
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == (expected < 8)
     assert all(
         f"capsule_dim is {expected} instead of its default 8, because the training rows have " in text
-        for text in told
+        for text in reported
     )
-    with pytest.raises(ValueError, match="capsule_dim"):  # what was asked for is not cut
+    with pytest.raises(ValueError, match="capsule_dim"):  # Requested values are not reduced.
         CapsuleRegression(capsule_dim=8).fit(x, y)
 
 
-def test_a_default_batch_is_cut_to_the_rows_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_default_batch_is_reduced_to_the_rows_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     warn_reduced.cache_clear()
     v = np.eye(4, dtype="u1").repeat(3, axis=0)
     for more, size in ({}, 12), ({"n_chains": 5}, 10), ({"local_steps": 2, "n_chains": 2}, 3):
@@ -148,13 +148,13 @@ def test_a_default_batch_is_cut_to_the_rows_and_told_once(caplog: pytest.LogCapt
         ConditionalRBM(batch_size=20).fit(v, v)
 
 
-def test_a_default_is_what_it_stands_for_where_rows_allow_it(digits: Any, tmp_path: Any) -> None:
+def test_a_default_equals_its_documented_value_for_enough_rows(digits: Any, tmp_path: Any) -> None:
     x, y = digits
     ours, theirs = (CapsuleRegression(max_iter=2, random_state=0, **how) for how in ({}, {"capsule_dim": 8}))
     np.testing.assert_array_equal(ours.fit(x, y).W_, theirs.fit(x, y).W_)
     assert (
         ours._deciding_parameters() == theirs._deciding_parameters()
-    )  # folders of either go on with the other
+    )  # A folder of either form resumes with the other one.
     v = (x > 8).astype("u1")
     a, b = (ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **how) for how in ({}, {"batch_size": 20}))
     np.testing.assert_array_equal(a.fit(x, v).W_, b.fit(x, v).W_)
@@ -164,7 +164,7 @@ def test_a_default_is_what_it_stands_for_where_rows_allow_it(digits: Any, tmp_pa
         assert getattr(load_model(tmp_path / name), name) == value
 
 
-def test_clone_and_params() -> None:
+def test_clone_keeps_the_parameters() -> None:
     model = CapsuleRegression(
         capsule_dim=[1, 2], nu_schedule=[(0.5, 3)], class_weight={0: 2.0}, random_state=3
     )
@@ -174,7 +174,7 @@ def test_clone_and_params() -> None:
     assert CapsuleRegression(**model.get_params()).get_params() == model.get_params()
 
 
-def test_constructor_only_stores_and_takes_keywords_only() -> None:
+def test_the_constructor_stores_keyword_arguments_only() -> None:
     weird = object()
     model = CapsuleRegression(capsule_dim=weird, momentum="x", random_state=weird)
     assert model.capsule_dim is weird
@@ -183,7 +183,7 @@ def test_constructor_only_stores_and_takes_keywords_only() -> None:
         CapsuleRegression(3)
 
 
-def test_pipeline_and_search(digits: Any) -> None:
+def test_estimators_work_in_pipelines_and_searches(digits: Any) -> None:
     x, y = digits[0][:300], digits[1][:300]
     model = make_pipeline(StandardScaler(), CapsuleRegression(capsule_dim=2, max_iter=10, random_state=0))
     assert cross_val_score(model, x, y, cv=3).mean() > 0.7

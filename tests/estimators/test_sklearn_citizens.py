@@ -1,4 +1,4 @@
-"""In the company of scikit-learn: pipelines, grids, data frames, metadata, output containers."""
+"""Estimators together with scikit-learn: pipelines, grids, data frames, metadata, output containers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def routing() -> Iterator[None]:
         yield
 
 
-def test_a_pipeline_is_its_steps(digits: Arrays) -> None:
+def test_a_pipeline_equals_its_steps(digits: Arrays) -> None:
     x, y = digits
     pipe = make_pipeline(StandardScaler(), clone(MODEL)).fit(x, y)
     scaled = StandardScaler().fit_transform(x)
@@ -41,7 +41,7 @@ def test_a_pipeline_is_its_steps(digits: Arrays) -> None:
     np.testing.assert_array_equal(pipe.get_feature_names_out(), [f"capsuleregression{i}" for i in range(20)])
 
 
-def test_grid_search_over_a_pipeline(digits: Arrays) -> None:
+def test_a_grid_search_over_a_pipeline_finds_its_parameters(digits: Arrays) -> None:
     pipe = make_pipeline(StandardScaler(), clone(MODEL))
     grid = {"capsuleregression__capsule_dim": [1, 4], "standardscaler": [StandardScaler(), "passthrough"]}
     search = GridSearchCV(pipe, grid, cv=StratifiedKFold(3)).fit(*digits)
@@ -53,13 +53,13 @@ def test_grid_search_over_a_pipeline(digits: Arrays) -> None:
 
 
 @pytest.mark.slow
-def test_grid_search_in_other_processes(digits: Arrays) -> None:
+def test_a_grid_search_runs_in_other_processes(digits: Arrays) -> None:
     grid = {"capsule_dim": [1, 4]}
     here, there = (GridSearchCV(MODEL, grid, cv=3, n_jobs=n).fit(*digits) for n in (1, 2))
     np.testing.assert_array_equal(there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
 
 
-def test_cross_validation_and_stacking(digits: Arrays) -> None:
+def test_cross_validation_and_stacking_work(digits: Arrays) -> None:
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.ensemble import StackingClassifier
     from sklearn.linear_model import LogisticRegression
@@ -73,7 +73,7 @@ def test_cross_validation_and_stacking(digits: Arrays) -> None:
     assert CalibratedClassifierCV(MODEL, cv=2).fit(x, y).predict(x).shape == (600,)
 
 
-def test_feature_names_out_and_output_frames(digits: Arrays, tmp_path: Any) -> None:
+def test_transforms_return_frames_with_feature_names(digits: Arrays, tmp_path: Any) -> None:
     pandas = pytest.importorskip("pandas")
     x, y = digits
     model = clone(MODEL).set_output(transform="pandas").fit(x, y)
@@ -83,7 +83,7 @@ def test_feature_names_out_and_output_frames(digits: Arrays, tmp_path: Any) -> N
     np.testing.assert_array_equal(frame.to_numpy(), clone(MODEL).fit(x, y).transform(x[:7]))
     assert frame.dtypes.unique().tolist() == [np.float32]
     assert isinstance(model.fit_transform(x, y), pandas.DataFrame)
-    # What is no array stays what it is.
+    # Containers other than arrays stay what they are.
     stored = model.transform(x, out=tmp_path / "latents.zarr")
     assert isinstance(stored, Dataset)
     import dask.array as da
@@ -96,7 +96,7 @@ def test_feature_names_out_and_output_frames(digits: Arrays, tmp_path: Any) -> N
     assert out.get_feature_names_out()[[0, 20]].tolist() == ["h__capsuleregression0", "x__p0"]
 
 
-def test_data_frames_name_their_features(digits: Arrays) -> None:
+def test_feature_names_come_from_data_frames(digits: Arrays) -> None:
     pandas = pytest.importorskip("pandas")
     x, y = digits
     frame = pandas.DataFrame(x, columns=[f"pixel{i}" for i in range(64)])
@@ -135,7 +135,7 @@ def test_sample_weight_is_routed(digits: Arrays) -> None:
         unasked.fit(x, y, sample_weight=weight)
 
 
-def test_a_search_inside_a_pipeline_and_cross_validated(digits: Arrays) -> None:
+def test_a_search_works_inside_a_pipeline_and_cross_validation(digits: Arrays) -> None:
     search = Search(MODEL, {"capsule_dim": [1, 3]}, cv=2)
     pipe = make_pipeline(StandardScaler(), search).fit(*digits)
     assert pipe[-1].best_params_["capsule_dim"] in (1, 3)
@@ -161,7 +161,9 @@ WEIGHTS = [np.arange(4), [1, 0.5, 0, 2], 3.0, [1, 2], [1, 2, 3, -1], [1, 2, 3, n
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_weights_are_checked_alike_without_the_helper(weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_checked_without_scikit_learns_helper(
+    weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def checked() -> Any:
         try:
             return _sklearn.check_weights(weights, np.zeros((4, 2))).tolist()
@@ -173,7 +175,7 @@ def test_weights_are_checked_alike_without_the_helper(weights: Any, monkeypatch:
     assert checked() == before
 
 
-def test_without_its_helper_an_output_is_an_array_and_that_is_said(
+def test_without_scikit_learns_helper_an_output_is_an_array_with_a_warning(
     digits: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pd = pytest.importorskip("pandas")

@@ -1,4 +1,4 @@
-"""Estimators on CSR rows: the same bits as on the dense twin, and a refusal where rows are too wide."""
+"""Estimators on CSR rows: the same bits as with dense rows, and a refusal of rows that are too wide."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _fit(*data: Any, **options: Any) -> CapsuleRegression:
 
 
 @pytest.mark.parametrize("projection", [None, 20])
-def test_the_bits_of_the_dense_twin(digits: Any, projection: int | None, tmp_path: Path) -> None:
+def test_csr_rows_give_the_bits_of_dense_rows(digits: Any, projection: int | None, tmp_path: Path) -> None:
     x, y = digits[0].astype("f4"), digits[1]
     csr = sp.csr_array(x)
     stored = Dataset.from_arrays(csr, y).save(tmp_path / "ds", shard_rows=100)
@@ -41,7 +41,7 @@ def test_the_bits_of_the_dense_twin(digits: Any, projection: int | None, tmp_pat
     assert (out.read_y(0, len(y)) == y).all()
 
 
-def test_labels_of_both_kinds_travel_through_a_map(digits: Any, tmp_path: Path) -> None:
+def test_a_map_keeps_labels_of_both_kinds(digits: Any, tmp_path: Path) -> None:
     x, y = digits[0][:200], digits[1][:200]
     model = _fit(x, y)
     topics = sp.csr_array(np.eye(10, dtype="u1")[y])
@@ -52,7 +52,7 @@ def test_labels_of_both_kinds_travel_through_a_map(digits: Any, tmp_path: Path) 
         assert abs(out.read_y(0, 200) - rows).sum() == 0
 
 
-def test_wide_rows_are_refused_before_any_work() -> None:
+def test_too_wide_rows_are_refused_before_work_starts() -> None:
     x = sp.random_array((60, 2_000_000), density=1e-5, rng=np.random.default_rng(0), format="csr")
     y = np.arange(60) % 2
     message = r"2000000 features need \d+ matrices of second moments of .* GiB.* only \d+ features fit\. Keep"
@@ -75,7 +75,7 @@ def test_plan_counts_the_bytes_of_csr(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_bad_values_and_kinds_are_refused(value: float) -> None:
+def test_invalid_values_and_kinds_are_refused(value: float) -> None:
     x = sp.csr_array(np.eye(4))
     with pytest.raises(DataError, match="learns from one label a row"):
         _fit(Dataset.from_arrays(x, np.eye(4)))
@@ -84,7 +84,7 @@ def test_bad_values_and_kinds_are_refused(value: float) -> None:
         _fit(x, [0, 1, 0, 1])
 
 
-def test_info_tells_entries_and_density(tmp_path: Path) -> None:
+def test_info_reports_entries_and_density(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from scalelatent.cli import app

@@ -1,4 +1,4 @@
-"""Weights that differ by a factor give one model, or are refused by name."""
+"""Weights that differ by a factor give one model, or are refused with an error that names them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("factor", [1e-30, 1 / 300, 1e9])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_factor_of_all_weights_does_not_matter(name: str, factor: float) -> None:
+def test_a_common_factor_of_all_weights_does_not_change_the_model(name: str, factor: float) -> None:
     plain = MODELS[name]().fit(X, Y)
     if name in ("passive_aggressive", "mixture") and factor > 1:
         pytest.skip("a row of weight a counts as a rows here")
@@ -35,6 +35,6 @@ def test_a_factor_of_all_weights_does_not_matter(name: str, factor: float) -> No
 
 @pytest.mark.parametrize("factor", [1e-300, 1e300])
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_that_sums_cannot_hold_are_refused_by_name(name: str, factor: float) -> None:
+def test_weights_whose_sum_overflows_are_refused(name: str, factor: float) -> None:
     with pytest.raises(ValueError, match=r"the largest sample_weight is 1e[+-]300.*divide sample_weight"):
         MODELS[name]().fit(X, Y, sample_weight=np.full(300, factor))

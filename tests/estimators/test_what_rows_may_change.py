@@ -1,7 +1,7 @@
-"""What may change in the rows of a fit, and what must not change in its result: one table for all models.
+"""Changes of the rows of a fit, and their effect on the result: one table for all models.
 
 Each model is fitted twice, before and after a change of the rows, and gives results for the same held-out
-rows. An entry of the table says what holds for the two results:
+rows. An entry of the table declares the relation of the two results:
 
 same    They have the same bits.
 close   They differ by float32 rounding: at most by ``Model.rounding``.
@@ -117,7 +117,7 @@ class Model:
     # Largest loss of score: two standard deviations of the difference of two scores of 300 rows.
     spread: float = 0.0
     score: Callable[[Any, np.ndarray, np.ndarray], float] = lambda fitted, x, y: float(fitted.score(x, y))
-    # Whether ``fit`` is given the second array of ``draw``.
+    # Whether ``fit`` receives the second array of ``draw``.
     supervised: bool = True
 
     def given(self) -> Given:
@@ -135,17 +135,18 @@ class Model:
         return found.reshape(len(found), -1)
 
 
-# In six passes a row takes part in six products of six features in float32, whose roundings add up to at most
-# 6 * 6 * 2**-24 = 2e-6 of a sum. A probability changes by a quarter of the change of log-odds of at most 20.
+# In six passes a row takes part in six float32 products of six features. Their roundings add up to at most 6
+# * 6 * 2**-24 = 2e-6 of a sum. A probability changes by at most a quarter of the change of its log-odds,
+# which are at most 20.
 CAPSULES = {"draw": draw_clouds, "result": "predict_proba", "rounding": 20 / 4 * 6 * 6 * 2.0**-24}
-# Squared distances in units of the noise, 12, are differences of sums of six squares of at most 200 / 12 in
-# float32. Half a distance counts, and each of two fits rounds it.
+# Squared distances in units of the noise, 12, are differences of float32 sums of six squares, which are at
+# most 200 / 12. Half a distance is used, and each of two fits rounds it.
 OF_SQUARES = 6 * (200 / 12) ** 2 * 2.0**-24
 MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": OF_SQUARES}
-# The start of a mixture is drawn from rows by their numbers, so that rows in another order start another one.
-# A log density of six Gaussian features has a standard deviation of sqrt(6 / 2): 2 * sqrt(6 / 2 * 2 / 300).
+# The start of a mixture is drawn from rows by their indices, so rows in another order give another start. A
+# log density of six Gaussian features has a standard deviation of sqrt(6 / 2): 2 * sqrt(6 / 2 * 2 / 300).
 DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": OF_SQUARES, "spread": 0.28}
-# For 300 rows of which 5 % are wrong: 2 * sqrt(2 * .05 * .95 / 300).
+# 5 % of the 300 rows are wrong: 2 * sqrt(2 * .05 * .95 / 300).
 FIVE_PERCENT = 0.036
 MODELS = {
     "em": Model(sl.CapsuleRegression, {"capsule_dim": 2, "max_iter": 6}, spread=FIVE_PERCENT, **CAPSULES),
@@ -200,8 +201,8 @@ MODELS = {
         {"layers": [(4, 3)], "online": False, "n_epochs": 10, "n_restarts": 3},
         draw_images,
         "transform",
-        # One start in ten ends in a worse optimum, hence the restarts. The share of bits that features save
-        # has a standard deviation of .052 between images: 2 * .052 * sqrt(2 / 300).
+        # One start in ten ends in a worse optimum, therefore the fit has restarts. The share of bits that
+        # features save has a standard deviation of .052 between images: 2 * .052 * sqrt(2 / 300).
         spread=0.0085,
         score=lambda fitted, x, y: float(fitted.score(x)),
         supervised=False,
@@ -332,7 +333,9 @@ def fit_before(model: str, change: str | None) -> Any:
         if ENTRIES[key] not in REASONS
     ],
 )
-def test_a_change_of_the_rows_changes_what_the_table_says(change: str, model: str, tmp_path: Path) -> None:
+def test_a_change_of_the_rows_changes_the_result_as_the_table_declares(
+    change: str, model: str, tmp_path: Path
+) -> None:
     how, column, entry = CHANGES[change], MODELS[model], ENTRIES[change, model]
     changed = how.after(column.given(), tmp_path)
     if entry == "error":

@@ -21,7 +21,7 @@ PARTITIONS = st.integers(1, 30).flatmap(
 
 @settings(max_examples=25)
 @given(PARTITIONS)
-def test_accuracy_is_that_of_the_best_of_all_pairings(columns: tuple[list[int], list[int]]) -> None:
+def test_accuracy_uses_the_best_pairing(columns: tuple[list[int], list[int]]) -> None:
     labels, clusters = map(np.array, columns)
     best = max((np.array(names)[clusters] == labels).mean() for names in itertools.permutations(range(4)))
     assert clustering_accuracy(labels, clusters) == pytest.approx(best)
@@ -60,7 +60,7 @@ def test_threads_do_not_change_the_numbers() -> None:
     assert fewer.inertias.tolist() == one.inertias[:4].tolist()
 
 
-def test_empty_clusters_are_warned_of_once() -> None:
+def test_empty_clusters_give_one_warning() -> None:
     x = np.zeros((30, 2))
     with pytest.warns(UserWarning, match="4 of 4 restarts of k-means found up to 2 clusters fewer") as warned:
         found = kmeans_scores(x, np.arange(30) % 3, restarts=4, n_jobs=2)

@@ -35,8 +35,8 @@ def topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
 
 
 @given(st.integers(3, 40), st.integers(0, 5))
-def test_overlap_against_brute_force(n: int, seed: int) -> None:
-    codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # many ties
+def test_overlap_equals_brute_force(n: int, seed: int) -> None:
+    codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # There are many ties.
     y, relevant = topics(n, seed)
     scores = (codes[:, None] == codes).sum(axis=2)
     curve = retrieval_accuracy(codes, y, metric="overlap", levels=range(1, n))
@@ -46,7 +46,7 @@ def test_overlap_against_brute_force(n: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-def test_real_outputs_against_brute_force(metric: str) -> None:
+def test_real_outputs_equal_brute_force(metric: str) -> None:
     rng = np.random.default_rng(0)
     x, (y, relevant) = rng.normal(size=(60, 4)) + 5, topics(60, 1)
     unit = x / np.linalg.norm(x, axis=1)[:, None]
@@ -69,7 +69,7 @@ def test_a_query_without_topics_scores_nothing_and_is_a_mistake() -> None:
     y = scipy.sparse.csr_array(np.array([[1], [1], [0]], dtype=np.uint8))
     nowhere = np.zeros((3, 2))
     curve = retrieval_accuracy(nowhere, y, levels=[1, 2])
-    # Every document is as near as any other: one hit in two for the first two, none for the last.
+    # All documents are equally near: one hit in two for the first two, none for the last.
     assert curve.accuracy == pytest.approx([(0.5 + 0.5 + 0) / 3, (0.5 + 0.5 + 0) / 3])
     dense = retrieval_accuracy(nowhere, y.toarray(), levels=[1, 2])
     assert dense.accuracy.tolist() == curve.accuracy.tolist()
@@ -134,7 +134,7 @@ def test_bad_input_raises_an_error_that_names_it(given: dict[str, Any], message:
         retrieval_accuracy(**given)
 
 
-def test_levels() -> None:
+def test_levels_are_powers_of_two_minus_one() -> None:
     assert retrieval_levels(402_207)[-1] == 262_143
     assert retrieval_levels(2).tolist() == [1]
 

@@ -23,16 +23,16 @@ class Fixed:
         self.classes_ = np.asarray(classes)
         self.n_features_in_ = len(self.classes_)
 
-    def predict_proba(self, x):
-        return x
+    def predict_proba(self, rows):
+        return rows.read_x(0, len(rows))
 
-    def predict(self, x):
-        return self.classes_[x.argmax(axis=1)]
+    def predict(self, rows):
+        return self.classes_[self.predict_proba(rows).argmax(axis=1)]
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 60), st.integers(2, 5), st.integers(1, 17), st.integers(0, 2**32 - 1))
-def test_against_scikit_learn(rows, n_classes, batch, seed):
+def test_metrics_equal_those_of_scikit_learn(rows, n_classes, batch, seed):
     rng = np.random.default_rng(seed)
     classes = np.array(["a", "b", "c", "d", "e"])[:n_classes]
     x = rng.dirichlet(np.ones(n_classes), rows)
@@ -110,10 +110,10 @@ def test_codes_are_ranked_by_the_codes_that_rows_share():
     assert score_dataset(Coded(), ds)["retrieval"]["accuracy"][:4] == [1.0] * 4
     assert score_dataset(Coded(), ds, ["retrieval"]) == score_dataset(Coded(), ds)
     for name in ("nmi", "accuracy"):
-        told = (
+        reported = (
             f"metric '{name}' clusters components.*codes.*use the metric retrieval, or fit with output='pca'"
         )
-        with pytest.raises(JobError, match=told):
+        with pytest.raises(JobError, match=reported):
             score_dataset(Coded(), ds, ["retrieval", name])
-        with pytest.raises(JobError, match=told):
+        with pytest.raises(JobError, match=reported):
             score_output(x, ds, [name], metric="overlap")

@@ -1,4 +1,4 @@
-"""``python -m tests.faults``: inject every fault and print what came of it as a table."""
+"""Run ``python -m tests.faults``: inject every fault and print the results as a table."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of faults, printed behind the tests that injected them."""
+"""Table of faults, printed after the tests that inject them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ COLUMNS = ("fault", "model", "where", "outcome")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
-    """One line a fault: what was done to which model where, and what came of it."""
+    """Print one line per fault: the fault, the model, the place, and the result."""
     rows = []
     for status in ("passed", "failed"):
         for report in terminalreporter.stats.get(status, []):
-            told = dict(report.user_properties)
-            if all(column in told for column in COLUMNS[:3]):
-                told.setdefault("outcome", "FAILED")
-                rows.append([str(told[column]) for column in COLUMNS])
-    # With the whole suite it would be lost among other tables.
+            reported = dict(report.user_properties)
+            if all(column in reported for column in COLUMNS[:3]):
+                reported.setdefault("outcome", "FAILED")
+                rows.append([str(reported[column]) for column in COLUMNS])
+    # The table would not be noticed among those of the whole suite.
     if not rows or (len(rows) < terminalreporter._numcollected and config.option.verbose < 1):
         return
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
@@ -26,4 +26,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         )
     same = sum(row[3] == "same bits" for row in rows)
-    terminalreporter.write_line(f"{len(rows)} faults: {same} ended with the same bits, the others as told")
+    terminalreporter.write_line(
+        f"{len(rows)} faults: {same} ended with the same bits, the others as declared"
+    )

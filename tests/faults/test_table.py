@@ -65,9 +65,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "search apart": lambda: sl.Search(MODELS["mbn"](), {"k1": [10, 20]}, cv=2),
 }
-# Of kept messages each leaf leaves records.
+# With kept messages each leaf writes records.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
-# A Ctrl-C there leaves something behind it, and something before it.
+# A Ctrl-C there leaves work before and after it.
 STOPS = {
     "capsule": ("pass_end", 2),
     "capsule stepwise": ("pass_end", 1),
@@ -80,12 +80,12 @@ STOPS = {
     "search": ("pass_end", 2),
     "search apart": ("stage", 8),
 }
-STATES = "state-", "result-"  # records that a fit goes on from
+STATES = "state-", "result-"  # A fit resumes from these records.
 OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}
 
 
 class Place(SimpleNamespace):
-    """Where a fit lies: its dataset, its run folder, and the last record that it wrote."""
+    """Files of a fit: its dataset, its run folder, and the last record that it wrote."""
 
     data: Path
     run: Path
@@ -134,7 +134,7 @@ def identity(place: Place) -> Path:
 
 
 def copied(place: Place, key: str) -> None:
-    """Files of a dataset of the same shape with other rows."""
+    """Return the files of a dataset of the same shape with other rows."""
     ds = sl.open_dataset(place.data)
     other = sl.Dataset.from_arrays(1 - ds.read_x(0, len(ds)), ds.read_y(0, len(ds)))
     other.save(place.data.with_name("other"), chunk_rows=25, shard_rows=50)
@@ -157,7 +157,7 @@ def _die() -> None:
 
 
 class KillAt(InterruptAt):
-    """Kills its own process where the other would interrupt."""
+    """Callback that kills its own process at the point where the other one interrupts."""
 
     def _count(self, info: dict[str, Any]) -> None:
         try:
@@ -167,7 +167,7 @@ class KillAt(InterruptAt):
 
 
 def fit_and_die(model: str, data: str, run: str, where: str) -> None:
-    """In a process of its own: a fit that is killed at a sign of life, or as it writes its second record."""
+    """Run a fit in its own process, which is killed at a callback or while it writes its second record."""
     hook, count = STOPS[model]
     callbacks, records, replace = [], [], os.replace
 
@@ -221,7 +221,8 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))  # rows are read again
+    # Rows are read again in each pass.
+    monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))
     return Place(data=tmp_path / "d.zarr", run=tmp_path / "run")
 
 
@@ -229,7 +230,7 @@ def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pyte
 def whole(
     rows: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Any]:
-    """Outputs of the undisturbed fit of a model, made once."""
+    """Return a function that makes the outputs of the uninterrupted fit of a model, once."""
     made: dict[str, Any] = {}
 
     def outputs(model: str) -> Any:
@@ -261,7 +262,7 @@ def _outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]) -> An
 @pytest.mark.parametrize(
     ("fault", "where", "strike", "outcome"), FAULTS, ids=[f"{r[0]}-{r[1]}" for r in FAULTS]
 )
-def test_after_an_interrupt(
+def test_a_fault_after_an_interrupt_gives_the_declared_result(
     fault: str, where: str, strike: Callable[[Place], Any], outcome: str, model: str, place: Place,
     rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any], record_property: Any,
 ) -> None:  # fmt: skip
@@ -269,7 +270,7 @@ def test_after_an_interrupt(
         record_property(name, value)
     hook, count = STOPS[model]
     if where == "shard" and model == "mbn":
-        count = 0  # a network reads rows for its first layer alone
+        count = 0  # A bootstrap network reads rows for its first layer only.
     with pytest.raises(KeyboardInterrupt):
         _fit(model, place, rows, run_dir=place.run, callbacks=[InterruptAt(count, hook)])
     strike(place)
@@ -292,7 +293,7 @@ def test_after_an_interrupt(
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("where", [BETWEEN, AMID])
-def test_a_killed_process(
+def test_a_killed_process_resumes_to_the_same_bits(
     model: str, where: str, place: Place, rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any],
     record_property: Any,
 ) -> None:  # fmt: skip
@@ -310,7 +311,7 @@ def test_a_killed_process(
 
 @contextmanager
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
-    """Every write of a small file fails from the given one on."""
+    """Make every write of a small file fail from the given one on."""
     written = 0
     write = LocalLocation.write
 
@@ -328,7 +329,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("after", [0, 2, 5])
-def test_a_disk_that_fills(
+def test_a_fit_resumes_after_a_full_disk(
     model: str, after: int, place: Place, rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch, record_property: Any,
 ) -> None:  # fmt: skip

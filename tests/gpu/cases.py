@@ -1,4 +1,4 @@
-"""Inputs for the kernels and the comparison with the reference, for the emulated and the real device."""
+"""Inputs of kernels, and their comparison with the reference, for the emulated and the real device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.members import build_members
 
-# Largest error over the largest residual: the table is good to 1e-12, which 1/P magnifies; float32 h rounds
-# itself.
+# Largest error relative to the largest residual: the table is exact to 1e-12, which 1/P magnifies, and
+# float32 h has rounding errors.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-6}
 EDGE_ROWS = 3
 ROWS = (1, 2, 31, 127, 128, 129, 300)
@@ -27,11 +27,14 @@ ENSEMBLES = {
 
 
 def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dict[str, Any]:
-    """Arguments of ``residuals`` by name; h of mixed lengths, some rows all zero, random weights."""
+    """Return the arguments of ``residuals`` by name:
+
+    h of mixed lengths, some rows all zero, random weights.
+    """
     rng = np.random.default_rng((seed, rows, len(name)))
     members = build_members(*ENSEMBLES[name])
     live, classes = np.arange(members.n_members), np.arange(members.n_classes)
-    if members.architecture == "all_vs_all":  # the members that see class 1, as the model groups them
+    if members.architecture == "all_vs_all":  # These members see class 1, as the model groups them.
         live, classes = np.flatnonzero(members.labels[:, 1] >= 0), np.array([1])
     dims, labels = members.dims[live], members.labels[live]
     h = rng.normal(size=(int(dims.sum()), rows)) * np.exp(rng.normal(size=rows))
@@ -48,14 +51,14 @@ def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dic
 
 
 def expected(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """(h afterwards, active, sums) of the reference in float64."""
+    """Return (h afterwards, active, sums) of the reference in float64."""
     h = case["h"].astype(np.float64)
     active, sums = reference.residuals(h, *(case[k] for k in ("y", "weight", "dims", "labels", "nu")))
     return h, active, sums
 
 
 def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs: bool = True) -> None:
-    """Run the device kernel on a copy of the case and compare everything it returns."""
+    """Run the device kernel on a copy of the case, and compare everything that it returns."""
     want_h, want_active, want_sums = expected(case)
     h = to_device(case["h"])
     y, weight = (case[k] if host_inputs else to_device(case[k]) for k in ("y", "weight"))
@@ -63,7 +66,7 @@ def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs:
     tolerance = TOLERANCE[case["h"].dtype.name]
     assert isinstance(sums, np.ndarray)
     assert sums.dtype == np.float64
-    # In float32 a few rows may fall on the other side of a tie or of the threshold.
+    # In float32 a few rows may be on the other side of a tie or of the threshold.
     edge = EDGE_ROWS if tolerance > 1e-6 else 0
     total = case["weight"].sum()
     np.testing.assert_allclose(sums[:, 0], want_sums[:, 0], rtol=tolerance, atol=tolerance * total)

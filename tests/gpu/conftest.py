@@ -1,4 +1,4 @@
-"""The CUDA text on a processor, and CuPy's stand-in, for machines without a GPU."""
+"""CUDA kernels compiled for the processor, and a stand-in for CuPy, for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def load(name: str):
-    """A helper module of this folder (tests are no package)."""
+    """Import a helper module of this folder, because tests are not a package."""
     full = f"gpu_tests_{name}"
     if full not in sys.modules:
         spec = importlib.util.spec_from_file_location(full, HERE / f"{name}.py")
@@ -33,7 +33,7 @@ def load_helper():
 
 @pytest.fixture
 def cases():
-    """Inputs and comparisons that the emulated and the real device share."""
+    """Return the inputs and comparisons that the emulated and the real device share."""
     return load("cases")
 
 
@@ -44,7 +44,10 @@ def cuda_text() -> str:
 
 @pytest.fixture(scope="session")
 def emulate(tmp_path_factory):
-    """``emulate("mbn")``: the kernels of a model's gpu.cu, compiled for this processor once a session."""
+    """Return a function:
+
+    ``emulate("mbn")`` compiles the kernels of a model's gpu.cu for this processor, once per session.
+    """
     emulation = load("emulation")
     if emulation.compiler() is None or not sys.platform.startswith("linux"):
         pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
@@ -59,7 +62,10 @@ def emulate(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def emulated(emulate):
-    """The capsule kernels; a module that tests another model's overrides this, and so what ``fake`` runs."""
+    """Return the capsule kernels.
+
+    A module that tests another model overrides this fixture, and with it ``fake``.
+    """
     return emulate("capsule")
 
 
@@ -67,7 +73,7 @@ def _forget_bodies() -> None:
     from scalelatent.engine import backend
 
     backend.find_kernel.cache_clear()
-    # The backend itself stays, since other modules have imported its functions.
+    # The backend module itself stays, because other modules have imported its functions.
     bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.kernels\.gpu", name)]
     for name in bodies:
         del sys.modules[name]
@@ -87,12 +93,12 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def turns():
-    """The order in which emulated threads and blocks take turns; see pytest_generate_tests."""
+    """Return the order in which emulated threads and blocks take turns; see pytest_generate_tests."""
 
 
 @pytest.fixture
 def fake(emulated, turns):
-    """CuPy replaced by its stand-in; modules that import CuPy are loaded again."""
+    """Replace CuPy by its stand-in; modules that import CuPy are loaded again."""
     fake_cupy = load("fake_cupy")
     _forget_bodies()
     emulated.turns = turns
@@ -104,7 +110,7 @@ def fake(emulated, turns):
 
 @pytest.fixture
 def real():
-    """CuPy with a device (mark the test `gpu`)."""
+    """Return CuPy with a device (for tests marked `gpu`)."""
     cupy = pytest.importorskip("cupy")
     try:
         count = cupy.cuda.runtime.getDeviceCount()

@@ -1,4 +1,4 @@
-"""Compile a .cu file for this machine's processor, and launch its kernels on numpy arrays."""
+"""Compile a .cu file for the processor of this machine, and launch its kernels on numpy arrays."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ _LETTERS = {
 }
 
 
-# Of `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1, false)`: the part of the name that it makes.
+# From `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1, false)`, the part of the name that it makes.
 _NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS\)\s+(\w+?)(##NAME)?\(')
 
-_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # a declaration, and its variables without their type
+_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # A declaration, and its variables without their type.
 
 
 def compiler() -> str | None:
-    """A C++ compiler, or None."""
+    """Return a C++ compiler, or None."""
     return next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None)
 
 
 def kernel_names(source: str) -> list[str]:
-    """Names of the kernels of a .cu file; those that its macro KERNELS makes, for each of its types."""
+    """Return the names of the kernels of a .cu file, and of those that its macro KERNELS makes."""
     made = dict.fromkeys(_NAME.findall(source))
     plain = source.replace("\\\n", "\n")
     return [name + suffix for name, glued in _KERNEL.findall(plain) for suffix in (made if glued else [""])]
 
 
-# Orders in which threads and blocks take their turns; numbers as in emulator.hpp.
+# Orders in which threads and blocks take their turns, with the numbers of emulator.hpp.
 TURNS = ("forward", "reversed", "shuffled")
-# Flags of a build that ends the process at an access out of bounds or misaligned, or undefined arithmetic.
+# Flags of a build that ends the process at out-of-bounds or misaligned access, or undefined arithmetic.
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def sanitized_environment() -> dict[str, str] | None:
     """Return variables of a process that builds kernels with SANITIZERS, or None if the compiler has none."""
     found = []
-    for name in ("libasan.so", "libstdc++.so.6"):  # the second one is needed to throw C++ exceptions
+    for name in ("libasan.so", "libstdc++.so.6"):  # The second library is needed to throw C++ exceptions.
         command = [compiler() or "g++", f"-print-file-name={name}"]
         path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         if not path.is_absolute():
@@ -65,7 +65,7 @@ def sanitized_environment() -> dict[str, str] | None:
 
 
 def _share(declaration: re.Match) -> str:
-    """Return a declaration of static memory, and calls that make each of its variables known."""
+    """Return a declaration of static memory, and calls that register each of its variables."""
     names = re.findall(r"(\w+)(?:\[\w+\])*(?:,|$)", declaration[2])
     return f"static {declaration[1]}" + "".join(f" emulator::share({name});" for name in names)
 
@@ -104,7 +104,7 @@ class Emulated:
 
     @cache  # noqa: B019  a handful of names, as long as the test session
     def signature(self, name: str) -> list[str]:
-        """numpy letters of the kernel's parameters, P before pointers."""
+        """Return the numpy letters of the kernel's parameters, P for pointers."""
         function = getattr(self.library, f"signature_{name}")
         function.restype = ctypes.c_char_p
         return function().decode().split()
@@ -112,7 +112,7 @@ class Emulated:
     def check(
         self, name: str, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]
     ) -> list[Any]:
-        """Check a launch: its sizes, and each argument against the kernel's signature; the C arguments."""
+        """Check a launch: its sizes, and each argument against the signature. Return the C arguments."""
         wanted = self.signature(name)
         assert len(arguments) == len(wanted), f"{name} takes {len(wanted)} arguments, not {len(arguments)}"
         assert len(block) == 1
@@ -130,11 +130,14 @@ class Emulated:
         arguments: tuple[Any, ...],
         shared: int = 0,
     ) -> None:
-        """Run a kernel; arguments are numpy arrays (pointers), numpy scalars, np.uint64(0) for no pointer."""
+        """Run a kernel.
+
+        Arguments are numpy arrays (pointers), numpy scalars, or np.uint64(0) for a null pointer.
+        """
         values = self.check(name, grid, block, arguments)
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         sizes = [*grid, 1][:2]
-        with self._one_at_a_time:  # the emulator's threads and shared memory are static
+        with self._one_at_a_time:  # Threads and shared memory of the emulator are static.
             self.library.emulator_set_turns(TURNS.index(self.turns))
             getattr(self.library, f"emulate_{name}")(
                 *(ctypes.c_uint(n) for n in (*sizes, block[0], shared)), pointers

@@ -253,14 +253,14 @@ inline void run_cluster(unsigned first, unsigned blocks, unsigned threads, unsig
     }
 }
 
-// Value of another thread; both barriers are reached by all threads.
+// Value of another thread of the warp; both barriers are reached by all its threads.
 template <class T>
 inline T from_thread(T value, unsigned thread) {
     static_assert(sizeof(T) <= 8, "values of up to 8 bytes");
     *reinterpret_cast<T*>(&exchange[8 * threadIdx.x]) = value;
-    barrier();
+    warp_barrier();
     const T out = *reinterpret_cast<T*>(&exchange[8 * thread]);
-    barrier();
+    warp_barrier();
     return out;
 }
 
@@ -338,6 +338,26 @@ inline T __shfl_down_sync(unsigned, T value, unsigned step) {
     const unsigned t = threadIdx.x;
     return emulator::from_thread(value, t % 32 + step < 32 ? t + step : t);
 }
+
+template <class T>
+inline T __shfl_up_sync(unsigned, T value, unsigned step) {
+    const unsigned t = threadIdx.x;
+    return emulator::from_thread(value, t % 32 >= step ? t - step : t);
+}
+
+template <class T>
+inline T __shfl_sync(unsigned, T value, unsigned lane) {
+    return emulator::from_thread(value, threadIdx.x / 32 * 32 + lane);
+}
+
+inline unsigned __ballot_sync(unsigned, bool value) {
+    unsigned bits = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        bits |= static_cast<unsigned>(__shfl_sync(0xffffffffu, static_cast<int>(value), lane)) << lane;
+    return bits;
+}
+
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 template <class T>
 inline T __shfl_xor_sync(unsigned, T value, unsigned mask) {

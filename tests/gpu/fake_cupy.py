@@ -1,13 +1,13 @@
-"""As much of CuPy as the package uses, over numpy, with kernels run by :class:`emulation.Emulated`.
+"""The part of CuPy that the package uses, over numpy, with kernels run by :class:`emulation.Emulated`.
 
-Strict where CuPy is: host and device arrays do not mix, nothing becomes a numpy array by itself, kernels
-take numpy scalars. New memory is filled with garbage, so that an uninitialised number is seen.
+It is as strict as CuPy: host and device arrays do not mix, nothing becomes a numpy array implicitly, kernels
+take numpy scalars. New memory is filled with garbage, so that an uninitialised number is visible.
 
-Streams run late: copies and launches wait in their stream's queue until the host waits for that stream, or
-another operation on it needs a value. Memory knows which stream wrote it last; work on another stream that
-was not ordered after that write is an error, as it would be a race on a card. Devices are separate too.
+Streams run late: copies and launches wait in the queue of their stream until the host waits for that stream,
+or another operation on it needs a value. Memory knows which stream wrote it last; work on another stream that
+was not ordered after that write is an error, because it would be a race on a GPU. Devices are separate too.
 
-Where CuPy is installed, a test compares these names with its names.
+If CuPy is installed, a test compares these names with its names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 
 _local = threading.local()
 COMPILED: list[str] = []  # texts
-LAUNCHED: list[tuple[str, int]] = []  # (kernel or product, pointer of its stream)
+LAUNCHED: list[tuple[str, int]] = []  # (Kernel or product, pointer of its stream).
 
 
 class OutOfMemoryError(MemoryError):
@@ -104,7 +104,7 @@ class Stream:
         self._wait(self._issued)
 
     def _issue(self, work: Callable[[], None] | None = None) -> int:
-        """Add work to the queue, or note what was done at once; its number."""
+        """Add work to the queue, or count work that was done at once; return its number."""
         with self._lock:
             self._issued += 1
             if work is not None:
@@ -112,13 +112,13 @@ class Stream:
             return self._issued
 
     def _run(self, last: int) -> None:
-        """Run what waits, up to a number."""
+        """Run the queued work up to a number."""
         with self._lock:
             while self._pending and self._pending[0][0] <= last:
                 self._pending.popleft()[1]()
 
     def _wait(self, last: int) -> None:
-        """What the host sees after it has waited."""
+        """Run the work that the host has waited for."""
         self._run(last)
         self._waited_for = max(self._waited_for, last)
 
@@ -131,7 +131,7 @@ class _Memory:
         self.write()
 
     def check(self) -> None:
-        """Refuse work on the current stream that is not ordered after the last write."""
+        """Refuse work on the current stream if it is not ordered after the last write."""
         assert self.device == runtime.getDevice(), "memory of another device"
         stream = get_current_stream()
         ordered = self.stream is stream or self.stream._waited_for >= self.number
@@ -168,7 +168,7 @@ def _new(shape: Any, dtype: Any) -> np.ndarray:
     out = np.empty(shape, dtype)
     if POOL.limit and out.nbytes > POOL.limit:
         raise OutOfMemoryError(f"Out of memory allocating {out.nbytes:,} bytes")
-    # Bytes that are NaN as floats and far out of range as integers.
+    # These bytes are NaN as floats and far out of range as integers.
     out.view(np.uint8).reshape(-1)[:] = 0x7F if out.dtype.kind in "iu" else 0xFF
     return out
 
@@ -184,7 +184,7 @@ class MemoryPointer:
         assert stream is get_current_stream()
         target = self._array._a.reshape(-1).view(np.uint8)
 
-        def work() -> None:  # the page-locked bytes are read only now
+        def work() -> None:  # The page-locked bytes are read only here.
             source = (np.ctypeslib.ctypes.c_char * size).from_address(mem)
             np.copyto(target, np.frombuffer(source, np.uint8))
 
@@ -194,7 +194,7 @@ class MemoryPointer:
 class ndarray:
     """cupy.ndarray."""
 
-    __array_ufunc__ = None  # numpy operators refuse it, as they refuse CuPy's arrays
+    __array_ufunc__ = None  # Operators of numpy refuse it, like CuPy's arrays.
 
     def __init__(self, a: np.ndarray, memory: _Memory | None = None) -> None:
         self._a, self._memory = a, memory or _Memory()
@@ -237,7 +237,7 @@ class ndarray:
         return ndarray(self._a @ _plain(other))
 
     def _value(self) -> np.ndarray:
-        """What the host reads: it waits for the current stream."""
+        """Return the value that the host reads, after waiting for the current stream."""
         _now(self)
         get_current_stream().synchronize()
         return self._a
@@ -289,7 +289,7 @@ class ndarray:
 
 
 def _plain(a: Any) -> Any:
-    """What numpy is given for an operand: device arrays and scalars, never a host array."""
+    """Return the numpy operand of a device array or scalar; refuse host arrays."""
     if isinstance(a, ndarray):
         return a._a
     if isinstance(a, (int, float, np.generic)):
@@ -339,7 +339,7 @@ _NULL = Stream.__new__(Stream)
 
 
 def _streams() -> dict[int, Stream]:
-    """The current streams of this thread by device."""
+    """Return the current streams of this thread by device."""
     if not hasattr(_local, "streams"):
         _local.streams = {}
     return _local.streams
@@ -351,7 +351,7 @@ def get_current_stream(device_id: int = -1) -> Stream:
 
 
 def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
-    """Before an operation that is computed at once: its stream must have come so far."""
+    """Run the stream up to an operation that is computed at once."""
     stream = get_current_stream()
     for operand in (*operands, *writes):
         if isinstance(operand, ndarray):
@@ -367,13 +367,13 @@ def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = (
         if isinstance(operand, ndarray):
             operand._memory.check()
     get_current_stream()._issue(work)
-    for operand in (writes, *reads):  # what a kernel writes is not known
+    for operand in (writes, *reads):  # The operands that a kernel writes are unknown.
         if isinstance(operand, ndarray):
             operand._memory.write()
 
 
 def _send(target: ndarray, source: np.ndarray) -> None:
-    sent = source.copy()  # pageable memory may be used again when the call returns
+    sent = source.copy()  # Pageable memory may be reused when the call returns.
     _later(lambda: np.copyto(target._a, sent), target)
 
 
@@ -417,7 +417,7 @@ class RawModule:
 class RawKernel:
     """cupy.RawKernel."""
 
-    shared_size_bytes = 4160  # what a kernel declares: as much as any of ours
+    shared_size_bytes = 4160  # Shared memory that a kernel declares: the largest of this package.
     max_dynamic_shared_size_bytes = 48 * 2**10 - shared_size_bytes
     preferred_shared_memory_carveout = -1
 
@@ -427,7 +427,7 @@ class RawKernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0
     ) -> None:
-        """Launch it."""
+        """Launch the kernel."""
         _note(self.name)
         assert shared_mem <= self.max_dynamic_shared_size_bytes, "CUDA refuses to launch this"
         most = runtime.getDeviceProperties(0)["sharedMemPerBlockOptin"]
@@ -553,7 +553,7 @@ def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     matrix(c, m, n, ldc)[...] = left @ right
 
 
-HANDLES: dict[int, int] = {}  # cuBLAS handle -> its device
+HANDLES: dict[int, int] = {}  # From a cuBLAS handle to its device.
 
 
 def _create() -> int:
@@ -613,7 +613,7 @@ cublas = SimpleNamespace(
     CUBLAS_GEMM_DEFAULT=-1,
 )
 _NULL.__init__(null=True)
-# What stands for CuPy: module -> names. A test compares them with the real one.
+# Names of the stand-in by CuPy's module; a test compares them with the real ones.
 NAMES = {
     "cupy": [
         "ndarray",
@@ -648,7 +648,7 @@ def get_default_memory_pool() -> _Pool:
 
 
 def install(library: Any) -> dict[str, ModuleType | None]:
-    """Put the fake in the place of CuPy; the return value is what :func:`remove` needs."""
+    """Put the stand-in in the place of CuPy; return what :func:`remove` needs."""
     RawModule.library = library
     POOL.limit = 0
     LAUNCHED.clear()

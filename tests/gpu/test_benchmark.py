@@ -1,4 +1,4 @@
-"""benchmarks/gpu_*.py: their imports, runs without a GPU, and results of runs that do not end well."""
+"""benchmarks/gpu_*.py: their imports, runs without a GPU, and results of runs that fail or are stopped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# A bare GPU machine has these; everything else that the package imports comes with the wheels of gpu_all.sh.
+# A bare GPU machine has these; the wheels of gpu_all.sh bring everything else that the package imports.
 BARE = {"numpy", "scipy", "numba", "llvmlite", "pytest", "packaging"}
-# Modules of packages that do not have their package's name.
+# Modules whose name differs from that of their package.
 MODULES = {"pillow": "PIL"}
 
 
 def absent() -> set[str]:
-    """Modules of this package's requirements that a bare GPU machine has not, even with the wheels."""
+    """Return the required modules that a bare GPU machine lacks, even with the wheels."""
     text = (BENCHMARKS / "gpu_all.sh").read_text(encoding="utf-8")
     wheels = set(re.search(r"^names=\((.*?)\)", text, re.MULTILINE | re.DOTALL)[1].split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -84,7 +84,7 @@ def emulates(load_helper):
         pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
 
 
-def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
+def test_without_a_gpu_a_benchmark_reports_it_and_writes_nothing(tmp_path):
     out = tmp_path / "result.json"
     done = run(NO_CUPY, "capsule", "--out", str(out))
     assert done.returncode == 3, done.stderr
@@ -124,8 +124,8 @@ def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_checks_hold_at_full_size_for_the_kernels_of_a_processor(model, tmp_path):
-    """A check that the processor's own float32 kernels fail says nothing about a card."""
+def test_kernels_of_a_processor_pass_the_checks_at_full_size(model, tmp_path):
+    """A check that float32 kernels of the processor fail shows nothing about a GPU."""
     out = tmp_path / "result.json"
     done = run("", model, "--out", str(out), "--bodies", "numba")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -186,7 +186,7 @@ def start(*arguments: str) -> subprocess.Popen:
     )
 
 
-def test_a_part_that_raises_does_not_lose_the_others(tmp_path):
+def test_a_failing_part_does_not_end_the_others(tmp_path):
     out = tmp_path / "result.json"
     process = start("first,second,third", "--out", str(out))
     output, errors = process.communicate(timeout=60)
@@ -204,7 +204,7 @@ def test_a_part_that_raises_does_not_lose_the_others(tmp_path):
     assert "Traceback" in errors
 
 
-def test_a_run_that_is_killed_leaves_what_it_found(tmp_path):
+def test_a_killed_run_leaves_its_results(tmp_path):
     out = tmp_path / "result.json"
     process = start("first,wait", "--out", str(out))
     assert process.stdout.readline() == "waiting\n"
@@ -215,7 +215,7 @@ def test_a_run_that_is_killed_leaves_what_it_found(tmp_path):
     assert not result["finished"]
 
 
-def test_a_budget_of_seconds_names_what_did_not_run(tmp_path):
+def test_a_time_budget_names_the_parts_that_did_not_run(tmp_path):
     out = tmp_path / "result.json"
     process = start("slow,first,third", "--out", str(out), "--seconds", "0.2")
     output, errors = process.communicate(timeout=60)
@@ -227,7 +227,7 @@ def test_a_budget_of_seconds_names_what_did_not_run(tmp_path):
     assert "0.2 s are over; not run: first, third, two rates, another rate" in output
 
 
-def test_checks_only_and_rates_only(tmp_path):
+def test_checks_or_rates_may_be_run_alone(tmp_path):
     out = tmp_path / "result.json"
     process = start("first", "--out", str(out), "--checks-only")
     _, errors = process.communicate(timeout=60)
@@ -253,12 +253,12 @@ def parts():
     return gpu_parts
 
 
-def test_parts_end_in_time_and_are_recorded_at_once(parts, tmp_path, capsys):
+def test_parts_end_within_their_time_and_are_recorded_at_once(parts, tmp_path, capsys):
     run = parts.Parts(tmp_path, "check", 60.0, emulate=False)
     assert run.run("good", [sys.executable, "-c", "print('fine')"], 30)
     assert not run.run("bad", [sys.executable, "-c", "import sys; print('broken'); sys.exit(4)"], 30)
     begin = time.perf_counter()
-    # The part starts a process of its own, which has to end with it.
+    # The part starts a process, which has to end with it.
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(50)'])"
     assert not run.run("slow", [sys.executable, "-c", child], 5)
     assert time.perf_counter() - begin < 20
@@ -285,7 +285,7 @@ def test_an_unfinished_line_is_ignored(parts, tmp_path):
     assert parts.read_lines(path) == [{"part": "first"}]
 
 
-def test_intervals_that_overlap_count_once():
+def test_overlapping_intervals_count_once():
     sys.path.insert(0, str(BENCHMARKS))
     try:
         from gpu_fits import covered
@@ -305,7 +305,7 @@ def test_the_driver_explains_its_use():
 
 
 @pytest.mark.parametrize("command", ["check", "measure"])
-def test_the_driver_without_a_gpu(command, tmp_path):
+def test_the_driver_reports_a_missing_gpu(command, tmp_path):
     (tmp_path / "cupy.py").write_text("raise ImportError('there is no CuPy here')", encoding="utf-8")
     environment = dict(os.environ, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", PYTHON=sys.executable)
     command = ["bash", str(BENCHMARKS / "gpu_all.sh"), command, "--out", str(tmp_path / "out")]

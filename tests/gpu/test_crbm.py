@@ -1,6 +1,7 @@
-"""Beliefs of conditional RBMs by the CUDA text and by the reference: run on a processor, and with ``-m gpu``
-on a device. The numba bodies must pass the checks that have the sizes of the device, so that a check that no
-float32 body can pass is seen without a device.
+"""Beliefs of conditional RBMs: the CUDA kernels equal the reference, on a processor and on a device.
+
+The numba kernels must pass the checks at the sizes of the device, so that a check that no float32 kernel can
+pass is found without a device.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def emulated_gpu(fake):
 
 @pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
 def full_size(request):
-    """Kernels and a number of rows: of a device (marked ``gpu``), and of a processor in its place."""
+    """Return kernels and a number of rows: of a device (marked ``gpu``), and of a processor in its place."""
     if request.param == "numba":
         return processor(), 5
     request.getfixturevalue("real")
@@ -45,7 +46,7 @@ def full_size(request):
 
 
 def processor() -> Any:
-    """Return the numba bodies under the names of the device's."""
+    """Return the numba kernels under the names of the device's kernels."""
     names = ("make_coupling", *METHODS, "sum_product_pairs")
     bodies = {name: find_kernel(f"crbm_{name}", "numba") for name in names}
     return SimpleNamespace(cupy=np, **bodies)
@@ -87,7 +88,7 @@ def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float 
         largest, mean = max(largest, 1e-5 + 4 * off.max()), max(mean, 1e-6 + 4 * off.mean())
         steady &= (
             nudged.sweeps == want.sweeps
-        )  # a row whose number of sweeps depends on rounding is not compared
+        )  # A row whose number of sweeps depends on rounding is not compared.
     assert steady.mean() > 0.5
     assert_array_equal(to_host(found.sweeps)[steady], want.sweeps[steady])
     off = np.abs(beliefs(found) - beliefs(want))[steady]
@@ -105,7 +106,7 @@ def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str, s
     wanted = reference.sum_product_pairs(reference.make_coupling(w), bv, bh, 6, tol, want)
     assert_allclose(to_host(pairs), want, rtol=0, atol=1e-5 * rows)
     assert_allclose(to_host(found.log_z), wanted.log_z, rtol=1e-5, atol=1e-5)
-    # A sweep more leaves the pairs behind, where tol was met before the last one.
+    # One more sweep leaves pairs that differ, if the tolerance was reached before the last one.
     alone = gpu.sum_product(gpu.make_coupling(w), *device, 6, tol)
     assert_array_equal(to_host(found.sweeps), wanted.sweeps)
     assert_array_equal(to_host(found.sweeps), np.minimum(to_host(alone.sweeps) + (tol is not None), 6))
@@ -115,25 +116,25 @@ def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str, s
         assert_array_equal(to_host(alone.lv), to_host(found.lv))
 
 
-def test_the_text_names_its_kernels(load_helper) -> None:
+def test_the_cuda_file_declares_its_kernels(load_helper) -> None:
     text = Kernels("scalelatent.models.crbm.kernels", 256).text
     assert set(load_helper("emulation").kernel_names(text)) == {f"crbm_{name}" for name in NAMES}
 
 
-def test_launches_and_text_agree_on_blocks(emulated_gpu):
+def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
     for name in ("THREADS", "BLOCKS"):
         assert f"constexpr int {name} = {getattr(emulated_gpu, name)};" in emulated_gpu._kernels.text
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (9, 40, 0.5), (17, 5, 3.0)])
-def test_emulated(emulated_gpu, method, v, h, scale):
+def test_emulated_kernels_equal_the_reference(emulated_gpu, method, v, h, scale):
     check(emulated_gpu, method, v, h, 2, scale, None)
 
 
 @pytest.fixture(params=["kept", "cluster"])
 def clustered(request, emulated_gpu, fake, monkeypatch):
-    """Clusters work on graphs of any size; "cluster" has no room for messages in its blocks."""
+    """Use thread-block clusters for graphs of any size; "cluster" has no room for messages in its blocks."""
     monkeypatch.setattr(emulated_gpu, "CLUSTER_EDGES", 0)
     if request.param == "cluster":
         monkeypatch.setattr(emulated_gpu, "_STATIC_BYTES", 2**20)
@@ -147,40 +148,40 @@ def clustered(request, emulated_gpu, fake, monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (30, 40, 0.5), (17, 5, 3.0)])
-def test_emulated_clusters(clustered, method, v, h, scale):
-    """Eight blocks a graph, also where some of them have no unit."""
+def test_emulated_clusters_equal_the_reference(clustered, method, v, h, scale):
+    """Eight blocks compute a graph, also if some of them have no unit."""
     check(clustered, method, v, h, 2, scale, None)
     check(clustered, method, v, h, 3, scale, 1e-2)
     keeps = clustered.way == "kept" and f"{method}_kept" in KEPT
     assert clustered.launched() == {"kept" if keeps else "cluster"}
 
 
-def test_emulated_pairs_of_clusters(clustered, monkeypatch):
-    monkeypatch.setattr(clustered, "MESSAGE_BYTES", 2 * 4 * 19 * 5)  # two graphs at a time
+def test_emulated_pair_beliefs_of_clusters_equal_the_reference(clustered, monkeypatch):
+    monkeypatch.setattr(clustered, "MESSAGE_BYTES", 2 * 4 * 19 * 5)  # Two graphs are computed at a time.
     check_pairs(clustered, 19, 5, 3, 1e-2, "f4")
     assert clustered.way in clustered.launched()
 
 
-def test_large_graphs_alone_have_clusters_and_say_what_they_keep(emulated_gpu, fake):
+def test_only_large_graphs_use_clusters_and_request_shared_memory(emulated_gpu, fake):
     way = emulated_gpu._choose_kernel
     assert way("sum_product", 127, 128) == ("crbm_sum_product", 1, 0)
     assert way("sum_product", 785, 128) == ("crbm_sum_product_kept", 8, 4 * 99 * 128)
     assert way("mean_field", 785, 128) == ("crbm_mean_field_cluster", 8, 0)
     assert way("max_product", 10_000, 2000) == ("crbm_max_product_cluster", 8, 0)
-    # More than 48 KiB, with what the kernel declares, are asked for before the launch.
+    # More than 48 KiB, including what the kernel declares, are requested before the launch.
     check(emulated_gpu, "sum_product", 785, 120, 1, 0.05, None)
     assert ("crbm_sum_product_kept", 0) in fake.LAUNCHED
 
 
-def test_cards_without_clusters_have_a_block_a_graph(emulated_gpu, fake, monkeypatch):
-    told = fake.runtime.getDeviceProperties(0)
-    monkeypatch.setattr(fake.runtime, "getDeviceProperties", lambda device: told | {"major": 8})
+def test_gpus_without_clusters_use_one_block_per_graph(emulated_gpu, fake, monkeypatch):
+    reported = fake.runtime.getDeviceProperties(0)
+    monkeypatch.setattr(fake.runtime, "getDeviceProperties", lambda device: reported | {"major": 8})
     assert emulated_gpu._choose_kernel("sum_product", 784, 256) == ("crbm_sum_product", 1, 0)
 
 
 @pytest.mark.parametrize("largest", [-20.0, 20.0])
-def test_emulated_products_of_large_weights(emulated_gpu, largest):
-    """They leave float32 after four factors, so products are split in between."""
+def test_emulated_products_of_large_weights_do_not_overflow(emulated_gpu, largest):
+    """Products exceed float32 after four factors, so they are split in between."""
     w, bv, bh = np.full((20, 9), largest, "f4"), np.full((1, 20), -4 * largest, "f4"), np.zeros((1, 9), "f4")
     bh[:] = -9 * largest
     coupling = emulated_gpu.make_coupling(w)
@@ -192,14 +193,14 @@ def test_emulated_products_of_large_weights(emulated_gpu, largest):
 
 
 @pytest.mark.parametrize(("tol", "dtype"), [(None, "f4"), (1e-2, "f8")])
-def test_emulated_pairs(emulated_gpu, tol, dtype, monkeypatch):
-    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # two graphs at a time
+def test_emulated_pair_beliefs_equal_the_reference(emulated_gpu, tol, dtype, monkeypatch):
+    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # Two graphs are computed at a time.
     check_pairs(emulated_gpu, 9, 5, 3, tol, dtype)
 
 
-def test_emulated_tolerance(emulated_gpu):
+def test_the_emulated_tolerance_ends_each_row(emulated_gpu):
     check(emulated_gpu, "sum_product", 6, 4, 3, 0.5, 1e-2)
-    check_pairs(emulated_gpu, 5, 1, 2, None, "f4")  # a tree
+    check_pairs(emulated_gpu, 5, 1, 2, None, "f4")  # The graph is a tree.
 
 
 FULL_SIZES = [
@@ -216,7 +217,7 @@ FULL_SIZES = [
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("v", "h", "scale"), FULL_SIZES)
 @pytest.mark.parametrize("tol", [None, 1e-3])
-def test_full_sizes(full_size, method, v, h, scale, tol):
+def test_kernels_at_full_size_equal_the_reference(full_size, method, v, h, scale, tol):
     gpu, rows = full_size
     check(gpu, method, v, h, rows, scale, tol)
 
@@ -224,7 +225,7 @@ def test_full_sizes(full_size, method, v, h, scale, tol):
 @pytest.mark.slow
 @pytest.mark.parametrize(("v", "h"), [(100, 70), (784, 256), (2000, 300)])
 @pytest.mark.parametrize(("tol", "dtype"), [(None, "f4"), (1e-3, "f8")])
-def test_pairs_at_full_size(full_size, v, h, tol, dtype):
+def test_pair_beliefs_at_full_size_equal_the_reference(full_size, v, h, tol, dtype):
     gpu, rows = full_size
     check_pairs(gpu, v, h, rows, tol, dtype, 0.7 if v < 200 else 0.05)
 
@@ -232,8 +233,8 @@ def test_pairs_at_full_size(full_size, v, h, tol, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["weights", "a sweep"])
 @pytest.mark.parametrize(("v", "h", "scale"), FULL_SIZES[1:])
-def test_full_sizes_see_a_wrong_body(fault, v, h, scale):
-    """Messages off by a thousandth, and a sweep less than were asked for."""
+def test_the_check_at_full_size_detects_a_wrong_kernel(fault, v, h, scale):
+    """The wrong messages differ by a thousandth, and one sweep is missing."""
     gpu = processor()
     right, off = gpu.max_product, np.random.default_rng(1).normal(size=(v, h)) * 1e-3
     if fault == "weights":
@@ -250,8 +251,8 @@ def test_full_sizes_see_a_wrong_body(fault, v, h, scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [0.0, 1e-3])
-def test_checks_of_the_benchmark(monkeypatch, error):
-    """The benchmark accepts numba bodies in the place of a device's, and no body with wrong weights."""
+def test_the_checks_of_the_benchmark_detect_wrong_weights(monkeypatch, error):
+    """The benchmark accepts numba kernels in the place of a device's, and no kernel with wrong weights."""
     folder = Path(__file__).resolve().parents[2] / "benchmarks"
     if not folder.exists():
         pytest.skip("benchmarks/ is not part of this copy")
@@ -267,9 +268,10 @@ def test_checks_of_the_benchmark(monkeypatch, error):
     monkeypatch.setattr(script, "find_kernel", find)
     parts = script.checks(make_backend("cpu"), SimpleNamespace(quick=False, seed=0))
     checks = [check for _, name, part in parts if name.startswith("graphs") for check in part()]
-    # Numba's sums depend on the batch, unlike a card's: checks of a part of the batch may fail here.
+    # Sums of numba depend on the batch, unlike those of a GPU, so checks of a part of the batch may fail
+    # here.
     compared = [check for check in checks if "largest difference" in check]
     assert len(compared) == 5 * 6
-    if error:  # an estimate of log Z, or a graph of one edge, hardly depends on a thousandth of the weights
+    if error:  # An estimate of log Z, or a graph of one edge, hardly depends on a thousandth of the weights.
         compared = [c for c in compared if c["name"].startswith(METHODS) and "1 x 1" not in c["name"]]
     assert {check["passed"] for check in compared} == {not error}, compared

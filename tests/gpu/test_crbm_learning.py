@@ -1,5 +1,6 @@
-"""Every learner of conditional RBMs with the CUDA text and CuPy's stand-in, beside the same fit on a
-processor: no host array meets a device array, and the parameters agree.
+"""Every learner of conditional RBMs with the CUDA kernels and the stand-in for CuPy.
+
+No host array meets a device array, and the parameters agree with those of a processor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def emulated(emulate):
 
 @pytest.fixture
 def clustered(fake, monkeypatch):
-    """Clusters of thread blocks work on these small graphs, too."""
+    """Use thread-block clusters for these small graphs, too."""
     monkeypatch.setattr(importlib.import_module("scalelatent.models.crbm.kernels.gpu"), "CLUSTER_EDGES", 0)
 
 
@@ -36,7 +37,7 @@ def rows(sparse: bool = False):
 
 
 def fits(x, v, **settings):
-    """The model of each device."""
+    """Return the models of both devices."""
     settings = {"n_hidden": 5, "n_sweeps": 3, "batch_size": 8, "n_epochs": 2, "learning_rate": 0.3} | settings
     return {
         device: sl.ConditionalRBM(device=device, n_jobs=1, random_state=0, **settings).fit(
@@ -58,7 +59,7 @@ def check_same(models, x) -> None:
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_fit_agrees_with_that_of_a_processor(fake, clustered, learner):
+def test_a_fit_on_the_gpu_equals_that_of_a_processor(fake, clustered, learner):
     x, v = rows()
     check_same(fits(x, v, learner=learner, momentum=0.5, weight_decay=0.01), x)
     if learner in ("mle-bp", "lssvm", "mssvm", "mle-mf"):
@@ -66,18 +67,18 @@ def test_a_fit_agrees_with_that_of_a_processor(fake, clustered, learner):
 
 
 @pytest.mark.parametrize("learner", ["mle-bp", "cd", "pcd"])
-def test_steps_on_the_card(fake, learner):
-    """Chains take steps of their own: parameters, updates and messages stay there."""
+def test_local_steps_stay_on_the_gpu(fake, learner):
+    """Each chain takes its own steps; parameters, updates and messages stay on the GPU."""
     x, v = rows()
     check_same(fits(x, v, learner=learner, n_chains=1, local_steps=2, momentum=0.5), x)
 
 
-def test_sparse_rows_and_a_tolerance(fake):
+def test_sparse_rows_and_a_tolerance_give_the_same_fit(fake):
     x, v = rows(sparse=True)
     check_same(fits(x, v, learner="mle-bp", tol=1e-3, n_sweeps=6), x)
 
 
-def test_a_plain_rbm(fake):
+def test_a_plain_rbm_on_the_gpu_equals_that_of_a_processor(fake):
     _, v = rows()
     models = {}
     for device in ("cpu", "gpu"):
@@ -89,7 +90,7 @@ def test_a_plain_rbm(fake):
     assert_allclose(models["gpu"].transform(v), models["cpu"].transform(v), rtol=0, atol=2e-5)
 
 
-def test_inference_of_every_kind(fake):
+def test_every_inference_on_the_gpu_equals_that_of_a_processor(fake):
     x, v = rows()
     models = fits(x, v, learner="mle-bp")
     for how in ("sum-product", "mixed-product", "max-product", "mean-field"):

@@ -1,4 +1,4 @@
-"""The CUDA text compiles for the cards we name: by NVRTC, as CuPy does it, and by nvcc; no device needed."""
+"""The CUDA files compile for the supported GPUs, by NVRTC as in CuPy, and by nvcc; no device is needed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import scalelatent.models
 from scalelatent.kernels.cuda import Kernels
 
 ARCHITECTURES = ("sm_80", "sm_90")
-# Upper bound of local memory, in bytes a thread. The driver reserves as much for every thread that a card can
-# run at once, about 300,000 threads, outside CuPy's memory pool: 64 bytes are 20 MB of a card's memory.
+# Upper bound of local memory, in bytes per thread. Outside CuPy's memory pool, the driver reserves as much
+# for every thread that a GPU can run at once, about 300,000 threads: 64 bytes are 20 MB of its memory.
 LOCAL_BYTES = 64
-# What CuPy adds to our own options.
+# Options that CuPy adds to ours.
 OPTIONS = ["--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
 MODELS = sorted(
     path.parents[1].name for path in Path(scalelatent.models.__path__[0]).glob("*/kernels/gpu.cu")
@@ -27,7 +27,7 @@ MODELS = sorted(
 
 
 def find_nvrtc() -> ctypes.CDLL | None:
-    """NVRTC of a wheel (nvidia-cuda-nvrtc) or of an installed toolkit."""
+    """Return NVRTC of a wheel (nvidia-cuda-nvrtc) or of an installed toolkit."""
     folders: list[Path] = []
     spec = find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
@@ -38,8 +38,7 @@ def find_nvrtc() -> ctypes.CDLL | None:
     folders += [Path("/usr/local/cuda/lib64")]
     for folder in folders:
         for library in sorted(folder.glob("libnvrtc.so*")):
-            # The library looks for its built-in headers beside itself only when it is loaded by its full
-            # path.
+            # The library finds its built-in headers only if it is loaded by its full path.
             try:
                 return ctypes.CDLL(str(library))
             except OSError:
@@ -51,7 +50,7 @@ def find_nvrtc() -> ctypes.CDLL | None:
 
 
 def compile_by_nvrtc(library: ctypes.CDLL, text: str, options: list[str]) -> tuple[int, str, bytes]:
-    """(status, log, binary)."""
+    """Return (status, log, binary)."""
     program = ctypes.c_void_p()
     assert library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"gpu.cu", 0, None, None) == 0
     flags = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
@@ -80,7 +79,7 @@ def nvrtc() -> ctypes.CDLL:
 
 @pytest.fixture
 def kernels(load_helper, cuda_text) -> list[str]:
-    """Names of the kernels in the text."""
+    """Return the names of the kernels in the file."""
     names = load_helper("emulation").kernel_names(cuda_text)
     assert len(names) == 10
     return names
@@ -88,7 +87,7 @@ def kernels(load_helper, cuda_text) -> list[str]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("model", MODELS)
-def test_nvrtc_compiles_it(nvrtc, load_helper, model, architecture):
+def test_nvrtc_compiles_every_cuda_file(nvrtc, load_helper, model, architecture):
     text = Kernels(f"scalelatent.models.{model}.kernels").text
     names = load_helper("emulation").kernel_names(text)
     assert len(names) > 1
@@ -96,14 +95,14 @@ def test_nvrtc_compiles_it(nvrtc, load_helper, model, architecture):
     assert status == 0, log
     assert "warning" not in log, log
     for name in names:
-        clustered = name.endswith(("_cluster", "_kept"))  # which the card must be able to
+        clustered = name.endswith(("_cluster", "_kept"))  # The GPU must support it.
         assert (name.encode() in binary) == (not clustered or architecture >= "sm_90")
     used = local_bytes(binary)
     assert set(used) == {name for name in names if name.encode() in binary}
     assert max(used.values()) <= LOCAL_BYTES, used
 
 
-def test_the_check_of_local_memory_sees_an_array_with_a_computed_index(nvrtc):
+def test_the_check_of_local_memory_detects_an_array_with_a_computed_index(nvrtc):
     body = "int b[90]; for (int i = 0; i < 90; ++i) b[a[i]] = i; *a = b[*a];"
     text = f'extern "C" __global__ void f(int* a) {{ {body} }}'
     _, _, binary = compile_by_nvrtc(nvrtc, text, ["--gpu-architecture=sm_90", *OPTIONS])
@@ -121,9 +120,9 @@ def local_bytes(binary: bytes) -> dict[str, int]:
         at = 0
         while at < len(
             info
-        ):  # a form and an attribute, then a value of 2 bytes or the length of what follows
+        ):  # A form and an attribute, then a value of 2 bytes or the length of the following data.
             form, attribute, length = struct.unpack_from("<BBH", info, at)
-            if (form, attribute) == (4, 0x12):  # EIATTR_MIN_STACK_SIZE: the kernel's symbol, and the bytes
+            if (form, attribute) == (4, 0x12):  # EIATTR_MIN_STACK_SIZE: the kernel's symbol, and the bytes.
                 symbol, stack = struct.unpack_from("<II", info, at + 4)
                 (name,) = struct.unpack_from("<I", parts[symbols], 24 * symbol)
                 found[names[name : names.index(b"\0", name)].decode()] = stack
@@ -131,7 +130,7 @@ def local_bytes(binary: bytes) -> dict[str, int]:
     return found
 
 
-def test_nvrtc_would_notice(nvrtc, cuda_text):
+def test_nvrtc_reports_an_error_in_the_file(nvrtc, cuda_text):
     broken = cuda_text.replace("lambda0 = fma(", "lambda0 = fam(", 1)
     assert broken != cuda_text
     status, log, _ = compile_by_nvrtc(nvrtc, broken, ["--gpu-architecture=sm_90", *OPTIONS])
@@ -164,6 +163,6 @@ def test_no_thread_spills_registers(cuda_text, kernels, architecture, tmp_path):
     assert set(report) == set(kernels)
     for name, (frame, spilled, registers) in report.items():
         if name.startswith(("capsule_factors_f64", "capsule_dense_f64")):
-            continue  # a fit's latents are float32; these serve the checks
-        # 64 registers let 1,024 threads run on a multiprocessor: enough loads in flight for its memory.
+            continue  # Latents of a fit are float32; these kernels serve the checks.
+        # With 64 registers, 1,024 threads run on a multiprocessor: enough loads at a time for its memory.
         assert (frame, spilled, registers <= 64) == (0, 0, True), name

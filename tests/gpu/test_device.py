@@ -1,4 +1,7 @@
-"""The CuPy backend over its stand-in: layouts, staging, streams, messages; whole fits against the host."""
+"""The CuPy backend over its stand-in:
+
+layouts, transfers, streams, messages; whole fits compared with the host.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ def backend(fake):
     from scalelatent.engine.backend import CupyBackend
 
     made = CupyBackend()
-    made.stream.use()  # arrays that the tests make for it are made on its stream
+    made.stream.use()  # Arrays of the tests are made on its stream.
     return made
 
 
-def test_it_has_every_method_of_the_host_backend(backend):
+def test_the_gpu_backend_has_every_method_of_the_host_backend(backend):
     from scalelatent.engine.backend import HostBackend
 
     public = {name for name in dir(HostBackend) if not name.startswith("_")} | {"name"}
@@ -45,7 +48,7 @@ def test_asarray_converts_every_stored_type(backend, stored, wanted):
         np.testing.assert_array_equal(backend.asarray(a[::2], wanted).get(), a[::2].astype(wanted))
 
 
-def test_images_move_as_bytes(backend, fake, monkeypatch):
+def test_images_are_copied_to_the_gpu_as_bytes(backend, fake, monkeypatch):
     moved = []
     real = fake.MemoryPointer.copy_from_host_async
     monkeypatch.setattr(
@@ -59,7 +62,7 @@ def test_images_move_as_bytes(backend, fake, monkeypatch):
     assert moved == [x.size, 4 * x.size]
 
 
-def test_buffers_are_used_again(backend):
+def test_buffers_are_reused(backend):
     first = backend.buffer("h", (4, 100), np.float32)
     again = backend.buffer("h", (3, 50), np.float32)
     assert again.data.ptr == first.data.ptr
@@ -68,7 +71,7 @@ def test_buffers_are_used_again(backend):
     assert backend.buffer("other", (0, 5), np.float32).shape == (0, 5)
 
 
-def test_a_device_array_stays_where_it_is(backend, fake):
+def test_a_device_array_is_not_copied(backend, fake):
     a = fake.zeros((3, 4), np.float32)
     assert backend.asarray(a, np.float32, "x") is a
     assert backend.asarray(a.T, np.float32).flags.c_contiguous
@@ -76,7 +79,7 @@ def test_a_device_array_stays_where_it_is(backend, fake):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_products_of_every_layout(backend, fake, dtype):
+def test_products_of_every_layout_equal_numpys(backend, fake, dtype):
     rng = np.random.default_rng(1)
     for m, n, k in ((1, 1, 1), (5, 7, 3), (1, 4, 6), (6, 1, 4), (8, 9, 1), (20, 33, 17)):
         a, b = rng.normal(size=(m, k)).astype(dtype), rng.normal(size=(k, n)).astype(dtype)
@@ -96,15 +99,15 @@ def test_products_of_every_layout(backend, fake, dtype):
             )
 
 
-def test_empty_products(backend, fake):
+def test_products_of_empty_arrays_are_zero(backend, fake):
     assert backend.matmul(fake.zeros((3, 2)), fake.zeros((2, 0)), "out").shape == (3, 0)
     np.testing.assert_array_equal(
         backend.matmul(fake.zeros((3, 0)), fake.zeros((0, 4)), "out").get(), np.zeros((3, 4))
     )
 
 
-def test_gemm_call_is_what_blas_understands():
-    """The numbers handed to cuBLAS, handed to the BLAS of scipy instead."""
+def test_arguments_of_gemm_follow_blas():
+    """The arguments of cuBLAS give the product if they are passed to the BLAS of scipy."""
     import ctypes
 
     from scipy.linalg import cython_blas
@@ -150,14 +153,14 @@ def test_gemm_call_is_what_blas_understands():
         np.testing.assert_allclose(out, a @ b, rtol=1e-5, atol=1e-5)
 
 
-def test_take_gathers_rows_of_either_side(backend, fake):
+def test_take_gathers_rows_of_host_and_device_arrays(backend, fake):
     x = np.random.default_rng(3).normal(size=(9, 4)).astype(np.float32)
     for rows in (np.array([3, 1, 8]), np.array([0], np.int32), np.empty(0, np.int64)):
         for index in (rows, fake.asarray(rows)):
             np.testing.assert_array_equal(backend.take(fake.asarray(x), index, "t").get(), x[rows])
 
 
-def test_tables_move_once(backend, fake):
+def test_tables_are_copied_once(backend, fake):
     table = squash_table(6)
     moved = backend.table(table)
     assert isinstance(moved.coefficients, fake.ndarray)
@@ -165,7 +168,7 @@ def test_tables_move_once(backend, fake):
     assert backend.table(table) is moved
 
 
-def test_all_work_runs_on_the_instances_own_stream(backend, fake):
+def test_all_work_of_a_backend_runs_on_its_own_stream(backend, fake):
     from scalelatent.reductions.moments import SecondMoments
 
     fake.Stream(null=True).use()
@@ -176,7 +179,7 @@ def test_all_work_runs_on_the_instances_own_stream(backend, fake):
     assert backend.stream.ptr != 0
 
 
-def test_memory_at_its_end_says_which_block_size_to_set(backend, fake):
+def test_the_out_of_memory_error_names_a_smaller_block_size(backend, fake):
     x = np.zeros((2048, 64), np.float32)
     fake.POOL.limit = x.nbytes
     backend.asarray(x, np.float32, "x")
@@ -196,7 +199,7 @@ def _raises(error):
     return fail
 
 
-def test_a_lost_card_and_a_failed_call_are_told_apart(backend, fake, monkeypatch):
+def test_a_lost_gpu_and_a_failed_call_give_different_errors(backend, fake, monkeypatch):
     from scalelatent.engine.backend import DeviceLostError
 
     monkeypatch.setattr(fake.ndarray, "get", _raises(fake.CUDARuntimeError(1)))
@@ -208,7 +211,7 @@ def test_a_lost_card_and_a_failed_call_are_told_apart(backend, fake, monkeypatch
         backend.to_host(fake.zeros(3))
 
 
-def test_an_error_in_a_models_expression_is_named(fake, monkeypatch):
+def test_the_error_names_the_gpu_of_a_failed_expression(fake, monkeypatch):
     from scalelatent.engine.backend import DeviceLostError
     from scalelatent.engine.inprocess import InProcessExecutor
     from scalelatent.engine.passes import make_stage
@@ -223,7 +226,7 @@ def test_an_error_in_a_models_expression_is_named(fake, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [1, 3])
-def test_memory_that_cublas_lacks_is_memory_of_the_card(backend, fake, monkeypatch, status):
+def test_an_allocation_error_of_cublas_is_an_out_of_memory_error(backend, fake, monkeypatch, status):
     from scalelatent.engine.backend import DeviceMemoryError
 
     monkeypatch.setattr(fake.cublas, "create", _raises(fake.CUBLASError(status)))
@@ -235,8 +238,8 @@ def test_memory_that_cublas_lacks_is_memory_of_the_card(backend, fake, monkeypat
     assert not isinstance(caught.value, DeviceMemoryError)
 
 
-def test_memory_that_another_allocator_lacks_is_memory_of_the_card(backend, fake, monkeypatch):
-    """RMM raises a plain MemoryError; numpy's is of the host."""
+def test_an_allocation_error_of_another_allocator_is_an_out_of_memory_error(backend, fake, monkeypatch):
+    """RMM raises a plain MemoryError, and numpy raises one for memory of the host."""
     from scalelatent.engine.backend import DeviceMemoryError
 
     monkeypatch.setattr(fake, "_new", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))
@@ -249,7 +252,7 @@ def test_memory_that_another_allocator_lacks_is_memory_of_the_card(backend, fake
 
 
 @pytest.mark.parametrize("error", ["runtime", "python"])
-def test_rows_go_by_pageable_memory_where_none_can_be_locked(backend, fake, monkeypatch, caplog, error):
+def test_rows_use_pageable_memory_if_none_can_be_locked(backend, fake, monkeypatch, caplog, error):
     from scalelatent.engine.backend import _warn_pageable
 
     _warn_pageable.cache_clear()
@@ -263,7 +266,7 @@ def test_rows_go_by_pageable_memory_where_none_can_be_locked(backend, fake, monk
     ]
 
 
-def test_a_missing_library_is_named_with_what_brings_it(backend, fake, monkeypatch):
+def test_the_error_names_a_missing_library_and_its_package(backend, fake, monkeypatch):
     from scalelatent.engine.backend import CupyBackend
 
     missing = ImportError("libcublasLt.so.13: cannot open shared object file")
@@ -276,15 +279,15 @@ def test_a_missing_library_is_named_with_what_brings_it(backend, fake, monkeypat
         CupyBackend()
 
 
-def test_operators_between_two_backends_run_on_the_streams_of_their_own(fake):
-    """The array library of a backend makes its stream current, in whatever thread, whatever came before."""
+def test_operators_of_two_backends_run_on_their_own_streams(fake):
+    """The array library of a backend makes its own stream current, in any thread."""
     from scalelatent.engine.backend import CupyBackend
 
     one, two = CupyBackend(), CupyBackend()
     a = one.asarray(np.ones((300, 300)), np.float64, "a")
     b = two.asarray(np.ones((300, 300)), np.float64, "b")
     with pytest.raises(AssertionError, match="race"):
-        _ = a + a  # two's stream is the current one
+        _ = a + a  # The stream of ``two`` is current.
     found = []
 
     def work() -> None:
@@ -298,8 +301,8 @@ def test_operators_between_two_backends_run_on_the_streams_of_their_own(fake):
     np.testing.assert_array_equal(two.to_host(b), np.ones((300, 300)))
 
 
-def test_threads_take_all_devices_in_turn(fake, monkeypatch):
-    """Eight threads, four cards: the sums are those of one card, and each card had work."""
+def test_threads_use_all_devices_in_turn(fake, monkeypatch):
+    """Eight threads use four GPUs: the sums equal those of one GPU, and each GPU had work."""
     from scalelatent.engine.inprocess import InProcessExecutor
     from scalelatent.engine.passes import make_stage
     from scalelatent.reductions.moments import SecondMoments
@@ -319,7 +322,7 @@ def test_threads_take_all_devices_in_turn(fake, monkeypatch):
     np.testing.assert_array_equal(sums[4], sums[1])
 
 
-def test_the_callers_device_and_stream_are_given_back(fake, monkeypatch):
+def test_the_callers_device_and_stream_are_restored(fake, monkeypatch):
     monkeypatch.setattr(fake.Device, "count", 2)
     fake.Device(1).use()
     mine = fake.Stream(non_blocking=True).use()
@@ -330,7 +333,7 @@ def test_the_callers_device_and_stream_are_given_back(fake, monkeypatch):
     assert fake.get_current_stream() is mine
 
 
-def test_a_compiler_that_does_not_know_the_text_is_named(backend, fake, monkeypatch):
+def test_the_error_names_a_compiler_that_refuses_the_file(backend, fake, monkeypatch):
     def fail(*_args):
         raise fake.CompileException("invalid value for --gpu-architecture")
 
@@ -351,7 +354,7 @@ def test_the_pool_has_a_limit_unless_one_is_set(fake):
     assert fake.POOL.limit == 2**30
 
 
-def test_without_cupy_or_device_it_says_what_to_do(fake, monkeypatch):
+def test_the_error_without_cupy_or_device_names_the_next_step(fake, monkeypatch):
     from scalelatent.engine.backend import CupyBackend
 
     monkeypatch.setattr(fake.runtime, "getDeviceCount", lambda: 0)
@@ -392,7 +395,7 @@ def _accumulate(reduction, block, backend, state=None):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("classes", [0, 3])
-def test_second_moments(backend, weighted, classes):
+def test_second_moments_on_the_gpu_equal_the_hosts(backend, weighted, classes):
     from scalelatent.engine.backend import HostBackend
     from scalelatent.reductions.moments import SecondMoments
 
@@ -451,8 +454,8 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
 
 
 @pytest.mark.parametrize("room", [1, 3])
-def test_a_full_card_computes_a_pass_in_halves(fake, room):
-    """The whole E-step: nothing is counted twice, and sums stay within the stated tolerance."""
+def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
+    """In the whole E-step no row counts twice, and sums stay within the stated tolerance."""
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.engine.dask.pools import TOLERANCE
     from scalelatent.engine.passes import PassContext, Span, make_stage
@@ -473,7 +476,7 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
 
     want = sums(CupyBackend())
     small = CupyBackend()
-    fake.POOL.limit = room * 2048 * members.total_dim * 4  # of the rows a block's H takes the most
+    fake.POOL.limit = room * 2048 * members.total_dim * 4  # The array H of a block takes the most memory.
     got = sums(small)
     assert small.row_limits == {"capsule_estep/train": 2048 if room == 1 else 4096}
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())
@@ -485,7 +488,7 @@ def test_a_full_card_computes_a_pass_in_halves(fake, room):
 
 
 def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
-    """Rows of a block of a session's pass over 200,000 rows of 784 bytes."""
+    """Return the rows of a block of a session's pass over 200,000 rows of 784 bytes."""
     from scalelatent.estimators.session import FitSession
     from scalelatent.reductions.moments import SecondMoments
 
@@ -496,7 +499,7 @@ def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
         return grid.block_rows, session.grid
 
 
-def test_blocks_of_passes_suit_cards_by_default(fake):
+def test_blocks_of_passes_suit_gpus_by_default(fake):
     assert _grid("gpu")[0] == _grid("auto")[0] == 32_768
     assert _grid("cpu")[0] == 2048
     fake.Device.count = 0
@@ -505,9 +508,9 @@ def test_blocks_of_passes_suit_cards_by_default(fake):
 
 def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
     """Half a pass may be stored by its leaves."""
-    for begun, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
-        folder = tmp_path / f"{begun}-{resumed}"
-        assert _grid(begun, folder) == _grid(resumed, folder, resume=True)
+    for first, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
+        folder = tmp_path / f"{first}-{resumed}"
+        assert _grid(first, folder) == _grid(resumed, folder, resume=True)
 
 
 @pytest.mark.parametrize("out", [False, True])
@@ -530,7 +533,7 @@ def test_blocks_of_maps_suit_the_device(fake, monkeypatch, tmp_path, out, device
 # -- doctor and warm -----------------------------------------------------------------------------------------
 
 
-def test_doctor_multiplies_and_compiles_on_every_card(fake, monkeypatch):
+def test_the_doctor_multiplies_and_compiles_on_every_gpu(fake, monkeypatch):
     from scalelatent.deploy import checks, probes
 
     def find():
@@ -551,7 +554,7 @@ def test_doctor_multiplies_and_compiles_on_every_card(fake, monkeypatch):
     assert "scalelatent[cuda12]" in find().fix
 
 
-def test_warm_compiles_the_cuda_texts(fake, monkeypatch):
+def test_warm_compiles_the_cuda_files(fake, monkeypatch):
     from scalelatent.deploy import warm
 
     monkeypatch.setattr(warm, "_find_uncompiled", lambda kinds: (3, []))

@@ -1,4 +1,4 @@
-"""The CUDA text itself, run on this processor, against the reference."""
+"""The CUDA kernels of capsules, run on this processor, equal the reference."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_residuals_equal_the_reference(fake, gpu, cases, name, dtype, nu):
 
 
 @pytest.mark.parametrize("nu", [0.0, 0.5])
-def test_more_thread_blocks_than_threads(fake, gpu, cases, nu):
+def test_more_thread_blocks_than_threads_give_the_same_sums(fake, gpu, cases, nu):
     cases.check_residuals(gpu, fake.asarray, cases.make_case("d1", 128 * 128 + 77, nu, "float64"))
 
 
 @pytest.mark.parametrize("nu", [0.0, 0.5])
-def test_no_rows(fake, gpu, cases, nu):
+def test_kernels_accept_no_rows(fake, gpu, cases, nu):
     case = cases.make_case("d2", 0, nu, "float32")
     active, sums = gpu.residuals(
         fake.asarray(case["h"]), *(case[k] for k in ("y", "weight", "dims", "labels", "nu", "table"))
@@ -42,7 +42,7 @@ def test_no_rows(fake, gpu, cases, nu):
     np.testing.assert_array_equal(sums, np.zeros((1, 3)))
 
 
-def test_nothing_is_active_where_all_rows_are_certain(fake, gpu):
+def test_no_row_is_active_if_all_are_certain(fake, gpu):
     h = np.zeros((2, 200), np.float32)
     h[0] = 50.0
     active, sums = gpu.residuals(fake.asarray(h), np.zeros(200, np.int32), np.ones(200), np.array([[1, 1]]),
@@ -53,7 +53,7 @@ def test_nothing_is_active_where_all_rows_are_certain(fake, gpu):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("nu", [0.0, 0.8])
-def test_a_row_that_is_not_finite_shows_in_the_sums_and_nowhere_else(fake, gpu, cases, bad, nu):
+def test_a_row_that_is_not_finite_changes_only_the_sums(fake, gpu, cases, bad, nu):
     case = cases.make_case("d2", 200, nu, "float32")
     names = ("y", "weight", "dims", "labels", "nu", "table")
     good = fake.asarray(case["h"])
@@ -75,7 +75,7 @@ def test_very_long_rows_stay_inside_the_table(fake, gpu, cases, nu):
     cases.check_residuals(gpu, fake.asarray, case)
 
 
-def test_a_class_without_a_label_gives_nan_and_reads_nothing_outside(fake, gpu):
+def test_a_class_without_a_label_gives_nan_without_reads_out_of_bounds(fake, gpu):
     h = fake.asarray(np.ones((2, 3), np.float32))
     y = np.array([0, 7, -1], np.int32)
     _, sums = gpu.residuals(
@@ -91,10 +91,10 @@ def test_a_tie_goes_to_the_first_capsule(fake, gpu):
     y, weight = np.array([1, 2, 3, 0], np.int32), np.array([1.0, 10.0, 100.0, 1000.0])
     wiring = np.ones((1, 5), int), np.arange(5)[None]
     _, sums = gpu.residuals(h, y, weight, *wiring, np.zeros(1), squash_table(5))
-    assert sums[0, 1] == 1101.0  # row 1 is right: its capsule is the first of the two longest
+    assert sums[0, 1] == 1101.0  # Row 1 is right: its capsule is the first of the two longest.
 
 
-def test_the_same_bits_twice(fake, gpu, cases):
+def test_two_runs_give_the_same_bits(fake, gpu, cases):
     case = cases.make_case("one_vs_all", 1000, 0.8, "float32")
     runs = []
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_probabilities_equal_the_reference(fake, gpu, dims, dtype):
         np.testing.assert_allclose(out.get(), reference.probabilities(h, dims), rtol=0, atol=tolerance)
 
 
-def test_wrong_input_is_refused(fake, gpu):
+def test_invalid_input_is_refused(fake, gpu):
     dims, labels, nu = np.array([[1, 1]]), np.array([[0, 1]]), np.zeros(1)
     y, weight = np.zeros(3, np.int32), np.ones(3)
     wrong = [np.ones((2, 3)), fake.zeros((2, 3), np.float16), fake.zeros((3, 2)).T, fake.zeros(3)]
@@ -129,7 +129,7 @@ def test_wrong_input_is_refused(fake, gpu):
         gpu.residuals(fake.zeros((2, 3)), y, weight, dims, labels, nu, squash_table(3))
 
 
-def test_every_kernel_is_launched_with_what_it_declares(emulated, fake, gpu, cases):
+def test_every_kernel_is_launched_with_its_declared_arguments(emulated, fake, gpu, cases):
     for dtype, nu in product(("float32", "float64"), (0.0, 0.8)):
         case = cases.make_case("d2", 10, nu, dtype)
         cases.check_residuals(gpu, fake.asarray, case)
@@ -138,12 +138,12 @@ def test_every_kernel_is_launched_with_what_it_declares(emulated, fake, gpu, cas
     assert len(emulated.names) == 10
 
 
-def test_launches_and_text_agree_on_the_thread_block(cuda_text, gpu):
+def test_launches_and_cuda_file_agree_on_the_thread_block(cuda_text, gpu):
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
 
 
 class Moved(np.ndarray):
-    """A host array in the place of a device's."""
+    """A host array in the place of a device array."""
 
     def get(self) -> np.ndarray:
         return np.asarray(self)
@@ -153,7 +153,7 @@ class Moved(np.ndarray):
 @pytest.mark.parametrize("nu", [0.0, 0.2, 0.8])
 @pytest.mark.parametrize("name", ["d1", "d2", "d8", "d13", "unequal", "one_vs_all", "all_vs_all"])
 def test_numbas_residuals_pass_the_checks_of_a_device(cases, name, nu):
-    """A check of many rows that no body can pass is seen without a device."""
+    """This shows without a device that a float32 kernel can pass a check of many rows."""
 
     def residuals(h, *more):
         active, sums = cpu.residuals(np.asarray(h), *more)

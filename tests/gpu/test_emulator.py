@@ -1,4 +1,4 @@
-"""The emulator sees faults in kernels of this file, and sanitizers find none in the kernels of the models."""
+"""The emulator detects faults in the kernels of this file; sanitizers find none in those of the models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TESTS = {
     "test_linear_mixture_emulated": "scan or statistics or distance",
     "test_mbn_emulated": "dense_rows or sparse_rows or codes",
 }
-# Kernels that are sound with one definition of the words in capitals, and have faults with the other.
+# These kernels are correct with one definition of the words in capitals, and have faults with the other.
 KERNELS = """
 extern "C" __global__ void __launch_bounds__(THREADS) race(int* out) {
     __shared__ int values[64];
@@ -83,7 +83,7 @@ def run(kernels, name: str, blocks: int, turns: str, *dtypes: str) -> list[list[
     return [a.tolist() for a in out]
 
 
-def test_an_order_of_turns_shows_a_race(emulation, tmp_path_factory):
+def test_an_order_of_turns_reveals_a_race(emulation, tmp_path_factory):
     for words in (SOUND, FAULTY):
         kernels = emulation.Emulated(words + KERNELS, tmp_path_factory.mktemp("emulator"))
         for name, blocks in (("race", 1), ("lanes", 1), ("blocks", 64)):
@@ -91,14 +91,14 @@ def test_an_order_of_turns_shows_a_race(emulation, tmp_path_factory):
             assert all(a == found[0] for a in found) == (words is SOUND), name
 
 
-def test_shared_memory_of_the_block_before_is_not_seen(emulation, tmp_path_factory):
+def test_shared_memory_of_another_block_is_not_visible(emulation, tmp_path_factory):
     for words, others in ((SOUND, [1.0, 1.0, 1]), (FAULTY, [np.nan, np.nan, -1])):
         kernels = emulation.Emulated(words + KERNELS, tmp_path_factory.mktemp("emulator"))
         found = run(kernels, "unwritten", 3, "forward", "f4", "f8", "i4")
         np.testing.assert_array_equal([a[:3] for a in found], [[1, other, other] for other in others])
 
 
-# What a sanitizer says, and a statement with this fault.
+# Each case is the report of a sanitizer, and a statement with this fault.
 FAULTS = {
     "heap-buffer-overflow": "out[threadIdx.x + 1] = 0.0f",
     "insufficient space": "__shared__ float a[2]; out[0] = *(a + (threadIdx.x + gridDim.x))",
@@ -143,7 +143,7 @@ def sanitized(emulation):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_sanitizers_see_a_fault(sanitized, tmp_path, fault):
+def test_sanitizers_detect_a_fault(sanitized, tmp_path, fault):
     text = f'extern "C" __global__ void __launch_bounds__(THREADS) f(float* out) {{ {FAULTS[fault]}; }}'
     done = sanitized("-c", DRIVER, text, str(tmp_path))
     assert fault in done.stdout + done.stderr

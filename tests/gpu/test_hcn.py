@@ -1,4 +1,4 @@
-"""The CUDA text of compositional networks gives the reference's bits, run on a processor and on a device."""
+"""The CUDA kernels of compositional networks give the reference's bits, on a processor and on a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scalelatent.models.hcn.model.kept_messages import start_leaf, visit
 from scalelatent.models.hcn.model.layer import FeatureLayer
 from tests.models.hcn.cases import draw_sweep, no_messages
 
-# chains, images, (channels, height, width), window, features
+# Each case is chains, images, (channels, height, width), window, features.
 SHAPES = [
     (1, 1, (1, 3, 4), (2, 3), 1),
     (2, 1, (1, 4, 3), (3, 2), 5),
@@ -61,7 +61,7 @@ def check_messages(gpu, shape, damping: float, kept: str = "i2") -> None:
     want = [s.copy(), w.copy(), to_s.astype(kept), to_w.astype(kept), held]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
-        evidence = np.roll(evidence, 1, axis=4)  # messages are taken back where there is none any more
+        evidence = np.roll(evidence, 1, axis=4)  # Messages that no place sends any more are removed.
         wanted = reference.sweep_messages(evidence, order, *want, damping)
         moved = gpu.sweep_messages(gpu.cupy.asarray(evidence), gpu.cupy.asarray(order), *found, damping)
         assert_array_equal(moved, wanted)
@@ -85,11 +85,11 @@ def check_orders(gpu) -> None:
 
 
 def check_chains(name: str) -> None:
-    """A step whose chains are launched together, beside that of a processor."""
+    """Compare a step whose chains are launched together with that of a processor."""
     layer = FeatureLayer((1, 5, 4), 2, (3, 2), 1e-2, 1e-2, 0.3, 1e-2)
     x = (np.random.default_rng(0).random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
     learner = EvidenceLearner(layer, 0.9, 2, 5)
-    # Chains of 5, 4, 4 rows and one without any.
+    # Chains of 5, 4 and 4 rows, and one without rows.
     parts = [np.arange(0, 5), np.arange(5, 9), np.arange(9, 13)]
     blocks = [Block(x[rows], None, None, 0, rows, 1, k) for k, rows in enumerate(parts)]
     found = {}
@@ -101,22 +101,22 @@ def check_chains(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sweep_emulated(emulated_gpu, shape) -> None:
+def test_an_emulated_sweep_gives_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_sweep(emulated_gpu, shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_messages_emulated(emulated_gpu, shape) -> None:
+def test_emulated_messages_give_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_messages(emulated_gpu, shape, 0.8)
     check_messages(emulated_gpu, shape, 1.0, "i4")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_decode_emulated(emulated_gpu, shape) -> None:
+def test_emulated_decoding_gives_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_decode(emulated_gpu, shape)
 
 
-def test_orders_emulated(emulated_gpu) -> None:
+def test_emulated_orders_give_the_bits_of_the_reference(emulated_gpu) -> None:
     check_orders(emulated_gpu)
 
 
@@ -125,12 +125,13 @@ def test_chains_are_launched_together(emulated_gpu) -> None:
     before = len(launched)
     check_chains("gpu")
     names = [name for name, _ in launched[before:]]
-    # Two minibatches of the two chains of four rows, three of the one of five.
+    # Each of the two chains of four rows has two minibatches, the chain of five has three.
     assert names.count("hcn_sweep") == 5
-    assert names.count("hcn_shuffle") == 3  # of all minibatches of two images, and those of one
+    # One launch for all minibatches of two images each, and one for those of one image.
+    assert names.count("hcn_shuffle") == 3
 
 
-def test_chains_that_do_not_fit_go_by_halves(emulated_gpu, monkeypatch) -> None:
+def test_chains_that_exceed_the_memory_are_split_in_halves(emulated_gpu, monkeypatch) -> None:
     sizes, run = [], EvidenceLearner.run_chains
 
     def small(self, prepared, blocks, stats) -> None:
@@ -145,7 +146,7 @@ def test_chains_that_do_not_fit_go_by_halves(emulated_gpu, monkeypatch) -> None:
 
 
 def check_new_threads(count: int) -> None:
-    """A pass begins in threads whose current stream is not the backend's; bits are those of the host."""
+    """Run a pass in threads whose current stream is not the backend's; compare the bits with the host's."""
     rng = np.random.default_rng(5)
     layer = FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2)
     decoder = Decoder(layer, rng.random((1, 3, 3, 3)) < 0.4, 0, 4)
@@ -168,18 +169,18 @@ def check_new_threads(count: int) -> None:
             assert_array_equal(a, b)
 
 
-def test_new_threads_emulated(emulated_gpu) -> None:
+def test_passes_in_new_threads_give_the_same_bits(emulated_gpu) -> None:
     check_new_threads(2)
 
 
 @pytest.mark.gpu
-def test_new_threads_on_a_device(real_gpu) -> None:
+def test_passes_in_new_threads_on_a_device_give_the_same_bits(real_gpu) -> None:
     check_new_threads(100)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES)
-def test_on_a_device(real_gpu, shape) -> None:
+def test_kernels_on_a_device_give_the_bits_of_the_reference(real_gpu, shape) -> None:
     check_sweep(real_gpu, shape)
     check_messages(real_gpu, shape, 1.0)
     check_messages(real_gpu, shape, 0.8)
@@ -188,6 +189,6 @@ def test_on_a_device(real_gpu, shape) -> None:
 
 
 @pytest.mark.gpu
-def test_chains_on_a_device(real_gpu) -> None:
+def test_chains_on_a_device_give_the_same_bits(real_gpu) -> None:
     check_orders(real_gpu)
     check_chains("gpu")

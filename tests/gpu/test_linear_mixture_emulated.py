@@ -1,4 +1,4 @@
-"""The CUDA text of mixtures of linear models, run on a processor, against the reference."""
+"""The CUDA kernels of mixtures of linear models, run on a processor, equal the reference."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def gpu(fake):
 
 @pytest.fixture(params=[cuda.MAX_GRID_Y, 2], ids=["", "small grid"])
 def _grids(request, monkeypatch):
-    """Grids as large as CUDA allows, and small ones, in which a thread block has several groups or pairs."""
+    """Use grids as large as CUDA allows, and small ones.
+
+    A block of small grids has several groups or pairs.
+    """
     monkeypatch.setattr(cuda, "MAX_GRID_Y", request.param)
 
 
@@ -57,8 +60,8 @@ def make_scores(k: int, h: int, own: bool):
 @pytest.mark.usefixtures("_grids")
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("n", "k", "h"), [(0, 3, 2), (1, 1, 0), (9, 300, 3), (20, 10, 12)])
-def test_scan(gpu, emulated, monkeypatch, n, k, h, own):
-    monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # more than one tile
+def test_emulated_scores_equal_the_reference(gpu, emulated, monkeypatch, n, k, h, own):
+    monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # The product has more than one tile.
     scores, starts = make_scores(k, h, own), np.array([0, k // 3, k // 2, k])
     x = np.random.default_rng(0).normal(size=(n, P)).astype("f4")
     ours, theirs = gpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)
@@ -76,7 +79,7 @@ def test_scan(gpu, emulated, monkeypatch, n, k, h, own):
     np.testing.assert_array_equal(index, where)
 
 
-def test_dropped_sub_classes_are_never_chosen(gpu, emulated):
+def test_dropped_components_are_never_chosen(gpu, emulated):
     scores = make_scores(6, 2, False)
     scores.c[:3] = np.inf
     x = np.random.default_rng(0).normal(size=(5, P)).astype("f4")
@@ -89,7 +92,7 @@ def test_dropped_sub_classes_are_never_chosen(gpu, emulated):
 @pytest.mark.usefixtures("_grids")
 @pytest.mark.parametrize("per_feature", [False, True])
 @pytest.mark.parametrize("n", [0, 1, 60])
-def test_statistics(gpu, emulated, n, per_feature):
+def test_emulated_statistics_equal_the_reference(gpu, emulated, n, per_feature):
     rng, k, q = np.random.default_rng(n), 4, 8
     means, bases = rng.normal(size=(k, P)), rng.normal(size=(k, P, q)) / np.sqrt(P)
     x, groups = rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, 3, n), k, rng.random(n))
@@ -111,7 +114,7 @@ def test_statistics(gpu, emulated, n, per_feature):
 @pytest.mark.usefixtures("_grids")
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("n", "h", "t"), [(0, 2, 7), (1, 0, 7), (7, 5, 7), (3, 2, 1), (3, 2, 4), (2, 1, 0)])
-def test_tangent_distance(gpu, emulated, monkeypatch, n, h, t, own):
+def test_emulated_tangent_distance_equals_the_reference(gpu, emulated, monkeypatch, n, h, t, own):
     monkeypatch.setattr(gpu, "PAIRS", 9)
     scores, rng = make_scores(6, h, own), np.random.default_rng(2)
     x, candidates = rng.normal(size=(n, P)).astype("f4"), rng.integers(0, 6, (n, 3)).astype("i4")
@@ -125,7 +128,7 @@ def test_tangent_distance(gpu, emulated, monkeypatch, n, h, t, own):
 
 
 @pytest.mark.slow
-def test_more_groups_than_a_grid_has_rows(gpu):
+def test_more_groups_than_rows_of_the_grid_are_computed(gpu):
     n, k = cuda.MAX_GRID_Y + 2, cuda.MAX_GRID_Y + 2
     x, groups = np.arange(n, dtype="f4")[:, None] % 7, group_rows(np.arange(n), k)
     total = np.zeros((k, 1))
@@ -142,7 +145,7 @@ def test_more_tangents_than_there_are_kinds_are_refused(gpu):
         )
 
 
-def test_the_text_has_these_kernels_and_constants(gpu, emulated):
+def test_the_cuda_file_has_the_expected_kernels_and_constants(gpu, emulated):
     assert set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in gpu._kernels.text
     assert f"constexpr int MOST_TANGENTS = {len(reference.TANGENTS)};" in gpu._kernels.text
@@ -150,7 +153,7 @@ def test_the_text_has_these_kernels_and_constants(gpu, emulated):
 
 @pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
 def full_size(request):
-    """The kernels of a device (marked ``gpu``), and in their place those of a processor."""
+    """Return the kernels of a device (marked ``gpu``), and in their place those of a processor."""
     if request.param == "numba":
         return cpu
     request.getfixturevalue("real")
@@ -159,7 +162,7 @@ def full_size(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "shape", "k", "h"), [(5, (3, 3), 2, 0), (3000, (28, 28), 60, 12)])
-def test_full_sizes(full_size, n, shape, k, h):
+def test_kernels_at_full_size_equal_the_reference(full_size, n, shape, k, h):
     device = full_size
     rng, p = np.random.default_rng(n), shape[0] * shape[1]
     means, bases = rng.normal(size=(k, p)), np.linalg.qr(rng.normal(size=(k, p, h or 1)))[0]

@@ -26,7 +26,7 @@ def gpu(real):
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("dtype", ["u1", "f4"])
 @pytest.mark.parametrize(("n", "p", "k"), [(1, 5, 3), (3000, 784, 500), (20_000, 200, 5000)])
-def test_dense_rows(real, gpu, n, p, k, dtype, metric):
+def test_codes_of_dense_rows_on_a_device_equal_the_processors(real, gpu, n, p, k, dtype, metric):
     rng = np.random.default_rng(n)
     x, w = ((rng.random((m, p)) * 255 + 1).astype(dtype) for m in (n, k))
     x[: n // 2] = w[rng.integers(0, k, n // 2)]
@@ -37,7 +37,7 @@ def test_dense_rows(real, gpu, n, p, k, dtype, metric):
         np.testing.assert_array_equal(gpu.nearest(rows, columns, bank), want)
 
 
-def test_what_rounding_leaves_in_question(real, gpu):
+def test_ties_within_rounding_on_a_device_are_decided_as_on_a_processor(real, gpu):
     rng = np.random.default_rng(0)
     base = rng.normal(size=300) * 100
     w, x = ((base + rng.normal(size=(m, 300)) * 1e-2).astype("f4") for m in (3000, 10_000))
@@ -48,7 +48,7 @@ def test_what_rounding_leaves_in_question(real, gpu):
 
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("k", [500, 9000])
-def test_sparse_rows(real, gpu, k, metric):
+def test_codes_of_sparse_rows_on_a_device_equal_the_processors(real, gpu, k, metric):
     rng = np.random.default_rng(k)
     share = np.minimum(1.0, 8.0 / np.arange(1, 1001))
     made = []
@@ -66,7 +66,7 @@ def test_sparse_rows(real, gpu, k, metric):
 
 
 @pytest.mark.parametrize(("below", "k"), [(8000, 4000), (20_000, 10_000), (62, 31)])
-def test_codes(real, gpu, below, k):
+def test_nearest_codes_on_a_device_equal_the_processors(real, gpu, below, k):
     rng = np.random.default_rng(k)
     x, centroids = (rng.integers(0, below, (*m, 400)).astype("u2") for m in ((20_000,), (2, k)))
     units = rng.random((2, 400, below)) < 0.5

@@ -1,4 +1,4 @@
-"""The benchmarks of models on GPUs: what they do without one, and that they run to their end."""
+"""The benchmarks of models on GPUs: runs without a GPU, and complete runs on the stand-in."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model(request) -> str:
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_writes_nothing(model, tmp_path):
+def test_without_a_gpu_a_benchmark_reports_it_and_writes_nothing(model, tmp_path):
     script = ROOT / "benchmarks" / f"gpu_{model}.py"
     code = f"import sys, runpy; sys.modules['cupy'] = None; sys.argv[0] = {str(script)!r}\n"
     code += (
@@ -60,7 +60,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_runs_to_its_end(load_helper, model, tmp_path):
+def test_a_benchmark_runs_to_its_end(load_helper, model, tmp_path):
     if load_helper("emulation").compiler() is None or not sys.platform.startswith("linux"):
         pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
     out = tmp_path / "sub" / "result.json"

@@ -27,7 +27,7 @@ def backend(real):
     from scalelatent.engine.backend import CupyBackend
 
     made = CupyBackend()
-    made.stream.use()  # arrays that the tests make for it are made on its stream
+    made.stream.use()  # Arrays of the tests are made on its stream.
     return made
 
 
@@ -41,7 +41,7 @@ def test_residuals_equal_the_reference(real, gpu, cases, name, dtype, nu):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_row_that_is_not_finite(real, gpu, cases, bad):
+def test_a_row_that_is_not_finite_shows_in_the_sums(real, gpu, cases, bad):
     names = ("y", "weight", "dims", "labels", "nu", "table")
     for nu in (0.0, 0.8):
         case = cases.make_case("d2", 1000, nu, "float32")
@@ -75,7 +75,7 @@ def test_probabilities_equal_the_reference(real, gpu, dims):
             np.testing.assert_allclose(out.get(), reference.probabilities(h, dims), rtol=0, atol=tolerance)
 
 
-def test_products_of_every_layout(real, backend):
+def test_products_of_every_layout_equal_numpys(real, backend):
     rng = np.random.default_rng(2)
     for dtype, tolerance in ((np.float32, 2e-6), (np.float64, 1e-14)):
         for m, n, k in ((1, 1, 1), (5, 7, 3), (1, 4, 6), (6, 1, 4), (20, 196, 2000), (320, 196, 333)):
@@ -89,9 +89,9 @@ def test_products_of_every_layout(real, backend):
 
 
 @pytest.mark.parametrize("stored", ["u1", "f2", "f4", "f8", ">f4"])
-def test_rows_arrive_as_they_were_stored(backend, stored):
+def test_rows_on_the_device_equal_the_stored_ones(backend, stored):
     rng = np.random.default_rng(3)
-    for step in range(3):  # the page-locked memory of one block is that of the next
+    for step in range(3):  # The page-locked memory of one block is reused for the next.
         a = (rng.random((3000 + step, 196)) * 255).astype(stored)
         for wanted in (np.float32, np.float64):
             np.testing.assert_array_equal(backend.to_host(backend.asarray(a, wanted, "x")), a.astype(wanted))
@@ -126,7 +126,7 @@ def test_whole_fits_equal_the_hosts(real, architecture, stored):
             np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
-def test_two_fits_on_one_card_are_the_same_bits(real):
+def test_two_fits_on_one_gpu_give_the_same_bits(real):
     rng = np.random.default_rng(8)
     y = np.arange(6000) % 3
     x = rng.normal(size=(len(y), 30)).astype(np.float32) + y[:, None]
@@ -137,7 +137,7 @@ def test_two_fits_on_one_card_are_the_same_bits(real):
     np.testing.assert_array_equal(*fits)
 
 
-def test_memory_at_its_end_is_named(real):
+def test_the_error_names_the_memory_limit(real):
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.errors import RunError
 

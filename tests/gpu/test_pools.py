@@ -23,7 +23,7 @@ from tests.helpers import Log
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"capsule_dim": 3, "projection": None, "nu_schedule": None, "random_state": 0}
-# Of the learnt weights after a few passes, each of which may move them by the tolerance of its sums.
+# Relative to the learnt weights after a few passes, each of which may move them by the tolerance of its sums.
 WEIGHTS, PASSES = 1e-3, 5
 
 
@@ -53,7 +53,7 @@ def test_sums_of_a_pass_agree_within_the_stated_tolerance(real: Any, data: Any) 
     for name in ("rows", "delta"):
         scale = np.abs(host[name]).max()
         np.testing.assert_allclose(card[name], host[name], rtol=0, atol=TOLERANCE * scale, err_msg=name)
-    # Log-likelihood; errors and active rows count rows, of which a few lie on an edge.
+    # The log-likelihood; errors and active rows are counts of rows, of which a few are at the threshold.
     np.testing.assert_allclose(card["sums"][:, 0], host["sums"][:, 0], rtol=TOLERANCE)
     np.testing.assert_allclose(card["sums"][:, 1:], host["sums"][:, 1:], rtol=1e-3)
 
@@ -74,17 +74,17 @@ def test_a_mixed_pool_learns_what_one_process_learns(real: Any, data: Any) -> No
         np.testing.assert_allclose(fits[device].W_, alone.W_, rtol=0, atol=WEIGHTS * scale)
         got, want = (model.history_[-1]["objective"] for model in (fits[device], alone))
         np.testing.assert_allclose(got, want, rtol=10 * TOLERANCE)
-    told = [event for event in log.of("event") if event["event"] == "devices"]
-    assert told[0]["devices"] == "cpu 2 workers, gpu 1 worker"
-    assert "depend" in told[0]["message"]
+    reported = [event for event in log.infos("event") if event["event"] == "devices"]
+    assert reported[0]["devices"] == "cpu 2 workers, gpu 1 worker"
+    assert "depend" in reported[0]["message"]
 
 
-def test_a_full_card_computes_in_halves(real: Any, data: Any, tmp_path: Path) -> None:
+def test_a_full_gpu_computes_in_halves(real: Any, data: Any, tmp_path: Path) -> None:
     backend, pool = make_backend("gpu"), real.get_default_memory_pool()
     want = _sums(data, make_backend("gpu"))
     before = pool.get_limit()
     pool.free_all_blocks()
-    pool.set_limit(size=pool.total_bytes() + 2**20)  # a block of 8192 rows alone is 1.3 MB
+    pool.set_limit(size=pool.total_bytes() + 2**20)  # A block of 8192 rows alone takes 1.3 MB.
     try:
         got = _sums(data, backend)
     finally:

@@ -1,4 +1,4 @@
-"""CuPy's stand-in has no name that CuPy has not. No device is needed, but CuPy is."""
+"""The stand-in for CuPy has only names that CuPy has. CuPy is needed, but no device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def stand_in(load_helper):
     return load_helper("fake_cupy")
 
 
-def test_every_name_is_cupys(stand_in):
+def test_every_name_of_the_stand_in_exists_in_cupy(stand_in):
     pytest.importorskip("cupy")
     for module, names in stand_in.NAMES.items():
-        # As the package reaches them: cupy.cuda.driver is an attribute, and cuBLAS is loaded by asking its
-        # package for it.
+        # The package uses the names in this way: cupy.cuda.driver is an attribute, and importing its package
+        # loads cuBLAS.
         parent, _, last = module.rpartition(".")
         try:
             there = importlib.import_module(parent) if "libs" in parent else importlib.import_module("cupy")
@@ -28,7 +28,7 @@ def test_every_name_is_cupys(stand_in):
         assert not missing, f"{module} has no {missing}"
 
 
-def test_every_method_is_cupys(stand_in):
+def test_every_method_of_the_stand_in_exists_in_cupy(stand_in):
     cupy = pytest.importorskip("cupy")
     pairs = [
         (stand_in.ndarray, cupy.ndarray),

@@ -27,7 +27,7 @@ def model():
 
 
 class NoKernels:
-    """Stands for the emulator where only calls are counted: kernels leave their results as they are."""
+    """Substitute for the emulator that only counts calls: kernels do not change their results."""
 
     def check(self, *arguments) -> None:
         pass
@@ -41,7 +41,7 @@ def emulated():
 
 
 class Counts:
-    """Calls of the stand-in for CuPy."""
+    """Counts of calls of the stand-in for CuPy."""
 
     def __init__(self, fake, monkeypatch) -> None:
         self.uploads = self.gemm_flops = 0
@@ -78,7 +78,7 @@ class Counts:
         monkeypatch.setattr(fake.ndarray, "set", counted_set)
 
     def of(self, call) -> tuple[int, int, int, int]:
-        """Launches, uploads, downloads and operations of products of a call, once tables are on the card."""
+        """Return launches, uploads, downloads and product operations of a call. Tables are copied before."""
         call()
         self.uploads = self.gemm_flops = 0
         self._fake.LAUNCHED.clear()
@@ -101,7 +101,7 @@ def kernels(name: str):
     return importlib.import_module(f"scalelatent.models.{name}.kernels.gpu")
 
 
-def test_capsule_residuals(fake, counts, model, cases, emulate):
+def test_the_model_counts_the_work_of_capsule_residuals(fake, counts, model, cases, emulate):
     fake.RawModule.library = emulate("capsule")
     gpu = kernels("capsule")
     names = ("y", "weight", "dims", "labels", "nu", "table")
@@ -116,7 +116,7 @@ def test_capsule_residuals(fake, counts, model, cases, emulate):
             before = counts.uploads
             active, _ = gpu.residuals(h, *(case[k] for k in names))
             found.append(None if active is None else len(active))
-            counts.uploads -= before  # h itself
+            counts.uploads -= before  # The upload of h itself.
 
         got = counts.of(call)
         active = found[-1]
@@ -126,7 +126,7 @@ def test_capsule_residuals(fake, counts, model, cases, emulate):
 
 @pytest.mark.parametrize("stored", ["u1", "f4"])
 @pytest.mark.parametrize("nu", [0.0, 0.8])
-def test_a_block_of_a_capsule_pass(fake, counts, model, emulate, nu, stored):
+def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emulate, nu, stored):
     from scalelatent.contract.learners import Block
     from scalelatent.contract.stats import Stats
     from scalelatent.engine.backend import CupyBackend
@@ -135,13 +135,13 @@ def test_a_block_of_a_capsule_pass(fake, counts, model, emulate, nu, stored):
 
     fake.RawModule.library = emulate("capsule")
     members, rng = build_members("multiclass", 10, 2), np.random.default_rng(0)
-    x = (rng.random((3000, 30)) * 255).astype(stored)  # large enough for a copy from page-locked memory
+    x = (rng.random((3000, 30)) * 255).astype(stored)  # Large enough for a copy from page-locked memory.
     y, w = (np.arange(3000) % 10).astype("i4"), rng.normal(size=(20, 30)) / 100
     reduction, backend = CapsulePass(members, 30, np.array([nu]), None, True), CupyBackend()
     prepared = reduction.prepare(initial_state(w, 1), backend)
     stats = Stats.zeros(reduction.layout())
     got = counts.of(lambda: reduction.accumulate(prepared, Block(x, y, None, 0), stats))
-    active = None if nu == 0 else int(stats["sums"][0, 2]) // 2  # two calls
+    active = None if nu == 0 else int(stats["sums"][0, 2]) // 2  # There are two calls.
     assert active is None or 0 < active < 3000
     work = model.capsule_block(3000, 30, 20, 1, active, x.itemsize)
     assert got == expected(work)
@@ -150,7 +150,7 @@ def test_a_block_of_a_capsule_pass(fake, counts, model, emulate, nu, stored):
 
 
 @pytest.mark.parametrize("on_card", [True, False])
-def test_mbn(fake, counts, model, monkeypatch, on_card):
+def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, monkeypatch, on_card):
     from scalelatent.kernels.sparse_rows import CsrRows
 
     gpu = kernels("mbn")
@@ -175,9 +175,9 @@ def test_mbn(fake, counts, model, monkeypatch, on_card):
 
 @pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])
 @pytest.mark.parametrize("with_pairs", [False, True])
-def test_crbm(fake, counts, model, monkeypatch, shape, with_pairs):
+def test_the_model_counts_the_work_of_conditional_rbms(fake, counts, model, monkeypatch, shape, with_pairs):
     gpu = kernels("crbm")
-    room = 4 * 9 * 7 * 2  # messages of two graphs
+    room = 4 * 9 * 7 * 2  # Messages of two graphs.
     monkeypatch.setattr(gpu, "MESSAGE_BYTES", room)
     monkeypatch.setattr(model, "MESSAGE_BYTES", room)
     v, h, rows = shape
@@ -192,7 +192,7 @@ def test_crbm(fake, counts, model, monkeypatch, shape, with_pairs):
     assert model.CLUSTER_EDGES == gpu.CLUSTER_EDGES
 
 
-def test_hcn(fake, counts, model):
+def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model):
     from scalelatent.models.hcn.kernels.windows import message_room
 
     gpu = kernels("hcn")
@@ -215,7 +215,7 @@ def test_hcn(fake, counts, model):
 
 
 @pytest.mark.parametrize("on_card", [True, False])
-def test_linear_mixture(fake, counts, model, monkeypatch, on_card):
+def test_the_model_counts_the_work_of_mixtures(fake, counts, model, monkeypatch, on_card):
     from scalelatent.models.linear_mixture.kernels import reference
 
     gpu = kernels("linear_mixture")

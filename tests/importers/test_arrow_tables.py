@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import http.server
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,27 @@ def _check(ds: data.Dataset, dtype: str) -> None:
     assert ds.classes.tolist() == ["ant", "bee", "cat"]
     assert ds.read_y(0, N).tolist() == KINDS.tolist()
     np.testing.assert_array_equal(ds.read_weight(0, N), WEIGHTS)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
+def test_columns_of_several_files_are_found_by_name(kind: str, tmp_path: Path) -> None:
+    """The first file has the order; a file with other columns is refused."""
+    (tmp_path / "t").mkdir()
+    whole = _table(kind=KINDS, weight=WEIGHTS)
+    _write(kind, whole.slice(0, 700), tmp_path / "t" / "a")
+    _write(kind, whole.slice(700).select(["kind", *NAMES[::-1], "weight"]), tmp_path / "t" / "b")
+    ds = _run(kind, tmp_path / "t", tmp_path / "d", label="kind", weight="weight")
+    _check(ds, "float64" if kind == "csv" else "uint8")
+    assert ds.feature_names is not None
+    assert ds.feature_names.tolist() == NAMES
+    some = _run(kind, tmp_path / "t", tmp_path / "e", features=["p3", "p0"])
+    assert some.feature_names is not None
+    assert some.feature_names.tolist() == ["p3", "p0"]
+    np.testing.assert_array_equal(some.read_x(0, N), ROWS[:, [3, 0]])
+    _write(kind, whole.drop_columns(["p2"]), tmp_path / "t" / "c")
+    with pytest.raises(DataError, match="p2"):
+        _run(kind, tmp_path / "t", tmp_path / "f", label="kind", weight="weight")
+    assert not (tmp_path / "f").exists()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
@@ -121,7 +143,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "null": (lambda: _with_null("p2", 1234), {}, r"row 1234, column 'p2' is null"),
     "null label": (lambda: _with_null("y", 1700), {"label": "y"}, r"row 1700, column 'y' is null"),
     "no column": (_table, {"label": "q"}, r"no column 'q'; its columns are 'p0', 'p1', 'p2', 'p3', 'p4'"),
-    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds string, but features must be numbers"),
+    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds text, but features must be numbers"),
     "negative weight": (lambda: _table(w=-WEIGHTS), {"weight": "w"}, r"weight of row 0 is -0.5"),
     "nothing": (lambda: _table().slice(0, 0), {}, r"holds no rows; nothing to import"),
 }
@@ -226,7 +248,7 @@ def test_files_of_a_web_server_need_a_checksum(
         data.import_npy(f"{server}/x.npy", tmp_path / "c")
     with pytest.raises(DataError, match=r"could not be downloaded as the file with sha256:0000"):
         data.import_npy(f"{server}/x.npy#sha256={'0' * 64}", tmp_path / "c")
-    (tmp_path / "web" / "x.npy").unlink()  # what is in the cache is not asked for again
+    (tmp_path / "web" / "x.npy").unlink()  # A file in the cache is not requested again.
     data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "d")
 
 
@@ -240,3 +262,16 @@ def test_the_verb_imports_tables(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["data", "import", "parquet", str(path), str(tmp_path / "ds"), *how])
     assert done.exit_code == 0, done.output
     np.testing.assert_array_equal(data.open_dataset(tmp_path / "ds").read_x(0, N), ROWS[:, [0, 4]])
+
+
+@pytest.mark.parametrize("shuffle", [None, 0])
+def test_labels_that_are_measurements_give_a_warning(shuffle: int | None, tmp_path: Path) -> None:
+    path = _write("parquet", _table(price=np.arange(N) + 0.5, whole=np.arange(N) % 3 * 1.0), tmp_path / "t")
+    with pytest.warns(
+        UserWarning, match=r"d: the labels are 2,000 different numbers, .* such as 0\.5\. Class"
+    ):
+        ds = _run("parquet", path, tmp_path / "d", label="price", features=NAMES, shuffle=shuffle)
+    assert ds.classes is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _run("parquet", path, tmp_path / "e", label="whole", features=NAMES)

@@ -56,7 +56,7 @@ def test_archives_of_scipy_are_read(packed: bool, kind: Any, tmp_path: Path) -> 
 def test_prefixes_values_and_shape_are_found(index: str, tmp_path: Path) -> None:
     arrays = _arrays(X_tf=np.arange(X.nnz, dtype="u2"), unrelated=np.zeros(3))
     arrays["X_indices"] = arrays["X_indices"].astype(index)
-    del arrays["X_shape"]  # then columns go up to the highest there is
+    del arrays["X_shape"]  # Without a shape the highest index gives the number of columns.
     path = _npz(tmp_path / "x.npz", arrays)
     _same(import_csr(path, tmp_path / "1"), X[:, : X.indices.max() + 1])
     counts = import_csr(path, tmp_path / "2", values="tf", csr_prefix="X_")

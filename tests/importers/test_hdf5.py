@@ -116,7 +116,7 @@ def test_arrays_are_found_in_groups_and_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_arrays_are_refused(tmp_path: Path) -> None:
+def test_invalid_arrays_are_refused(tmp_path: Path) -> None:
     path, out = tmp_path / "a.h5", tmp_path / "out"
     refused(make(path, x=Y), r"array 'x' has shape \(53,\); rows x features are needed", out)
     refused(make(path, x=3.0), "array 'x' holds no array, but a single value or nothing", out)
@@ -140,7 +140,7 @@ def test_bad_arrays_are_refused(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_bad_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_hdf5_files_are_refused(tmp_path: Path) -> None:
     path, out = make(tmp_path / "a.h5", x=X.repeat(90, 0), y=Y.repeat(90)), tmp_path / "out"
     content = path.read_bytes()
     for bad in (content[: len(content) // 2], b"", b"some text that is no HDF5"):

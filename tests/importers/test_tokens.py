@@ -75,13 +75,13 @@ def test_counts_of_frequent_stems_and_topics_are_written(files, tmp_path: Path) 
     ds = import_tokens(tokens, topics, tmp_path / "ds", stems=20, shard_rows=8)
     total = Counter(word for words in docs.values() for word in words)
     chosen = sorted(sorted(total, key=lambda stem: (-total[stem], stem))[:20])
-    told = ds.attrs["provenance"]
-    assert (told["stems"], told["topics"]) == (chosen, ["GCAT", "GPOL", "M14", "M141", "MCAT"])
-    assert told["source"] == [*(file.name for file in tokens), topics.name]
+    reported = ds.attrs["provenance"]
+    assert (reported["stems"], reported["topics"]) == (chosen, ["GCAT", "GPOL", "M14", "M141", "MCAT"])
+    assert reported["source"] == [*(file.name for file in tokens), topics.name]
     expected = [[words.count(stem) for stem in chosen] for words in docs.values()]
     assert (ds.is_sparse, ds.dtype, ds.y_kind) == (True, np.uint16, "multilabel")
     np.testing.assert_array_equal(ds.read_x(0, 39).toarray(), expected)
-    wanted = [[name in own for name in told["topics"]] for own in held.values()]
+    wanted = [[name in own for name in reported["topics"]] for own in held.values()]
     np.testing.assert_array_equal(ds.read_y(0, 39).toarray(), wanted)
 
 
@@ -97,7 +97,7 @@ def test_the_verb_keeps_leaf_topics_only(files, tmp_path: Path) -> None:
     assert ds.attrs["provenance"]["topics"] == ["GPOL", "M141"]
     wanted = [["GPOL" in own, "M141" in own] for own in held.values()]
     np.testing.assert_array_equal(ds.read_y(0, 39).toarray(), wanted)
-    assert not np.all(np.any(wanted, axis=1))  # some have none, and stay
+    assert not np.all(np.any(wanted, axis=1))  # Some documents have no topic and stay.
     assert ds.n_features == 10
     done = CliRunner().invoke(app, ["data", "import", "rcv1", str(tmp_path / "x"), *how])
     assert done.exit_code == 2
@@ -131,15 +131,18 @@ def test_documents_without_any_stem_are_excluded_with_their_topics(
     done = CliRunner().invoke(app, ["data", "import", "rcv1", str(out), *how, *more])
     assert done.exit_code == 0, done.output
     ds = open_dataset(out)
-    told = ds.attrs["provenance"]
-    told = told if shuffle is None else told["of"]
-    chosen = told["stems"]
+    reported = ds.attrs["provenance"]
+    reported = reported if shuffle is None else reported["of"]
+    chosen = reported["stems"]
     kept = [number for number, words in docs.items() if set(words) & set(chosen)]
     assert set(docs) - set(kept) >= {100, 107, 124, 511, 512, 513}
-    assert (len(ds), told["left_out"]) == (len(kept), len(docs) - len(kept))
-    assert f"excluded {told['left_out']} documents without any of the 20 stems" in done.output
+    assert (len(ds), reported["left_out"]) == (len(kept), len(docs) - len(kept))
+    assert f"excluded {reported['left_out']} documents without any of the 20 stems" in done.output
     expected = {
-        (*(docs[number].count(stem) for stem in chosen), *(name in held[number] for name in told["topics"]))
+        (
+            *(docs[number].count(stem) for stem in chosen),
+            *(name in held[number] for name in reported["topics"]),
+        )
         for number in kept
     }
     got = np.hstack([part(0, len(ds)).toarray() for part in (ds.read_x, ds.read_y)]).tolist()
@@ -182,7 +185,7 @@ def test_files_that_change_during_the_import_are_refused(with_empty, tmp_path: P
         (".I 7\n.W\noil oil\n", "2 stems are needed, but there are 1 different ones"),
     ],
 )
-def test_damaged_files_are_named_and_leave_nothing(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_names_damaged_files_and_no_output_is_left(tmp_path: Path, text: str, message: str) -> None:
     tokens, topics = tmp_path / "tokens.dat", tmp_path / "topics"
     tokens.write_text(text)
     topics.write_text("GPOL 7 1\n")

@@ -28,7 +28,7 @@ class FakeEstimator:
     """Count passes; resume from ``engine/passes``."""
 
     _kind = "capsule"
-    fail: BaseException | None = None  # raised after pass 2
+    fail: BaseException | None = None  # Raised after pass 2.
     before_pass: Any = None
 
     def __init__(self, **params: Any) -> None:
@@ -106,7 +106,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
     def build(job):
         return Fresh(**job.estimator_params())
 
-    def report(result, data, told):
+    def report(result, data, reported):
         result.folder.place.write("report/index.html", b"<html></html>")
         result.report = result.folder.report_url
 

@@ -39,11 +39,11 @@ def test_comparison_lists_differences_and_results(tmp_path: Path) -> None:
         make(tmp_path, "a", capsule_dim=4, architecture="multiclass"),
         make(tmp_path, "b", capsule_dim=8, architecture="multiclass", data={"train_rows": "0:9"}),
     ]
-    told = compare_runs(runs)
-    (group,) = told["groups"]
+    reported = compare_runs(runs)
+    (group,) = reported["groups"]
     assert set(group["differing"]) == {"data.train_rows", "model.capsule_dim"}
     assert (group["kind"], group["role"], group["data"]) == ("capsule", "test", "t.zarr")
-    first, second = told["runs"]
+    first, second = reported["runs"]
     assert first["parameters"] == {"data.train_rows": None, "model.capsule_dim": 4}
     assert second["parameters"] == {"data.train_rows": "0:9", "model.capsule_dim": 8}
     wanted = {
@@ -56,9 +56,9 @@ def test_comparison_lists_differences_and_results(tmp_path: Path) -> None:
     }
     assert wanted.items() <= first.items()
     assert (first["best_validation_error"], first["test_error"]) == (0.125, 0.0621)
-    assert "validation_error" not in first  # of the last pass, whose weights were not kept
-    assert told["notes"] == []
-    ((caption, columns, rows),) = comparison_tables(told)
+    assert "validation_error" not in first  # The last pass measured it, and its weights were not kept.
+    assert reported["notes"] == []
+    ((caption, columns, rows),) = comparison_tables(reported)
     assert caption == "capsule: test rows of t.zarr"
     cells = dict(zip(columns, rows[1], strict=True))
     assert (cells["capsule_dim"], cells["train_rows"], cells["training rows"]) == ("8", "0:9", "1,234")
@@ -76,30 +76,32 @@ def test_kinds_and_test_rows_form_separate_groups(tmp_path: Path) -> None:
         make(tmp_path, "c", kind="mbn", k1=9, state={"test_nmi": 0.75, "test_error": None}),
         make(tmp_path, "d", capsule_dim=2),
     ]
-    told = compare_runs(runs)
-    assert [run["group"] for run in told["runs"]] == [0, 1, 2, 0]
-    assert [group["differing"] for group in told["groups"]] == [["data.test", "model.capsule_dim"]] * 2 + [[]]
-    assert [note.split(":")[0] for note in told["notes"]] == [
+    reported = compare_runs(runs)
+    assert [run["group"] for run in reported["runs"]] == [0, 1, 2, 0]
+    assert [group["differing"] for group in reported["groups"]] == [
+        ["data.test", "model.capsule_dim"]
+    ] * 2 + [[]]
+    assert [note.split(":")[0] for note in reported["notes"]] == [
         "models of different kinds (capsule, mbn)",
         "runs were scored on different rows",
     ]
-    tables = comparison_tables(told)
+    tables = comparison_tables(reported)
     assert [len(rows) for _, _, rows in tables] == [2, 1, 1]
     assert "75.00 %" in tables[2][2][0]
     assert "capsule_dim" not in tables[2][1]
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_runs_that_are_not_done_tell_how_far_they_are(tmp_path: Path, state: str) -> None:
+def test_unfinished_runs_show_their_progress(tmp_path: Path, state: str) -> None:
     runs = [make(tmp_path, "a"), make(tmp_path, "b", state={"state": state})]
-    told = compare_runs(runs)
-    run = told["runs"][1]
+    reported = compare_runs(runs)
+    run = reported["runs"][1]
     assert (run["state"], run["validation_error"], run["seconds"], run["passes"]) == (state, 0.15, None, 2)
     assert "test_error" not in run
-    assert told["notes"] == [f"unfinished: {run['id']}; their errors are those of the last pass"]
+    assert reported["notes"] == [f"unfinished: {run['id']}; their errors are those of the last pass"]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folders_that_are_not_runs_are_refused(tmp_path: Path) -> None:
     a = make(tmp_path, "a")
     for runs, message in (
         ([a], "a comparison needs two or more run folders"),
@@ -110,7 +112,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
             compare_runs(runs)
 
 
-def test_on_the_command_line_and_as_a_page(tmp_path: Path) -> None:
+def test_a_comparison_is_printed_and_written_as_a_page(tmp_path: Path) -> None:
     runs = [make(tmp_path, name, capsule_dim=dim) for name, dim in (("a", 4), ("b", 8))]
     out = str(tmp_path / "page")
     said = CliRunner().invoke(app, ["compare", *runs, "--out", out])
@@ -122,7 +124,7 @@ def test_on_the_command_line_and_as_a_page(tmp_path: Path) -> None:
     assert names == {"index.html", "errors.png", "dimensions.png"}
     for text in ("Comparison of 2 runs", "best validation error", "6.21 %", "95 % intervals", "Figure 5"):
         assert text in page
-    told = json.loads(CliRunner().invoke(app, ["compare", *runs, "--json"]).output)
-    assert told == compare_runs(runs)
-    assert write_comparison(told, out) == str(tmp_path / "page" / "index.html")
+    reported = json.loads(CliRunner().invoke(app, ["compare", *runs, "--json"]).output)
+    assert reported == compare_runs(runs)
+    assert write_comparison(reported, out) == str(tmp_path / "page" / "index.html")
     assert (tmp_path / "page" / "index.html").read_text() == page

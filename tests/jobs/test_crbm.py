@@ -54,8 +54,8 @@ def place(tmp_path: Path) -> Path:
 def test_a_job_fits_predicts_and_scores(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     job = load_job(place / "job.toml")
-    told = plan_job(job)
-    assert told["stages"]["learn"]["steps_per_pass"] == 15
+    reported = plan_job(job)
+    assert reported["stages"]["learn"]["steps_per_pass"] == 15
     result = runner.run_new_job(job)
     model = load_model(result.folder.url)
     test = open_dataset(place / "x.zarr")[400:].with_target(open_dataset(place / "v.zarr")[400:])
@@ -126,10 +126,10 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
     scalelatent(*make, "few.zarr", "--base-rows", "300:360", "--clean", "few-clean.zarr", cwd=tmp_path)
     for name, text in (("pairs", PAIRS), ("flips", CORRUPTING)):
         (tmp_path / "crbm.toml").write_text(text)
-        told = scalelatent("fit", "crbm.toml", "--json", cwd=tmp_path).json()
-        assert told["state"] == "done"
+        reported = scalelatent("fit", "crbm.toml", "--json", cwd=tmp_path).json()
+        assert reported["state"] == "done"
         page = (tmp_path / name / "report" / "index.html").read_text()
-        assert f"{100 * told['test_error']:.2f} %" in page
+        assert f"{100 * reported['test_error']:.2f} %" in page
         figures = {file.stem for file in (tmp_path / name / "report").glob("*.png")}
         assert figures == {"restored", "occlusion", "learning", "convergence"}
         rates = [
@@ -141,7 +141,7 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
         clean = open_dataset(tmp_path / "few-clean.zarr").read_binary(0, 60)
         found = scalelatent("score", name, "few.zarr", "--target", "few-clean.zarr", "--json", cwd=tmp_path)
         assert found.json()["all"] == pytest.approx((restored != clean).mean())
-        assert name == "flips" or found.json()["all"] == pytest.approx(told["test_error"])
+        assert name == "flips" or found.json()["all"] == pytest.approx(reported["test_error"])
 
 
 def test_a_plain_rbm_is_a_job(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

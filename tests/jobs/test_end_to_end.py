@@ -122,9 +122,9 @@ def test_a_job_from_plan_to_report(digits):
     assert "job file" in text
     assert not (digits / "run").exists()
 
-    told = scalelatent("fit", "job.toml", "--json", cwd=digits).json()
-    assert told["state"] == "done"
-    assert told["test_error"] < 0.3
+    reported = scalelatent("fit", "job.toml", "--json", cwd=digits).json()
+    assert reported["state"] == "done"
+    assert reported["test_error"] < 0.3
     run = digits / "run"
     for name in (
         "job.json",
@@ -135,7 +135,7 @@ def test_a_job_from_plan_to_report(digits):
         "report/index.html",
     ):
         assert (run / name).exists(), name
-    assert told["report"] == str(run / "report" / "index.html")
+    assert reported["report"] == str(run / "report" / "index.html")
 
     again = scalelatent("fit", "job.toml", cwd=digits, code=2)
     assert "already contains a run" in again.err
@@ -152,7 +152,7 @@ def test_a_job_from_plan_to_report(digits):
     score = scalelatent(
         "score", "run", "test.zarr", "--metric", "error", "--metric", "log_loss", "--json", cwd=digits
     )
-    assert score.json()["error"] == pytest.approx(told["test_error"])
+    assert score.json()["error"] == pytest.approx(reported["test_error"])
     saved = scalelatent("score", "run/model.zarr", "test.zarr", "--metric", "error", "--json", cwd=digits)
     assert saved.json()["error"] == score.json()["error"]
 
@@ -177,7 +177,7 @@ def test_a_job_from_plan_to_report(digits):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.slow
-def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number):
+def test_an_interrupted_job_resumes_to_the_same_bits(digits, undisturbed, number):
     run = digits / f"stopped-{number}"
     with started("fit", "long.toml", "--out", run, cwd=digits) as process:
         wait_for_passes(run, process, 5)
@@ -190,8 +190,8 @@ def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number
     assert state["state"] == ("cancelled" if number == signal.SIGINT else "failed")
     assert "scalelatent resume" in state["error"]
     with without_report():
-        told = scalelatent("resume", run, "--json", cwd=digits).json()
-    assert told["state"] == "done"
+        reported = scalelatent("resume", run, "--json", cwd=digits).json()
+    assert reported["state"] == "done"
     assert files_of(run / "model.zarr") == undisturbed
     passes = [json.loads(line)["pass"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert passes == sorted(set(passes))
@@ -199,7 +199,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(digits, undisturbed, number
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_interrupted_on_a_cluster_and_resumed_in_process(digits, undisturbed):
+def test_a_job_interrupted_on_a_cluster_resumes_in_one_process(digits, undisturbed):
     run = digits / "stopped-cluster"
     with started("fit", "long.toml", "--out", run, "--set", "cluster.workers=2", cwd=digits) as process:
         wait_for_passes(run, process, 5)
@@ -218,7 +218,7 @@ def test_a_job_that_cannot_fit_is_refused(digits):
     assert "memory" in said.err
 
 
-def test_wrong_keys_are_named(digits):
+def test_the_error_names_unknown_keys(digits):
     said = scalelatent(
         "fit", "job.toml", "--set", "model.capsule_dims=4", "--out", "never", cwd=digits, code=2
     )
@@ -226,13 +226,13 @@ def test_wrong_keys_are_named(digits):
     assert not (digits / "never").exists()
 
 
-def test_wrong_values_are_refused_before_work(digits):
+def test_invalid_values_are_refused_before_work_starts(digits):
     said = scalelatent("fit", "job.toml", "--set", "model.capsule_dim=0", "--out", "bad", cwd=digits, code=2)
     assert said.err.splitlines()[-1].startswith("error: [model] capsule_dim=0")
     assert not (digits / "bad").exists()
     grid = ["--set", "engine.block_rows=4096", "--set", "engine.leaf_rows=5000", "--out", "bad"]
-    told = "error: leaf_rows=5000 is not a multiple of block_rows=4096: set [engine] leaf_rows to 8192"
-    assert scalelatent("fit", "job.toml", *grid, cwd=digits, code=2).err.splitlines()[-1] == told
+    reported = "error: leaf_rows=5000 is not a multiple of block_rows=4096: set [engine] leaf_rows to 8192"
+    assert scalelatent("fit", "job.toml", *grid, cwd=digits, code=2).err.splitlines()[-1] == reported
     assert not (digits / "bad").exists()
     (digits / "bad").mkdir()
     scalelatent("fit", "job.toml", "--set", "data.train=none.zarr", "--out", "bad", cwd=digits, code=2)
@@ -240,14 +240,14 @@ def test_wrong_values_are_refused_before_work(digits):
 
 
 @pytest.mark.cluster
-def test_demo(tmp_path):
-    told = scalelatent("demo", "--rows", 5000, "--json", cwd=tmp_path).json()
+def test_the_demo_fits_reports_and_names_the_next_steps(tmp_path):
+    reported = scalelatent("demo", "--rows", 5000, "--json", cwd=tmp_path).json()
     folder = tmp_path / "scalelatent-demo"
-    assert told["state"] == "done"
-    assert told["test_error"] < 0.2
-    assert told["peak_worker_bytes"] > 2**20
-    assert told["run"] == str(folder / "run")
-    assert Path(told["report"]).is_file()
+    assert reported["state"] == "done"
+    assert reported["test_error"] < 0.2
+    assert reported["peak_worker_bytes"] > 2**20
+    assert reported["run"] == str(folder / "run")
+    assert Path(reported["report"]).is_file()
     said = scalelatent("demo", "--rows", 5000, cwd=tmp_path, code=2)
     assert "--overwrite" in said.err
     assert "already contains a demo" in said.err
@@ -259,7 +259,18 @@ def test_demo(tmp_path):
     assert not (folder / "run").exists()
 
 
-def test_demo_touches_no_other_folder(tmp_path):
+def test_a_demo_that_was_stopped_before_it_was_ready_starts_again(tmp_path):
+    from scalelatent.errors import JobError
+    from scalelatent.jobs.demo import MARKER, prepare
+
+    (tmp_path / MARKER).write_text("")
+    (tmp_path / "train.zarr").mkdir()
+    prepare(tmp_path, rows=1000)
+    with pytest.raises(JobError, match="already contains a demo"):
+        prepare(tmp_path, rows=1000)
+
+
+def test_the_demo_changes_no_other_folder(tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
     said = scalelatent("demo", "--rows", 2000, "--out", tmp_path, "--overwrite", cwd=tmp_path, code=2)
     assert "not empty" in said.err

@@ -16,7 +16,7 @@ from scalelatent.jobs.runner import run_job
 from tests.helpers import InterruptAt
 
 
-def test_a_resume_reads_the_rows_that_the_job_began_with(
+def test_a_resume_reads_the_rows_with_which_the_job_started(
     workplace: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Training, validation and test rows stay the same, also for an open-ended range and a new class."""

@@ -56,7 +56,7 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_from_data_to_report(folder: Path) -> None:
+def test_a_job_runs_from_data_to_report(folder: Path) -> None:
     plan = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
     assert plan["bytes_per_image"] == 4 * 17 * 19 * 4
     said = scalelatent("fit", "job.toml", cwd=folder)
@@ -150,12 +150,12 @@ test_rows = "80:"
 kind = "hcn"
 layers = [[4, 5]]
 templates = 2
-p_weight = [0.25, 1e-20]
+online = false
 n_epochs = 20
 """
 
 
-def test_a_job_of_classes(folder: Path) -> None:
+def test_a_job_learns_classes(folder: Path) -> None:
     make = ("data", "make", "traits", "traits.zarr", "--rows", 100, "--size", 5, "--gap", 1)
     scalelatent(*make, cwd=folder)
     (folder / "classes.toml").write_text(CLASSES)
@@ -167,8 +167,8 @@ def test_a_job_of_classes(folder: Path) -> None:
     assert state["test_error"] == pytest.approx(1 - model.score(images[80:]))
     assert "4 templates of" in (folder / "traits" / "report" / "index.html").read_text()
     scalelatent("predict", "traits", "traits.zarr", "--out", "classes.zarr", cwd=folder)
-    told = open_dataset(folder / "classes.zarr")
-    np.testing.assert_array_equal(told.read_y(0, 100), model.predict(images))
+    reported = open_dataset(folder / "classes.zarr")
+    np.testing.assert_array_equal(reported.read_y(0, 100), model.predict(images))
     said = scalelatent("score", "traits", "traits.zarr", "--metric", "compression", cwd=folder, code=2)
     assert "unknown metric 'compression' of a network with templates" in said.err
     again = ("--out", "bad", "--set", "model.pool=2")

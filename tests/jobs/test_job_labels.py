@@ -65,8 +65,8 @@ def test_a_job_finds_clusters_of_labelled_rows(folder: Path) -> None:
     state = scalelatent("status", "run", "--json", cwd=folder).json()
     assert state["test_error"] == pytest.approx(1 - same.score(X[40:], Y[40:]))
     # With labels there are templates of two classes.
-    scalelatent("fit", "job.toml", "--out", "told", "--set", "data.labels=true", cwd=folder)
-    assert sl.load_model(folder / "told").classes_.tolist() == [0, 1]
+    scalelatent("fit", "job.toml", "--out", "reported", "--set", "data.labels=true", cwd=folder)
+    assert sl.load_model(folder / "reported").classes_.tolist() == [0, 1]
 
 
 def data_of(folder: Path, kind: str, **data: Any) -> Any:
@@ -76,7 +76,7 @@ def data_of(folder: Path, kind: str, **data: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["hcn", "mbn", "linear_density"])
-def test_only_the_rows_to_learn_from_lose_theirs(folder: Path, kind: str) -> None:
+def test_only_training_rows_lose_their_labels(folder: Path, kind: str) -> None:
     url = str(folder / "traits.zarr")
     data = data_of(folder, kind, labels=False, train_rows="5:30", validation=url, test=url)
     assert not data.train.has_y
@@ -87,18 +87,18 @@ def test_only_the_rows_to_learn_from_lose_theirs(folder: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["capsule", "linear_mixture", "crbm"])
-def test_kinds_that_need_labels_say_so(folder: Path, kind: str) -> None:
+def test_kinds_that_need_labels_refuse_the_option(folder: Path, kind: str) -> None:
     says = f"labels = false: a model of kind '{kind}' learns from labels or outputs; remove the key"
     with pytest.raises(JobError, match=says):
         data_of(folder, kind, labels=False)
 
 
-def test_what_is_no_truth_value(folder: Path) -> None:
+def test_a_value_that_is_not_boolean_is_refused(folder: Path) -> None:
     said = scalelatent("plan", "job.toml", "--set", "data.labels=3", cwd=folder, code=2)
     assert "[data] labels = 3" in said.err
 
 
-def test_fits_in_python_without_labels_are_such_jobs(folder: Path, tmp_path: Path) -> None:
+def test_fits_in_python_without_labels_can_be_resumed_as_jobs(folder: Path, tmp_path: Path) -> None:
     """The run folder names rows that the command line can open to resume."""
     stored = sl.open_dataset(folder / "traits.zarr")
     m = sl.HierarchicalCompositionalNetwork([(4, 5)], templates=3, n_epochs=2, random_state=1)

@@ -76,7 +76,7 @@ def test_own_outputs_need_no_target(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        # Rows are counted in both: the last ten of the one are not the last ten of the other.
+        # Negative rows count from the end of each dataset, so the last ten rows differ.
         (
             {"target": "short", "train_rows": "-10:"},
             DataError,
@@ -102,6 +102,8 @@ def test_own_outputs_need_no_target(folder: Path) -> None:
         ({"target": "nowhere"}, DataError, "nowhere"),
     ],
 )
-def test_what_is_refused(folder: Path, data: dict[str, str], error: type[Exception], message: str) -> None:
+def test_invalid_targets_are_refused(
+    folder: Path, data: dict[str, str], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         opened(folder, train="x", **data)

@@ -52,9 +52,9 @@ def _events(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_job_from_plan_to_transform_and_one_that_was_killed(folder: Path) -> None:
-    told = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
-    assert [layer["k"] for layer in told["layers"].values()] == [1000, 500, 250, 125, 62, 31, 15]
+def test_a_job_runs_from_plan_to_transform_and_resumes_after_a_kill(folder: Path) -> None:
+    reported = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
+    assert [layer["k"] for layer in reported["layers"].values()] == [1000, 500, 250, 125, 62, 31, 15]
     said = scalelatent("fit", "job.toml", cwd=folder)
     assert "mbn_code-l3, layer 3 of 7, k = 250: 6,000 rows" in said.err
     stages = [event["stage"] for event in _events(folder / "run") if event["event"] == "layer_written"]
@@ -81,7 +81,7 @@ def test_a_job_from_plan_to_transform_and_one_that_was_killed(folder: Path) -> N
     assert files_of(killed / "model.zarr") == files_of(folder / "run" / "model.zarr")
 
 
-def test_what_a_job_may_not_ask_for(folder: Path) -> None:
+def test_invalid_requests_of_a_job_are_refused(folder: Path) -> None:
     said = scalelatent("plan", "job.toml", "--set", "model.k_lst=3", cwd=folder, code=2)
     assert "did you mean 'k_last'?" in said.err
     said = scalelatent("fit", "job.toml", "--out", "no", "--set", "model.k1=7000", cwd=folder, code=2)

@@ -53,35 +53,35 @@ def folder(tmp_path_factory: Any) -> Path:
     Dataset.from_arrays(x[:600].astype(np.uint8), y[:600]).save(str(place / "x.zarr"))
     Dataset.from_arrays(x[:50].astype(np.uint8)).save(str(place / "bare.zarr"))
     (place / "job.toml").write_text(JOB)
-    told = json.loads(scalelatent("fit", "job.toml", "--json", cwd=place))
-    assert told["state"] == "done"
-    assert 0.4 < told["test_nmi"] <= 1
-    assert Path(place, told["report"]).exists()
+    reported = json.loads(scalelatent("fit", "job.toml", "--json", cwd=place))
+    assert reported["state"] == "done"
+    assert 0.4 < reported["test_nmi"] <= 1
+    assert Path(place, reported["report"]).exists()
     return place
 
 
-def test_scores_of_a_run(folder: Path) -> None:
-    told = json.loads(
+def test_a_run_has_scores(folder: Path) -> None:
+    reported = json.loads(
         scalelatent(
             "score", "run", "x.zarr", "--rows", "400:600", "--metric", "nmi,accuracy",
             "--metric", "retrieval", "--json", cwd=folder,
         )
     )  # fmt: skip
-    assert (told["rows"], told["restarts"]) == (200, 50)
+    assert (reported["rows"], reported["restarts"]) == (200, 50)
     state = json.loads((folder / "run" / "state.json").read_text())
-    assert told["nmi"] == state["test_nmi"]
-    assert told["accuracy"] == state["test_accuracy"]
-    assert told["retrieval"]["levels"][:4] == [1, 3, 7, 15]
-    assert told["retrieval"]["accuracy"][0] > 0.5
+    assert reported["nmi"] == state["test_nmi"]
+    assert reported["accuracy"] == state["test_accuracy"]
+    assert reported["retrieval"]["levels"][:4] == [1, 3, 7, 15]
+    assert reported["retrieval"]["accuracy"][0] > 0.5
     assert "nmi spread" in scalelatent("score", "run", "x.zarr", cwd=folder)
 
 
-def test_a_run_whose_output_is_codes(folder: Path) -> None:
+def test_a_run_may_output_codes(folder: Path) -> None:
     job = JOB.replace('out = "run"', 'out = "coded"') + 'output = "codes"\n'
     (folder / "coded.toml").write_text(job)
-    told = json.loads(scalelatent("fit", "coded.toml", "--json", cwd=folder))
-    assert "test_nmi" not in told
-    assert Path(folder, told["report"]).exists()
+    reported = json.loads(scalelatent("fit", "coded.toml", "--json", cwd=folder))
+    assert "test_nmi" not in reported
+    assert Path(folder, reported["report"]).exists()
     scores = json.loads(scalelatent("score", "coded", "x.zarr", "--rows", "400:600", "--json", cwd=folder))
     x, y = load_digits(return_X_y=True)
     codes = load_model(folder / "coded").codes(x[400:600].astype(np.uint8))
@@ -90,7 +90,7 @@ def test_a_run_whose_output_is_codes(folder: Path) -> None:
     assert "use the metric retrieval, or fit with output='pca'" in said
 
 
-def test_missing_labels_and_unknown_metrics_are_named(folder: Path) -> None:
+def test_the_error_names_missing_labels_and_unknown_metrics(folder: Path) -> None:
     said = scalelatent("score", "run", "bare.zarr", "--metric", "nmi", cwd=folder, code=2)
     assert "bare.zarr has no labels" in said
     said = scalelatent("score", "run", "x.zarr", "--metric", "nmi,f1_macro", cwd=folder, code=2)
@@ -107,19 +107,22 @@ def test_the_report_can_be_written_again(folder: Path) -> None:
     assert b"Output of each layer" in before
 
 
-def test_a_small_network_is_scored_in_its_place(folder: Path) -> None:
+def test_a_compressive_network_is_scored_in_place_of_the_bootstrap_network(folder: Path) -> None:
     pytest.importorskip("torch")
     ds = Dataset.from_arrays(load_digits().data[:400].astype(np.uint8))
     output = load_model(folder / "run").transform(ds)
     small = CompressiveMBN(hidden=(32,), n_epochs=6, batch_size=64, n_jobs=1, random_state=0).fit(ds, output)
     small.save(str(folder / "small.zarr"))
-    told = json.loads(scalelatent("score", "small.zarr", "x.zarr", "--rows", "400:600", "--json", cwd=folder))
-    assert told["nmi"] > 0.2
+    reported = json.loads(
+        scalelatent("score", "small.zarr", "x.zarr", "--rows", "400:600", "--json", cwd=folder)
+    )
+    assert reported["nmi"] > 0.2
 
 
 def test_predict_of_a_model_without_classes_is_refused(folder: Path) -> None:
-    told = scalelatent("predict", "run", "x.zarr", "--out", "p.zarr", cwd=folder, code=2)
+    reported = scalelatent("predict", "run", "x.zarr", "--out", "p.zarr", cwd=folder, code=2)
     assert (
-        "a MultilayerBootstrapNetwork has no predict; use `scalelatent transform RUN DATA --out OUT`" in told
+        "a MultilayerBootstrapNetwork has no predict; use `scalelatent transform RUN DATA --out OUT`"
+        in reported
     )
     assert not (folder / "p.zarr").exists()

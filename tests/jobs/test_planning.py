@@ -34,24 +34,24 @@ def test_memory_limits_are_read_as_dask_reads_them(limit, expected):
 
 
 def test_estimator_receives_the_job_values(workplace, fake, monkeypatch):
-    told = {}
+    reported = {}
 
     def plan(self, train, **options):
-        told.update(options, rows=train.n_rows)
+        reported.update(options, rows=train.n_rows)
         return {"peak_bytes": 1}
 
     monkeypatch.setattr(planning, "build_estimator", lambda job: fake(**job.estimator_params()))
     monkeypatch.setattr(fake, "plan", plan)
     settings = ["cluster.workers=3", "cluster.threads=2", "cluster.memory_limit=1GiB"]
     assert plan_job(load_job(workplace.job, settings=settings)) == {"peak_bytes": 1}
-    workers = told["client"].scheduler_info(n_workers=-1)["workers"]
+    workers = reported["client"].scheduler_info(n_workers=-1)["workers"]
     assert list(workers.values()) == [{"nthreads": 2, "memory_limit": 2**30}] * 3
-    assert told["memory_limit"] == 2**30
-    assert told["rows"] == 300
-    assert told["validation"].n_rows == 50
+    assert reported["memory_limit"] == 2**30
+    assert reported["rows"] == 300
+    assert reported["validation"].n_rows == 50
     plan_job(load_job(workplace.job))
-    assert told["client"] is None
-    assert told["memory_limit"] is None
+    assert reported["client"] is None
+    assert reported["memory_limit"] is None
 
 
 def test_refusals_pass_and_bare_errors_become_job_errors():
@@ -81,9 +81,9 @@ def test_plan_shows_which_devices_compute(workplace, fake, monkeypatch, device, 
     monkeypatch.setattr(planning, "build_estimator", lambda job: fake())
     job = load_job(workplace.job)
     monkeypatch.setattr(type(job), "estimator_params", lambda self: {"device": device})
-    told = plan_job(job, client=client)
-    assert told["devices"] == words
-    assert ("within 1e-05" in told.get("message", "")) == (device == "auto")
+    reported = plan_job(job, client=client)
+    assert reported["devices"] == words
+    assert ("within 1e-05" in reported.get("message", "")) == (device == "auto")
 
 
 @pytest.fixture
@@ -108,7 +108,8 @@ def test_a_job_is_planned_from_start_to_report(small_job):
     assert needs["expected_seconds"] == pytest.approx(sum(needs["seconds"].values()))
     fit = build_estimator(job).plan(open_job_data(job).train)
     assert needs["expected_seconds"] > fit["expected_seconds"]
-    assert needs["peak_bytes_per_worker"] > fit["peak_bytes_per_worker"]  # figures of the report
+    # The figures of the report take more memory.
+    assert needs["peak_bytes_per_worker"] > fit["peak_bytes_per_worker"]
     workers = plan_job(load_job(small_job, settings=["cluster.workers=2", "cluster.memory_limit=2GiB"]))
     assert workers["seconds"]["starting workers"] > 0
 
@@ -146,9 +147,9 @@ def test_a_plan_begins_with_its_summary_and_has_at_most_forty_lines(small_job):
 
 def test_fit_refuses_what_plan_refuses_and_leaves_no_folder(small_job):
     runner, small = CliRunner(), ["--set", "cluster.memory_limit=300MB"]
-    told = [runner.invoke(app, [verb, str(small_job), *small]) for verb in ("plan", "fit")]
-    assert [one.exit_code for one in told] == [2, 2]
-    errors = [one.output.splitlines()[-1] for one in told]
+    reported = [runner.invoke(app, [verb, str(small_job), *small]) for verb in ("plan", "fit")]
+    assert [one.exit_code for one in reported] == [2, 2]
+    errors = [one.output.splitlines()[-1] for one in reported]
     assert errors[0] == errors[1]
     assert "would need" in errors[0]
     assert not (small_job.parent / "run").exists()
@@ -165,10 +166,10 @@ def test_plan_shows_what_a_row_cache_would_save(tmp_path, monkeypatch, reading, 
     monkeypatch.setattr(engine_rates, "seconds_per_row", lambda work: 1.0)
     x = np.random.default_rng(0).normal(size=(500, 10)).astype(np.float32)
     ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr")
-    told = CapsuleRegression(capsule_dim=2).plan(ds, engine={} if cache is None else {"cache": cache})
-    assert ("keeping_rows" in told) is said
+    reported = CapsuleRegression(capsule_dim=2).plan(ds, engine={} if cache is None else {"cache": cache})
+    assert ("keeping_rows" in reported) is said
     if said:
-        assert told["keeping_rows"].startswith("a thread reads for 50 % of the time that it computes")
+        assert reported["keeping_rows"].startswith("a thread reads for 50 % of the time that it computes")
 
 
 def test_plan_warns_about_a_long_fit():
@@ -179,10 +180,10 @@ def test_plan_warns_about_a_long_fit():
     ]
     assert plan_lines({**needs, "expected_seconds": 60.0}) == ["plan: about 3 h"]
     assert plan_lines({**needs, "keeping_rows": "cache = 0.3"})[2] == "[engine] cache = 0.3"
-    assert plan_lines({}) == []  # a model of another package
+    assert plan_lines({}) == []  # Models of other packages have no such lines.
 
 
-def test_rates_are_measured_again_when_asked(small_job, monkeypatch):
+def test_rates_are_measured_again_on_request(small_job, monkeypatch):
     asked = []
     monkeypatch.setattr(Rates, "measure_again", lambda self: asked.append(self))
     for measure in ([], ["--measure"]):

@@ -20,7 +20,7 @@ def record(number, **more):
     return values | {"rows": 2000, "seconds": 0.5, "nu": 8, "round": 2} | more
 
 
-def test_lines_where_there_is_no_terminal():
+def test_without_a_terminal_progress_is_printed_in_lines():
     show = ProgressDisplay(console(), every_passes=10)
     show.on_fit_start({"rows": 2000, "max_iter": 25})
     for number in range(1, 26):
@@ -73,7 +73,7 @@ def test_a_layer_is_shown_with_its_number_on_a_terminal():
         plain.print(show._render())
     lines = plain.file.getvalue().splitlines()
     assert all(line.startswith("mbn_code-l3, layer 3 of 7, k = 250 ") for line in lines)
-    assert all("1 min 3" in line for line in lines)  # so far
+    assert all("1 min 3" in line for line in lines)  # This is the time so far.
     assert "20/60 rows" in lines[1]
 
 
@@ -101,7 +101,7 @@ def test_errors_above_those_of_guessing_get_a_remark():
     assert "remark" not in second
 
 
-def test_nothing_to_show_yet():
+def test_progress_without_a_pass_shows_nothing():
     plain = console()
     plain.print(ProgressDisplay(plain)._render())
     assert describe_record({}) == []
@@ -110,11 +110,11 @@ def test_nothing_to_show_yet():
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.04, "0.0 s"), (9.99, "10.0 s"), (59.6, "1 min 00 s"), (3600, "1 h 00 min")]
 )
-def test_durations(seconds, text):
+def test_durations_are_written_in_readable_units(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_what_follows_on_the_fit_has_its_own_time_left():
+def test_steps_after_the_fit_have_their_own_remaining_time():
     with ProgressDisplay(console(force_terminal=True)) as show:
         show.on_fit_start({"max_iter": 100, "began": time.time()})
         show.on_pass_end(record(3))
@@ -146,6 +146,18 @@ def test_stages_after_the_fit_are_printed():
         show.on_stage({"stage": "saving"})
         show.on_stage({"stage": "scoring", "rows": 1000})
     assert show.console.file.getvalue().splitlines()[1:] == ["saving", "scoring on 1,000 rows"]
+
+
+def test_a_fit_continues_when_the_reader_of_its_lines_has_ended():
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    show = ProgressDisplay(Console(file=Gone(), width=160), every_passes=1)
+    show.on_fit_start({})
+    for number in (1, 2):
+        show.on_pass_end(record(number))
+    assert show.console.quiet
 
 
 @pytest.mark.parametrize("announced", [False, True])

@@ -73,7 +73,7 @@ def test_a_fit_with_a_run_dir_is_a_run(tmp_path, rows):
 
 
 @pytest.mark.parametrize("seed", [3, None])
-def test_resume_goes_on_from_the_command_line_with_the_same_bits(tmp_path, rows, seed):
+def test_the_command_line_resumes_a_fit_with_the_same_bits(tmp_path, rows, seed):
     rounds = {"nu_schedule": [(0.5, 2), (0.0, 2)]}
     with pytest.raises(KeyboardInterrupt):
         model(random_state=seed, **rounds).fit(
@@ -90,7 +90,7 @@ def test_resume_goes_on_from_the_command_line_with_the_same_bits(tmp_path, rows,
     np.testing.assert_array_equal(resumed.W_, whole.W_)
 
 
-def test_targets_and_weights_of_a_stored_dataset(tmp_path):
+def test_a_stored_dataset_keeps_its_targets_and_weights(tmp_path):
     v = sl.Dataset.from_arrays((X > 0).astype("u1")).save(tmp_path / "v.zarr")
     both = v.with_target(v)
     rbm = sl.ConditionalRBM(n_hidden=2, n_epochs=3, batch_size=20, random_state=0)
@@ -101,7 +101,7 @@ def test_targets_and_weights_of_a_stored_dataset(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["rows", "weights", "search", "parameter"])
-def test_what_only_python_has_is_resumed_in_python(tmp_path, rows, what):
+def test_fits_with_python_objects_are_resumed_in_python(tmp_path, rows, what):
     how: dict[str, Any] = {"run_dir": tmp_path / "run", "callbacks": StopAfter(1)}
     if what == "weights":
         how["sample_weight"] = np.arange(1, 81)
@@ -128,10 +128,10 @@ def test_what_only_python_has_is_resumed_in_python(tmp_path, rows, what):
 
 def test_report_says_that_rows_were_in_memory(tmp_path):
     model().fit(X, Y, run_dir=tmp_path / "run")
-    told = run("report", tmp_path / "run")
-    assert told.exit_code == 0
-    assert "were in memory" in told.output
-    assert f".report('{tmp_path / 'run'}', data=(X, y))" in told.output
+    reported = run("report", tmp_path / "run")
+    assert reported.exit_code == 0
+    assert "were in memory" in reported.output
+    assert f".report('{tmp_path / 'run'}', data=(X, y))" in reported.output
     sl.load_model(tmp_path / "run").report(tmp_path / "run", data=(X, Y))
     assert "evaluation error" in (tmp_path / "run" / "report" / "index.html").read_text()
 
@@ -162,12 +162,13 @@ def test_a_fit_into_a_folder_that_a_thread_is_fitting_into_is_refused(tmp_path, 
     assert folder.read_state()["state"] == "done"
 
 
-def test_of_two_threads_in_one_folder_one_fits_and_one_is_refused(tmp_path, rows, monkeypatch):
+def test_the_second_of_two_threads_in_one_folder_is_refused(tmp_path, rows, monkeypatch):
     both, identity = threading.Barrier(2), EngineStore.identity
 
     def slow(store: EngineStore) -> Any:
         kept = identity(store)
-        with suppress(threading.BrokenBarrierError):  # one alone comes so far, where the folder is locked
+        # Only one thread reaches this point, because the folder is locked.
+        with suppress(threading.BrokenBarrierError):
             both.wait(1)
         return kept
 
@@ -183,7 +184,7 @@ def test_of_two_threads_in_one_folder_one_fits_and_one_is_refused(tmp_path, rows
 
 
 @pytest.mark.parametrize("existed", [False, True])
-def test_a_fit_that_fails_before_it_begins_leaves_the_folder_as_it_was(tmp_path, rows, monkeypatch, existed):
+def test_a_fit_that_fails_before_it_starts_does_not_change_the_folder(tmp_path, rows, monkeypatch, existed):
     if existed:
         (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
@@ -241,7 +242,7 @@ def test_cancel_stops_a_fit_in_python(tmp_path, rows):
 
 @pytest.mark.parametrize("seed", [3, None])
 @pytest.mark.parametrize("held", [True, False], ids=["validation", "folds"])
-def test_a_search_goes_on_from_the_command_line_with_the_same_bits(tmp_path, rows, held, seed):
+def test_the_command_line_resumes_a_search_with_the_same_bits(tmp_path, rows, held, seed):
     how = {"halving": True, "min_passes": 1} if held else {"cv": 2, "scoring": "neg_log_loss"}
     grid = {"ridge": np.array([0.0, 0.1]), "capsule_dim": (1, 2)}
     given = {"validation": rows[60:]} if held else {}
@@ -280,7 +281,7 @@ IN_PYTHON = [
 
 
 @pytest.mark.parametrize("how", ALIKE + IN_PYTHON, ids=lambda how: ", ".join(how) or "defaults")
-def test_a_search_is_a_job_where_a_job_file_can_say_it(tmp_path, rows, how):
+def test_a_search_is_recorded_as_a_job_if_a_job_file_can_express_it(tmp_path, rows, how):
     search = sl.Search(model(), {"capsule_dim": [1, 2]}).set_params(**how)
     job = job_of(FitCall(search, {"train": rows}), str(tmp_path / "run"), 5, None)
     assert (job.search is None) == bool(why_python_only(job)) == (how in IN_PYTHON)

@@ -1,7 +1,8 @@
-"""`scalelatent report RUN DATA`: the report of a run on given rows."""
+"""`scalelatent report RUN DATA`: the report of a run on fitted_folder rows."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ CLUSTERED = np.random.default_rng(0).normal(size=(120, 64)) + 3 * np.eye(3, 64)[
 BITS = (np.random.default_rng(1).random((120, 64)) < 0.4).astype(np.uint8)
 Y = np.arange(120) % 3
 
-# Of each kind: a model that fits in a moment, its rows, and a figure that needs rows.
+# For each kind: a model with a short fit, its rows, and a figure that needs rows.
 FITTED: dict[str, tuple[Any, np.ndarray, str]] = {
     "capsule": (sl.CapsuleRegression(capsule_dim=2, max_iter=2), CLUSTERED, "confusion"),
     "mbn": (sl.MultilayerBootstrapNetwork(n_clusterings=4, k1=8, n_components=2), CLUSTERED, "output"),
@@ -40,7 +41,7 @@ FITTED: dict[str, tuple[Any, np.ndarray, str]] = {
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Any:
+def fitted_folder(tmp_path: Path) -> Any:
     """Fit a kind on rows in memory, and store others."""
 
     def fit(kind: str) -> str:
@@ -59,20 +60,20 @@ def figures(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", FITTED)
-def test_given_rows_fill_the_sections_that_need_rows(given: Any, tmp_path: Path, kind: str) -> None:
-    figure = given(kind)
+def test_given_rows_fill_the_sections_that_need_rows(fitted_folder: Any, tmp_path: Path, kind: str) -> None:
+    figure = fitted_folder(kind)
     scalelatent("report", "run", cwd=tmp_path)
-    assert figure not in figures(tmp_path)  # the rows of the fit lived in memory
-    told = scalelatent("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
+    assert figure not in figures(tmp_path)  # The rows of the fit were in memory.
+    reported = scalelatent("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
     assert figure in figures(tmp_path)
-    page = Path(tmp_path, told["report"]).read_text()
+    page = Path(tmp_path, reported["report"]).read_text()
     assert "evaluation" in page
     assert "30" in page
     assert "at hand" not in page
 
 
-def test_rows_of_another_kind_are_refused(given: Any, tmp_path: Path) -> None:
-    given("capsule")
+def test_rows_of_another_kind_are_refused(fitted_folder: Any, tmp_path: Path) -> None:
+    fitted_folder("capsule")
     sl.Dataset.from_arrays(CLUSTERED[:, :9]).save(tmp_path / "other.zarr")
     said = scalelatent("report", "run", "other.zarr", cwd=tmp_path, code=2).err
     assert "other.zarr has 9 features per row, but the model was fitted to rows of 64" in said
@@ -156,3 +157,19 @@ def test_a_second_fit_into_a_run_folder_is_refused_before_the_plan(places: Path,
     said = scalelatent("fit", "job.toml", cwd=tmp_path, code=2).err
     assert "already contains a run (state: done)" in said
     assert "plan" not in said
+
+
+def test_a_folder_in_place_of_a_job_file_is_described(places: Path, tmp_path: Path) -> None:
+    said = scalelatent("plan", places / "runs" / "run", cwd=tmp_path, code=2).err
+    assert f"to resume a run folder: scalelatent resume {places / 'runs' / 'run'}" in said
+    (tmp_path / "job.toml").write_text("")
+    assert (
+        f"not a job file; give {tmp_path / 'job.toml'}"
+        in scalelatent("plan", tmp_path, cwd=tmp_path, code=2).err
+    )
+
+
+def test_a_run_without_a_model_names_none(places: Path, tmp_path: Path) -> None:
+    shutil.copytree(places / "runs" / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model.zarr")
+    assert "model.zarr" not in scalelatent("attach", "run", cwd=tmp_path).out

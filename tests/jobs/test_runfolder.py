@@ -30,7 +30,7 @@ def folder(tmp_path, job):
     return RunFolder.create(tmp_path / "run", job)
 
 
-def test_create_open_and_read(folder, job):
+def test_a_created_folder_is_opened_and_read(folder, job):
     assert is_run_folder(folder.path)
     again = RunFolder.open(folder.path)
     assert again.read_job() == job
@@ -41,7 +41,7 @@ def test_create_open_and_read(folder, job):
     assert folder.id.startswith("my-run-")
 
 
-def test_existing_folders(tmp_path, job, folder):
+def test_a_folder_with_a_run_is_refused_and_an_empty_one_accepted(tmp_path, job, folder):
     with pytest.raises(JobError, match=r"already contains a run.*scalelatent resume .*--out"):
         RunFolder.create(folder.path, job)
     folder.update_state(state="done")
@@ -49,7 +49,7 @@ def test_existing_folders(tmp_path, job, folder):
         RunFolder.create(folder.path, job)
     other = tmp_path / "other"
     other.mkdir()
-    RunFolder.create(other, job)  # an empty folder is fine
+    RunFolder.create(other, job)  # An empty folder is accepted.
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "thesis.txt").write_text("precious")
@@ -61,7 +61,7 @@ def test_existing_folders(tmp_path, job, folder):
         RunFolder.create(strange / "thesis.txt" / "run", job)
 
 
-def test_open_refuses_what_is_no_run(tmp_path):
+def test_open_refuses_folders_that_are_not_runs(tmp_path):
     with pytest.raises(JobError, match="does not exist"):
         RunFolder.open(tmp_path / "none")
     with pytest.raises(JobError, match="is an empty folder, not a run folder"):
@@ -83,7 +83,7 @@ def test_states_are_checked_and_written_whole(folder, monkeypatch):
     assert not list(folder.path.glob(".*.tmp"))
 
 
-def test_damaged_files_are_named(folder):
+def test_the_error_names_damaged_files(folder):
     (folder.path / "job.json").unlink()
     with pytest.raises(JobError, match=r"has no job\.json"):
         folder.read_job()
@@ -104,7 +104,7 @@ def test_fifo_in_place_of_a_file_does_not_block(folder, name, use):
         use(folder)
 
 
-def test_records_survive_a_torn_line(folder):
+def test_records_survive_a_damaged_line(folder):
     for number in range(3):
         folder.append("metrics.jsonl", {"pass": number, "objective": float("nan")})
     with open(folder.path / "metrics.jsonl", "ab") as file:
@@ -119,7 +119,7 @@ def test_records_survive_a_torn_line(folder):
     assert folder.records("nothing.jsonl") == []
 
 
-def test_one_driver_at_a_time(folder):
+def test_a_folder_has_one_driver_at_a_time(folder):
     again = RunFolder.open(folder.path)
     match = rf"driven by process {os.getpid()} on host"
     with folder.lock(), pytest.raises(RunError, match=match), again.lock():
@@ -128,7 +128,7 @@ def test_one_driver_at_a_time(folder):
         pass
 
 
-def test_a_killed_driver_holds_nothing(folder):
+def test_a_killed_driver_leaves_no_lock(folder):
     code = f"""
 import time
 from scalelatent.jobs.runfolder import RunFolder
@@ -155,7 +155,7 @@ with folder.lock():
         assert FileLock(folder.path / "lock").holder()["pid"] == os.getpid()
 
 
-def test_another_host_counts_until_its_heart_stops(folder):
+def test_a_driver_on_another_host_counts_until_its_heartbeat_stops(folder):
     file = folder.path / "lock"
     file.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     with pytest.raises(RunError, match="process 1 on host elsewhere"), folder.lock():
@@ -167,7 +167,7 @@ def test_another_host_counts_until_its_heart_stops(folder):
         pass
 
 
-def test_a_file_system_without_locks(folder, monkeypatch):
+def test_a_file_system_without_locks_uses_heartbeats(folder, monkeypatch):
     def refuse(*args):
         raise OSError(38, "Function not implemented")
 
@@ -198,7 +198,7 @@ def _eventually(true, seconds=5):
     return true()
 
 
-def test_heartbeat_outlives_a_file_system_that_is_away_for_a_moment(folder, monkeypatch):
+def test_heartbeats_continue_after_a_short_failure_of_the_file_system(folder, monkeypatch):
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
     calls = []
 
@@ -226,4 +226,4 @@ def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
         assert _eventually(lambda: folder._held.lost)
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
-    assert file.read_text() == theirs  # the loser gave back nothing that is the winner's
+    assert file.read_text() == theirs  # The loser did not release the lock of the winner.

@@ -55,12 +55,12 @@ def test_a_run_leaves_everything_in_its_folder(prepared):
 
 def test_skipped_rows_are_reported(prepared):
     job, folder = prepared("engine.on_bad_shard=skip")
-    told = {"event": "shard_quarantined", "shard": "small.zarr/x/c/3/0", "rows": 1200, "deaths": 3}
+    reported = {"event": "shard_quarantined", "shard": "small.zarr/x/c/3/0", "rows": 1200, "deaths": 3}
 
     class Find(Callback):
         def on_fit_start(self, info):
             for _ in range(2):
-                RunLog(folder).on_event(told)
+                RunLog(folder).on_event(reported)
 
     result = run_job(job, folder, callbacks=[Find()])
     state = folder.read_state()
@@ -90,7 +90,7 @@ def test_repeated_passes_replace_their_records(prepared, fake):
     fake.fail = DataError("gone")
     with pytest.raises(DataError):
         run_job(job, folder)
-    (folder.path / "engine" / "passes").write_text("1")  # the checkpoint is older than the last record
+    (folder.path / "engine" / "passes").write_text("1")  # The checkpoint is older than the last record.
     fake.fail = None
     run_job(job, folder, resume=True)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
@@ -107,7 +107,8 @@ def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepa
             for number in (3, 4) if resumed else (1, 2, 3):
                 log.on_pass_end({"stage": "estep", "pass": number})
             log.on_event({"event": "candidate_scored", "fit": fit})
-    log.on_pass_end({"stage": "estep", "pass": 1})  # of the best, on all rows
+    # This record belongs to the best candidate, fitted on all rows.
+    log.on_pass_end({"stage": "estep", "pass": 1})
     records = folder.records("metrics.jsonl")
     assert [(record.get("fit"), record["pass"]) for record in records] == [
         *((1, number) for number in (1, 2, 3)),
@@ -162,7 +163,7 @@ def test_full_disk_gives_a_readable_error(prepared, fake):
 
 def test_first_signal_stops_after_the_pass(prepared, fake):
     job, folder = prepared()
-    told = []
+    reported = []
 
     def interrupt(number):
         if number == 3:
@@ -171,12 +172,12 @@ def test_first_signal_stops_after_the_pass(prepared, fake):
     fake.before_pass = staticmethod(interrupt)
     earlier = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run_job(job, folder, print_line=told.append)
+        run_job(job, folder, print_line=reported.append)
     assert signal.getsignal(signal.SIGINT) is earlier
     state = folder.read_state()
     assert state["state"] == "cancelled"
     assert f"scalelatent resume {folder.path}" in state["error"]
-    assert any("Ctrl-C again" in line for line in told)
+    assert any("Ctrl-C again" in line for line in reported)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3]
     fake.before_pass = None
     run_job(job, folder, resume=True)
@@ -209,7 +210,7 @@ def test_a_failing_report_is_a_warning(prepared, monkeypatch):
     from scalelatent.report import build
 
     _, folder = prepared()
-    monkeypatch.undo()  # the real _report, over a report that breaks
+    monkeypatch.undo()  # The real _report is restored; the report that it writes fails.
 
     def broken(*_, **__):
         raise RuntimeError("no fonts")
@@ -250,14 +251,14 @@ def test_callbacks_of_the_user_are_called(prepared):
         ("data.target=small.zarr", "learns no outputs"),
     ],
 )
-def test_rows_that_are_not_there(prepared, setting, message):
+def test_missing_rows_are_an_error_before_the_fit(prepared, setting, message):
     job, folder = prepared(setting)
     with pytest.raises(JobError, match=message):
         run_job(job, folder)
     assert folder.read_state()["state"] == "failed"
 
 
-def test_unreachable_scheduler(prepared):
+def test_an_unreachable_scheduler_is_an_error(prepared):
     job, folder = prepared("cluster.scheduler=tcp://127.0.0.1:9")
     with pytest.raises(JobError, match=r"scheduler 'tcp://127.0.0.1:9': no program listens there"):
         run_job(job, folder)
@@ -271,10 +272,10 @@ def test_a_refused_job_leaves_no_folder(workplace, fake):
     workplace.run.mkdir()
     with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
-    assert list(workplace.run.iterdir()) == []  # a folder of the user's own stays
+    assert list(workplace.run.iterdir()) == []  # A folder that the user created stays.
 
 
-def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fake):
+def test_a_folder_that_another_driver_uses_is_not_removed(workplace, fake):
     """A resume starts between the creation of a folder and its first driver."""
     job, other = load_job(workplace.job), ExitStack()
 
@@ -289,7 +290,7 @@ def test_a_folder_that_another_driver_has_taken_up_is_not_removed(workplace, fak
 
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
-def test_workers_that_do_not_answer_do_not_hold_the_run(monkeypatch, trouble):
+def test_a_run_does_not_wait_for_workers_that_do_not_answer(monkeypatch, trouble):
     from scalelatent.engine.dask import requests
     from scalelatent.jobs.job_cluster import read_peak_bytes
 
@@ -313,14 +314,14 @@ def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     x = np.random.default_rng(0).integers(0, 256, (60, 12), dtype=np.uint8)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")
-    told = []
+    reported = []
     sections = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},
         "data": {"train": str(tmp_path / "x.zarr")},
         "model": {"kind": "mbn", "n_clusterings": 4, "n_classes": 2},
     }
-    result = runner.run_new_job(resolve(sections, environ={}), print_line=told.append)
-    (line,) = [line for line in told if "n_clusterings=4" in line]
+    result = runner.run_new_job(resolve(sections, environ={}), print_line=reported.append)
+    (line,) = [line for line in reported if "n_clusterings=4" in line]
     assert line.startswith("warning: n_clusterings=4: with fewer than 50")
     events = result.folder.records("events.jsonl")
     assert [e["message"] for e in events if e["event"] == "warning"] == [line.removeprefix("warning: ")]

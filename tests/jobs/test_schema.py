@@ -56,7 +56,7 @@ def test_jobs_of_the_readme_are_valid() -> None:
         ("search", "grid", {"momentum": [0, 0.5]}),
     ],
 )
-def test_what_a_job_may_say(section: str, key: str, value: Any) -> None:
+def test_the_schema_accepts_valid_jobs(section: str, key: str, value: Any) -> None:
     assert wrong(with_key(section, key, value)) == []
 
 
@@ -72,15 +72,15 @@ def test_what_a_job_may_say(section: str, key: str, value: Any) -> None:
         ("search", "grid", []),
     ],
 )
-def test_what_a_job_must_not_say(section: str, key: str, value: Any) -> None:
+def test_the_schema_refuses_invalid_jobs(section: str, key: str, value: Any) -> None:
     assert wrong(with_key(section, key, value))
 
 
-def test_the_verb_prints_and_writes_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_prints_and_writes_the_schema(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for arguments in ([], ["--json"], ["--out", str(tmp_path / "job.json")]):
         with pytest.raises(SystemExit) as ended:
             main(["schema", *arguments])
         assert not ended.value.code
-        told = capsys.readouterr().out
-        found = told if "--out" not in arguments else (tmp_path / "job.json").read_text(encoding="utf-8")
+        reported = capsys.readouterr().out
+        found = reported if "--out" not in arguments else (tmp_path / "job.json").read_text(encoding="utf-8")
         assert json.loads(found) == job_schema()

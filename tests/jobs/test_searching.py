@@ -30,7 +30,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with labelled rows, and rows beside outputs."""
+    """Return a folder with labelled rows, and with rows and outputs."""
     monkeypatch.chdir(tmp_path)
     x, v = patterns(240, 1)
     Dataset.from_arrays(x, v.sum(axis=1) % 4).save("rows.zarr")
@@ -67,25 +67,25 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_best_candidate_becomes_the_model_of_the_run(place: Path, kind: str) -> None:
     job = _job(kind)
     result = _fit(job)
-    state, told = result.folder.read_state(), json.loads((place / "run/search.json").read_text())
+    state, reported = result.folder.read_state(), json.loads((place / "run/search.json").read_text())
     _, grid = MODELS[kind]
     assert job.search is not None
     base = runner.build_estimator(job)
     data = runner.open_job_data(job)
     search = Search(base, candidates_of(job), cv=2).fit(data.train)
-    assert [one["score"] for one in told["candidates"]] == search.cv_results_["mean_test_score"].tolist()
-    assert len(told["candidates"]) == int(np.prod([len(v) for v in grid.values()]))
+    assert [one["score"] for one in reported["candidates"]] == search.cv_results_["mean_test_score"].tolist()
+    assert len(reported["candidates"]) == int(np.prod([len(v) for v in grid.values()]))
     assert state["search"]["best_params"] == search.best_params_
     assert state["search"]["best_score"] == search.best_score_
     assert state["state"] == "done"
     saved = load_model(place / "run")
     np.testing.assert_array_equal(saved.transform(data.train), search.best_estimator_.transform(data.train))
-    assert RunFolder.open("run").read_job() == job  # kept as it was
+    assert RunFolder.open("run").read_job() == job  # The stored job is unchanged.
 
 
 @pytest.mark.usefixtures("without_report", "place")
 @pytest.mark.parametrize("kind", MODELS)
-def test_an_interrupted_search_goes_on(kind: str, tmp_path: Path) -> None:
+def test_an_interrupted_search_job_resumes(kind: str, tmp_path: Path) -> None:
     job = _job(kind)
     folder = RunFolder.create("run", job)
     with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(place: Path) -> Non
 
     few, many, most = peak(1, 2), peak(100, 2), peak(100, 4)
     assert few < many < most
-    # Those that do not fit together go in groups.
+    # Fits that exceed the memory together run in groups.
     assert peak(1000, 4, memory_limit="900MiB") < 0.75 * 900 * 2**20 < peak(1000, 4)
 
 
@@ -152,15 +152,13 @@ def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(place: Path) -> Non
         ),
     ],
 )
-def test_a_search_that_cannot_be_is_refused(
-    search: dict[str, Any], data: dict[str, str], message: str
-) -> None:
+def test_an_invalid_search_is_refused(search: dict[str, Any], data: dict[str, str], message: str) -> None:
     with pytest.raises(JobError, match=message):
         _job("capsule", search, **data)
 
 
 @pytest.mark.usefixtures("place")
-def test_what_the_search_refuses_leaves_no_run_folder() -> None:
+def test_a_refused_search_creates_no_run_folder() -> None:
     for search in (
         {"grid": {"momentum": [0.5, 2.0]}, "cv": 2},
         {"grid": {"momentum": [0.5]}, "scoring": "roc", "cv": 2},
@@ -188,7 +186,7 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
     assert searched.origins["search.grid"] == "job file"
 
 
-def test_the_plan_looks_at_the_largest_candidates():
+def test_the_plan_includes_the_largest_candidates():
     """A plan of many candidates plans a sample, and the largest candidate sets the peak."""
     chosen = searching._planned([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
     assert 1 in chosen

@@ -28,7 +28,7 @@ def refuse(stored, *words, **options):
         assert word in str(caught.value)
 
 
-def test_precedence_and_origins():
+def test_values_come_from_the_source_with_the_highest_precedence():
     stored = changed(model={"capsule_dim": 2, "max_iter": 7}, data={"train_rows": "0:10"})
     environ = {
         "SCALELATENT_MODEL__CAPSULE_DIM": "3",
@@ -54,7 +54,7 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
     assert job.job.out == str(tmp_path / "run")
 
 
-def test_none_words():
+def test_the_word_none_means_no_value():
     stored = changed(model={"nu_schedule": "none", "tol": "None"}, data={"validation": "none"})
     job = resolve(stored, environ={})
     assert job.params["nu_schedule"] is None
@@ -70,7 +70,7 @@ def test_refusals_name_their_source():
     refuse(MINIMAL, "environment variable SCALELATENT_MODEL__CAPSUL_DIM", "capsule_dim", environ=environ)
 
 
-def test_json_round_trip(tmp_path):
+def test_a_job_is_read_back_from_json(tmp_path):
     job = resolve(changed(model={"nu_schedule": [[8, 3], [4, 3]]}), environ={}).with_seed()
     again = Job.from_dict(json.loads(json.dumps(job.to_dict())))
     assert again == job
@@ -126,7 +126,7 @@ def test_resume_may_change_the_cluster_only():
     assert override(job, ["cluster.workers=4"]).cluster.workers == 4
     moved = override(job, ["cluster.scheduler=tcp://h:1"])
     assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:1")
-    # As a command line with --scheduler says it.
+    # A command line with --scheduler gives these values.
     moved = override(moved, ['cluster.scheduler="tcp://h:2"', "cluster.workers=none"])
     assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:2")
     with pytest.raises(JobError, match="may only change"):
@@ -135,7 +135,7 @@ def test_resume_may_change_the_cluster_only():
         override(job, ["cluster.worker=4"])
 
 
-def test_resume_may_change_what_a_model_leaves_free():
+def test_a_resume_may_change_parameters_that_do_not_decide_the_fit():
     job = resolve(changed(model={"kind": "crbm"}), environ={})
     slower = override(job, ["model.learning_rate=0.01", "model.n_epochs=70"])
     assert (slower.params["learning_rate"], slower.params["n_epochs"]) == (0.01, 70)
@@ -147,7 +147,7 @@ def test_resume_may_change_what_a_model_leaves_free():
         override(job, ["model.n_hidden=3"])
 
 
-def test_unknown_kind():
+def test_an_unknown_kind_is_refused():
     from scalelatent.contract.kinds import find_kind
 
     with pytest.raises(JobError, match="capsul"):
@@ -156,33 +156,34 @@ def test_unknown_kind():
         find_kind("xyz")
 
 
-def test_a_kind_that_only_python_fits():
+def test_a_kind_that_only_python_fits_is_refused():
     from scalelatent.contract.kinds import find_job_kind, find_kind
 
     with pytest.raises(
         JobError, match=r"cannot be fitted by a job: in Python, scalelatent\.CompressiveMBN\(\)\.fit"
     ):
         find_job_kind("compressive")
-    assert find_kind("compressive").estimator_class().__name__ == "CompressiveMBN"  # a saved one is loaded
+    # A saved model of this kind can be loaded.
+    assert find_kind("compressive").estimator_class().__name__ == "CompressiveMBN"
 
 
 @given(st.text(min_size=1))
-def test_any_text_is_some_value(text):
-    parse_value(text)  # never raises: what is no TOML is text
+def test_any_text_is_a_valid_setting(text):
+    parse_value(text)  # It never raises: text that is not TOML stays text.
 
 
 @given(st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.booleans()))
-def test_values_survive(value):
+def test_values_are_parsed_back_from_their_text(value):
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     assert parse_setting(f"model.x={text}") == ("model", "x", value)
 
 
 @given(st.integers(0, 50), st.integers(1, 50))
-def test_rows_mean_what_slices_mean(start, length):
+def test_row_ranges_follow_slices(start, length):
     assert parse_rows(f" {start} : {start + length} ") == slice(start, start + length)
 
 
-def test_rows_other_forms():
+def test_other_forms_of_row_ranges_are_read_or_refused():
     assert parse_rows("5:") == slice(5, None)
     assert parse_rows(":-3") == slice(None, -3)
     assert parse_rows("-5:") == slice(-5, None)
@@ -191,7 +192,7 @@ def test_rows_other_forms():
             parse_rows(bad)
 
 
-def test_nearest_lists_all_where_none_is_near():
+def test_the_error_lists_all_names_if_none_is_similar():
     assert nearest("q", ["b", "a"]) == "valid are: a, b"
 
 

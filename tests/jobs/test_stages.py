@@ -66,10 +66,10 @@ def test_scoring_and_report_are_stages(kind: str, workplace: SimpleNamespace) ->
         assert watch.files[stage]["stage"] == stage
     assert "report" in watch.status
     assert "rows of the stage" in watch.status
-    assert "0 of 50" in watch.status  # not those of the last pass
+    assert "0 of 50" in watch.status  # The values of the last pass are gone.
 
 
-def test_scoring_can_be_cancelled_and_done_again(workplace: SimpleNamespace) -> None:
+def test_scoring_can_be_cancelled_and_repeated(workplace: SimpleNamespace) -> None:
     class Stop(sl.Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
             if info["stage"] == "report":
@@ -88,5 +88,5 @@ def test_compilation_for_scoring_is_reported(fake: Any, workplace: SimpleNamespa
     fake.score = score
     log = Log()
     run_new_job(load_job(workplace.job), callbacks=[log])
-    events = [info["event"] for info in log.of("event")]
+    events = [info["event"] for info in log.infos("event")]
     assert events == ["compiling_kernels", "kernel_compiled"]

@@ -55,9 +55,10 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
     assert place.keys("") == ["job.json"]
 
 
-def test_a_folder_that_another_took_in_between_is_refused(workplace, folder, monkeypatch):
+def test_a_folder_that_another_process_just_took_is_refused(workplace, folder, monkeypatch):
     other = RunFolder(folder.url)
-    monkeypatch.setattr(type(other.place), "is_empty", lambda self: True)  # it was, when it was looked at
+    # The folder was empty when it was checked.
+    monkeypatch.setattr(type(other.place), "is_empty", lambda self: True)
     with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))
 
@@ -76,12 +77,12 @@ STEPS = {
 
 @pytest.mark.parametrize("slow", STEPS)
 def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow):
-    told = threading.Event()
+    reported = threading.Event()
 
     def step(name):
         def run(*args, **more):
             if name == slow:
-                assert told.wait(10), "the step is over before its line was told"
+                assert reported.wait(10), "the step ended before its line was printed"
                 raise JobError("the step ended")
 
         return run
@@ -96,7 +97,7 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
 
     def tell(line):
         if line.startswith(f"waiting for {STEPS[slow]}"):
-            told.set()
+            reported.set()
 
     monkeypatch.setattr(submit, "SILENT_SECONDS", 0.02)
     monkeypatch.setattr(submit, "connect", connect)
@@ -115,29 +116,31 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
 
 
 def test_submit_prints_nothing_for_quick_steps():
-    told = []
-    with submit._report_waiting("nothing", told.append):
+    reported = []
+    with submit._report_waiting("nothing", reported.append):
         pass
-    assert not told
+    assert not reported
 
 
 # -- states --------------------------------------------------------------------------------------------------
 
 
-def test_starts_are_counted_and_a_lost_driver_is_reported(folder):
+def test_starts_are_counted_and_lost_drivers_reported(folder):
     assert folder.begin("queued", submitted=1.5) == 1
     assert folder.begin("running", driver="tcp://10.0.0.7:1234") == 2
     state = folder.read_state()
     assert (state["state"], state["driver_lost"]) == ("failed", True)
-    # Records of earlier versions hold seconds.
+    # Records of earlier versions contain seconds.
     assert state["submitted"] == "1970-01-01T00:00:01.500+00:00"
     assert "the driver on tcp://10.0.0.7:1234 ended without a message" in state["error"]
+    folder.append("metrics.jsonl", {"pass": 7, "objective": 1.5, "train_error": None})
+    assert (folder.read_state()["pass"], folder.read_state()["objective"]) == (7, 1.5)
     folder.update_state(error="the scheduler tcp://10.0.0.1:8786 was lost")
     assert folder.read_state()["error"] == "the scheduler tcp://10.0.0.1:8786 was lost"
 
 
 def test_a_driver_waits_for_the_one_before_it(folder):
-    told, held, release = [], threading.Event(), threading.Event()
+    reported, held, release = [], threading.Event(), threading.Event()
 
     def hold():
         with RunFolder(folder.url).lock():
@@ -154,11 +157,11 @@ def test_a_driver_waits_for_the_one_before_it(folder):
         pass
     timer = threading.Timer(0.7, release.set)
     timer.start()
-    with folder.lock(patience=20, waiting=told.append):
+    with folder.lock(patience=20, waiting=reported.append):
         assert release.is_set()
     thread.join(10)
-    assert len(told) == 1
-    assert f"waiting up to 20 s for process {os.getpid()} on host" in told[0]
+    assert len(reported) == 1
+    assert f"waiting up to 20 s for process {os.getpid()} on host" in reported[0]
 
 
 def test_progress_is_written_at_most_once_per_second(folder):
@@ -166,9 +169,9 @@ def test_progress_is_written_at_most_once_per_second(folder):
     assert folder.read_progress() == {}
     for done in (1, 2, 3):
         callback.on_progress({"stage": "em", "pass": 1, "rows_done": done, "rows_total": 3})
-    told = folder.read_progress()
-    assert (told["rows_done"], told["rows_total"]) == (1, 3)
-    assert time.time() - epoch_seconds(told["time"]) < 60
+    reported = folder.read_progress()
+    assert (reported["rows_done"], reported["rows_total"]) == (1, 3)
+    assert time.time() - epoch_seconds(reported["time"]) < 60
     callback._written_at = float("-inf")
     callback.on_progress({"stage": "em", "pass": 1, "rows_done": 3, "rows_total": 3})
     assert folder.read_progress()["rows_done"] == 3
@@ -204,7 +207,7 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
     assert state["state"] == "cancelled"
     assert "stopped by scalelatent cancel" in state["error"]
     assert not folder.place.has("cancel")
-    assert control.cancel_job(folder)["state"] == "cancelled"  # again: no harm
+    assert control.cancel_job(folder)["state"] == "cancelled"  # A second request does no harm.
     fake.before_pass = None
     run_job(job, folder, resume=True)
     assert len(folder.records("metrics.jsonl")) == 1000
@@ -212,7 +215,7 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
         control.cancel_job(folder)
 
 
-def test_a_request_for_an_earlier_start_is_passed_over(folder):
+def test_a_request_to_cancel_an_earlier_start_is_ignored(folder):
     request = StopRequest()
     folder.begin("running")
     request_cancel(folder)
@@ -221,7 +224,7 @@ def test_a_request_for_an_earlier_start_is_passed_over(folder):
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by is None
-    folder.place.write("cancel", b"")  # by hand
+    folder.place.write("cancel", b"")  # A user wrote the file by hand.
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by == "scalelatent cancel, ? on ?"
@@ -229,7 +232,7 @@ def test_a_request_for_an_earlier_start_is_passed_over(folder):
         Callbacks([Callback(), request]).on_wait()
 
 
-def test_cancel_of_a_job_without_a_driver(folder):
+def test_a_job_without_a_driver_is_cancelled(folder):
     folder.begin("queued", submitted=1.0)
     assert "before the start" in control.cancel_job(folder)["error"]
     folder.begin("running", driver="tcp://gone:1")
@@ -254,7 +257,7 @@ def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch
 
 
 def test_follow_reports_passes_once_and_again_after_a_restart(folder):
-    seen, progress, told = [], [], []
+    seen, progress, reported = [], [], []
 
     class Watch(Callback):
         def on_pass_end(self, record):
@@ -266,7 +269,7 @@ def test_follow_reports_passes_once_and_again_after_a_restart(folder):
     folder.begin("queued")
     result = []
     thread = threading.Thread(
-        target=lambda: result.append(control.follow(folder, [Watch()], print_line=told.append, poll=0.02))
+        target=lambda: result.append(control.follow(folder, [Watch()], print_line=reported.append, poll=0.02))
     )
     thread.start()
 
@@ -276,10 +279,10 @@ def test_follow_reports_passes_once_and_again_after_a_restart(folder):
             time.sleep(0.01)
         assert what()
 
-    wait_for(lambda: told == ["queued"])
+    wait_for(lambda: reported == ["queued"])
     with folder.lock():
         folder.update_state(state="running", driver="tcp://a:1")
-        wait_for(lambda: told[1:] == ["running on tcp://a:1"])
+        wait_for(lambda: reported[1:] == ["running on tcp://a:1"])
         for number in (1, 2, 3):
             folder.append("metrics.jsonl", {"pass": number})
         folder.write_progress({"rows_done": 7})
@@ -293,7 +296,7 @@ def test_follow_reports_passes_once_and_again_after_a_restart(folder):
     assert result[0]["state"] == "done"
 
 
-def test_follow_gives_up_a_queued_job_whose_scheduler_is_gone(folder, monkeypatch):
+def test_follow_ends_for_a_queued_job_whose_scheduler_is_lost(folder, monkeypatch):
     monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
     folder.begin("queued", scheduler="tcp://127.0.0.1:1")
     with pytest.raises(
@@ -302,17 +305,17 @@ def test_follow_gives_up_a_queued_job_whose_scheduler_is_gone(folder, monkeypatc
         control.follow(folder, poll=0.02)
 
 
-def test_follow_waits_a_while_for_a_lost_driver(folder, monkeypatch):
+def test_follow_waits_a_limited_time_for_a_lost_driver(folder, monkeypatch):
     monkeypatch.setattr(control, "RESTART_SECONDS", 0.3)
     folder.begin("running", submitted=1.0)
-    told = []
+    reported = []
     begin = time.monotonic()
-    assert control.follow(folder, print_line=told.append, poll=0.02)["driver_lost"]
+    assert control.follow(folder, print_line=reported.append, poll=0.02)["driver_lost"]
     assert time.monotonic() - begin > 0.3
-    assert told == ["the driver is lost; waiting for the cluster to restart it"]
+    assert reported == ["the driver is lost; waiting for the cluster to restart it"]
 
 
-def test_events_are_given_as_they_come(folder):
+def test_events_are_yielded_when_they_arrive(folder):
     folder.event("state", state="queued")
     assert [event["state"] for event in control.new_events(folder)] == ["queued"]
     with folder.lock():
@@ -328,7 +331,7 @@ def test_events_are_given_as_they_come(folder):
 # -- checks --------------------------------------------------------------------------------------------------
 
 
-def test_differences_of_versions():
+def test_version_differences_of_workers_are_listed():
     same = versions()
     assert find_differences(same, same, {"a": same, "b": same}) == []
     micro = same | {"python": ".".join([*same["python"].split(".")[:2], "99"]), "cupy": None, "scipy": "0.1"}
@@ -341,7 +344,7 @@ def test_differences_of_versions():
     ]
 
 
-def test_differences_are_a_table():
+def test_version_differences_are_printed_as_a_table():
     row = Difference("numba", "0.63.1", "0.63.1", {"0.62.0": ["tcp://a:40331"], "0.63.1": ["b", "c"]})
     assert format_differences([row]).splitlines() == [
         "package  here    scheduler  workers",
@@ -354,11 +357,11 @@ def judged(name, view):
     return list(check.findings(view))
 
 
-def test_a_cluster_without_the_package():
+def test_a_cluster_without_the_package_is_refused():
     same, without = versions(), versions() | {"scalelatent": None}
-    told = {"a": same, "b": without}
+    reported = {"a": same, "b": without}
     (found,) = judged(
-        "versions", checks.ClusterView("tcp://head:8786", scheduler={"versions": without}, versions=told)
+        "versions", checks.ClusterView("tcp://head:8786", scheduler={"versions": without}, versions=reported)
     )
     said = str(found.refusal())
     assert found.check == "package"
@@ -366,7 +369,7 @@ def test_a_cluster_without_the_package():
     assert said.splitlines()[-1].startswith("Install scalelatent there")
 
 
-def test_one_name_for_two_datasets():
+def test_workers_that_see_different_datasets_are_reported():
     seen = {
         worker: {"datasets": {"[data] train": ("", mark)}} for worker, mark in zip("abc", "112", strict=True)
     }
@@ -375,7 +378,7 @@ def test_one_name_for_two_datasets():
     assert "[data] train = '/x' is not the same dataset on all workers (a, c see" in found.found
 
 
-def test_what_hangs_is_left_behind():
+def test_a_call_that_hangs_raises_timeout_error():
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"no answer in 0.1 s"):
         call_with_timeout(0.1, lambda: time.sleep(3))

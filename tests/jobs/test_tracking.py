@@ -125,17 +125,17 @@ def run(job: Job, **how: Any) -> tuple[RunFolder, list[str]]:
     return folder, lines
 
 
-def test_run_is_tracked(server: FakeServer, job: Any) -> None:
+def test_a_run_is_tracked_with_parameters_and_metrics(server: FakeServer, job: Any) -> None:
     folder, lines = run(job())
-    (told,) = server.runs.values()
-    assert told["status"] == "FINISHED"
-    assert told["params"]["model.capsule_dim"] == "2"
-    assert told["params"]["model.kind"] == "capsule"
-    assert [(value, step) for key, value, step in told["metrics"] if key == "objective"] == [
+    (reported,) = server.runs.values()
+    assert reported["status"] == "FINISHED"
+    assert reported["params"]["model.capsule_dim"] == "2"
+    assert reported["params"]["model.kind"] == "capsule"
+    assert [(value, step) for key, value, step in reported["metrics"] if key == "objective"] == [
         (pytest.approx(1 / step), step) for step in range(1, 6)
     ]
-    assert ("test_error", 0.25, 5) in told["metrics"]
-    assert sorted(told["files"]) == ["model/model.json", "report/index.html"]
+    assert ("test_error", 0.25, 5) in reported["metrics"]
+    assert sorted(reported["files"]) == ["model/model.json", "report/index.html"]
     parent = Path(folder.url).parent
     assert server.uris == [f"sqlite:///{parent}/mlflow.db"]
     assert not [line for line in lines if "warning" in line]
@@ -143,22 +143,22 @@ def test_run_is_tracked(server: FakeServer, job: Any) -> None:
     assert stored.callbacks == ({"kind": "mlflow"},)
 
 
-def test_a_resumed_run_goes_on_in_its_own(server: FakeServer, job: Any, fake: Any) -> None:
+def test_a_resumed_run_continues_its_tracked_run(server: FakeServer, job: Any, fake: Any) -> None:
     fake.fail = OSError("no more")
     made = job()
     with pytest.raises(OSError, match="no more"):
         run(made)
-    (told,) = server.runs.values()
-    assert told["status"] == "FAILED"
-    assert "no more" in told["tags"]["scalelatent.error"]
+    (reported,) = server.runs.values()
+    assert reported["status"] == "FAILED"
+    assert "no more" in reported["tags"]["scalelatent.error"]
     fake.fail = None
     run(made, resume=True)
     assert len(server.runs) == 1
-    assert told["status"] == "FINISHED"
+    assert reported["status"] == "FINISHED"
 
 
 @pytest.mark.parametrize("when", ["never there", "gone"])
-def test_a_server_that_fails_ends_no_fit(server: FakeServer, job: Any, fake: Any, when: str) -> None:
+def test_a_failing_server_does_not_end_the_fit(server: FakeServer, job: Any, fake: Any, when: str) -> None:
     def refuse() -> None:
         raise ConnectionError("refused")
 
@@ -175,7 +175,7 @@ def test_a_server_that_fails_ends_no_fit(server: FakeServer, job: Any, fake: Any
     assert "ConnectionError: refused; the fit continues, and further errors are not reported" in line
 
 
-def test_a_server_that_does_not_answer_holds_up_no_fit(
+def test_a_server_that_does_not_answer_does_not_delay_the_fit(
     server: FakeServer, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
@@ -188,15 +188,15 @@ def test_a_server_that_does_not_answer_holds_up_no_fit(
     answer.set()
 
 
-def test_passes_that_are_faster_than_calls_share_one(server: FakeServer, job: Any, fake: Any) -> None:
+def test_short_passes_are_sent_in_one_call(server: FakeServer, job: Any, fake: Any) -> None:
     taken = threading.Event()
     server.broken = lambda: taken.wait(60) or None
     fake.before_pass = lambda number: taken.set() if number == 5 else None
     run(job())
-    (told,) = server.runs.values()
-    steps = [step for key, _, step in told["metrics"] if key == "objective"]
+    (reported,) = server.runs.values()
+    steps = [step for key, _, step in reported["metrics"] if key == "objective"]
     assert steps == [1, 2, 3, 4, 5]
-    assert server.calls["metrics"] <= 3  # the four that waited, the fifth, the scores
+    assert server.calls["metrics"] <= 3  # The four that waited, the fifth, and the scores.
 
 
 def test_a_slow_server_is_waited_for_as_long_as_it_answers(
@@ -205,21 +205,21 @@ def test_a_slow_server_is_waited_for_as_long_as_it_answers(
     server.broken = lambda: time.sleep(0.5)
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 2.0)
     _, lines = run(job())
-    (told,) = server.runs.values()
-    assert told["status"] == "FINISHED"
+    (reported,) = server.runs.values()
+    assert reported["status"] == "FINISHED"
     assert not [line for line in lines if "MLflow" in line]
 
 
-def test_a_call_that_is_refused_leaves_the_others(server: FakeServer, job: Any, fake: Any) -> None:
+def test_a_refused_call_does_not_prevent_the_others(server: FakeServer, job: Any, fake: Any) -> None:
     def refuse() -> None:
         server.broken = lambda: None
         raise ValueError("a long\n  text " + 400 * "x")
 
     fake.before_pass = lambda number: setattr(server, "broken", refuse) if number == 3 else time.sleep(0.2)
     _, lines = run(job())
-    (told,) = server.runs.values()
-    assert told["status"] == "FINISHED"
-    assert ("objective", pytest.approx(1 / 5), 5) in told["metrics"]
+    (reported,) = server.runs.values()
+    assert reported["status"] == "FINISHED"
+    assert ("objective", pytest.approx(1 / 5), 5) in reported["metrics"]
     (line,) = [line for line in lines if "MLflow" in line]
     assert "ValueError: a long text xxx" in line
     assert "x …; the fit continues" in line
@@ -242,16 +242,16 @@ def test_failed_run_names_the_server_in_one_line(
     assert len([line for line in lines if "MLflow" in line]) == 1
 
 
-def test_a_callback_of_another_package_cannot_end_a_fit(
+def test_a_failing_callback_of_another_package_does_not_end_the_fit(
     job: Any, monkeypatch: pytest.MonkeyPatch, fake: Any
 ) -> None:
     point = EntryPoint("broken", f"{__name__}:Broken", job_callbacks.GROUP)
     monkeypatch.setattr(job_callbacks, "entry_points", lambda group: [point])
     monkeypatch.setattr(EntryPoint, "load", lambda self: Broken)
-    Broken.told = []
+    Broken.reported = []
     folder, lines = run(job('kind = "broken"\nword = "x"'))
     assert folder.read_state()["state"] == "done"
-    assert Broken.told == ["x"] * 5
+    assert Broken.reported == ["x"] * 5
     (line,) = [line for line in lines if "callback" in line]
     assert "callback Broken: OSError: no disk; the fit continues" in line
 
@@ -259,13 +259,13 @@ def test_a_callback_of_another_package_cannot_end_a_fit(
 class Broken(Callback):
     """Callback that fails at every pass."""
 
-    told: list[str]
+    reported: list[str]
 
     def __init__(self, word: str) -> None:
         self.word = word
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        self.told.append(self.word)
+        self.reported.append(self.word)
         raise OSError("no disk")
 
 
@@ -289,7 +289,7 @@ def test_table_in_place_of_a_list_is_refused(workplace: Any) -> None:
         load_job(workplace.job)
 
 
-def test_without_mlflow_the_run_does_not_begin(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlflow_the_run_does_not_start(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(JobError, match=r"pip install 'scalelatent\[mlflow\]'"):
         run(job())
@@ -312,29 +312,29 @@ def real_server(tmp_path: Path) -> Iterator[str]:
         until(lambda: answers(process, tmp_path / "server.log", f"{url}/health"), 150)
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # it has processes of its own
+        os.killpg(process.pid, signal.SIGKILL)  # The server has its own child processes.
         process.wait(30)
         log.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_real_server(job: Any, real_server: str) -> None:
+def test_the_real_server_receives_a_run(job: Any, real_server: str) -> None:
     import mlflow
 
     _, lines = run(job(f'kind = "mlflow"\nuri = "{real_server}"\nexperiment = "tried"'))
     assert not [line for line in lines if "MLflow" in line], lines
     client = mlflow.MlflowClient(tracking_uri=real_server)
     place = client.get_experiment_by_name("tried").experiment_id
-    (told,) = client.search_runs([place])
-    assert told.info.status == "FINISHED"
-    assert told.data.params["model.capsule_dim"] == "2"
-    assert told.data.metrics["test_error"] == 0.25
-    assert [m.step for m in client.get_metric_history(told.info.run_id, "objective")] == [1, 2, 3, 4, 5]
-    assert {file.path for file in client.list_artifacts(told.info.run_id)} == {"report", "model"}
+    (reported,) = client.search_runs([place])
+    assert reported.info.status == "FINISHED"
+    assert reported.data.params["model.capsule_dim"] == "2"
+    assert reported.data.metrics["test_error"] == 0.25
+    assert [m.step for m in client.get_metric_history(reported.info.run_id, "objective")] == [1, 2, 3, 4, 5]
+    assert {file.path for file in client.list_artifacts(reported.info.run_id)} == {"report", "model"}
 
 
-def test_calls_after_a_quiet_spell_behind_a_refused_one_are_tried() -> None:
+def test_calls_are_tried_again_some_time_after_a_refusal() -> None:
     def refuse() -> None:
         raise OSError("no")
 

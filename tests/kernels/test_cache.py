@@ -20,8 +20,8 @@ from numba.core.codegen import CPUCodeLibrary, JitEngine
 
 from scalelatent.kernels import jit
 
-# Kernels of one function, told apart by what they enclose alone, as those of a factory are. An index that is
-# read takes its time, so that others come in between.
+# The kernels of one function differ only in what they enclose, like those of a factory. Reading an index
+# takes some time, so that others act in between.
 KERNELS = """
 import random
 import sys
@@ -86,7 +86,7 @@ def test_processes_that_compile_at_the_same_time_do_not_mix_up_kernels(tmp_path:
     assert wrong == [b"[]\n"] * 4
 
 
-def test_a_process_that_never_releases_the_lock_is_waited_for_once(tmp_path, monkeypatch) -> None:
+def test_a_process_waits_only_once_for_a_lock_that_is_never_released(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_save_timeout", [0.1])
     with jit._hold_lock() as first:
@@ -104,7 +104,7 @@ def test_a_process_forked_while_a_kernel_is_saved_does_not_keep_the_lock(tmp_pat
     monkeypatch.setattr(jit, "_save_timeout", [0.1])
     files = []
     with jit._hold_lock():
-        # What a child of a fork has: the same open file.
+        # The child of a fork has the same open file.
         lock = (tmp_path / "cache" / "lock").resolve()
         same = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == lock]
         files = [os.dup(int(fd.name)) for fd in same]
@@ -214,10 +214,10 @@ if __name__ == "__main__":
         return compiled(*args)
 
     dispatcher._compiler.compile = slowly
-    told = []
-    with observe_compilation(lambda name, seconds: told.append((name, seconds is None))):
+    events = []
+    with observe_compilation(lambda name, seconds: events.append((name, seconds is None))):
         print(plus(1), minus(1))
-    print(sorted(set(name for name, _ in told)), len(told))
+    print(sorted(set(name for name, _ in events)), len(events))
 """
 
 
@@ -294,14 +294,14 @@ def test_kernels_of_a_family_share_a_folder(module: str, family: str) -> None:
     assert jit._family(module) == family
 
 
-def test_kernels_that_nobody_has_loaded_for_a_month_are_removed(tmp_path, monkeypatch) -> None:
+def test_kernels_that_were_not_loaded_for_a_month_are_removed(tmp_path, monkeypatch) -> None:
     base = tmp_path / "numba-host"
     monkeypatch.setattr(jit, "CACHE", str(base))
     old, new = ("capsule-0123456789", "mbn-0123456789"), ("capsule-9876543210", "notes", "capsule-2")
     month = time.time() - 31 * 86400
     for name in (*old, *new):
         (base / name / "files").mkdir(parents=True)
-    earlier = tmp_path / "numba-host-0123456789"  # of versions that had a folder for all
+    earlier = tmp_path / "numba-host-0123456789"  # Earlier versions had one folder for all kernels.
     earlier.mkdir()
     for folder in (*(base / name for name in old), base / "notes", base / "capsule-2", earlier, base):
         os.utime(folder, (month, month))

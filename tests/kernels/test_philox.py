@@ -21,7 +21,7 @@ U64 = st.integers(0, 2**64 - 1)
 
 @settings(max_examples=100, deadline=None)
 @given(a=U64, b=U64)
-def test_high_words_of_products(a: int, b: int) -> None:
+def test_high_words_of_products_are_exact(a: int, b: int) -> None:
     assert int(_high(np.uint64(a), np.uint64(b))) == (a * b) >> 64
 
 

@@ -52,7 +52,7 @@ def _close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np.ndarr
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 7, 8, 9, 16, 17, 20, 23, 24, 25, 40, 41, 64, 79, 80, 81, 96, 97])
 @pytest.mark.parametrize("p", WIDTHS)
-def test_latents(dims: int, p: int) -> None:
+def test_latents_equal_numpys_products(dims: int, p: int) -> None:
     for n in ROWS:
         w, x = _draw(1, dims, p), _draw(n, n, p)
         _close(_latents(w, x), w, x.T)
@@ -60,14 +60,16 @@ def test_latents(dims: int, p: int) -> None:
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 63, 97])
 @pytest.mark.parametrize("p", WIDTHS)
-def test_add_moment(dims: int, p: int) -> None:
+def test_moments_equal_numpys_products(dims: int, p: int) -> None:
     for n in ROWS:
         g, x, start = _draw(1, dims, n), _draw(n, n, p), _draw(3, dims, p)
         _close(_moment(g, n, x, start), g, x, start.astype("f8"))
 
 
 @given(st.integers(1, 100), st.integers(1, 70), st.integers(1, 40), st.integers(0, 60), st.integers(0, 10**6))
-def test_a_part_of_wider_arrays(dims: int, p: int, n: int, more: int, seed: int) -> None:
+def test_values_beyond_the_given_columns_do_not_matter(
+    dims: int, p: int, n: int, more: int, seed: int
+) -> None:
     """The values of columns and rows beyond the first n do not matter."""
     g, x = _draw(seed, dims, n + more), _draw(seed + 1, n + more, p)
     clean = _moment(np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4"))

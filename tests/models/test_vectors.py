@@ -1,4 +1,4 @@
-"""Kernels of machines whose vectors are wider or narrower: the same bits, whatever the width."""
+"""Kernels of machines with wider or narrower vectors give the same bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
 
 
 def _codes(k: int, p: int) -> list[np.ndarray]:
-    # Whole numbers: ties within a lane, between lanes and between panels.
+    # Whole numbers make ties within a lane, between lanes and between panels.
     rows = np.random.default_rng(k).integers(0, 3, (300, p)).astype("f4")
     columns, found = np.arange(p // 2, dtype=np.int32), []
     found.append(nearest(rows, columns, make_bank(rows[:k, : p // 2], "euclidean")))
@@ -79,7 +79,7 @@ def _network(v: int, h: int) -> list[np.ndarray]:
 
 
 def digests() -> dict[str, str]:
-    """What each kernel gives, in some digits."""
+    """Return digests of the results of each kernel."""
     found: dict[str, list[np.ndarray]] = {}
     for width in WIDTHS:
         found[f"tiles of {width} dimensions"] = _tiles(width, 196, 100)
@@ -92,7 +92,7 @@ def digests() -> dict[str, str]:
     return {name: digest(arrays) for name, arrays in found.items()}
 
 
-def test_other_vectors_give_the_same_bits() -> None:
+def test_any_vector_width_gives_the_same_bits() -> None:
     other = str(24 - LANES)
     done = subprocess.run(
         [sys.executable, __file__],
@@ -102,9 +102,9 @@ def test_other_vectors_give_the_same_bits() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told.pop("lanes") == other
-    assert told == digests()
+    reported = json.loads(done.stdout)
+    assert reported.pop("lanes") == other
+    assert reported == digests()
 
 
 if __name__ == "__main__":

@@ -64,31 +64,31 @@ def test_steps_after_the_fit_are_separate_stages() -> None:
     assert (job["stage"], job["rows_done"], job["rows_total"]) == ("scoring", 0, 500)
     assert job["progress"] == 0
     assert job["seconds_left"] is None
-    told = {"kind": "progress", "run": "runs/a", "stage": "scoring", "pass": 0, "rows_per_s": 50.0}
-    board.update({**told, "rows_done": 100, "rows_total": 500}, now + 2)
-    board.update({**told, "rows_done": 250, "rows_total": 500}, now + 5)
+    reported = {"kind": "progress", "run": "runs/a", "stage": "scoring", "pass": 0, "rows_per_s": 50.0}
+    board.update({**reported, "rows_done": 100, "rows_total": 500}, now + 2)
+    board.update({**reported, "rows_done": 250, "rows_total": 500}, now + 5)
     job = board.summary(now + 5)[0]
     assert job["progress"] == 0.5
     assert job["seconds_left"] == pytest.approx(5.0, rel=0.5)
 
 
-def test_how_far_the_whole_fit_is() -> None:
+def test_the_board_shows_the_progress_of_the_whole_fit() -> None:
     board = Board()
-    now = feed_fit(board, "runs/a", 10)  # of 100 passes
-    told = {"kind": "progress", "run": "runs/a", "stage": "capsule_estep", "rows_total": 1000}
-    board.update({**told, "pass": 11, "rows_done": 500}, now)
+    now = feed_fit(board, "runs/a", 10)  # 10 of 100 passes are done.
+    reported = {"kind": "progress", "run": "runs/a", "stage": "capsule_estep", "rows_total": 1000}
+    board.update({**reported, "pass": 11, "rows_done": 500}, now)
     assert board.summary(now)[0]["overall"] == pytest.approx(0.105)
     board.update({"kind": "event", "run": "runs/a", "name": "stage", "stage": "report"}, now)
     assert board.summary(now)[0]["overall"] == 1.0
 
 
-def test_how_far_a_network_is() -> None:
+def test_the_board_shows_the_progress_of_a_bootstrap_network() -> None:
     board, where = Board(), {"run": "runs/n", "layer": 3, "layers": 4, "k": 250}
     board.update({"kind": "state", "run": "runs/n", "state": "running"}, 0.0)
     assert board.summary(0.0)[0]["overall"] is None
     for stage, rows, overall in (("mbn_gather-l3", 50, 0.5), ("mbn_code-l3", 50, 0.625)):
-        told = {"kind": "progress", "stage": stage, "pass": 0, "rows_done": rows, "rows_total": 100}
-        board.update({**told, **where}, 1.0)
+        reported = {"kind": "progress", "stage": stage, "pass": 0, "rows_done": rows, "rows_total": 100}
+        board.update({**reported, **where}, 1.0)
         assert board.summary(1.0)[0]["overall"] == overall
 
 
@@ -101,10 +101,10 @@ def test_board_shows_rounds_of_nu_and_the_report() -> None:
     done = {"kind": "state", "run": "runs/a", "state": "done", "report": "/runs/a/report/index.html"}
     assert board.summary(now)[0]["report"] is None
     board.update(done, now)
-    told = board.jobs["runs/a"].detail(now)
-    assert told["report"] == "/runs/a/report/index.html"
-    assert told["curves"][0]["round"] == [1, 1, 2]
-    assert told["overall"] == 1.0
+    reported = board.jobs["runs/a"].detail(now)
+    assert reported["report"] == "/runs/a/report/index.html"
+    assert reported["curves"][0]["round"] == [1, 1, 2]
+    assert reported["overall"] == 1.0
 
 
 def test_board_shows_the_layer_number() -> None:
@@ -113,7 +113,7 @@ def test_board_shows_the_layer_number() -> None:
     (job,) = board.summary(10.0)
     assert (job["stage"], job["part"]) == ("mbn_code-l3", "layer 3 of 7, k = 1,250")
     assert "layer 3, layers 7, k 1,250" in board.jobs["r"].detail(10.0)["events"][-1]["text"]
-    # A page that began to listen in mid-layer knows it too.
+    # A page that starts to listen within a layer has the number, too.
     late = Board()
     late.update({"kind": "progress", "run": "r", "rows_done": 5, "rows_total": 10, **layer}, 11.0)
     assert late.summary(11.0)[0]["part"] == "layer 3 of 7, k = 1,250"
@@ -123,7 +123,8 @@ def test_board_shows_the_layer_number() -> None:
 
 def test_rows_of_unreported_passes_are_counted_once() -> None:
     board = Board()
-    for run_rows in (1000, 5000, 5000, 9000, 2000):  # the last from a driver that started again
+    # The last message comes from a driver that started again.
+    for run_rows in (1000, 5000, 5000, 9000, 2000):
         board.update({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
     assert board.jobs["r"].rows == 11_000
 
@@ -173,7 +174,7 @@ def test_workers_pools_and_losses() -> None:
     assert detail["worker_rows"][0]["wait_share"] == pytest.approx(0.25)
     lost = {"kind": "lost", "worker": "tcp://h:w1", "name": "w1", "keys": ["a", "b"], "memory": 2**30}
     board.update(lost, now + 6)
-    # The driver tells of the same loss; it is one.
+    # The driver reports the same loss; it counts once.
     board.update({"kind": "event", "run": "r", "name": "worker_lost", "worker": "tcp://h:w1"}, now + 7)
     detail = job.detail(now + 8)
     assert detail["workers_lost"] == 1
@@ -182,7 +183,7 @@ def test_workers_pools_and_losses() -> None:
     assert [e["text"] for e in detail["events"] if e["name"] == "worker_lost"] == [
         "worker w1, tasks 2, memory 1,024 MiB"
     ]
-    board.update(span("r", "tcp://h:w1"), now + 9)  # it had only been away
+    board.update(span("r", "tcp://h:w1"), now + 9)  # The worker was only unreachable for a while.
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 
@@ -197,7 +198,7 @@ def test_spans_in_one_message_are_counted_individually() -> None:
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = Board()
     board.update(span("/tmp/records", "tcp://h:w1"), 1000.0)
-    assert not board.jobs  # no driver tells when that would end
+    assert not board.jobs  # No driver reports when such a job would end.
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
         board.update(span(run, "tcp://h:w1"), 1001.0)
@@ -293,7 +294,7 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
             assert "runs/000000" not in board.jobs
             assert sum(bool(job.workers.rows) for job in board.jobs.values()) == 5
             gc.collect()
-            # Threads that earlier tests left behind allocate too: only what the board and its messages hold.
+            # Threads of earlier tests allocate memory too: only the board and its messages count.
             places = "*scalelatent/monitor/*", "*test_board*"
             ours = [tracemalloc.Filter(True, place) for place in places]
             kept = tracemalloc.take_snapshot().filter_traces(ours)

@@ -47,7 +47,7 @@ def on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> An
 # -- as they are ---------------------------------------------------------------------------------------------
 
 
-def test_routes_and_their_prefix(watched: SimpleNamespace, get: Any) -> None:
+def test_routes_have_the_prefix_of_the_dashboard(watched: SimpleNamespace, get: Any) -> None:
     from tornado.web import RequestHandler
 
     class Hello(RequestHandler):
@@ -60,11 +60,12 @@ def test_routes_and_their_prefix(watched: SimpleNamespace, get: Any) -> None:
     assert on_scheduler(watched, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
     assert get(f"{watched.base}/hello") == (200, "hello")
     rules = len(scheduler.http_application.default_router.rules)
-    assert hooks.add_routes(scheduler, [("/hello", Hello, {})]) is True  # nothing is added twice
+    # Existing routes are not added twice.
+    assert hooks.add_routes(scheduler, [("/hello", Hello, {})]) is True
     assert len(scheduler.http_application.default_router.rules) == rules
 
 
-def test_pages_and_their_frame(watched: SimpleNamespace, said: Any) -> None:
+def test_pages_have_the_frame_of_the_dashboard(watched: SimpleNamespace, said: Any) -> None:
     assert hooks.add_page(watched.scheduler, "scalelatent") is True
     folder, variables = hooks.page_frame(watched.scheduler)
     assert (folder / "base.html").exists()
@@ -87,17 +88,17 @@ def test_events_are_posted_in_order_without_waiting(watched: SimpleNamespace) ->
     assert [m["n"] for _, m in hooks.past_events(watched.scheduler, "scalelatent-order")] == list(range(20))
 
 
-def test_workers(watched: SimpleNamespace, said: Any) -> None:
+def test_facts_of_workers_are_read(watched: SimpleNamespace, said: Any) -> None:
     (facts,) = hooks.worker_facts(watched.scheduler).values()
     assert facts["threads"] == 1
     assert facts["memory"] > 1e6
-    assert facts["memory_limit"] is None  # none was set
+    assert facts["memory_limit"] is None  # The worker has no limit.
     assert facts["gpus"] == 0
     assert facts["host"] == "127.0.0.1"
     assert said() == []
 
 
-def test_suspicion_is_forgiven(watched: SimpleNamespace) -> None:
+def test_suspicion_of_a_task_is_reset(watched: SimpleNamespace) -> None:
     future = watched.client.submit(int, 3, key="scalelatent-job-reset_suspicion", pure=False)
     future.result(timeout=30)
     task = watched.scheduler.tasks["scalelatent-job-reset_suspicion"]
@@ -128,7 +129,7 @@ def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
     assert said() == []
 
 
-def test_tasks_that_a_worker_runs(watched: SimpleNamespace, said: Any) -> None:
+def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, said: Any) -> None:
     from scalelatent.engine.dask.trial import at_work
 
     def busy(dask_worker: Any = None) -> int:
@@ -143,7 +144,7 @@ def test_tasks_that_a_worker_runs(watched: SimpleNamespace, said: Any) -> None:
     assert said() == []
 
 
-def test_a_kept_task_outlives_its_client(watched: SimpleNamespace) -> None:
+def test_a_held_task_survives_its_client(watched: SimpleNamespace) -> None:
     from distributed import Client
 
     key = "kept-task"
@@ -172,7 +173,7 @@ def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
 
 
 def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
-    """That the scheduler sends it so is what test_plugin's lost workers show."""
+    """Another test, lost workers in test_plugin, shows that the scheduler sends this event."""
     event = {"action": "remove-worker", "worker": "tcp://a:1", "processing-tasks": {"k2", "k1", ("t", 0)},
              "expected": False, "stimulus_id": "s"}  # fmt: skip
     lost = hooks.lost_worker("all", event)
@@ -273,7 +274,8 @@ def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, said: An
     asyncio.run(plugin.close())
 
 
-# What the documentation of Dask names: of a client, of a worker in a task, of a scheduler in a plugin.
+# Names that the documentation of Dask defines: of a client, of a worker in a task, of a scheduler in a
+# plugin.
 DOCUMENTED = {
     "client": "address asynchronous cancel close compute current dashboard_link get get_events get_metadata"
     " get_versions log_event nthreads processing register_plugin run run_on_scheduler scheduler_info"
@@ -281,16 +283,20 @@ DOCUMENTED = {
     "worker": "address get_current_task log_event name",
     "scheduler": "address log_event plugins tasks workers",
 }
-# Not documented, and the same in every version: the state of a client, and how to wait for a coroutine.
+# These are not documented, but the same in every version: the state of a client, and how to wait for a
+# coroutine.
 STEADY = {"client": "scheduler status sync", "worker": "", "scheduler": ""}
-# The engine of one process knows nothing of the Dask executor, and may run within a worker.
+# The engine of one process does not import the Dask executor, and may run within a worker.
 ELSEWHERE = {("engine/cache.py", "worker", "memory_manager")}
-# Addresses, sockets and what `scheduler_info` returns go by these names too.
+# Addresses, sockets and the result of `scheduler_info` use these names, too.
 PLAIN = "connect get items partition settimeout"
 
 
 def _owner(node: ast.expr) -> str | None:
-    """Which of Dask's objects an expression names: ``self._client``, ``dask_worker``, ``get_worker()``."""
+    """Return the Dask object that an expression names:
+
+    ``self._client``, ``dask_worker``, ``get_worker()``.
+    """
     if isinstance(node, ast.Call):
         node = node.func
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
@@ -298,11 +304,11 @@ def _owner(node: ast.expr) -> str | None:
     return name if name in DOCUMENTED else None
 
 
-def test_nothing_else_reaches_into_dask() -> None:
+def test_no_other_module_uses_private_names_of_dask() -> None:
     package, found = Path(hooks.__file__).parents[2], set()
     for file in package.rglob("*.py"):
         place = file.relative_to(package).as_posix()
-        # The page's own rows of workers; the tables of job files.
+        # The workers of the page itself, and the tables of job files.
         if place in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -17,15 +17,19 @@ from scalelatent.monitor.progress import describe_record, format_duration
 from scalelatent.monitor.times import epoch_seconds, time_text
 
 
-def test_fields_are_read_with_care() -> None:
+def test_invalid_fields_are_read_as_defaults() -> None:
     assert number({"rows": 5}, "rows") == 5.0
     assert number({"rows": "many"}, "rows") == number({"rows": float("inf")}, "rows") == 0.0
     assert clip("a long word", 6) == "a lon…"
-    assert [pool_of(told) for told in ({"device": "cupy"}, {"device": "cpu"}, {})] == ["gpu", "cpu", "cpu"]
+    assert [pool_of(reported) for reported in ({"device": "cupy"}, {"device": "cpu"}, {})] == [
+        "gpu",
+        "cpu",
+        "cpu",
+    ]
     assert scalars({"pass": np.int64(3), "objective": float("nan"), "W": np.zeros(3)}) == {"pass": 3}
 
 
-def test_words() -> None:
+def test_spans_are_described_in_words() -> None:
     span = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 17}
     assert span_text(span) == "capsule_estep, pass 3, span 17"
     assert span_text(span | {"part": "validation"}).endswith("validation span 17")
@@ -40,10 +44,10 @@ def test_words() -> None:
     assert describe_part({"stage": "em"}) == ""
     assert sorted(["w-10", "w-2"], key=natural_sort_key) == ["w-2", "w-10"]
     assert [format_duration(s) for s in (4.21, 75, 7384)] == ["4.2 s", "1 min 15 s", "2 h 03 min"]
-    told = describe_record({"pass": 3, "objective": 0.51234, "train_error": 0.125})
-    assert told == [("pass", "3"), ("objective", "0.51234"), ("train error", "12.50 %")]
-    told = describe_record({"weights_on": 1200, "weights_changed": None, "rows_at_rest": 0.9})
-    assert told == [("weights on", "1,200"), ("rows at rest", "90.00 %")]
+    reported = describe_record({"pass": 3, "objective": 0.51234, "train_error": 0.125})
+    assert reported == [("pass", "3"), ("objective", "0.51234"), ("train error", "12.50 %")]
+    reported = describe_record({"weights_on": 1200, "weights_changed": None, "rows_at_rest": 0.9})
+    assert reported == [("weights on", "1,200"), ("rows at rest", "90.00 %")]
 
 
 def test_times_are_written_in_one_form_and_read_in_two() -> None:

@@ -21,7 +21,7 @@ from .conftest import start
 pytestmark = pytest.mark.cluster
 
 
-def told(scheduler: Any, kind: str) -> list[dict[str, Any]]:
+def reported(scheduler: Any, kind: str) -> list[dict[str, Any]]:
     return [message for _, message in scheduler.get_events("scalelatent") if message.get("kind") == kind]
 
 
@@ -39,12 +39,12 @@ def test_the_page_is_in_the_frame_of_the_dashboard(watched: SimpleNamespace, get
     assert 'href="scalelatent"' in page
     assert 'href="status"' in page
     assert "{%" not in page
-    assert "https://cdn" not in page  # works on machines without a way out
+    assert "https://cdn" not in page  # The page works on machines without internet access.
     status, page = get(f"{watched.base}/status")
     assert page.count('href="scalelatent"') == 1
 
 
-def test_install_again_changes_nothing(watched: SimpleNamespace, get: Any) -> None:
+def test_a_second_installation_changes_nothing(watched: SimpleNamespace, get: Any) -> None:
     before = watched.scheduler.plugins[PLUGIN]
     assert monitor.install(watched.client) == ""
     assert watched.scheduler.plugins[PLUGIN] is before
@@ -52,21 +52,23 @@ def test_install_again_changes_nothing(watched: SimpleNamespace, get: Any) -> No
 
 
 def test_run_is_published_from_start_to_end(watched: SimpleNamespace, jobs: Any, get: Any) -> None:
-    run = "/runs/told"
-    with ClusterLog(watched.client, run, job="told-01", model="capsule", name="told", submitted=5.0) as log:
+    run = "/runs/reported"
+    with ClusterLog(
+        watched.client, run, job="reported-01", model="capsule", name="reported", submitted=5.0
+    ) as log:
         log.on_fit_start({"rows": 100, "max_iter": 4, "W": object()})
         for number in (1, 2):
             log.on_progress(
                 {"stage": "em", "pass": number, "rows_done": 50, "rows_total": 100, "rows_per_s": 10}
             )
             log.on_pass_end({"stage": "em", "pass": number, "objective": 0.5, "rows": 100, "seconds": 0.1})
-        answer = jobs(watched.base, "told-01", until=lambda a: a.get("job", {}).get("pass"))
+        answer = jobs(watched.base, "reported-01", until=lambda a: a.get("job", {}).get("pass"))
         assert answer["job"]["state"] == "running"
         assert answer["job"]["max_passes"] == 4
         assert answer["job"]["submitted"] == "1970-01-01T00:00:05.000+00:00"
         log.on_event({"event": "span_redone", "span": 3, "device": "cpu"})
         log.on_fit_end({"passes": 2, "seconds": 0.2})
-    answer = jobs(watched.base, "told-01", until=lambda a: a["job"]["state"] == "done")
+    answer = jobs(watched.base, "reported-01", until=lambda a: a["job"]["state"] == "done")
     assert answer["job"]["run"] == run
     assert answer["job"]["rows"] == 200
     assert answer["job"]["curves"][0]["objective"][-1] == 0.5
@@ -75,10 +77,10 @@ def test_run_is_published_from_start_to_end(watched: SimpleNamespace, jobs: Any,
     ]  # fmt: skip
     metrics = get(f"{watched.base}/metrics")[1]
     for line in (
-        'scalelatent_rows_total{job="told-01",model="capsule",pool="all"} 200.0',
-        'scalelatent_pass{job="told-01",model="capsule",pool="all"} 2.0',
-        'scalelatent_objective{job="told-01",model="capsule",pool="all"} 0.5',
-        'scalelatent_spans_redone_total{job="told-01",model="capsule",pool="cpu"} 1.0',
+        'scalelatent_rows_total{job="reported-01",model="capsule",pool="all"} 200.0',
+        'scalelatent_pass{job="reported-01",model="capsule",pool="all"} 2.0',
+        'scalelatent_objective{job="reported-01",model="capsule",pool="all"} 0.5',
+        'scalelatent_spans_redone_total{job="reported-01",model="capsule",pool="cpu"} 1.0',
     ):
         assert line in metrics
     assert "dask_scheduler_workers" in metrics
@@ -122,7 +124,7 @@ def test_spans_come_from_the_workers(watched: SimpleNamespace, jobs: Any, get: A
     )
 
 
-def test_an_unknown_job_is_404_and_so_is_everything_after_the_plugin_has_gone(get: Any) -> None:
+def test_unknown_jobs_and_a_removed_plugin_give_404(get: Any) -> None:
     from distributed import Client
 
     with start() as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
@@ -182,7 +184,7 @@ def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
             cluster.scale(n=len(cluster.workers) + 1)
             wait_for(lambda: len(scheduler.workers) > 1)
             client.sync(remove, scheduler, victim)
-            lost = told(scheduler, "lost")[-1]
+            lost = reported(scheduler, "lost")[-1]
             assert lost["worker"] == victim
             assert lost["name"] == str(name)
             assert "scalelatent-job-x-1234" in lost["keys"]
@@ -192,8 +194,8 @@ def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
         assert driver.result(timeout=30) == "done"
         with pytest.raises(KilledWorker):
             other.result(timeout=30)
-        assert len(told(scheduler, "lost")) == 3
-        assert len(told(scheduler, "joined")) >= 3
+        assert len(reported(scheduler, "lost")) == 3
+        assert len(reported(scheduler, "joined")) >= 3
         board = scheduler.plugins[PLUGIN].board
         assert board.lost_total == 3
         assert board.lost[0]["tasks"] == ["other", "scalelatent-job-x-1234"]
@@ -214,8 +216,8 @@ def test_a_worker_that_is_retired_is_not_lost() -> None:
     with start() as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
         assert monitor.install(client) == ""
         client.retire_workers(list(cluster.scheduler.workers))
-        wait_for(lambda: told(cluster.scheduler, "lost"))
-        assert told(cluster.scheduler, "lost")[0]["expected"] is True
+        wait_for(lambda: reported(cluster.scheduler, "lost"))
+        assert reported(cluster.scheduler, "lost")[0]["expected"] is True
         assert cluster.scheduler.plugins[PLUGIN].board.lost_total == 0
 
 
@@ -229,7 +231,7 @@ def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: 
         )
         log.on_checkpoint({"pass": number, "path": "p", "seconds": 0.0})
     seconds = time.monotonic() - begin
-    assert seconds < 2.0  # 1 ms each would be no small thing; some µs are usual
+    assert seconds < 2.0  # Some microseconds per pass are usual; 1 ms would be too much.
     assert log.flush(10)
     assert len(log._waiting) <= 200
     job = jobs(watched.base, "fast-1", until=lambda a: a.get("job", {}).get("pass") == 2000)["job"]
@@ -238,20 +240,20 @@ def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: 
     assert len(messages) < 20 + 100 * seconds
 
 
-def test_a_scheduler_that_did_not_hear_the_beginning_learns_whose_passes_those_are(
+def test_a_restarted_scheduler_learns_the_job_of_running_passes(
     watched: SimpleNamespace, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = ClusterLog(watched.client, "/runs/late", job="late-77", model="capsule")
     watched.scheduler.plugins[PLUGIN].board.jobs.clear()
     log.on_event({"event": "note"})
-    log.on_wait()  # the first time, and then not for a while
+    log.on_wait()  # Only the first call sends a message for a while.
     log.on_wait()
     jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
-    assert len([m for m in told(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
+    assert len([m for m in reported(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
     monkeypatch.setattr("scalelatent.monitor.publish.INTRODUCE_SECONDS", 0.0)
     log.on_wait()
     assert log.flush(10)
-    assert len([m for m in told(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
+    assert len([m for m in reported(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
 
 
 def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:
@@ -292,14 +294,14 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("bokeh", [True, False])
-def test_preload_behind_a_prefix_and_without_bokeh(bokeh: bool) -> None:
+def test_the_preload_works_behind_a_prefix_and_without_bokeh(bokeh: bool) -> None:
     code = PRELOADED if bokeh else "import sys\nsys.modules['bokeh'] = None\n" + PRELOADED
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     if bokeh:
         assert lines == ["200 True", "200 b'{\"format_version\":2,'", "200 True"]
-    else:  # a page of its own without Dask's navigation bar
+    else:  # The page has no navigation bar of Dask.
         assert lines[:2] == ["200 b'<!DOCTYPE html>\\n<htm'", "200 b'{\"format_version\":2,'"]
     assert "scalelatent: this Dask" not in done.stderr
 
@@ -312,7 +314,7 @@ def test_the_report_of_a_run_is_served(watched: SimpleNamespace, jobs: Any, get:
         pass
     jobs(watched.base, "served-1")
     at = f"{watched.base}/scalelatent/report?job="
-    assert get(at + "served-1")[0] == 404  # no run folder: whatever someone calls a run is not read
+    assert get(at + "served-1")[0] == 404  # Without a run folder, no path that a client sends is read.
     (run / "job.json").write_text("{}")
     assert get(at + "served-1") == (200, "<p>a report")
     assert get(at + "other") == (404, "unknown job")

@@ -23,7 +23,7 @@ def test_a_curve_is_bounded_even_and_keeps_both_ends(passes: int, limit: int) ->
     assert x[-1] == passes
     assert list(curve.columns["objective"]) == [1.0 / v for v in x]
     steps = {b - a for a, b in itertools.pairwise(x[:-1])}
-    assert len(steps) <= 1  # all but the last at even distances
+    assert len(steps) <= 1  # All steps except the last have equal distances.
     assert len(x) >= min(passes, limit // 2)
 
 
@@ -38,7 +38,7 @@ def test_repeated_passes_replace_those_of_an_interrupted_run(numbers: list[int])
     assert curve.columns["objective"][-1] == len(numbers) - 1
 
 
-def test_missing_numbers_are_null_and_empty_columns_left_out() -> None:
+def test_missing_numbers_are_null_and_empty_columns_are_omitted() -> None:
     curve = Curve(["objective", "validation_error"], 10)
     curve.add(1, {"objective": 0.5})
     curve.add(2, {"objective": None})
@@ -47,7 +47,7 @@ def test_missing_numbers_are_null_and_empty_columns_left_out() -> None:
     assert curve.last("validation_error") is None
 
 
-def test_a_rate_follows_and_falls_to_nothing_when_no_more_comes() -> None:
+def test_a_rate_follows_its_amounts_and_falls_to_zero() -> None:
     rate = Rate(window=3)
     for tenth in range(300):
         rate.add(tenth / 10, 50)
@@ -58,13 +58,13 @@ def test_a_rate_follows_and_falls_to_nothing_when_no_more_comes() -> None:
     assert rate.at(200) == 0.0
 
 
-def test_the_first_amount_counts_where_its_time_is_known() -> None:
+def test_the_first_amount_counts_if_its_time_is_known() -> None:
     rate = Rate()
     rate.add(100.0, 500, seconds=2.0)
     assert rate.at(100.5) == pytest.approx(250)
 
 
-def test_amounts_at_the_same_moment_are_no_infinite_rate() -> None:
+def test_amounts_at_the_same_time_give_a_finite_rate() -> None:
     rate = Rate()
     for _ in range(3):
         rate.add(5.0, 10)

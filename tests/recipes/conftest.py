@@ -56,8 +56,8 @@ def tls_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     pytest.importorskip("cryptography")
     folder = tmp_path_factory.mktemp("tls")
     options = ("--workers", "1", "--gpus", "1", "--memory-limit", "1GB", "--tls", "--tls-folder", str(folder))
-    with cluster_up(*options, CUDA_VISIBLE_DEVICES="7,8") as (process, told):
-        yield told | {"process": process}
+    with cluster_up(*options, CUDA_VISIBLE_DEVICES="7,8") as (process, reported):
+        yield reported | {"process": process}
 
 
 @pytest.fixture(scope="session")

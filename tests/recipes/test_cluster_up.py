@@ -117,9 +117,9 @@ def test_a_client_does_not_trust_another_cluster(tls_cluster, tmp_path):
 
 def test_ctrl_c_ends_all_its_processes(up, tmp_path):
     file = tmp_path / "scheduler.json"
-    with up("--workers", "2", "--scheduler-file", str(file)) as (process, told):
+    with up("--workers", "2", "--scheduler-file", str(file)) as (process, reported):
         assert file.exists()
-        assert told["scheduler_file"] == str(file)
+        assert reported["scheduler_file"] == str(file)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         began = time.monotonic()

@@ -13,10 +13,7 @@ from scalelatent.deploy import checks
 from scalelatent.deploy.probes import Requirements
 
 GIB = 2**30
-SCHEDULER = {
-    "dashboard": True, "versions": {"bokeh": "3.9"}, "page": True, "no_workers_timeout": 300.0,
-    "allowed_failures": 10,
-}  # fmt: skip
+SCHEDULER = {"dashboard": True, "versions": {"bokeh": "3.9"}, "page": True}
 WORKER = {
     "name": "w", "threads": 1, "memory_limit": 4 * GIB, "nanny": True, "offers_gpu": False, "host": "a",
     "cores": 4, "machine_bytes": 16 * GIB, "pools": {"BLAS": 1, "numba": 1, "Blosc": 4, "zarr": 0},
@@ -33,10 +30,10 @@ def seen(
     skews: Any = (),
     **scheduler: Any,
 ) -> checks.ClusterView:
-    told = {f"tls://10.0.0.{i}:40000": WORKER | worker for i, worker in enumerate(workers)}
+    reported = {f"tls://10.0.0.{i}:40000": WORKER | worker for i, worker in enumerate(workers)}
     off = {f"tls://10.0.0.{i}:40000": skew for i, skew in enumerate(skews)}
     wanted = Requirements(folder="/runs")
-    return checks.ClusterView(address, wanted, SCHEDULER | scheduler, told, dict(silent), skews=off)
+    return checks.ClusterView(address, wanted, SCHEDULER | scheduler, reported, dict(silent), skews=off)
 
 
 def judged(name: str, view: checks.ClusterView) -> list[checks.Finding]:
@@ -62,7 +59,7 @@ def test_a_cluster_in_order():
     ]
     assert {finding.status for finding in findings} == {"ok"}
     assert all(finding.fix == "" for finding in findings)
-    assert findings[0].found == "2 workers on 2 host(s), 2 threads, 1 with a GPU"
+    assert findings[0].found == "workers: 2, hosts: 2, threads: 2, with a GPU: 1"
 
 
 def test_workers_that_are_not_there():
@@ -80,18 +77,11 @@ def test_open_without_tls():
     assert judged("trust", seen({}, address="tcp://127.0.0.1:8786"))[0].status == "ok"
 
 
-def test_settings_of_the_scheduler():
-    found = only("scheduler", "warn", seen({}, no_workers_timeout=None, allowed_failures=3))
-    assert "NO_WORKERS_TIMEOUT=5min" in found.fix
-    assert "ALLOWED_FAILURES=10" in found.fix
-
-
 @pytest.mark.parametrize(
     ("scheduler", "fix"),
     [
         ({"versions": {"bokeh": None}}, "bokeh>=3.4"),
         ({"dashboard": False}, "--dashboard-address"),
-        ({"page": False}, "--preload"),
     ],
 )
 def test_dashboard(scheduler, fix):
@@ -102,10 +92,18 @@ def test_threads():
     crowded = seen(*[{"threads": 2}] * 3, {"host": "b", "threads": 4})
     found = only("threads", "warn", crowded)
     assert found.found == "a has 6 worker threads on 4 cores"
-    pools = {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}
+    pools = {"BLAS": 64, "numba": 64, "Blosc": 8, "zarr": 0}
     found = only("threads", "warn", seen({}, {"pools": pools}))
-    assert found.found.startswith("numba has 64 threads in worker tls://10.0.0.1:40000")
-    assert "NUMBA_NUM_THREADS=1" in found.fix
+    assert found.found.startswith("BLAS has 64 threads in worker tls://10.0.0.1:40000")
+    assert "OPENBLAS_NUM_THREADS=1" in found.fix
+
+
+def test_defaults_of_dask_are_in_order():
+    """`dask scheduler` has no page of ours, and `dask worker` limits BLAS to one thread, but not numba."""
+    view = seen({"pools": {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}}, page=False)
+    findings = [finding for name in ("dashboard", "threads") for finding in judged(name, view)]
+    assert [finding.status for finding in findings] == ["ok", "ok"]
+    assert "the first job adds the page" in findings[0].found
 
 
 def test_memory():
@@ -158,8 +156,8 @@ def test_folder():
 @pytest.mark.cluster
 def test_a_live_cluster(tls_client, tmp_path):
     findings = {finding.check: finding for finding in checks.examine_cluster(tls_client, tmp_path / "runs")}
-    assert findings["workers"].found == "2 workers on 1 host(s), 2 threads, 1 with a GPU"
-    for check in ("trust", "scheduler", "memory", "malloc", "clock", "numba cache", "folder"):
+    assert findings["workers"].found == "workers: 2, hosts: 1, threads: 2, with a GPU: 1"
+    for check in ("trust", "memory", "malloc", "clock", "numba cache", "folder"):
         assert findings[check].status == "ok", findings[check]
     assert findings["gpu"].status == "fail"  # the device it offers is not there
     assert list((tmp_path / "runs").iterdir()) == []
@@ -205,7 +203,7 @@ def test_the_command(tls_cluster, tmp_path):
         "doctor", str(tmp_path), "--json", "--scheduler", tls_cluster["scheduler"],
         "--tls-ca-file", files["ca"], "--tls-cert", files["cert"], "--tls-key", files["key"],
     ])  # fmt: skip
-    told = json.loads(result.stdout)
-    findings = {finding["check"]: finding for finding in told["findings"]}
+    reported = json.loads(result.stdout)
+    findings = {finding["check"]: finding for finding in reported["findings"]}
     assert findings["versions"]["status"] == "ok"
-    assert (result.exit_code, told["ok"]) == (1, False)  # of the GPU that is not there
+    assert (result.exit_code, reported["ok"]) == (1, False)  # of the GPU that is not there

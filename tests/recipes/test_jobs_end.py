@@ -28,9 +28,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     def run(*words: str | Path, code: int = 0) -> tuple[str, str]:
         with pytest.raises(SystemExit) as ended:
             main([str(word) for word in words])
-        told = capsys.readouterr()
-        assert (ended.value.code or 0) == code, told
-        return told.out, told.err
+        reported = capsys.readouterr()
+        assert (ended.value.code or 0) == code, reported
+        return reported.out, reported.err
 
     return run
 
@@ -43,11 +43,11 @@ def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_without_report")
 def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, tmp_path: Path) -> None:
     job, run, file = digits_job(tmp_path, 60), tmp_path / "run", tmp_path / "scheduler.json"
-    with up("--workers", "1", "--scheduler-file", str(file)) as (process, told):
+    with up("--workers", "1", "--scheduler-file", str(file)) as (process, reported):
         at = ("--scheduler-file", file)
         assert (
             json.loads(said("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
-            == (told["dashboard"])
+            == (reported["dashboard"])
         )
         folder = RunFolder.open(str(run))
         until(lambda: len(folder.records("metrics.jsonl")) > 3)
@@ -60,7 +60,7 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, t
     assert f"{folder.id}  cancelled; resume with: scalelatent resume" in errors
     assert "Traceback" not in errors.partition("stopped: ")[0]
     state = folder.read_state()
-    assert (state["state"], state["scheduler"]) == ("cancelled", told["scheduler"])
+    assert (state["state"], state["scheduler"]) == ("cancelled", reported["scheduler"])
     assert "traceback" not in folder.records("events.jsonl")[-1]
 
     # The port was the cluster's, and the next one has another.
@@ -90,9 +90,9 @@ def test_doctor_reads_the_scheduler_file(tls_cluster: Any, said: Any, tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         found, _ = said("doctor", "--scheduler-file", file, *files, code=1)  # its GPU is none
-    assert "2 workers on 1 host(s)" in found
-    told = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
-    assert "give either the address of the scheduler" in told
+    assert "workers: 2, hosts: 1" in found
+    reported = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
+    assert "give either the address of the scheduler" in reported
 
 
 def test_dashboards_on_loopback_of_another_host(tls_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,13 +34,13 @@ def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
     ]  # fmt: skip
     environ = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "3"}
     options = ("--workers", "0", "--tls", "--tls-folder", str(folder), "--scheduler-file", str(file))
-    with up(*options) as (scheduler, told):
-        assert told["workers"] == []
-        assert told["next"][0].startswith(f"scalelatent cluster join {told['scheduler']}")
+    with up(*options) as (scheduler, reported):
+        assert reported["workers"] == []
+        assert reported["next"][0].startswith(f"scalelatent cluster join {reported['scheduler']}")
         joined = subprocess.Popen(join, env=environ, stderr=subprocess.PIPE, text=True)
         try:
-            security = make_security(**told["tls"])
-            with Client(told["scheduler"], security=security, timeout=30, set_as_default=False) as client:
+            security = make_security(**reported["tls"])
+            with Client(reported["scheduler"], security=security, timeout=30, set_as_default=False) as client:
                 client.wait_for_workers(2, timeout=60)
                 workers = client.scheduler_info(n_workers=-1)["workers"].values()
                 assert {w["name"]: w["resources"] for w in workers} == {
@@ -73,17 +73,17 @@ def _refused(*arguments: str) -> str:
 def test_by_tcp_at_a_scheduler_with_tls(tls_cluster):
     place = tls_cluster["scheduler"].removeprefix("tls://")
     for address in (f"tcp://{place}", place):
-        told = _refused(address)
+        reported = _refused(address)
         assert (
             f"scheduler '{address}': the server expects TLS; write tls://{place}, and give --tls-ca-file"
-            in told
+            in reported
         )
 
 
 def test_by_tls_at_a_scheduler_without(tls_cluster, up):
     folder = str(Path(tls_cluster["tls"]["ca"]).parent)
-    with up("--workers", "0") as (_, told):
-        place = told["scheduler"].removeprefix("tcp://")
+    with up("--workers", "0") as (_, reported):
+        place = reported["scheduler"].removeprefix("tcp://")
         said = _refused(f"tls://{place}", "--tls-folder", folder)
     assert f"scheduler 'tls://{place}': the server does not use TLS; write tcp://{place}" in said
 
@@ -96,11 +96,11 @@ def test_missing_scheduler_is_reported_in_time():
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "reported"),
     [("tls://127.0.0.1:1", "uses TLS; give --tls-folder"), ("head", "is not an address")],
 )
-def test_unusable_addresses_are_refused(address, told):
-    with pytest.raises(JobError, match=told):
+def test_unusable_addresses_are_refused(address, reported):
+    with pytest.raises(JobError, match=reported):
         asyncio.run(run_workers(address, workers=1, wait_seconds=1))
 
 

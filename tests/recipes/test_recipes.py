@@ -249,10 +249,10 @@ def test_the_board_asks_for_metrics_that_there_are(tls_cluster, tls_client):
 
     port = next(iter(tls_client.scheduler_info(n_workers=-1)["workers"].values()))["services"]["dashboard"]
     pages = [tls_cluster["dashboard"].replace("/status", "/metrics"), f"http://127.0.0.1:{port}/metrics"]
-    told = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
+    reported = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
     probed = [urlopen(page.replace("/metrics", "/health"), timeout=10).status for page in pages]
     assert probed == [200, 200]  # by cluster/kubernetes
-    there = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
+    there = set(re.findall(r"^# TYPE (\S+)", reported, re.MULTILINE))
     asked = {name for query in queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
     assert len(asked) >= 6
     assert asked <= there
@@ -317,12 +317,12 @@ def test_jobs_on_nodes_take_no_loopback(jobqueue, tmp_path, monkeypatch, words):
 
 
 @pytest.fixture
-def told_of(tmp_path, monkeypatch):
+def run_script(tmp_path, monkeypatch):
     """Return output and exit status of a script, with stand-ins for `scalelatent` and other programs."""
     stands = {
-        "scalelatent": 'echo "scalelatent $*"; touch told',
+        "scalelatent": 'echo "scalelatent $*"; touch done',
         "squeue": "true",
-        "srun": "until [ -e told ]; do sleep 0.05; done",
+        "srun": "until [ -e done ]; do sleep 0.05; done",
     }
     (tmp_path / "bin").mkdir()
     for name, does in stands.items():
@@ -343,18 +343,18 @@ def told_of(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("getent") is None, reason="needs getent")
 @pytest.mark.parametrize("address", ["localhost", "127.0.1.1", "::1"])
-def test_several_machines_refuse_loopback(told_of, tmp_path, address):
+def test_several_machines_refuse_loopback(run_script, tmp_path, address):
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("box 1 0\n")
     alone = f"error: {address} is a loopback address"
-    status, said = told_of("ssh/up", str(hosts), ADDRESS=address)
+    status, said = run_script("ssh/up", str(hosts), ADDRESS=address)
     assert (status, said) == (2, f"{alone}: set ADDRESS to the address of this machine in the network\n")
     job = {"ADDRESS": address, "SLURM_JOB_ID": "1"}
-    status, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
+    status, said = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
     assert status == 2
     assert said.startswith(alone)
     assert "set ADDRESS to its address in the network" in said
-    _, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
+    _, said = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
     assert "scalelatent cluster up --workers 0 --host 127.0.0.1 " in said
 
 

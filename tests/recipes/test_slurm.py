@@ -83,7 +83,7 @@ def passes(run: Path) -> int:
 
 def state_of(slurm: Slurm, job: str, *wanted: str, seconds: float = 120) -> dict[str, str]:
     """Return the facts of the controller about a job when the job has this state."""
-    return until(lambda: (told := slurm.job(job))["JobState"] in wanted and told, seconds)
+    return until(lambda: (reported := slurm.job(job))["JobState"] in wanted and reported, seconds)
 
 
 def test_a_fit_over_two_walltimes(
@@ -121,14 +121,14 @@ def test_an_array_takes_a_setting_each(slurm: Slurm, place: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--time=3",), "the time of this job is up at .* give it more, such as --time=6 minutes"),
         (("--time=30", "--export=NONE"), "knows no scalelatent: sbatch --export=SETUP="),
     ],
 )
 def test_refused_before_it_fits(
-    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], words: tuple[str, ...], told: str
+    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], words: tuple[str, ...], reported: str
 ) -> None:
     recipe = (RECIPES / "fit.sbatch", place / "job.toml", tmp_path / "run")
     bare = {"PATH": "/usr/bin:/bin"}
@@ -136,7 +136,7 @@ def test_refused_before_it_fits(
         *SMALL[:2], *words, *logs, *map(str, recipe), **(bare if "--export=NONE" in words else {})
     )
     assert state_of(slurm, job, "FAILED", "COMPLETED")["ExitCode"] == "2:0"
-    assert re.search(told, (tmp_path / f"{job}.log").read_text())
+    assert re.search(reported, (tmp_path / f"{job}.log").read_text())
     assert not (tmp_path / "run").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_node_fails_and_the_allocation_ends_in_order(
     assert state_of(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
     slurm.start_node(NODES[1])
     assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
-    # Dask tells of workers that were lost at length; of the run there is a line.
+    # Dask logs lost workers at length; the run logs one line.
     assert "cancelled; resume with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
     ended = RunFolder(str(run)).records("events.jsonl")[-1]
     assert (ended["state"], "traceback" in ended) == ("cancelled", False)

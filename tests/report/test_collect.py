@@ -76,7 +76,7 @@ def test_all_vs_all_prototypes_and_votes(digits):
     found = digits(capsule_dim=2, architecture="all_vs_all")
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     assert shown.sample is None
-    assert shown.reliability is None  # shares of votes are no probabilities
+    assert shown.reliability is None  # Shares of votes are not probabilities.
     h = found.model.transform(found.x).astype(float).reshape(-1, 45, 4)
     length = (h**2).reshape(-1, 45, 2, 2).sum(axis=3)
     pairs = [(a, b) for a in range(10) for b in range(a + 1, 10)]
@@ -114,14 +114,14 @@ def test_confident_rows_mistakes_and_reliability(digits):
 def test_block_size_changes_nothing(digits):
     found = digits(capsule_dim=2)
     one = collect_report_data(found.model, found.data, block_bytes=BLOCK_BYTES)
-    many = collect_report_data(found.model, found.data, block_bytes=1)  # a row a block
+    many = collect_report_data(found.model, found.data, block_bytes=1)  # One block per row.
     assert np.array_equal(one.confusion.counts, many.confusion.counts)
     assert np.array_equal(one.sample.codes, many.sample.codes)
     assert np.array_equal(one.confident.rows, many.confident.rows)
     assert one.sample.points[3] == pytest.approx(many.sample.points[3], abs=1e-5)
 
 
-def test_weights_count_as_in_score(digits):
+def test_weights_are_used_as_in_score(digits):
     found = digits(capsule_dim=2)
     weighted = found.data.with_weight(np.arange(1.0, len(found.y) + 1))
     shown = collect_report_data(found.model, weighted)
@@ -145,7 +145,7 @@ def test_figures_use_the_members_of_the_fit_after_a_parameter_has_changed(digits
     assert np.array_equal(after.prototypes.rows, before.prototypes.rows)
 
 
-def test_rows_without_labels_take_predicted_classes(digits):
+def test_rows_without_labels_have_their_predicted_classes(digits):
     found = digits(capsule_dim=2)
     shown = collect_report_data(found.model, Dataset.from_arrays(found.x))
     assert not shown.labelled
@@ -185,7 +185,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
     x = np.random.default_rng(0).integers(0, 255, (400, 64)).astype("u1")
     model = CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(x, np.arange(400) % 2)
     peaks = {}
-    for n in (20_000, 20_000, 200_000):  # the first only warms caches
+    for n in (20_000, 20_000, 200_000):  # The first fit only fills caches.
         ds = open_dataset(str(tmp_path / f"{n}.zarr")) if n in peaks else make_rows(tmp_path / f"{n}.zarr", n)
         tracemalloc.start()
         shown = collect_report_data(model, ds)
@@ -193,4 +193,4 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         tracemalloc.stop()
         assert shown.confusion.counts.sum() == n
     assert peaks[200_000] < 1.3 * peaks[20_000]
-    assert peaks[200_000] < 64 * 200_000  # less than the rows alone
+    assert peaks[200_000] < 64 * 200_000  # This is less than the rows alone take.

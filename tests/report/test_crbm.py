@@ -75,12 +75,12 @@ def test_page_names_the_sample_size_and_prefers_the_exact_score(
     model, data = fitted("corruption"), Dataset.from_arrays(V)
     sampled = collect_rbm(model, data).errors
     run = RunFiles(locate(tmp_path), history=[])
-    told = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
-    assert told["test error of 50 rows"] == f"{100 * sampled.all_error:.2f} %"
+    reported = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
+    assert reported["test error of 50 rows"] == f"{100 * sampled.all_error:.2f} %"
     run.events = [{"event": "scored", "test_error": model.errors(data)["all"]}]
-    told = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
-    assert told["test error"] == f"{100 * model.errors(data)['all']:.2f} %"
-    assert told["error where changed of 50 rows"] == f"{100 * sampled.changed_error:.2f} %"
+    reported = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
+    assert reported["test error"] == f"{100 * model.errors(data)['all']:.2f} %"
+    assert reported["error where changed of 50 rows"] == f"{100 * sampled.changed_error:.2f} %"
     assert "training error of 50 rows" in dict(
         rbm_numbers(run, model, collect_rbm(model, data), "training")[0]
     )
@@ -122,7 +122,7 @@ def test_a_sample_is_predicted_as_the_model_does() -> None:
     assert whole.errors.changed_error == pytest.approx(model.errors(data)["changed"])
     assert sorted(whole.occlusion) == list(range(9))
     full = whole.occlusion[8]
-    assert full.changed == V.sum()  # all of it is gone
+    assert full.changed == V.sum()  # All units are hidden.
     assert full.changed_error == pytest.approx(
         changed_error(V.reshape(260, -1), np.zeros((260, 64)), model.predict(np.zeros((260, 64), np.uint8)))
     )
@@ -155,7 +155,7 @@ def test_occlusions_have_their_side_length() -> None:
     assert found[3].changed_error == 1.0
 
 
-def test_figures_hold_what_they_are_given() -> None:
+def test_figures_show_the_given_data() -> None:
     figure = plot_restored({"original": V[:3], "restored": 1 - V[:3]}, (8, 8))
     np.testing.assert_array_equal(figure.axes[4].images[0].get_array(), 1 - V[1])
     records = [

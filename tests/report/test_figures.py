@@ -67,7 +67,7 @@ def test_history_without_validation_of_one_pass_and_of_members():
     upper, lower = plot_history(one, ensemble=True).axes
     assert lower.get_legend_handles_labels()[1][0] == "training"
     assert "validation" not in " ".join(lower.get_legend_handles_labels()[1])
-    assert upper.lines[0].get_marker() == "o"  # a line of one point would be invisible
+    assert upper.lines[0].get_marker() == "o"  # A line of one point would be invisible.
     assert upper.texts[0].get_text() == "round 1"
     assert png_bytes(upper.figure).startswith(PNG)
     with pytest.raises(DataError, match="no passes"):
@@ -75,7 +75,7 @@ def test_history_without_validation_of_one_pass_and_of_members():
 
 
 def test_records_within_a_pass_are_drawn_where_they_were_made():
-    """Four records a pass of 100 rows, two passes; the last of a pass is at its end."""
+    """There are two passes of 100 rows with four records each; the last record of a pass is at its end."""
     seen = [25, 50, 75, 100, 125, 150, 175, 200]
     records = [
         {"pass": 1 + i // 4, "rows_seen": n, "objective": 1 / n, "train_error": 10 / n, "round": 1 + i // 4,
@@ -104,7 +104,7 @@ def test_confusion_numbers_and_class_errors():
     assert [bar.get_width() for bar in bars.patches] == pytest.approx([20, 0, 0])
     assert bars.texts[2].get_text().strip() == "no rows"
     colors = matrix.images[0].get_array()
-    assert to_hex(colors[1, 0]) == "#ffffff"  # never mistaken
+    assert to_hex(colors[1, 0]) == "#ffffff"  # This cell has no mistakes.
     assert colors[0, 0, 2] > colors[0, 0, 0]  # hits are blue
     assert colors[0, 1, 0] > colors[0, 1, 2]  # mistakes are orange
 
@@ -188,7 +188,7 @@ def test_few_elements_of_many_classes_are_drawn_in_a_row():
     assert np.array_equal(axes.images[0].get_array()[9:17, 18:26], x[2, 1].reshape(8, 8))
 
 
-def test_rows_that_are_no_images_are_curves():
+def test_rows_that_are_not_images_are_drawn_as_curves():
     x = np.random.default_rng(0).normal(size=(2, 2, 5))
     axes = plot_prototypes(x, np.ones((2, 2), bool), ["a", "b"], None).axes[0]
     curves = axes.collections[-1].get_segments()
@@ -197,14 +197,14 @@ def test_rows_that_are_no_images_are_curves():
     assert curves[2][:, 1] == pytest.approx(drawn)
 
 
-def test_image_shapes():
+def test_image_shapes_are_guessed_from_the_width():
     assert image_shape((3, 32)) == (3, 32)
     assert image_shape((32, 32, 3)) == (32, 32, 3)
-    assert image_shape((9,)) is None  # a square, but more likely a table
+    assert image_shape((9,)) is None  # Nine values are a square, but more likely a table.
     assert choose_tone(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
 
 
-def test_mistakes_are_named():
+def test_mistakes_show_class_and_prediction():
     x = np.zeros((12, 64))
     figure = plot_mistakes(x, ["four"] * 12, ["nine"] * 12, [0.9] * 12, (8, 8))
     assert figure.axes[11].get_title() == "four → nine\n90 %"
@@ -246,7 +246,7 @@ def test_records_that_cannot_be_drawn_are_refused(records, message):
         error_by_dimension(records)
 
 
-def test_matplotlib_is_left_alone_and_the_same_numbers_give_the_same_file():
+def test_figures_do_not_change_matplotlibs_settings_and_are_reproducible():
     before, pyplot = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
     files = [png_bytes(plot_confusion(np.eye(3, dtype=int), list("abc"))) for _ in range(2)]
     assert files[0] == files[1]
@@ -256,7 +256,7 @@ def test_matplotlib_is_left_alone_and_the_same_numbers_give_the_same_file():
 
 @pytest.mark.parametrize("n_classes", [2, 50])
 @pytest.mark.slow
-def test_any_number_of_classes(n_classes):
+def test_figures_have_any_number_of_classes(n_classes):
     assert len({class_style(c) for c in range(n_classes)}) == n_classes
     names = [f"class {c}" for c in range(n_classes)]
     counts = np.eye(n_classes, dtype=int)

@@ -39,7 +39,7 @@ def fitted() -> HierarchicalCompositionalNetwork:
     return model.fit(X[:300], validation=X[300:360])
 
 
-def test_the_page(page_of: PageOf, tmp_path: Path) -> None:
+def test_the_page_has_all_sections(page_of: PageOf, tmp_path: Path) -> None:
     model, data = fitted(), Dataset.from_arrays(X[360:])
     page, names = page_of(tmp_path, model, data)
     assert names == PICTURES
@@ -92,7 +92,7 @@ def test_pages_of_colours_unknown_pixels_and_one_image(page_of: PageOf, tmp_path
     how = {"online": False, "n_epochs": 2, "missing": float("nan"), "n_jobs": 1, "random_state": 0}
     model = HierarchicalCompositionalNetwork([(200, (3, 2))], p01=0.1, p10=0.1, **how)
     page, names = page_of(tmp_path, model.fit(x), Dataset.from_arrays(x))
-    assert names == [name for name in PICTURES if name != "learning"]  # there is one record
+    assert names == [name for name in PICTURES if name != "learning"]  # There is one record.
     assert "every other band of 2 lines was hidden" in page
     assert "2 channels, learned with kept messages" in page
 

@@ -34,13 +34,13 @@ PageOf = Callable[..., tuple[str, list[str]]]
 def fitted(labelled: bool = True, templates: int = 2) -> HierarchicalCompositionalNetwork:
     layers = [(4, 5), (3, 2)]
     model = HierarchicalCompositionalNetwork(
-        layers, templates=templates, n_epochs=4, random_state=0, n_jobs=1
+        layers, templates=templates, online=False, n_epochs=4, random_state=0, n_jobs=1
     )
     return model.fit(X[:60], np.array(["one", "other"])[Y[:60].astype(int)] if labelled else None)
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_the_page(page_of: PageOf, labelled: bool, tmp_path: Path) -> None:
+def test_the_page_of_several_layers_has_all_sections(page_of: PageOf, labelled: bool, tmp_path: Path) -> None:
     model, data = fitted(labelled), Dataset.from_arrays(X[60:])
     page, names = page_of(tmp_path, model, data)
     assert [name for name in names if name != "learning"] == PICTURES
@@ -91,7 +91,7 @@ def test_edges_are_those_that_the_filters_find() -> None:
     found = find_edges(model, Dataset.from_arrays(grey))
     assert found.images.dtype == np.uint8
     assert (found.images[1:, None] == grey).all(axis=(2, 3)).any(axis=1).all()
-    assert found.edges[0].any(axis=(1, 2)).all()  # a disc has all directions
+    assert found.edges[0].any(axis=(1, 2)).all()  # A disc has edges of all directions.
     assert found.edges.sum(axis=1).max() == 1
     np.testing.assert_array_equal(found.made, model.reconstruct(found.images[1:]))
     drawn = plot_edges(found.images, found.edges, found.made)
@@ -102,7 +102,7 @@ def test_edges_are_those_that_the_filters_find() -> None:
     np.testing.assert_allclose(picture[y, x], colors[channel])
     assert (picture[~found.edges[1].any(axis=0)] == 1).all()
     key = drawn.axes[2 * n].images[0].get_array()
-    assert (key == 1).all()  # templates make nothing of the disc
+    assert (key == 1).all()  # Templates do not represent the disc.
 
 
 def test_figures_show_the_given_data() -> None:

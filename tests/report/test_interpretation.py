@@ -42,13 +42,13 @@ def test_intervals_are_wilsons(wrong: int, rows: int) -> None:
     assert wilson_interval(wrong / rows, rows) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
-def test_errors_have_counts_and_intervals_where_rows_are_counted() -> None:
+def test_errors_of_unweighted_rows_have_counts_and_intervals() -> None:
     assert format_error(0.0256, 10_000, wrong=256).startswith(
         "2.56 % (256 of 10,000 rows; 95 % interval 2.27 to"
     )
     counts = np.array([[30, 2], [0, 18]])
     assert describe_confusion(Confusion(counts, 50.0, 2.0)) == format_error(0.04, 50, wrong=2)
-    # Rows that weigh differently have no count to tell an interval by.
+    # Rows of different weight have no count for an interval.
     assert describe_confusion(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
 
 
@@ -56,13 +56,15 @@ def test_errors_have_counts_and_intervals_where_rows_are_counted() -> None:
     ("data", "event", "expected"),
     [
         ({"validation": "v"}, {"validation_rows": 120}, 120),
-        ({"validation": "v", "validation_rows": "300:350"}, {}, 50),  # of an earlier version
+        ({"validation": "v", "validation_rows": "300:350"}, {}, 50),  # An earlier version wrote these values.
         ({"validation": "v", "validation_rows": ":40"}, {}, 40),
         ({"validation": "v", "validation_rows": "-40:"}, {}, None),
         ({"validation": "v"}, {}, None),
     ],
 )
-def test_validation_rows(tmp_path: Path, data: Any, event: Any, expected: int | None) -> None:
+def test_the_number_of_validation_rows_is_found(
+    tmp_path: Path, data: Any, event: Any, expected: int | None
+) -> None:
     assert count_validation_rows(run_of(tmp_path, data, **event)) == expected
 
 
@@ -124,7 +126,7 @@ def test_the_snippet_runs_anywhere(kind: str, tmp_path: Path, monkeypatch: pytes
     assert found == [10]
 
 
-def test_what_a_crbm_is_worth_is_held_against_doing_nothing(tmp_path: Path) -> None:
+def test_a_crbm_is_compared_with_the_unchanged_input(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     v = rng.integers(0, 2, (400, 16)).astype(np.uint8)
     flipped = rng.random(v.shape) < 0.1
@@ -146,8 +148,8 @@ def test_what_a_crbm_is_worth_is_held_against_doing_nothing(tmp_path: Path) -> N
     assert dict(table)["seed"] == "1234567"
     other = RbmEvidence(400, v, evidence.predicted, None, False, None, evidence.errors, {})
     ones = v.mean(axis=0)
-    told = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["ignoring x"]
-    assert told == f"{100 * np.minimum(ones, 1 - ones).mean():.2f} %"
+    reported = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["ignoring x"]
+    assert reported == f"{100 * np.minimum(ones, 1 - ones).mean():.2f} %"
 
 
 def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path:
 
 
 def _as_before(record: dict[str, Any]) -> dict[str, Any]:
-    """As earlier versions wrote it: means under the names of the model's own errors."""
+    """Return the record as earlier versions wrote it: the errors of the model are means of members."""
     names = ("train_error", "validation_error")
     return {key: value for key, value in record.items() if not key.startswith("mean_")} | {
         key: record[f"mean_member_{key}"] for key in names

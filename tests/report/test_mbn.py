@@ -30,7 +30,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def paper() -> dict[str, Any]:
-    """What benchmarks/mbn_figures.py defines."""
+    """Return the data that benchmarks/mbn_figures.py defines."""
     if not BENCHMARKS.is_dir():
         pytest.skip("the benchmarks are in the repository alone")
     return runpy.run_path(str(BENCHMARKS / "mbn_figures.py"))
@@ -58,7 +58,7 @@ def test_page_shows_scores_layers_and_settings(tmp_path: Path) -> None:
     assert "metrics.jsonl is missing" not in page
 
 
-def test_rows_without_labels_topics_and_no_rows(tmp_path: Path) -> None:
+def test_pages_of_rows_without_labels_of_topics_and_without_rows(tmp_path: Path) -> None:
     model, x, _ = fitted()
     page = Path(build_report(tmp_path, model=model, data=Dataset.from_arrays(x))).read_text()
     assert "have no classes" in page
@@ -99,17 +99,17 @@ def test_recorded_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pyt
     assert scores["nmi"] == score_dataset(model, data, ["nmi"])["nmi"]
     (tmp_path / "job.json").write_text(json.dumps({"data": {"train": "x.zarr", "test": "x.zarr"}}))
 
-    def told() -> str:
+    def reported() -> str:
         page = Path(build_report(tmp_path, model=model, data=data)).read_text()
         return re.search(r"NMI</th><td>(.*?)</td>", page).group(1)
 
-    # Without a record they are computed, by the function that `score` uses.
-    assert told().startswith(f"{100 * scores['nmi']:.2f} % for the clusters of smallest inertia")
-    assert "mean of 50 restarts" in told()
+    # Without a record, the function of `score` computes them.
+    assert reported().startswith(f"{100 * scores['nmi']:.2f} % for the clusters of smallest inertia")
+    assert "mean of 50 restarts" in reported()
     record = {"event": "scored", **{f"test_{name}": value for name, value in scores.items()}, "test_nmi": 0.5}
     (tmp_path / "events.jsonl").write_text(json.dumps(record) + "\n")
     monkeypatch.setattr(mbn, "score_clusters", lambda *_: pytest.fail("computed again"))
-    assert told().startswith("50.00 % for")
+    assert reported().startswith("50.00 % for")
 
 
 def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,16 +122,16 @@ def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: py
     rows = np.linspace(0, 299, 120).astype(int)
     assert found["nmi"] == score_clusters(model, Dataset.from_arrays(x[rows], y[rows]))["nmi"]
     evidence = collect_network(model, data, sample_rows=50)
-    told = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
-    assert told["rows in the figures"] == "50, evenly spaced"
-    assert told["rows that k-means clustered"] == "120, evenly spaced"
+    reported = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
+    assert reported["rows in the figures"] == "50, evenly spaced"
+    assert reported["rows that k-means clustered"] == "120, evenly spaced"
 
 
-def test_output_codes_are_drawn_by_their_plane() -> None:
+def test_output_codes_are_drawn_in_their_plane() -> None:
     model, x, y = fitted(output="codes")
     evidence = collect_network(model, Dataset.from_arrays(x, y))
     np.testing.assert_allclose(evidence.output, evidence.layers[-1], rtol=1e-6)
-    # They are ranked by themselves, and not clustered.
+    # Codes are ranked among themselves and not clustered.
     ranked = retrieval_accuracy(model.codes(), y, metric="overlap")
     assert evidence.retrieval is not None
     np.testing.assert_array_equal(evidence.retrieval.accuracy, ranked.accuracy)
@@ -141,12 +141,12 @@ def test_output_codes_are_drawn_by_their_plane() -> None:
     assert "the number of codes that two rows share" in captions[2]
 
 
-def test_figures_hold_what_they_are_given(paper: dict[str, Any]) -> None:
+def test_figures_show_the_given_data(paper: dict[str, Any]) -> None:
     points, codes = np.arange(24.0).reshape(12, 2), np.arange(12)
     drawn = plot_output(points, codes, [str(i) for i in range(12)]).axes[0]
     found = np.concatenate([c.get_offsets() for c in drawn.collections])
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, points.tolist()))
-    assert len(drawn.collections) == 2  # two markers for twelve classes
+    assert len(drawn.collections) == 2  # There are two markers for twelve classes.
     one = plot_output(points[:, :1], None, []).axes[0]
     assert one.get_ylabel() == "rank"
     assert len(plot_layers([points] * 5, list("abcde"), codes, []).axes) == 5
@@ -154,7 +154,7 @@ def test_figures_hold_what_they_are_given(paper: dict[str, Any]) -> None:
     assert figure.axes[2].lines[0].get_xydata().tolist() == [[-6, -7]]
 
 
-def test_curves_hold_what_they_are_given(paper: dict[str, Any]) -> None:
+def test_curves_show_the_given_data(paper: dict[str, Any]) -> None:
     sweep = paper["Sweep"]("wine", [0.1, 0.5], [0.8, 0.5], [0.9, 0.7], [0.01, 0.02], [0.0, 0.1], 0.5)
     axes = paper["plot_sweeps"]([sweep, sweep], "decay").axes
     assert len(axes) == 2

@@ -140,7 +140,7 @@ def test_labels_are_escaped_and_strings_work(tmp_path):
     page = read(build_report(tmp_path / "run", model=model, data=Dataset.from_arrays(x, y), role="training"))
     assert "<b>cat" not in page.source
     assert "Rows are drawn as curves" in page.words
-    assert "mistakes" not in names(page)  # rows that are no images are not shown one by one
+    assert "mistakes" not in names(page)  # Rows that are not images are not shown one by one.
     assert "training error" in page.words
 
 
@@ -157,13 +157,13 @@ def test_page_shows_validation_and_best_error(run_folder):
     assert "strip from -1 to 1" in page.words
 
 
-def test_missing_pieces_are_named(digits, run_folder):
+def test_the_page_names_missing_parts(digits, run_folder):
     found = digits(capsule_dim=2)
     folder = run_folder(found.model)
     (folder / "metrics.jsonl").unlink()
     (folder / "job.json").unlink()
     found.model.save(folder / "model.zarr")
-    page = read(build_report(folder))  # the model as saved has no history either
+    page = read(build_report(folder))  # The saved model has no history either.
     assert "metrics.jsonl is missing" in page.words
     assert "job.json is missing" in page.words
     assert "made without rows" in page.words
@@ -173,7 +173,7 @@ def test_missing_pieces_are_named(digits, run_folder):
     assert names(page) == ["latents", "prototypes"]
 
 
-def test_a_model_in_memory_brings_its_history(digits, tmp_path):
+def test_a_model_in_memory_has_its_history(digits, tmp_path):
     found = digits(capsule_dim=2)
     page = read(build_report(tmp_path, model=found.model))
     assert names(page) == ["history"]
@@ -191,7 +191,7 @@ def test_incomplete_last_line_is_ignored_and_damaged_line_is_noted(digits, run_f
     assert "metrics.jsonl: line 2 is damaged" in read(build_report(folder, model=found.model)).words
 
 
-def test_rows_that_cannot_be_used_do_not_cost_the_page(digits, run_folder):
+def test_the_page_is_written_if_its_rows_are_unusable(digits, run_folder):
     found = digits(capsule_dim=2)
     page = read(
         build_report(run_folder(found.model), model=found.model, data=Dataset.from_arrays(np.ones((9, 3))))
@@ -216,7 +216,7 @@ def test_folders_without_run_or_model_are_refused(tmp_path):
         build_report(tmp_path)
 
 
-def test_records_within_a_pass_are_no_passes(run_folder):
+def test_records_within_a_pass_do_not_count_as_passes(run_folder):
     x, y = np.random.default_rng(0).normal(size=(400, 6)), np.arange(400) % 2
     model = CapsuleRegression(
         capsule_dim=1, algorithm="stepwise", n_epochs=2, batch_rows=40, n_chains=1, random_state=0
@@ -226,13 +226,13 @@ def test_records_within_a_pass_are_no_passes(run_folder):
     assert "2 passes:" in page.all("img")[0]["alt"]
 
 
-def test_a_history_of_one_pass(digits, run_folder):
+def test_a_history_of_one_pass_is_shown(digits, run_folder):
     found = digits(capsule_dim=2, max_iter=1)
     page = read(build_report(run_folder(found.model), model=found.model))
     assert "1 pass:" in page.all("img")[0]["alt"]
 
 
-def test_formatting_of_numbers():
+def test_numbers_are_formatted():
     assert [count(1, "row"), count(12345, "row"), count(2, "class", "classes")] == [
         "1 row", "12,345 rows", "2 classes",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Records: what goes in comes out, what is torn is told, and no pickle anywhere."""
+"""Records: values are read back, damage is reported, and pickle is never used."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @given(TREES)
-def test_round_trip(tree: Any) -> None:
+def test_values_are_read_back_unchanged(tree: Any) -> None:
     assert _same(loads(dumps(tree)), tree)
 
 
@@ -73,14 +73,14 @@ def test_the_same_tree_gives_the_same_bytes(tree: Any) -> None:
     assert dumps(tree) == dumps(tree)
 
 
-def test_dataclasses_of_the_package() -> None:
+def test_dataclasses_of_the_package_are_read_back() -> None:
     members = build_members("all_vs_all", 4, 2)
     state = initial_state(np.arange(72.0).reshape(24, 3), 6)
     got = loads(dumps({"members": members, "state": state, "grid": RowGrid(10, 2, 2)}))
     assert isinstance(got["state"], CapsuleState)
     for name, value in vars(state).items():
         assert _same(getattr(got["state"], name), value)
-    assert loads(dumps(Anything())) == Anything()  # which has no fields
+    assert loads(dumps(Anything())) == Anything()  # This class has no fields.
     assert _same(got["members"].labels, members.labels)
     assert got["grid"] == RowGrid(10, 2, 2)
 
@@ -106,7 +106,7 @@ def test_numpy_scalars_become_numbers() -> None:
     [object(), {1: 2}, b"bytes", {1, 2}, 1j, np.array([object()]), [print], type("T", (), {})()],
     ids=["object", "int keys", "bytes", "set", "complex", "objects", "function", "class"],
 )
-def test_anything_else_is_refused(bad: Any) -> None:
+def test_other_types_are_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match="a record holds"):
         dumps({"ok": 1, "bad": bad})
 
@@ -114,14 +114,14 @@ def test_anything_else_is_refused(bad: Any) -> None:
 SMALL = {"a": np.arange(3, dtype="i2"), "b": "x"}
 
 
-def test_torn_at_every_length() -> None:
+def test_a_record_of_any_shorter_length_is_refused() -> None:
     data = dumps(SMALL)
     for length in range(len(data)):
         with pytest.raises(RunError, match="incomplete or changed"):
             loads(data[:length])
 
 
-def test_every_flipped_byte() -> None:
+def test_a_record_with_any_flipped_byte_is_refused() -> None:
     data = dumps(SMALL)
     for place in range(len(data)):
         changed = bytearray(data)
@@ -131,13 +131,13 @@ def test_every_flipped_byte() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"more", b"\0" * 32])
-def test_longer_is_changed_too(tail: bytes) -> None:
+def test_a_record_with_extra_bytes_is_refused(tail: bytes) -> None:
     with pytest.raises(RunError, match="incomplete or changed"):
         loads(dumps(SMALL) + tail)
 
 
 def _forged(head: Any, **arrays: Any) -> bytes:
-    """A record with a checksum that fits."""
+    """Return a record with a valid checksum and any content."""
     buffer = io.BytesIO()
     np.savez(buffer, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
     return buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest()
@@ -196,7 +196,7 @@ def test_pickle_is_never_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_files(tmp_path: Path, durable: bool) -> None:
+def test_records_are_written_to_files_and_read_back(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "a.rec"
     assert write_record(path.parent, path.name, SMALL, durable=durable) == path.stat().st_size
     write_record(path.parent, path.name, {"b": 2}, durable=durable)
@@ -205,7 +205,7 @@ def test_files(tmp_path: Path, durable: bool) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\3\4"])
-def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None) -> None:
+def test_the_error_names_an_unreadable_file(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "a.rec"
     if content is not None:
         path.write_bytes(content)
@@ -214,7 +214,7 @@ def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None) -> No
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-def test_a_full_disk_names_the_file_and_keeps_the_older_record(
+def test_the_error_of_a_full_disk_names_the_file_and_the_older_record_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     path = tmp_path / "a.rec"
@@ -273,7 +273,7 @@ def test_an_array_in_several_places_is_written_once() -> None:
 
 
 def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's parser of some releases takes two at once for one too deep (python/cpython#106905)."""
+    """In some releases two threads of Python's parser fail at once (python/cpython#106905)."""
     from concurrent.futures import ThreadPoolExecutor
 
     from scalelatent.storage import record
@@ -298,7 +298,7 @@ def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     assert max(most) == 1
 
 
-def test_a_record_of_an_earlier_version_lacks_what_has_a_default() -> None:
+def test_fields_missing_in_an_earlier_record_get_their_defaults() -> None:
     from scalelatent.models.capsule.model.em import initial_state
     from scalelatent.storage.record import _build
 

@@ -1,4 +1,4 @@
-"""What is removed, replaced or overwritten, and what never is."""
+"""Files and folders that a write may remove, replace or overwrite, and those that it must not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_folder_of_other_files_is_never_replaced(tmp_path: Path, name: str) ->
     assert (tmp_path / name / "thesis.txt").exists()
 
 
-def test_a_dataset_of_a_newer_version_is_replaced_if_asked_for(tmp_path: Path) -> None:
+def test_a_dataset_of_a_newer_version_is_replaced_on_request(tmp_path: Path) -> None:
     _save(tmp_path / "a")
     meta = (tmp_path / "a/zarr.json").read_text()
     (tmp_path / "a/zarr.json").write_text(meta.replace('"format_version": 1', '"format_version": 99'))
@@ -56,7 +56,7 @@ def test_a_dataset_is_not_written_onto_itself_under_another_name(tmp_path: Path,
     np.testing.assert_array_equal(open_dataset(tmp_path / "a.zarr").read_x(0, 15), X)
 
 
-def test_what_is_read_does_not_lie_in_the_output(tmp_path: Path) -> None:
+def test_an_output_that_contains_the_input_is_refused(tmp_path: Path) -> None:
     _save(tmp_path / "a.zarr")
     _save(tmp_path / "a.zarr/inner")
     for source in ("a.zarr/inner", "a.zarr/x"):
@@ -86,7 +86,7 @@ def test_a_link_to_an_empty_folder_is_written_through_and_stays(tmp_path: Path) 
 
 @pytest.mark.parametrize("url", ["disk", "memory://guard-stopped"])
 @pytest.mark.parametrize("n_deleted", [0, 1])
-def test_a_removal_that_was_stopped_is_no_dead_end(
+def test_an_interrupted_removal_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, n_deleted: int
 ) -> None:
     place = locate(url if "://" in url else tmp_path / url)
@@ -111,7 +111,7 @@ def test_a_removal_that_was_stopped_is_no_dead_end(
     np.testing.assert_array_equal(writer.finalize().read_x(0, 15), X + 1)
 
 
-def test_a_full_disk_can_still_be_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_on_a_full_disk_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save(tmp_path / "a")
 
     def full(*_: Any, **__: Any) -> None:
@@ -122,8 +122,11 @@ def test_a_full_disk_can_still_be_cleared(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "a").exists()
 
 
-def test_resume_does_not_take_a_finished_dataset_for_a_begun_one(tmp_path: Path) -> None:
-    """`digest` is created last, so one without it was killed at its creation, unless it says it is whole."""
+def test_a_resume_does_not_restart_a_finished_dataset(tmp_path: Path) -> None:
+    """`digest` is created last.
+
+    A dataset without it was killed at its creation, unless it is marked as finished.
+    """
     _save(tmp_path / "a")
     shutil.rmtree(tmp_path / "a/digest")
     with pytest.raises(DataError, match="a exists; choose another output"):
@@ -131,9 +134,7 @@ def test_resume_does_not_take_a_finished_dataset_for_a_begun_one(tmp_path: Path)
     assert (tmp_path / "a/x/c/0/0").stat().st_size > X.nbytes
 
 
-def test_what_cannot_be_removed_does_not_hide_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_removal_does_not_hide_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -146,7 +147,9 @@ def test_what_cannot_be_removed_does_not_hide_the_error(
     ]
 
 
-def test_a_full_disk_names_a_next_step_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_full_disk_names_a_possible_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelatent.data.write.shards import Markers
 
     def full(*_: Any) -> None:
@@ -168,7 +171,7 @@ def _fill(place: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_old_or_new_is_whole_whenever_a_replacement_stops(
+def test_an_interrupted_replacement_leaves_one_dataset_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     place = tmp_path / "m"
@@ -183,7 +186,7 @@ def test_old_or_new_is_whole_whenever_a_replacement_stops(
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
-    with monkeypatch.context() as patch:  # the new one cannot be put in place
+    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its place.
         patch.setattr(os, "replace", refused)
         with pytest.raises(PermissionError):
             _fill(place, "new")
@@ -195,7 +198,7 @@ def test_old_or_new_is_whole_whenever_a_replacement_stops(
             raise KeyboardInterrupt
         rmtree(path, *rest, **options)
 
-    with monkeypatch.context() as patch:  # the old one cannot be removed
+    with monkeypatch.context() as patch:  # The old dataset cannot be removed.
         patch.setattr(shutil, "rmtree", interrupted)
         try:
             _fill(place, "new")

@@ -33,11 +33,11 @@ class SlicedRows:
         shape: tuple[int, ...],
         dtype: np.dtype,
         read: Callable[[int, int], np.ndarray],
-        named: Any = None,
+        columns: Sequence[str] = (),
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
-        self.named = named  # an empty data frame with the column names, or None
+        self.columns = columns  # the names of the features, as in a data frame; empty without names
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -87,10 +87,11 @@ def opened(x: Any, what: str = "x") -> Any:
     if isinstance(x, np.ma.MaskedArray):
         refuse_masked(x, what)
         return x.data
-    if isinstance(x, str | os.PathLike) and what.lower() == "x":
+    if isinstance(x, str | os.PathLike):
         path = os.fspath(x)
         raise DataError(
-            f"{what} is the path {path!r:.200}; pass the rows: scalelatent.open_dataset({path!r:.200})"
+            f"{what} is the string {path!r:.200}, which holds no rows; if it is the path of a dataset, pass "
+            f"the rows: scalelatent.open_dataset({path!r:.200})"
         )
     if _is(x, "xarray", "DataArray"):
         return x.data if x.chunks is not None else _sliced(x)
@@ -199,11 +200,7 @@ def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
         part = frame.slice(start, stop - start)
         return columns.rows(arrow_table(part.select(columns.names).collect()) if lazy else part, start)
 
-    named = None
-    if len(columns.feature_shape) == 1 and columns.feature_shape[0] == len(columns.names):
-        named = frame.select(columns.names)
-        named = named.clear().collect() if lazy else named.slice(0, 0)
-    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read, named)
+    return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read, columns.feature_names or ())
 
 
 def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:

@@ -74,8 +74,8 @@ class FrameColumns:
                 count = schema.names.count(name)
                 raise DataError(
                     f"{what} has {f'{count} columns' if count else 'no column'} {name!r}; its columns are "
-                    f"{listed(schema.names)}: choose some with --label, --weight and --features (label=, "
-                    "weight=, features=)"
+                    f"{listed(schema.names)}: choose some with label=, weight= and features= (--label, "
+                    "--weight, --features)"
                 )
         found_types = [self._numbers(name, schema.field(name).type) for name in self.names]
         self._widths = [int(np.prod(shape)) for _, shape in found_types]
@@ -84,6 +84,11 @@ class FrameColumns:
         self.feature_shape: tuple[int, ...] = alone or (sum(self._widths),)
         self._flat = not any(shape for _, shape in found_types)
         self.label_type = None if label is None else self._label_type(schema.field(label).type)
+
+    @property
+    def feature_names(self) -> list[str] | None:
+        """Names of the features; None if a column holds more than one feature."""
+        return self.names if self.feature_shape == (len(self.names),) else None
 
     @property
     def all_names(self) -> list[str]:
@@ -158,12 +163,12 @@ class FrameColumns:
             sizes += (value.list_size,)
             value = _storage_type(value.value_type)
         if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
-            values = (
-                "lists of varying size" if types.is_list(value) or types.is_large_list(value) else str(kind)
-            )
+            values = "text" if _is_text(types, value) else str(kind)
+            if types.is_list(value) or types.is_large_list(value):
+                values = "lists of varying size"
             raise DataError(
                 f"{self.what}: column {name!r} holds {values}, but features must be numbers or lists of "
-                "numbers of a fixed size; exclude it with --features (features=), or use it as the label"
+                "numbers of a fixed size; exclude it with features= (--features), or use it as the label"
             )
         return np.dtype(value.to_pandas_dtype()), shape or sizes
 
@@ -172,11 +177,11 @@ class FrameColumns:
         value = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value):
             return np.dtype(value.to_pandas_dtype())
-        if types.is_string(value) or types.is_large_string(value) or str(value) == "string_view":
+        if _is_text(types, value):
             return np.dtype(str)
         raise DataError(
             f"{self.what}: column {self.label!r} holds {kind}, but labels must be numbers or strings; choose "
-            "another column with --label (label=)"
+            "another column with label= (--label)"
         )
 
     def _refuse_nulls(self, column: pyarrow.Array, name: str, first_row: int, width: int = 1) -> None:
@@ -192,6 +197,10 @@ class FrameColumns:
 def _batches(table: pyarrow.Table | pyarrow.RecordBatch, names: list[str]) -> list[pyarrow.RecordBatch]:
     chosen = table.select(names)
     return chosen.to_batches() if hasattr(chosen, "to_batches") else [chosen]
+
+
+def _is_text(types: ModuleType, kind: pyarrow.DataType) -> bool:
+    return types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view"
 
 
 def _storage_type(kind: pyarrow.DataType) -> pyarrow.DataType:

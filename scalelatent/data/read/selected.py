@@ -26,12 +26,12 @@ def select_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
     rows = np.unique(np.asarray(numbers, dtype=np.int64))
     x = SelectedRows(dataset.read_x, rows, dataset.feature_shape, dataset.dtype, dataset.is_sparse)
     weight = dataset.read_weight(0, len(dataset))
-    weights = None if weight is None else ArrayRows(weight[rows])
+    weights, names = None if weight is None else ArrayRows(weight[rows]), dataset.feature_names
     if not dataset.has_targets:
         y = label_source(dataset.read_y(0, len(dataset))[rows]) if dataset.has_y else None
-        return Dataset(Columns(x, y, weights))
+        return Dataset(Columns(x, y, weights, feature_names=names))
     outputs = SelectedRows(dataset.read_targets, rows, (int(dataset.n_targets or 0),), np.dtype("u1"), False)
-    return Dataset(Columns(x, None, weights)).with_target(Dataset(Columns(outputs)))
+    return Dataset(Columns(x, None, weights, feature_names=names)).with_target(Dataset(Columns(outputs)))
 
 
 class SelectedRows(RowSource):

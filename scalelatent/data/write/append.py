@@ -117,6 +117,7 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
             f"the rows to append to {target.url} have {'; '.join(differing)}. Nothing was appended; "
             "convert them first, for example with `scalelatent data convert --dtype`"
         )
+    _check_names(target, rows)
     if old_kind["labels"] == "strings" and rows.classes is None:
         raise schema.too_many_strings("the rows to append (nothing was appended)")
     if not target.has_y or target.classes is None or rows.classes is None:
@@ -131,6 +132,17 @@ def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
             )
     classes = np.union1d(target.classes, rows.classes)
     return schema.as_classes(classes, f"{target.url} with the rows to append (nothing was appended)")
+
+
+def _check_names(target: Dataset, rows: Dataset) -> None:
+    """Refuse rows with other feature names than the target, if both have names."""
+    names, new = target.feature_names, rows.feature_names
+    if names is not None and new is not None and (bad := np.flatnonzero(names != new)).size:
+        raise DataError(
+            f"the rows to append to {target.url} have other feature names, or the same names in another "
+            f"order: feature {bad[0]} is {new[bad[0]]!r} instead of {names[bad[0]]!r}. Nothing was appended; "
+            "give the features of the dataset in their order"
+        )
 
 
 def _segment_entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
@@ -169,6 +181,7 @@ def _write_segment(
     n_rows = sum(part.n_rows for part in parts)
     nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
     named: dict[str, Any] = {"classes": classes} if target.y_kind == "labels" else {}
+    named["feature_names"] = None  # the first segment has them
     writer = create_like(
         target, place.url, n_rows=n_rows, nnz=nnz, provenance={"importer": "append"}, **layout, **named
     )

@@ -176,7 +176,7 @@ def _requested(rows: int | str | None, name: str, old_size: int | None) -> int |
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
     """Return the dataset with `x` as its rows, and with the same labels and weights."""
     old = ds._columns
-    columns = Columns(x, old.y, old.weight, place=old.place, attrs=old.attrs)
+    columns = Columns(x, old.y, old.weight, place=old.place, attrs=old.attrs, feature_names=old.feature_names)
     return Dataset(columns, ds._start, ds._stop)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from scalelatent.data import schema
 from scalelatent.data.csr import check_dtype
 from scalelatent.data.csr_store import create_csr
+from scalelatent.data.feature_names import ARRAY, as_names, write_names
 from scalelatent.data.layout import (
     WRITE_CONFIG,
     ChunkLayout,
@@ -36,7 +37,7 @@ from .batches import RowBatch, write_shards
 from .shards import ShardWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Unpack
 
     import numpy.typing as npt
@@ -58,6 +59,7 @@ def begin_dataset(
     classes: npt.ArrayLike | None = None,
     nnz: int | None = None,
     weighted: bool = False,
+    feature_names: Sequence[str] | np.ndarray | None = None,
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
     compressor: str | None = "auto",
@@ -89,15 +91,22 @@ def begin_dataset(
             raise DataError(
                 f"{location.url}: labels of dtype {y_type} are stored as codes of classes; pass `classes`"
             )
+    shape = tuple(int(s) for s in feature_shape)
+    features = as_names(feature_names, shape, location.url)
     attrs = DatasetAttrs(
-        feature_shape=tuple(int(s) for s in feature_shape),
+        feature_shape=shape,
         classes=None if names is None else names.tolist(),
         codes=coded,
         provenance={**(provenance or {}), "scalelatent": schema.software()},
         x_kind="dense" if nnz is None else "csr",
         y_kind=y_kind,
         n_targets=n_targets,
-        columns=["x", *["y"] * (y_type is not None), *["weight"] * weighted],
+        columns=[
+            "x",
+            *["y"] * (y_type is not None),
+            *["weight"] * weighted,
+            *[ARRAY] * (features is not None),
+        ],
     )
     sizes: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "compressor": compressor}
     if tile_columns is not None:
@@ -128,6 +137,8 @@ def begin_dataset(
 
         group = zarr.create_group(location.zarr_store(read_only=False), attributes=attrs.to_json())
         _create_columns(group, n_rows, attrs, kind, y_type, layout)
+        if features is not None:
+            write_names(group, features)
         n_shards = layout.n_shards(n_rows) * layout.n_tiles(schema.n_features(attrs.feature_shape))
         group.create_array(
             "digest",
@@ -311,7 +322,7 @@ def create_like(
     overwrite: bool = False,
     **changed: Any,
 ) -> ShardWriter:
-    """Return the writer of a new dataset with the row shape, dtypes, classes and weight column of `ds`."""
+    """Return the writer of a new dataset with the row shape, names, dtypes, classes and weights of `ds`."""
     check_not_own_input(url, ds.place)
     check_room(locate(url), overwrite, resumable=False)
     place = begin_dataset(
@@ -323,7 +334,7 @@ def create_like(
         weighted=ds.has_weight,
         provenance=provenance,
         overwrite=overwrite,
-        **{**ds.y_options(), **changed},
+        **{"feature_names": ds.feature_names, **ds.y_options(), **changed},
     )
     return ShardWriter(place)
 

@@ -71,6 +71,8 @@ def create_dataset(
         rows have one axis. None (default): dense rows.
     weighted : bool, default False
         Whether each row has a weight.
+    feature_names : sequence of str, optional
+        One name per feature, for rows with one axis.
     chunk_rows, shard_rows : int, optional
         Rows per chunk and rows per shard, a multiple of `chunk_rows`. By default both depend on the size of a
         row (layout.py). For CSR rows `shard_rows` is the number of rows of a row group.

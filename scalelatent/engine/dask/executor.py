@@ -295,7 +295,8 @@ class DaskExecutor:
         self._cancel_work()
         self.watch.end()
         self._report_events()
-        self.pools.report_devices(self.pools.count_computing_workers(), self.callbacks)
+        present = self.pools.offers(self.threads)
+        self.pools.report_devices(self.pools.count_computing_workers(), self.callbacks, present)
 
     def close(self) -> None:
         """Record that the driver ended without a crash, and unsubscribe from kernel events."""

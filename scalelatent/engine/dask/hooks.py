@@ -414,12 +414,10 @@ def worker_settings(worker: Worker) -> dict[str, Any]:
 
 
 def scheduler_settings(scheduler: Scheduler) -> dict[str, Any]:
-    """Return whether a scheduler has a dashboard and our page, its wait for workers, and allowed failures."""
+    """Return whether a scheduler has a dashboard and our page."""
     return {
         "dashboard": "dashboard" in scheduler.services,
         "page": any("scalelatent" in str(name) for name in scheduler.plugins),
-        "no_workers_timeout": scheduler.no_workers_timeout,
-        "allowed_failures": scheduler.allowed_failures,
     }
 
 

@@ -211,11 +211,13 @@ class Pools:
         if window.unequal:
             self.pace.record_pass(window.participants, threads)
 
-    def report_devices(self, counts: Mapping[str, int], callbacks: Callback) -> None:
-        """Report which devices compute, if they have changed since the last report."""
+    def report_devices(
+        self, counts: Mapping[str, int], callbacks: Callback, present: Mapping[str, int] | None = None
+    ) -> None:
+        """Report which devices compute, of those that are ``present``, if they have changed."""
         if counts and dict(counts) != self._reported_counts:
             self._reported_counts = dict(counts)
-            callbacks.on_event(devices_event(counts))
+            callbacks.on_event(devices_event(counts, present))
 
     def count_computing_workers(self) -> dict[str, int]:
         """Return the number of workers per device that have reported spans."""
@@ -223,17 +225,23 @@ class Pools:
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
-def devices_event(counts: Mapping[str, int]) -> dict[str, Any]:
+def devices_event(counts: Mapping[str, int], present: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the event with the devices of a fit; a mixture gets a message about reproducibility."""
-    out = {"event": "devices", **counts, "devices": describe(counts)}
+    out = {"event": "devices", **counts, "devices": describe(counts, present or {})}
     if len(counts) > 1:
         out["message"] = MIXED
     return out
 
 
-def describe(counts: Mapping[str, int]) -> str:
-    """Return the devices as text, such as ``"cpu 2 workers, gpu 1 worker"``."""
-    return ", ".join(f"{kind} {n} worker{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
+def describe(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
+    """Return the devices as text, such as ``"gpu 1 worker, cpu 2 of 4 workers (the others had no work)"``."""
+    found = []
+    for kind, n in sorted(counts.items()):
+        if present.get(kind, 0) > n:
+            found.append(f"{kind} {n} of {present[kind]} workers (the others had no work)")
+        else:
+            found.append(f"{kind} {n} worker{'s' if n > 1 else ''}")
+    return ", ".join(found)
 
 
 def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[Span]:

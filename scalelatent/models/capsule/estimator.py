@@ -378,29 +378,31 @@ class CapsuleRegression(StreamedClassifier):
         stream_options(self)
         if hasattr(self, "W_"):
             check_same_classes(classes, self.classes_)
-        known = self.classes_ if hasattr(self, "W_") else sort_classes(classes)
+        first = not hasattr(self, "W_")
+        known = sort_classes(classes) if first else self.classes_
         with restored_on_failure(self):
-            if hasattr(self, "W_"):
+            if not first:
                 self._stream = self._stream.copy()  # the old stream is restored if this call raises
             if is_plain(X) and not hasattr(X, "tocsr"):
                 check_any_weight(sample_weight)
-                self._learn(X, y, sample_weight, known)
+                x, codes = check_rows(self, X, y, known, reset=first)
+                self._learn(x, codes, sample_weight, known)
                 return self
-            ds = self._training_rows(X, y, sample_weight, reset=not hasattr(self, "W_"))
+            ds = self._training_rows(X, y, sample_weight, reset=first)
             check_any_weight(ds.read_weight(0, len(ds)))
             for a in range(0, len(ds), READ_ROWS):
                 b = min(a + READ_ROWS, len(ds))
                 weight = ds.read_weight(a, b) if ds.has_weight else None
                 rows = ds.read_x(a, b)
                 rows = rows.reshape(b - a, -1) if isinstance(rows, np.ndarray) else rows.toarray()
-                self._learn(rows, ds.read_y(a, b), weight, known)
+                x, codes = check_rows(self, rows, ds.read_y(a, b), known, reset=False)
+                self._learn(x, codes, weight, known)
         return self
 
     def _learn(
-        self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, classes: np.ndarray
+        self, x: np.ndarray, codes: np.ndarray, sample_weight: WeightsLike | None, classes: np.ndarray
     ) -> None:
         first = not hasattr(self, "W_")
-        x, codes = check_rows(self, X, y, classes, first)
         weight = resolve_row_weights(self.class_weight, sample_weight, codes, classes)
         if first:
             seed = resolve_seed(self.random_state)

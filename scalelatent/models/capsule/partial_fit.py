@@ -168,15 +168,15 @@ def check_same_classes(classes: Any, known: np.ndarray) -> None:
 
 
 def check_rows(
-    model: CapsuleRegression, X: Any, y: Any, classes: np.ndarray, first: bool
+    model: CapsuleRegression, X: Any, y: Any, classes: np.ndarray, *, reset: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and class codes; numeric arrays of the right shape skip scikit-learn's slow checks."""
     if y is None:
         raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
     plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype.kind in "fiub" and len(X) > 0
-    if first or not plain or X.shape[1] != model.n_features_in_ or type(y) is not np.ndarray or y.ndim != 1:
+    if reset or not plain or X.shape[1] != model.n_features_in_ or type(y) is not np.ndarray or y.ndim != 1:
         check_label_values(y, "y")
-        X, y = validated(model, X, y, reset=first, dtype="numeric", order="C", ensure_all_finite=False)
+        X, y = validated(model, X, y, reset=reset, dtype="numeric", order="C", ensure_all_finite=False)
     elif len(y) != len(X):
         raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label per row")
     check_finite(X, "X", largest=LARGEST_VALUE)

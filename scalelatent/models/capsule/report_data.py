@@ -18,7 +18,7 @@ from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.capsule.model.members import Members
 from scalelatent.report.classes import ClassifiedBlock, Confusion, Mistakes, Reliability
-from scalelatent.report.runfiles import check_width
+from scalelatent.report.runfiles import check_features
 
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
@@ -58,7 +58,7 @@ def collect_report_data(
     progress: Callable[[int, int], None] | None = None,
 ) -> ReportData:
     """Return the data of the figures, from one pass over the rows; raise DataError for another width."""
-    check_width(data, model.n_features_in_)
+    check_features(data, model)
     # The members of the fit, because the parameter ``architecture`` may have been changed since.
     members, m = model._members, len(model.classes_)
     votes_only = members.architecture == "all_vs_all"

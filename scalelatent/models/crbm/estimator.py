@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.contract.learners import Block
 from scalelatent.contract.wants import Targets
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import frame_names
 from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import refuse_masked
@@ -25,7 +26,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import Saved, StreamedEstimator, What
 from scalelatent.estimators.fit_services import restored_on_failure
-from scalelatent.estimators.inputs import check_finite, is_plain, validated
+from scalelatent.estimators.inputs import check_finite, check_frame, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows
@@ -311,21 +312,19 @@ class ConditionalRBM(StreamedEstimator):
 
     def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
         """Return rows that are themselves the outputs."""
-        given = None
         if not isinstance(v, Dataset):
-            given = v = opened(v, what)
+            v = opened(v, what)
+            names = frame_names(v)
             if is_plain(v):
                 refuse_masked(v, what)
+                check_frame(v, what)
                 v = np.asarray(v) if not hasattr(v, "tocsr") else v
                 if v.ndim == 2:
                     check_finite(v.tocsr() if hasattr(v, "tocsr") else v, "the rows v")
-            v = Dataset.from_arrays(v)
+            v = Dataset.from_arrays(v, feature_names=names)
         if reset:
-            self._set_width(v.n_features)
             self._n_outputs = v.n_features
-        self._checked_width(v, what)
-        if hasattr(given, "columns"):
-            validated(self, given, what=what, reset=reset, skip_check_array=True, ensure_2d=False)
+        self._checked_features(v, what, reset)
         if not v.is_stored and v.lazy(0, 1) is None:
             v.read_binary(0, len(v))
         return v

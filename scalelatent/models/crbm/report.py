@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import without_names
 from scalelatent.engine.grid import space_ranges
 from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.evaluation.output_scores import concatenate
@@ -20,7 +21,7 @@ from scalelatent.report.figures import plot_learning
 from scalelatent.report.interpretation import count_validation_rows, explain_error_gap, usage_snippet
 from scalelatent.report.page import Picture, Section, count, join_words
 from scalelatent.report.pictures import image_shape
-from scalelatent.report.runfiles import RunFiles, check_width
+from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
 from .fit import TEST_STAGE, make_corruption
@@ -103,7 +104,8 @@ def collect_rbm(
 ) -> RbmEvidence:
     """Predict the outputs of evenly spaced rows with a fitted conditional RBM."""
     plain = model._source == "plain"
-    check_width(data, model.W_.shape[0] if plain else model.n_features_in_)
+    check_features(data, model)
+    model = without_names(model)  # for arrays of rows
     pieces = space_ranges(
         len(data), _choose_sample_rows(model) if sample_rows is None else sample_rows, N_RANGES
     )

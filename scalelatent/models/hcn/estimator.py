@@ -97,40 +97,43 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ----------
     layers : list of (int, (int, int)) or (int, int), or None
         Number of features and their (height, width), or side, for each layer from the image up. None: one
-        layer of 32 features of 8 x 6, or smaller for small images. For images lower than 8 pixels the
-        features are wider instead; for flat rows of at most 48 pixels they have the width of a row. The
-        chosen sizes are in ``layers_``.
+        layer of 32 features of 8 x 6, or with templates of 8 features of 3 x 3; smaller for small images.
+        Without templates, features of images lower than 8 pixels are wider instead; for flat rows of at most
+        48 pixels they have the width of a row. The chosen sizes are in ``layers_``.
     templates : int or None
         Number of templates per class; without labels, the number of clusters. None: one layer without a
         class layer.
-    pool : int, default 3
-        Side of the pools between layers in pixels, odd; 1 allows no shifts.
+    pool : int or None
+        Side of the pools between layers in pixels, odd; 1 allows no shifts. None: 3; online and without
+        ``filters`` two fits, with 3 and with 1, of which the one with fewer errors is kept. The errors are
+        those of the validation images, or else of the training images. :meth:`partial_fit` has 3.
     p01, p10 : float, default 1e-3
         Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight : float, list of float, or None
         Prior probability of a weight, or one for each layer and the templates. None: 0.3; with templates
-        0.25, and 1e-20 for the templates.
+        0.25, and 1e-20 for templates that are learned from kept messages.
     p_sparsity : float, default 1e-4
         Prior probability of a feature at a place; only without templates.
     online : bool or None
         True: learn from each image once per epoch and forget earlier images. False: keep the messages of all
-        images in the run folder. None: False with templates, else True.
+        images in the run folder. None: False for templates without labels, else True.
     forgetting : float, default 0.98
         Share of the earlier evidence that remains after a minibatch; 1 forgets nothing.
     batch_size : int or None
         Images per minibatch. None: 5, or fewer for few images (``batch_size_``).
     n_epochs : int or None
-        Passes over the images. None: online, passes that show at least 3,000 images; with kept messages, at
-        most 60 sweeps; with templates and kept messages, at most 300 passes, after which a fit that has not
-        settled starts again from another seed (5 attempts).
+        Passes over the images. None: online, passes that show at least 3,000 images, with templates 1,000;
+        with kept messages, at most 60 sweeps; with templates and kept messages, at most 300 passes, after
+        which a fit that has not settled starts again from another seed (5 attempts).
     damping : float or None
         Weight of new messages, for kept messages and between layers; 1 means no damping. None: 1, with
         templates 0.2.
-    inner_iterations : int, default 15
+    inner_iterations : int, default 5
         Passes over a minibatch in online learning with templates.
-    template_passes : int, default 0
+    template_passes : int or None
         Passes at the end of a fit that learn the templates again with fixed features. Each template starts
-        as an image of its class; then each image comes to its best template. 0: no such passes.
+        as an image of its class; then each image comes to its best template. 0: no such passes. None: 3, with
+        kept messages 0.
     read_noise : (float, float) or None
         (p01, p10) for images after learning, with templates: for ``template_passes``, predictions and
         samples. None: ``p01`` and ``p10``. May be changed after a fit.
@@ -253,7 +256,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         layers: Sequence[tuple[int, int | tuple[int, int]]] | None = None,
         *,
         templates: int | None = None,
-        pool: int = 3,
+        pool: int | None = None,
         p01: float = 1e-3,
         p10: float = 1e-3,
         p_weight: float | Sequence[float] | None = None,
@@ -263,8 +266,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         batch_size: int | None = None,
         n_epochs: int | None = None,
         damping: float | None = None,
-        inner_iterations: int = 15,
-        template_passes: int = 0,
+        inner_iterations: int = 5,
+        template_passes: int | None = None,
         read_noise: tuple[float, float] | None = None,
         n_restarts: int = 1,
         n_chains: int | None = None,
@@ -413,12 +416,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _deciding_parameters(self) -> dict[str, Any]:
         """Return the parameters that decide the result, with None replaced by the default value."""
-        found: dict[str, Any] = {"online": is_online(self), "damping": choose_damping(self)}
-        found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
-        found |= {"batch_size": choose_batch_size(self), "p_weight": self.p_weight}
-        if self.p_weight is None:
-            priors = choose_weight_priors(self)
-            found["p_weight"] = list(priors) if has_templates(self) else priors[0]
+        found: dict[str, Any] = {"damping": choose_damping(self), "batch_size": choose_batch_size(self)}
+        if not has_templates(self):  # with templates the other defaults depend on labels
+            found["online"] = is_online(self)
+            found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
+            found["p_weight"] = choose_weight_priors(self)[0] if self.p_weight is None else self.p_weight
         return super()._deciding_parameters() | found
 
     def _fit(
@@ -493,12 +495,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             As in :meth:`fit`, and with ``online=False``.
         """
         self._check_params()
-        if not is_online(self):
-            raise ValueError(f"partial_fit learns online, but online={self.online}: set online=True")
+        if not is_online(self, has_labels=True):
+            raise ValueError("partial_fit learns online, but online=False: set online=True")
         with restored_on_failure(self):
             first = not hasattr(self, "_stream")
             ds = self._training_rows(X, y, None, reset=first)
             network = self._make_network(ds) if first else self._network
+            if not is_online(self, network.has_labels):
+                raise DataError("partial_fit learns templates from labels alone: give y")
             if first:
                 check_rows(self, network, ds, None, streamed=True)
                 self.seed_ = resolve_seed(self.random_state)
@@ -863,6 +867,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 "layers": sizes,
                 "templates": network.per_class,
                 "pools_seed": network.net.seed,
+                "pool": network.net.side,
                 "template_codes": None if network.net.classes is None else list(network.net.classes),
                 "classes": None if labels is None else labels.tolist(),
                 "classes_dtype": None if labels is None else labels.dtype.str,
@@ -901,6 +906,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         where: dict[str, int],
     ) -> None:
         like = clone(self).set_params(layers=[(n, (h, w)) for n, h, w in values["layers"]])
+        like.pool = values.get("pool", like.pool)
         labels = None if values["classes"] is None else np.array(values["classes"], values["classes_dtype"])
         network = build_multi_layer(like, make_feature_layers(like, image), labels, values["templates"])
         codes = None if values["template_codes"] is None else tuple(values["template_codes"])

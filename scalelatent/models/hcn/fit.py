@@ -29,6 +29,7 @@ from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
 from scalelatent.models.hcn.model.multi_layer_learning import LayeredEvidence, LayeredState
 
 from .parameters import (
+    LAYERED_WINDOW,
     WINDOW,
     choose_batch_size,
     choose_chain_batches,
@@ -68,6 +69,11 @@ class Network(Protocol):
     @property
     def classes(self) -> np.ndarray | None:
         """Labels of the rows in sorted order; None if labels are not read."""
+        ...
+
+    @property
+    def has_labels(self) -> bool:
+        """True if templates are learned with labels."""
         ...
 
     @property
@@ -221,15 +227,15 @@ def check_rows(
         return
     if continues_last_fit(model):
         network.last_state(model)
-    n = len(train)
+    n, online = len(train), is_online(model, network.has_labels)
     rows = step_rows(model, n)
-    if is_online(model) and rows > n:
+    if online and rows > n:
         raise DataError(
             f"{where}: a step of n_chains={choose_n_chains(model, n)} x "
             f"chain_batches={choose_chain_batches(model, n)} x batch_size={choose_batch_size(model, n)} = "
             f"{rows} images is larger than the data, {n}: lower one of the three"
         )
-    if (warm := choose_warmup_rows(model, n)) > n:
+    if (warm := choose_warmup_rows(model, n, online)) > n:
         raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower warmup_rows")
 
 
@@ -265,10 +271,11 @@ def check_windows(
 
 def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
     """Log once that default features were reduced to the size of the images."""
-    [(n, window)] = default_layers(image)
-    if model.layers is None and window != WINDOW:
+    [(n, window)] = default_layers(model, image)
+    whole = LAYERED_WINDOW if has_templates(model) else WINDOW
+    if model.layers is None and window != whole:
         why = f"images of {train.url or 'X'} are {image[1]} x {image[2]}"
-        warn_reduced("layers", f"[({n}, {window})]", f"[({n}, {WINDOW})]", why)
+        warn_reduced("layers", f"[({n}, {window})]", f"[({n}, {whole})]", why)
 
 
 def make_feature_layers(
@@ -421,7 +428,7 @@ def fit_order(
     seed: int = 0,
 ) -> RowOrder:
     """Return the order of the images of a fit."""
-    if is_online(model):
+    if is_online(model, network.has_labels):
         return row_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
@@ -430,14 +437,16 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
     """Yield the steps of a fit; set the learned attributes of the model."""
     train = rows["train"].dataset
     n = len(train)
-    info = {"max_iter": choose_n_epochs(model, n)}
+    online = is_online(model, network.has_labels)
+    info = {"max_iter": choose_n_epochs(model, n, online)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
-    model.seed_, rows = yield Begin(info, keeps_records=not is_online(model), all_rows=ALL_ROWS)
+    model.seed_, rows = yield Begin(info, keeps_records=not online, all_rows=ALL_ROWS)
     counts = yield Collect("pixels", network.counts(), rows["train"], network.classes)
     check_pixels(train, counts)
     network.check_counts(train, counts)
-    model.batch_size_, default = choose_batch_size(model, n), choose_batch_size(model)
+    model.batch_size_ = choose_batch_size(model, n if online else None)
+    default = choose_batch_size(model)
     if model.batch_size_ < default:
         why = f"the number of images in {train.url or 'X'} is {n}"
         warn_reduced("batch_size", model.batch_size_, default, why)
@@ -454,7 +463,8 @@ def first_state(
     given = yield Remember("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
     # With kept messages, beliefs must be multiples of 1/256 nat, as messages are.
-    beliefs = beliefs if is_online(model) else from_units(to_units(beliefs))
+    online = is_online(model, network.has_labels)
+    beliefs = beliefs if online else from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])
 
 
@@ -468,15 +478,17 @@ def learn(
     name: str,
 ) -> Generator[Step, Any, LoopResult]:
     """Yield the steps of the warm-up, if any, and of the epochs; return the result."""
-    n, online, end = len(rows["train"].dataset), is_online(model), name.removeprefix("learn")
-    if warm := choose_warmup_rows(model, n):
+    online = is_online(model, network.has_labels)
+    n, end = len(rows["train"].dataset), name.removeprefix("learn")
+    if warm := choose_warmup_rows(model, n, online):
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
         serial = replace(learner, patience=0)
         order = partial(row_order, model, warm, seed=seed, chains=0)
         result = yield LearnOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
         state = replace(state, beliefs=result.state.beliefs, first=result.state.first)
     order = partial(fit_order, model, network, n, seed=seed)
-    step = LearnOnline(name, learner, state, rows, network.classes, order, choose_n_epochs(model, n))
+    epochs = choose_n_epochs(model, n, online)
+    step = LearnOnline(name, learner, state, rows, network.classes, order, epochs)
     found: LoopResult = yield replace(step, reports=REPORTS if online else 0, keeps_leaves=not online)
     return found
 

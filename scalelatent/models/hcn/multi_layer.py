@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -40,9 +40,12 @@ from scalelatent.models.hcn.model.templates import (
 
 from .fit import continues_last_fit, first_state, learn, make_feature_layers, visit_passes
 from .parameters import (
+    check_kept,
     choose_batch_size,
     choose_damping,
     choose_n_epochs,
+    choose_pools,
+    choose_template_passes,
     choose_weight_priors,
     count_max_fits,
     is_online,
@@ -50,6 +53,9 @@ from .parameters import (
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
+
+LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], float]"
+"""A network, its state, its history, and its share of errors if it was measured."""
 
 UNLABELLED = -1
 # The first images of templates are chosen among at most this many images.
@@ -72,11 +78,13 @@ def make_multi_layer(
     """Return the network of the parameters, with the classes of the training rows."""
     assert model.templates is not None
     per_class, classes = int(model.templates), None
-    if is_online(model) and not train.has_y:
-        raise DataError(
-            f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels alone: "
-            "set online=False to learn clusters from kept messages, or give labels"
-        )
+    if not train.has_y:
+        if is_online(model):
+            raise DataError(
+                f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels "
+                "alone: set online=False to learn clusters from kept messages, or give labels"
+            )
+        check_kept(model)
     if train.has_y:
         check_classes(train, type(model).__name__)
         classes = known_classes(train)
@@ -99,6 +107,7 @@ def build_multi_layer(
     per_class: int,
 ) -> MultiLayer:
     """Return a network of these layers under templates, with the noise for images after learning."""
+    online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
     coded = None if classes is None else class_layer(len(classes), per_class)
@@ -108,12 +117,12 @@ def build_multi_layer(
         filters=None,
         n_features=per_class if coded is None else len(coded),
         window=(high, wide),
-        p_weight=choose_weight_priors(model)[-1],
+        p_weight=choose_weight_priors(model, online)[-1],
     )
     net = Hierarchy(
         (*below, top),
         coded,
-        int(model.pool),
+        choose_pools(model, online)[0],
         damping=choose_damping(model),
     )
     return MultiLayer(net, classes, per_class)
@@ -153,6 +162,10 @@ class MultiLayer:
     @property
     def classes(self) -> np.ndarray | None:
         return self.validated if self.labels is None else self.labels
+
+    @property
+    def has_labels(self) -> bool:
+        return self.labels is not None
 
     @property
     def predicted(self) -> np.ndarray:
@@ -231,18 +244,19 @@ class MultiLayer:
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
+        online = is_online(model, self.has_labels)
         how: dict[str, Any] = {
             "forgetting": float(model.forgetting),
-            "batch_rows": choose_batch_size(model, n_rows),
+            "batch_rows": choose_batch_size(model, n_rows if online else None),
             "inner_iterations": int(model.inner_iterations),
             "patience": int(model.patience or 0),
             "n_classes": n_classes,
         }
-        if is_online(model):
+        if online:
             return LayeredEvidence(net, **how)
         how |= {
             "single_leaf_passes": min(MAX_VISIT_PASSES, visit_passes(self.pairs, n_rows)),
-            "max_passes": choose_n_epochs(model, n_rows),
+            "max_passes": choose_n_epochs(model, n_rows, online),
             "all_labelled": self.all_labelled,
         }
         return LayeredMessages(net, **how, n_rows=n_rows)
@@ -302,11 +316,44 @@ class MultiLayer:
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
     ) -> Steps:
-        online = is_online(model)
+        online = is_online(model, self.has_labels)
+        sides = choose_pools(model, online)
+        if len(sides) > 1 and continues_last_fit(model):
+            sides = (model._multi_layer("net").net.side,)
+        fits = []
+        for number, side in enumerate(sides):
+            network = replace(self, net=replace(self.net, side=side))
+            fits.append((yield from network._fit_once(model, rows, counts, number, len(sides) > 1)))
+        network, state, history, _ = min(fits, key=lambda fit: fit[-1])
+        used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
+        model._keep(network, state, used, history)
+        if choose_template_passes(model, online) and not used[-1].all():
+            empty, p_weight = int((~used[-1]).sum()), choose_weight_priors(model, online)[-1]
+            warn_user(
+                f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, or "
+                "the evidence of their images is smaller than the cost of a weight by p_weight (of templates "
+                f"now {p_weight:g}): give fewer templates or more images, or raise p_weight"
+            )
+        if not online and history[-1].get("weights_changed"):
+            warn_user(
+                f"{history[-1]['weights_changed']} weights still changed in the last pass: give more passes "
+                "(n_epochs), another random_state, or more templates"
+            )
+
+    def _fit_once(
+        self,
+        model: HierarchicalCompositionalNetwork,
+        rows: Mapping[str, Rows],
+        counts: Stats,
+        number: int,
+        measures: bool,
+    ) -> Generator[Step, Any, LayeredFit]:
+        """Yield the steps of fit ``number``; return its result, with its error if ``measures``."""
+        online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
         # With few labels, find templates as clusters first, then give each the class of most of its rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         network = replace(self, net=replace(self.net, classes=None)) if few else self
-        network, result, history = yield from network._attempts(model, rows)
+        network, result, history = yield from network._attempts(model, rows, number)
         if few:
             assert self.labels is not None
             found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
@@ -320,33 +367,19 @@ class MultiLayer:
                 *history,
                 *({**record, "restart": history[-1]["restart"]} for record in result.history),
             ]
-        beliefs, first = result.state.beliefs, result.state.first
-        if model.template_passes:
-            beliefs = yield from network._from_images(beliefs, first, rows["train"], model.template_passes)
-            empty = int((~np.any(network.net.split(beliefs)[-1] > 0, axis=(0, 1, 2))).sum())
-            if empty:
-                warn_user(
-                    f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, "
-                    "or the evidence of their images is smaller than the cost of a weight by p_weight (of "
-                    f"templates now {choose_weight_priors(model)[-1]:g}): give fewer templates or more "
-                    "images, or raise p_weight"
-                )
-            if "validation" in rows:
-                errors, classes = network.scoring(rows["validation"].dataset, beliefs)
-                counted = yield Collect("templates-validated", errors, rows["validation"], classes)
-                history = [*history[:-1], {**history[-1], "validation_error": errors.error(counted)}]
-        state = LayeredState(beliefs, first, iteration=result.state.iteration)
-        used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
-        model._keep(network, state, used, history)
-        last = history[-1]
-        if not online and last.get("weights_changed"):
-            warn_user(
-                f"{last['weights_changed']} weights still changed in the last pass: give more passes "
-                "(n_epochs), another random_state, or more templates"
-            )
+        beliefs, first, error = result.state.beliefs, result.state.first, float("nan")
+        if passes := choose_template_passes(model, online):
+            beliefs = yield from network._from_images(beliefs, first, rows["train"], passes, end)
+        if measures or (passes and "validation" in rows):
+            measured = rows.get("validation", rows["train"])
+            errors, classes = network.scoring(measured.dataset, beliefs)
+            error = errors.error((yield Collect(f"templates-validated{end}", errors, measured, classes)))
+        if passes and "validation" in rows:
+            history = [*history[:-1], {**history[-1], "validation_error": error}]
+        return network, LayeredState(beliefs, first, iteration=result.state.iteration), history, error
 
     def _from_images(
-        self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int
+        self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int, end: str
     ) -> Generator[Step, Any, np.ndarray]:
         """Yield the passes that learn templates again from images; return the beliefs of all layers."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
@@ -354,7 +387,7 @@ class MultiLayer:
         codes = np.zeros(len(numbers), int)
         if self.net.classes is not None:
             order = np.argsort(numbers)
-            stats = yield Collect("first-images", RowCodes(numbers[order]), rows, self.labels)
+            stats = yield Collect(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
         # Reset the templates to their beliefs before learning, because the first pass assigns images to them.
         learned = np.concatenate(
@@ -363,17 +396,21 @@ class MultiLayer:
         images = choose_first_images(self.net, numbers, codes)
         for number in range(passes):
             evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
-            stats = yield Collect(f"templates-from-images-{number}", evidence, rows, self.labels)
+            stats = yield Collect(f"templates-from-images-{number}{end}", evidence, rows, self.labels)
             learned = evidence.learned(first, stats)
         return learned
 
     def _attempts(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows]
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
-        """Yield fits from different seeds until one settles; return its result and the records."""
+        """Yield fits from different seeds until one settles; return its result and the records.
+
+        The seeds follow ``number``, so that each fit of an estimator has its own.
+        """
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
         on = continues_last_fit(model)
-        for restart in range(1 if on else count_max_fits(model)):
+        most = 1 if on else count_max_fits(model, is_online(model, self.has_labels))
+        for restart in range(number, number + most):
             # A warm start keeps the pools of the last fit, because the weights depend on them.
             seed = model._multi_layer("net").net.seed if on else model.seed_ + restart
             network = replace(self, net=replace(self.net, seed=seed))

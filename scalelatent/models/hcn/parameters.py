@@ -28,14 +28,22 @@ if TYPE_CHECKING:
 N_FEATURES, WINDOW, BATCH_SIZE = 32, (8, 6), 5
 # From 10,000 images on, a step has 8 chains of 10 minibatches, after a warm-up of 4,000 images.
 MANY_ROWS, CHAINS, CHAIN_BATCHES, WARMUP_ROWS = 10_000, 8, 10, 4_000
-# Length of a fit for n_epochs=None: online, as many epochs as show at least 3,000 images; with kept messages,
-# 60 sweeps.
-MIN_ROWS_SEEN, SWEEPS = 3_000, 60
+# Length of a fit for n_epochs=None: online, as many epochs as show at least 3,000 images, or 1,000 with
+# templates; with kept messages, 60 sweeps.
+MIN_ROWS_SEEN, MIN_LAYERED_ROWS_SEEN, SWEEPS = 3_000, 1_000, 60
 # n_epochs=None with templates and kept messages: an attempt that has not settled after 300 passes is followed
 # by another one, up to 5 attempts.
 PASSES, ATTEMPTS = 300, 5
-# p_weight=None: prior of a weight of a single layer, of features below templates, and of templates.
-ONE_LAYER, FEATURES, TEMPLATES = 0.3, 0.25, 1e-20
+# p_weight=None: prior of a weight of a single layer, of layers with templates, and of templates that are
+# learned from kept messages.
+ONE_LAYER, LAYERED, KEPT_TEMPLATES = 0.3, 0.25, 1e-20
+# Default layer below templates: few small features separate binary digits as well as more or larger ones do.
+LAYERED_FEATURES, LAYERED_WINDOW = 8, (3, 3)
+# template_passes=None, online: the error of binary digits no longer falls after three passes.
+TEMPLATE_PASSES = 3
+# pool=None: sides of pools that a fit tries. The smaller error decides, because images need different pools:
+# with shifts digits of 8 x 8 score alike in all classes, and without shifts lines at new places are unknown.
+POOLS = (3, 1)
 # Weight of new messages for damping=None in a network with templates.
 LAYERED_DAMPING = 0.2
 
@@ -68,6 +76,11 @@ def is_pool(value: Any) -> bool:
     return is_whole(value) and value % 2 == 1
 
 
+def is_optional_pool(value: Any) -> bool:
+    """Return True for None or the side of a pool."""
+    return value is None or is_pool(value)
+
+
 def is_filters(value: Any) -> bool:
     """Return True for None or an even number of directions: each direction has its opposite."""
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
@@ -80,12 +93,17 @@ def is_noise_pair(value: Any) -> bool:
     )
 
 
-def default_layers(image: tuple[int, int, int]) -> list[tuple[int, tuple[int, int]]]:
+def default_layers(
+    model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
+) -> list[tuple[int, tuple[int, int]]]:
     """Return the default layer for images (channels, height, width).
 
-    Features of images that are lower than 8 pixels are cut to the height of the images. They are wider
-    instead, up to the width of the images.
+    With templates, features are 3 x 3, cut to the size of the images. Otherwise features of images that are
+    lower than 8 pixels are cut to the height of the images. They are wider instead, up to the width of the
+    images.
     """
+    if has_templates(model):
+        return [(LAYERED_FEATURES, (min(LAYERED_WINDOW[0], image[1]), min(LAYERED_WINDOW[1], image[2])))]
     height = min(WINDOW[0], image[1])
     return [(N_FEATURES, (height, min(WINDOW[0] * WINDOW[1] // height, image[2])))]
 
@@ -95,7 +113,7 @@ def choose_layer_sizes(
 ) -> list[tuple[int, tuple[int, int]]]:
     """Return (features, (height, width)) of each layer: the parameter, or the default for the images."""
     if model.layers is None:
-        return default_layers(image)
+        return default_layers(model, image)
     size: Any  # (height, width), or one number for both
     found = []
     for n, size in model.layers:
@@ -109,9 +127,23 @@ def has_templates(model: HierarchicalCompositionalNetwork) -> bool:
     return model.templates is not None
 
 
-def is_online(model: HierarchicalCompositionalNetwork) -> bool:
-    """Return True for online learning: the parameter, or by default for a network without templates."""
-    return not has_templates(model) if model.online is None else bool(model.online)
+def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False) -> bool:
+    """Return True for online learning: the parameter, or by default unless templates are clusters."""
+    return has_labels or not has_templates(model) if model.online is None else bool(model.online)
+
+
+def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple[int, ...]:
+    """Return the sides of pools that a fit tries: the parameter, or 3, and online without filters also 1."""
+    if model.pool is not None:
+        return (int(model.pool),)
+    return POOLS if has_templates(model) and online and model.filters is None else POOLS[:1]
+
+
+def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
+    """Return the passes that learn templates from images: the parameter, else 3 online and 0 otherwise."""
+    if model.template_passes is not None:
+        return int(model.template_passes)
+    return TEMPLATE_PASSES if has_templates(model) and online else 0
 
 
 def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
@@ -126,14 +158,14 @@ def count_layers(model: HierarchicalCompositionalNetwork) -> int:
     return 1 if model.layers is None else len(model.layers)
 
 
-def choose_weight_priors(model: HierarchicalCompositionalNetwork) -> tuple[float, ...]:
-    """Return the prior of a weight of each layer; the templates are last."""
+def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool = True) -> tuple[float, ...]:
+    """Return the prior of a weight of each layer; the templates are last, and depend on ``online``."""
     given: Any = model.p_weight
     n = count_layers(model) + has_templates(model)
     if given is None:
         if not has_templates(model):
             return (ONE_LAYER,)
-        return *(FEATURES,) * (n - 1), TEMPLATES
+        return *(LAYERED,) * (n - 1), LAYERED if online else KEPT_TEMPLATES
     return tuple(map(float, given)) if is_list(given) else (float(given),) * n
 
 
@@ -148,19 +180,22 @@ def choose_chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -
 
 
 def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
-    """Return the images per minibatch: the parameter, or 5, reduced so that ``n_rows`` fill all chains."""
+    """Return the images per minibatch: the parameter, or 5, reduced so that ``n_rows`` fill all chains.
+
+    Kept messages have no minibatches: ``n_rows`` is then None.
+    """
     if model.batch_size is not None:
         return int(model.batch_size)
-    if n_rows is None or not is_online(model):
+    if n_rows is None:
         return BATCH_SIZE
     return max(
         1, min(BATCH_SIZE, n_rows // (choose_chain_batches(model, n_rows) * choose_n_chains(model, n_rows)))
     )
 
 
-def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
     """Return the number of warm-up images, which come first with one minibatch per step."""
-    if not is_online(model):
+    if not online:
         return 0
     if model.warmup_rows is not None:
         return int(model.warmup_rows)
@@ -168,19 +203,20 @@ def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> 
     return 0 if serial else min(WARMUP_ROWS, n_rows)
 
 
-def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
     """Return the epochs of an online fit, or the passes with kept messages: the parameter or its default."""
     if model.n_epochs is not None:
         return int(model.n_epochs)
-    if is_online(model):
+    if online:
         # A dataset smaller than one minibatch gets as many epochs as a dataset of one minibatch.
-        return -(-MIN_ROWS_SEEN // max(n_rows, BATCH_SIZE))
+        seen = MIN_LAYERED_ROWS_SEEN if has_templates(model) else MIN_ROWS_SEEN
+        return -(-seen // max(n_rows, BATCH_SIZE))
     return PASSES if has_templates(model) else SWEEPS
 
 
-def count_max_fits(model: HierarchicalCompositionalNetwork) -> int:
+def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
     """Return the largest number of fits: restarts, or attempts until one with templates settles."""
-    if has_templates(model) and not is_online(model) and model.n_epochs is None:
+    if has_templates(model) and not online and model.n_epochs is None:
         return ATTEMPTS
     return int(model.n_restarts)
 
@@ -202,16 +238,15 @@ def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
 
 
 def _check_used(model: HierarchicalCompositionalNetwork) -> None:
-    """Raise an error for a parameter that has no effect with this way of learning."""
-    several, online = has_templates(model), is_online(model)
+    """Raise an error for a parameter that has no effect, whether the images have labels or not."""
+    several, online = has_templates(model), is_online(model, has_labels=True)
     if online and not several and model.damping not in (None, 1):
         raise ValueError(
             f"damping={model.damping} is set, but online learning keeps no messages to damp: remove damping, "
             "or set online=False"
         )
-    given = [name for name in ("chain_batches", "warmup_rows") if getattr(model, name) is not None]
-    if not online and given:
-        raise ValueError(f"{given[0]} is set, but belongs to online=True: remove it, or set online=True")
+    if not online:
+        check_kept(model)
     for name in ("pool", "inner_iterations", "template_passes", "read_noise"):
         if not several and getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(
@@ -234,13 +269,18 @@ def _check_used(model: HierarchicalCompositionalNetwork) -> None:
             )
         if not several:
             raise ValueError(f"filters={model.filters} is set, but filters need templates: set templates")
-    if several and not online and model.inner_iterations != PARAMETERS["inner_iterations"].default:
-        raise ValueError("inner_iterations is set, but belongs to online=True: remove it, or set online=True")
     if several and model.n_restarts != 1:
         raise ValueError(
             f"n_restarts={model.n_restarts} is set, but restarts are compared by compression, which networks "
             "with templates do not have: remove n_restarts (a fit that does not settle starts again anyway)"
         )
+
+
+def check_kept(model: HierarchicalCompositionalNetwork) -> None:
+    """Raise an error for a parameter that has no effect with kept messages."""
+    for name in ("chain_batches", "warmup_rows", "inner_iterations"):
+        if getattr(model, name) != PARAMETERS[name].default:
+            raise ValueError(f"{name} is set, but belongs to online=True: remove it, or set online=True")
 
 
 def _make_optional(name: str, doc: str, least: int = 1, **more: Any) -> Parameter:
@@ -260,7 +300,8 @@ PARAMETERS = Parameters(
             Satisfies(
                 is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"
             ),
-            "features and their size for each layer, from the image up; None: 32 of 8 x 6 or smaller",
+            "features and their size for each layer, from the image up; None: 32 of 8 x 6, with templates 8 "
+            "of 3 x 3, or smaller",
         ),
         Parameter(
             "templates", None, Whole(1, also=(None,)),
@@ -268,8 +309,9 @@ PARAMETERS = Parameters(
             later=True,
         ),
         Parameter(
-            "pool", 3, Satisfies(is_pool, "give an odd number of at least 1: a pool has a middle"),
-            "side of the pools between layers in pixels, odd", later=True,
+            "pool", None, Satisfies(is_optional_pool, "give an odd number of at least 1, or None"),
+            "side of the pools between layers in pixels, odd; None: 3, online without filters 3 or 1, "
+            "whichever has fewer errors", later=True,
         ),
         _make_probability("p01", 1e-3, "probability that a pixel under a feature is 0", 0.5),
         _make_probability("p10", 1e-3, "probability that a pixel under no feature is 1", 0.5),
@@ -282,14 +324,16 @@ PARAMETERS = Parameters(
                 one=True,
                 also=(None,),
             ),
-            "prior probability of a weight; None: 0.3; with templates 0.25, and 1e-20 for the templates",
+            "prior probability of a weight; None: 0.3; with templates 0.25, and 1e-20 for templates of kept "
+            "messages",
         ),
         _make_probability("p_sparsity", 1e-4, "prior probability of a feature at a place, without templates"),
         Parameter(
             "online",
             None,
             Flag("give True, False or None", also=(None,)),
-            "True: online learning; False: keep the messages of all images; None: False with templates",
+            "True: online learning; False: keep the messages of all images; None: False for templates "
+            "without labels",
         ),
         Parameter(
             "forgetting",
@@ -300,8 +344,8 @@ PARAMETERS = Parameters(
         _make_optional("batch_size", "images per minibatch; None: 5, or fewer for few images"),
         _make_optional(
             "n_epochs",
-            "epochs; None: epochs that show at least 3,000 images, with kept messages 60 sweeps, with "
-            "templates 300 passes",
+            "epochs; None: epochs that show at least 3,000 images, with templates 1,000; with kept messages "
+            "60 sweeps, with templates 300 passes",
             decides=False,
             changes_on_resume=True,
         ),
@@ -317,11 +361,12 @@ PARAMETERS = Parameters(
             "weight of new messages, of kept messages and between layers; None: 1, with templates 0.2",
         ),
         Parameter(
-            "inner_iterations", 15, Whole(), "passes over a minibatch, with templates", later=True
+            "inner_iterations", 5, Whole(), "passes over a minibatch, with templates", later=True
         ),
         Parameter(
-            "template_passes", 0, Whole(0),
-            "passes at the end that learn the templates again, each from an image of its class", later=True,
+            "template_passes", None, Whole(0, also=(None,)),
+            "passes at the end that learn the templates again, each from an image of its class; None: 3, "
+            "with kept messages 0", later=True,
         ),
         Parameter(
             "read_noise", None, Satisfies(is_noise_pair, "give (p01, p10), both in (0, 0.5), or None"),

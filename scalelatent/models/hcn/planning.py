@@ -23,7 +23,14 @@ from scalelatent.models.hcn.model.templates import TemplateEvidence
 
 from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, fit_order
 from .multi_layer import MultiLayer
-from .parameters import choose_n_epochs, choose_warmup_rows, count_max_fits, is_online
+from .parameters import (
+    choose_n_epochs,
+    choose_pools,
+    choose_template_passes,
+    choose_warmup_rows,
+    count_max_fits,
+    is_online,
+)
 from .single_layer import MEASURED_ROWS
 
 if TYPE_CHECKING:
@@ -40,19 +47,20 @@ PAIRS_PER_SECOND = 2e9
 def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Forecast) -> dict[str, Any]:
     """Return the memory, disk and seconds that a fit needs."""
     train, held = forecast.train, forecast.held
-    n, n_held, online = len(train), 0 if held is None else len(held), is_online(model)
+    n, n_held = len(train), 0 if held is None else len(held)
+    online = is_online(model, network.has_labels)
+    epochs, warmup_rows = choose_n_epochs(model, n, online), choose_warmup_rows(model, n, online)
     learner, order = network.learner(model, n, 0), fit_order(model, network, n, forecast.options)
     smaller = "lower the features of layers"
     remedy = f"{smaller}, or n_chains"
     if not online:
         remedy = f"set [engine] leaf_rows to {max(MIN_LEAF_ROWS, order.chain_rows // 4)}, or online=True"
     state = 16 * network.n_weights
-    forecast.add_steps(
-        "learn", learner, order, 0, state, remedy, n_epochs=choose_n_epochs(model, n), keeps_leaves=not online
-    )
+    forecast.add_steps("learn", learner, order, 0, state, remedy, n_epochs=epochs, keeps_leaves=not online)
     name, reduction = network.final_pass()
     forecast.add_stage(name, {"train" if held is None else "validation": reduction}, state, smaller)
-    if model.template_passes and isinstance(network, MultiLayer):
+    template_passes = choose_template_passes(model, online)
+    if template_passes and isinstance(network, MultiLayer):
         evidence = TemplateEvidence(network.net, np.empty(0))
         forecast.add_stage(
             "templates-from-images", {"train": evidence}, state, f"{smaller}, templates or n_jobs"
@@ -63,22 +71,19 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     decoding = network.sweeps_to_decode * sweep
     decoding *= 1 if online else PAIRS_WITH_MESSAGES / PAIRS_PER_SECOND
     one, each = forecast.epoch_seconds(order, row, 0.0), decoding / forecast.resources.slots
-    epochs, restarts, warm = (
-        choose_n_epochs(model, n),
-        int(model.n_restarts),
-        choose_warmup_rows(model, n) * row,
-    )
+    restarts, warm = int(model.n_restarts) * len(choose_pools(model, online)), warmup_rows * row
     fewest = min(epochs, int(model.patience or epochs) + 1)
+    most_fits = max(restarts, count_max_fits(model, online))
     usual, least, most = (
         fits * (warm + passes * one)
-        for fits, passes in ((restarts, epochs), (restarts, fewest), (count_max_fits(model), epochs))
+        for fits, passes in ((restarts, epochs), (restarts, fewest), (most_fits, epochs))
     )
     forecast.add_seconds("learn", usual, least, most)
     if n_held:
         forecast.add_seconds("validation", restarts * epochs * n_held * each)
     forecast.add_seconds(name, 2 * restarts * (n_held or min(n, 2 * MEASURED_ROWS)) * each)
-    if model.template_passes:
-        forecast.add_seconds("templates-from-images", model.template_passes * n * each)
+    if template_passes:
+        forecast.add_seconds("templates-from-images", restarts * template_passes * n * each)
     forecast.out["pairs_per_second"] = network.pairs / row
     forecast.set_passes(one, fewest, epochs)
     forecast.out["bytes_per_image"] = network.online_bytes if online else network.kept_bytes

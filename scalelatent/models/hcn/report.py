@@ -19,7 +19,7 @@ from scalelatent.models.hcn.model.compression import DescriptionLength, bits, co
 from scalelatent.models.hcn.model.decode import reconstruct
 from scalelatent.report.interpretation import usage_snippet
 from scalelatent.report.page import Picture, Section, count, join_words
-from scalelatent.report.runfiles import RunFiles, check_width
+from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
 from .parameters import has_templates, is_online
@@ -110,7 +110,7 @@ def collect_parts(
     progress: Callable[[int, int], None] | None = None,
 ) -> PartsEvidence:
     """Decode evenly spaced images of a dataset with a fitted network."""
-    check_width(data, model.n_features_in_)
+    check_features(data, model)
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
     pieces = space_ranges(

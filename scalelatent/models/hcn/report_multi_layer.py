@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import without_names
 from scalelatent.engine.grid import space_ranges
 from scalelatent.errors import ScalelatentError
 from scalelatent.report.interpretation import usage_snippet
 from scalelatent.report.page import Picture, Section, count
-from scalelatent.report.runfiles import RunFiles, check_width
+from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
 from .report_figures import MOST_CLASSES, direction_colors, plot_edges, plot_samples, plot_templates
@@ -62,7 +63,7 @@ def layers_section(
 
 def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
     """Hide a part of evenly spaced images of a dataset and complete them with a fitted network."""
-    check_width(data, model.n_features_in_)
+    check_features(data, model)
     pieces, layer = space_ranges(len(data), N_COMPLETED, N_RANGES), model._network.layer
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
     whole = layer.evidence(x)
@@ -90,13 +91,13 @@ class EdgeImages:
 
 def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
     """Return the edges of evenly spaced images of a dataset, and of a disc."""
-    check_width(data, model.n_features_in_)
+    check_features(data, model)
     layer = model._network.layer
     assert layer.filters is not None
     size = layer.image[1:]
     pieces = space_ranges(len(data), count_shown_images(layer.image) - 1, N_RANGES)
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
-    made = model.reconstruct(x) > 0  # raises an error for images that are not grey
+    made = without_names(model).reconstruct(x) > 0  # raises an error for images that are not grey
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
     disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
     images = np.concatenate([disc[None], x.reshape(-1, *size)]).astype(np.uint8)

@@ -66,6 +66,7 @@ class SingleLayer:
 
     layer: FeatureLayer
     classes: None = None
+    has_labels: bool = False
 
     @property
     def layers(self) -> tuple[FeatureLayer]:
@@ -113,14 +114,14 @@ class SingleLayer:
         common = (
             layer,
             float(model.forgetting),
-            choose_batch_size(model, n_rows),
+            choose_batch_size(model, n_rows if is_online(model) else None),
             seed,
             int(model.patience or 0),
         )
         if is_online(model):
             return EvidenceLearner(*common)
-        sweeps = visit_passes(layer.pairs, n_rows)
-        return KeptMessages(*common, choose_damping(model), n_rows, sweeps, choose_n_epochs(model, n_rows))
+        sweeps, epochs = visit_passes(layer.pairs, n_rows), choose_n_epochs(model, n_rows, online=False)
+        return KeptMessages(*common, choose_damping(model), n_rows, sweeps, epochs)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> EvidenceState:
         before = model._network

@@ -11,11 +11,12 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import without_names
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
 from scalelatent.report.classes import ClassifiedBlock, Confusion, Mistakes, Reliability
-from scalelatent.report.runfiles import check_width
+from scalelatent.report.runfiles import check_features
 
 from .model.recognition import probabilities
 from .output import MixtureRowMap
@@ -84,7 +85,7 @@ def collect_classes(
     model: LinearMixtureClassifier, data: Dataset, *, progress: Callable[[int, int], None] | None = None
 ) -> ClassReportData:
     """Return the report data of a fitted classifier, from one pass over the rows."""
-    check_width(data, model.n_features_in_)
+    check_features(data, model)
     m, labelled = len(model.classes_), data.has_y
     names = [str(c) for c in model.classes_.tolist()]
     confusion, reliability = (Confusion.empty(m), Reliability.empty()) if labelled else (None, None)
@@ -143,7 +144,7 @@ def collect_density(
     progress: Callable[[int, int], None] | None = None,
 ) -> DensityReportData:
     """Return the report data of a fitted density, from one pass over the rows."""
-    check_width(data, model.n_features_in_)
+    check_features(data, model)
     backend, rows = make_backend(model.device), model._row_map("log-likelihood")
     prepared = rows.prepare(backend)
     wanted = np.unique(np.arange(EXAMPLES) * data.n_rows // EXAMPLES)
@@ -169,7 +170,7 @@ def collect_density(
             hidden = np.zeros(shape, dtype=bool)
             hidden[-(shape[0] // 2) :] = True
             hidden = hidden.ravel()
-        completed = model.reconstruct(x, observed=~hidden)
+        completed = without_names(model).reconstruct(x, observed=~hidden)
     return DensityReportData(
         data.n_rows,
         data.feature_shape,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.feature_names import without_names
 from scalelatent.evaluation.clustering import Progress, clustering_accuracy, nmi, read_labels
 from scalelatent.evaluation.scoring import ClassScorer, Scorer
 
@@ -51,14 +52,14 @@ class _Recorder:
         self.guesses: list[np.ndarray] = []
         self.certain: list[np.ndarray] = []
 
-    def predict_proba(self, x: np.ndarray) -> np.ndarray:
+    def predict_proba(self, x: Dataset) -> np.ndarray:
         """Return the probabilities of classes."""
         scores = self._model._mapped_rows(x, "scores")
         self.certain.append(self._model._certainty(scores))
         self.guesses.append(scores.argmin(axis=1))
         return probabilities(scores, self._model.temperature_)
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
+    def predict(self, x: Dataset) -> np.ndarray:
         """Return the classes."""
         self.predict_proba(x)
         return np.asarray(self.classes_[self.guesses[-1]])
@@ -83,7 +84,7 @@ class DensityScorer(Scorer):
         batch_rows: int,
         progress: Progress | None,
     ) -> dict[str, Any]:
-        rows = model._given_rows(dataset)
+        rows, model = model._given_rows(dataset), without_names(model)
         wants_classes = any(name in _OF_CLASSES for name in metrics)
         labels = read_labels(rows) if wants_classes else None
         components, total, weighed = [], 0.0, 0.0

@@ -27,7 +27,7 @@ from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
 from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.models.mbn.model.layers import Layer, floor_share, make_layers, make_schedule
+from scalelatent.models.mbn.model.layers import DrawnSets, Layer, floor_share, make_layers, make_schedule
 from scalelatent.models.mbn.model.network import convert_rows
 from scalelatent.models.mbn.model.pca import find_leading
 from scalelatent.models.mbn.model.sampling import choose_mask, choose_numbers, make_stream
@@ -50,7 +50,7 @@ RESTARTS = 5
 class HalfLayer(Layer):
     """A first layer whose clusterings use only some of the features."""
 
-    features: tuple[int, ...]
+    features: tuple[int, ...] = ()
 
     @property
     def n_columns(self) -> int:
@@ -58,7 +58,7 @@ class HalfLayer(Layer):
         return max(1, floor_share(self.fraction, len(self.features)))
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of a clustering, int64 in rising order."""
+        """Return the columns of a pool, int64 in rising order."""
         bits = make_stream(self.seed, "columns", 1, which)
         return np.array(self.features)[choose_numbers(bits, len(self.features), self.n_columns)]
 
@@ -168,9 +168,8 @@ def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, d
         backend = make_backend(name)
 
         def run(first: int) -> None:
-            some = range(first, min(first + layer.group_size, layer.n_clusterings))
-            centroids = [layer.take(which, source, layer.rows(which)) for which in some]
-            out[:, some.start : some.stop] = layer.compute_codes(backend, rows, centroids, first)
+            last = min(first + layer.group_size, layer.n_clusterings)
+            out[:, first:last] = layer.compute_codes(backend, rows, DrawnSets(layer, source), first, last)
 
         return run
 

@@ -64,6 +64,11 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     ----------
     n_clusterings : int, default 400
         V, clusterings of each layer; above 100 the result hardly changes.
+    n_pools : int, "auto" or "paper"
+        Pools of the first layer. A pool is a draw of min(2 k1, rows) rows and of features, which several
+        clusterings share; each of them takes k1 of the rows as centroids. Fewer pools cost less time, memory
+        and disk in proportion. "paper": each clustering draws its own rows and features. "auto": "paper" for
+        fewer than 1,000 rows or 32 features, else 40.
     k1 : int or None
         Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand
         rows.
@@ -110,8 +115,10 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     seed_ : int
     n_features_in_ : int
 
-    Notes ----- ``fit`` ignores labels and weights, and uses no validation rows. Centroids and codes are in
-    ``run_dir``, or in a temporary folder that is removed with the estimator; a small network is in memory.
+    Notes
+    -----
+    ``fit`` ignores labels and weights, and uses no validation rows. Centroids and codes are in ``run_dir``,
+    or in a temporary folder that is removed with the estimator; a small network is in memory.
 
     References
     ----------
@@ -150,6 +157,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self,
         *,
         n_clusterings: int = 400,
+        n_pools: int | str = "auto",
         k1: int | None = None,
         decay: float | str = 0.5,
         k_last: int | None = None,
@@ -164,6 +172,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         n_jobs: int | None = None,
     ) -> None:
         self.n_clusterings = n_clusterings
+        self.n_pools = n_pools
         self.k1 = k1
         self.decay = decay
         self.k_last = k_last
@@ -203,7 +212,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             return rows
         if isinstance(X, Dataset):
             raise DataError("X is a Dataset, which has its own labels, but y is given as well: leave out y")
-        return Dataset.from_arrays(rows.read_x(0, len(rows)) if is_plain(X) else X, y)
+        x = rows.read_x(0, len(rows)) if is_plain(X) else X
+        return Dataset.from_arrays(x, y, feature_names=rows.feature_names)
 
     # -- fit -------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,9 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.layers import (
     SHORT_CODES,
     ArraySets,
+    DrawnSets,
     Layer,
+    choose_pools,
     make_layers,
     make_schedule,
 )
@@ -89,6 +91,7 @@ def plan_layers(
         csr=train.is_sparse,
         dtype=str(train.dtype),
         seed=seed,
+        n_pools=choose_pools(model.n_pools, len(train), train.n_features, int(model.n_clusterings)),
     )
 
 
@@ -258,7 +261,7 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
         per_row, per_set = _code_seconds(forecast, layer, train)
         coding = sets * (n * per_row + strips * per_set) / min(resources.slots, count)
         coding += forecast.pass_overhead(count)
-        gathering = _gather_seconds(forecast, n * row_bytes, sets * set_bytes)
+        gathering = _gather_seconds(forecast, n * row_bytes, layer.n_sets * set_bytes)
         forecast.add_seconds(f"gather-l{layer.number}", gathering)
         forecast.add_seconds(f"code-l{layer.number}", coding)
         out["predicting_seconds"] += sets * per_set / resources.slots
@@ -267,11 +270,12 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
         out["layers"][f"l{layer.number}"] = {
             "k": layer.k,
             "tasks": count,
-            "centroid_bytes": sets * set_bytes,
+            "centroid_bytes": layer.n_sets * set_bytes,
             "code_bytes": codes[-1],
             "seconds": gathering + coding,
         }
-        centroids, tasks, row_bytes = centroids + sets * set_bytes, tasks + count, sets * code_size
+        centroids += layer.n_sets * set_bytes
+        tasks, row_bytes = tasks + count, sets * code_size
     every = sum(layer["seconds"] for layer in out["layers"].values())
     forecast.set_passes(every / len(layers), len(layers), len(layers))  # one per layer
     if model.output == "pca":
@@ -303,20 +307,21 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
         return layer.flops_per_row() / FLOP_RATE, layer.preparation_flops() / FLOP_RATE
     n = min(PROBE_ROWS, len(train))
     k, below = min(layer.k, PROBE_CENTROIDS, n), min(layer.k_below, PROBE_CENTROIDS)
+    small = replace(layer, k=k, n_rows=n, k_below=below, pool_rows=min(layer.set_rows, 2 * k, n))
     name = f"mbn_layer {layer.metric} {layer.csr} {layer.dtype} {layer.width}x{layer.k_below} {k} {n}"
+    name += f" {layer.share}"
 
     def make(rows: int) -> Callable[[], np.ndarray]:
-        small = replace(layer, k=k, n_rows=n, k_below=below)
         if layer.number == 1:
             x: HostRows = as_rows(train.read_x(0, n))
         else:
             x = np.random.default_rng(0).integers(0, below, (n, layer.width)).astype(layer.dtype)
-        sets = [small.take(which, x, small.rows(which)) for which in range(small.group_size)]
+        sets = DrawnSets(small, x)
         backend = make_backend("cpu")
         some = convert_rows(small, backend, x[:rows] if rows < n else x)
-        return lambda: small.compute_codes(backend, some, sets, 0)
+        return lambda: small.compute_codes(backend, some, sets, 0, small.group_size)
 
-    few, grown = max(1, n // 8), layer.k / k
+    few, grown = max(1, n // 8), layer.set_rows / small.set_rows
     whole = forecast.probe(name, partial(make, n), 0.0, rows=layer.group_size)
     if layer.csr and layer.number == 1:  # the few rows of the probe meet all centroids at once
         return whole / n * grown, 0.0
@@ -345,12 +350,12 @@ def check_disk(forecast: Mapping[str, Any], run_dir: Place, scratch: Place | Non
 
 
 def _centroid_bytes(layer: Layer, train: Dataset) -> int:
-    """Return the stored bytes of the centroids of one clustering."""
+    """Return the stored bytes of one set of centroids."""
     if layer.csr:
         assert train.nnz is not None
         entry = train.nbytes / max(train.nnz, 1)
-        return int(layer.k * train.nnz / len(train) * layer.fraction * entry) + 8 * layer.k
-    return int(layer.k * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
+        return int(layer.set_rows * (train.nnz / len(train) * layer.fraction * entry + 8))
+    return int(layer.set_rows * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
 
 
 def _converted_bytes(layer: Layer, train: Dataset, rows: int) -> int:
@@ -371,7 +376,7 @@ def _estimate_memory(
 ) -> dict[str, int]:
     """Return the peak bytes of a worker while it codes a layer, by purpose."""
     threads = resources.threads
-    at_once = layer.group_size
+    at_once = 1 if layer.number == 1 else layer.group_size
     if layer.number > 1:
         # The first sum counts, for each clustering, its codes as rows and as lists, and its drawn units. The
         # second sum counts the starts of the lists of each code and the units being drawn. The third sum is
@@ -381,10 +386,10 @@ def _estimate_memory(
         ready += layer.width * layer.k_below * (8 + word)
         ready += int(STRIP_ROWS * word * layer.width * at_once * min(2 * layer.k / layer.k_below, 8))
     elif layer.csr:
-        ready = 3 * centroids
+        ready = 3 * centroids + 8 * layer.set_rows * layer.share
     else:
-        # float32 centroids twice: packed, and while they are being packed.
-        ready = 8 * layer.k * layer.n_columns
+        # float32 centroids twice: packed, and while they are being packed; and their codes.
+        ready = 8 * layer.set_rows * (layer.n_columns + layer.share)
     # With very many rows, tiles have more columns.
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
     rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes

@@ -24,6 +24,12 @@ def _make_optional(name: str, doc: str) -> Parameter:
 PARAMETERS = Parameters(
     (
         Parameter("n_clusterings", 400, Whole(), "clusterings of each layer"),
+        Parameter(
+            "n_pools",
+            "auto",
+            Whole(also=("auto", "paper")),
+            "pools of rows that the first layer's clusterings share; 'paper': each clustering draws its own",
+        ),
         _make_optional("k1", "centroids of the first layer's clusterings; None: half of the rows"),
         Parameter(
             "decay",

@@ -18,7 +18,7 @@ from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import kernel_coordinates
 from scalelatent.report.interpretation import usage_snippet, wilson_interval
 from scalelatent.report.page import Picture, Section, count, join_words
-from scalelatent.report.runfiles import RunFiles, check_width
+from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
 from .report_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retrieval
@@ -89,7 +89,7 @@ def collect_network(
     progress: Callable[[int, int], None] | None = None,
 ) -> NetworkEvidence:
     """Compute the output of each layer for evenly spaced rows."""
-    check_width(data, model.n_features_in_)
+    check_features(data, model)
     rows, labels = read_spaced(data, sample_rows)
     planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
     for number, (layer, centroids) in enumerate(zip(model._layers, model._centroids, strict=True), 1):

@@ -73,7 +73,7 @@ def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int
 @pytest.mark.parametrize("nu", [0.0, 0.4])
 @pytest.mark.parametrize("p", FEATURES)
 @pytest.mark.parametrize("case", CASES)
-def test_against_the_reference(case: str, p: int, nu: float) -> None:
+def test_kernels_equal_the_reference(case: str, p: int, nu: float) -> None:
     for n in ROWS:
         for train in (True, False):
             _compare(CASES[case], n, p, nu, train, seed=n + p)
@@ -86,7 +86,7 @@ def test_against_the_reference(case: str, p: int, nu: float) -> None:
     st.floats(0, 0.95),
     st.integers(0, 10**6),
 )
-def test_against_the_reference_at_random(case: str, n: int, p: int, nu: float, seed: int) -> None:
+def test_kernels_equal_the_reference_on_random_rows(case: str, n: int, p: int, nu: float, seed: int) -> None:
     _compare(CASES[case], n, p, nu, True, seed)
 
 
@@ -132,7 +132,7 @@ def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
 @pytest.mark.parametrize("nu", [0.0, 0.3])
 @pytest.mark.parametrize("case", ["D = 20", "D = 70"])
 def test_buffers_do_not_leak_rows_of_the_previous_block(case: str, nu: float) -> None:
-    """With blocks of decreasing size, a backend reads only the part of its buffers that it has written."""
+    """The backend reads only the part of its buffers that it has written, for blocks of decreasing size."""
     members = CASES[case]
     backend, table = make_backend("cpu"), squash_table(int(members.dims.sum()))
     for n in (300, 129, 7, 1, 0, 128):

@@ -41,7 +41,7 @@ def _moments(reduction: SecondMoments, blocks: list[Block]) -> Stats:
     st.integers(1, 80), st.integers(1, 9), st.integers(1, 5), st.sampled_from(DTYPES),
     st.booleans(), st.booleans(), st.integers(0, 10**6),
 )  # fmt: skip
-def test_equals_numpy_per_class(
+def test_moments_equal_numpy_per_class(
     n: int, p: int, m: int, dtype: str, weighted: bool, class_weighted: bool, seed: int
 ) -> None:
     x, y, weight = _rows(n, p, m, dtype, seed)
@@ -105,7 +105,7 @@ def test_find_nonfinite_gives_the_first_of_several() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 10**6), st.data())
-def test_leading_eigenvectors(p: int, seed: int, data: st.DataObject) -> None:
+def test_leading_eigenvectors_equal_numpys(p: int, seed: int, data: st.DataObject) -> None:
     n = data.draw(st.integers(1, p))
     a = np.random.Generator(np.random.Philox(seed)).normal(size=(2 * p, p))
     moment = a.T @ a
@@ -168,7 +168,7 @@ def test_random_start_has_the_requested_scale_and_repeats() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_project(dtype: str) -> None:
+def test_projected_rows_are_products_with_the_basis(dtype: str) -> None:
     x, _, _ = _rows(40, 6, 2, dtype, 8)
     basis = np.linalg.qr(np.random.Generator(np.random.Philox(1)).normal(size=(6, 3)))[0]
     project = Project(basis)

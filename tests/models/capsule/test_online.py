@@ -187,7 +187,7 @@ def test_errors_distinguish_bad_rows_from_diverging_weights() -> None:
     nu=st.sampled_from([0.0, 0.5, 0.9]),
     aggressiveness=st.sampled_from([1e-3, 0.1, 100.0]),
 )
-def test_kernel_against_reference(
+def test_the_numba_kernel_equals_the_reference(
     seed: int, dims: list[int], p: int, nu: float, aggressiveness: float
 ) -> None:
     rng = np.random.Generator(np.random.Philox(seed))

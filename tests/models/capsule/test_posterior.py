@@ -11,7 +11,7 @@ from scalelatent.models.capsule.kernels.reference import posterior_ratios, proba
 from scalelatent.models.capsule.kernels.squash import squash_table
 
 DRAWS = 200_000
-SIGMAS = 4.5  # of about 150 comparisons with fixed draws, none should lie further out by chance
+SIGMAS = 4.5  # of about 150 comparisons with fixed draws, none should be larger by chance
 SHAPES = {
     "equal": [2, 2, 2],
     "odd D": [1, 1, 1],
@@ -28,7 +28,7 @@ def _means(dims: np.ndarray, scale: float, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("name", SHAPES)
-def test_against_monte_carlo(name: str, scale: float) -> None:
+def test_closed_forms_agree_with_monte_carlo(name: str, scale: float) -> None:
     dims = np.array(SHAPES[name])
     mean = _means(dims, scale, 5)
     rng = np.random.Generator(np.random.Philox(11))

@@ -18,7 +18,7 @@ EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000
 
 
 def _quadrature(s: float, b: float) -> float:
-    # I_s(b) = int_0^b (1 - u/b)^s e^-u du, by rho = 1 - u/b: no large number is left; its mass lies below 50.
+    # I_s(b) = int_0^b (1 - u/b)^s e^-u du, by rho = 1 - u/b: no large number is left; its mass is below 50.
     pieces = np.unique(np.clip([0.0, min(b, b / (s + 1)), min(b, 10 * b / (s + 1)), min(b, 50.0), b], 0, b))
     value = 0.0
     for low, high in itertools.pairwise(pieces):
@@ -29,14 +29,14 @@ def _quadrature(s: float, b: float) -> float:
 
 
 @pytest.mark.parametrize("s", EXPONENTS)
-def test_against_quadrature(s: float) -> None:
+def test_functions_equal_quadrature(s: float) -> None:
     b = np.array([1e-6, 1e-2, 0.5, 1.0, 3.0, max(s, 0.1), s + 0.5, 2 * s + 1, 100.0, 1e3, 1e4])
     expected = [_quadrature(s, value) for value in b]
     np.testing.assert_allclose(squash_integral(s, b), expected, rtol=2e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("s", EXPONENTS)
-def test_against_kummer(s: float) -> None:
+def test_functions_equal_kummers_function(s: float) -> None:
     # M(1, s+2, -b) itself loses digits for large negative arguments; by Kummer's transformation it is
     # e^-b M(s+1, s+2, b), all terms positive, which scipy evaluates well while e^b does not overflow.
     b = np.concatenate([np.linspace(1e-3, 20, 41), np.linspace(25, 600, 24)])
@@ -50,7 +50,7 @@ def test_against_kummer(s: float) -> None:
     np.testing.assert_allclose(squash_integral(s, b[small]), plain, rtol=1e-9)
 
 
-def test_known_values() -> None:
+def test_functions_have_known_values() -> None:
     b = np.array([0.3, 2.0, 50.0])
     np.testing.assert_allclose(squash_integral(0, b), 1 - np.exp(-b), rtol=1e-15)
     np.testing.assert_allclose(squash_integral(1, b), 1 - (1 - np.exp(-b)) / b, rtol=1e-14)
@@ -68,7 +68,7 @@ def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
 
 
 @given(st.integers(0, 1000))
-def test_rises_with_b_and_falls_with_s(twice_s: int) -> None:
+def test_functions_increase_with_b_and_decrease_with_s(twice_s: int) -> None:
     b = np.concatenate([np.geomspace(1e-8, 1e4, 400)])
     lower, upper = squash_integral(twice_s / 2, b), squash_integral(twice_s / 2 + 1, b)
     assert (np.diff(lower) >= -2e-16).all()

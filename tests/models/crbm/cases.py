@@ -1,4 +1,4 @@
-"""Tiny conditional RBMs, their exact likelihoods by enumeration, and learners on hand-made blocks."""
+"""Tiny conditional RBMs, their exact likelihoods by enumeration, and learners on small blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from scalelatent.models.crbm.model.state import CrbmState
 
 
 def states(n: int) -> np.ndarray:
-    """All states of n units, (2^n, n)."""
+    """Return all states of n units, (2^n, n)."""
     return np.array(list(itertools.product([0.0, 1.0], repeat=n)))
 
 
 def log_joint(params: Params, x: np.ndarray) -> np.ndarray:
-    """log of the unnormalised p(v, h | x) of every state, (2^v, 2^h), in float64."""
+    """Return the log of the unnormalised p(v, h | x) of every state, (2^v, 2^h), in float64."""
     p = Params(**{k: np.asarray(a, dtype=np.float64) for k, a in vars(params).items()})
     v, h = states(len(p.bv)), states(len(p.bh))
     b1, b2 = p.bv + p.Wvx @ x, p.bh + p.Whx @ x
@@ -39,7 +39,7 @@ def index_of(v: np.ndarray) -> int:
 
 
 def log_likelihood(params: Params, x: np.ndarray, v: np.ndarray) -> float:
-    """Sum over rows of log p(v | x)."""
+    """Return the sum over rows of log p(v | x)."""
     total = 0.0
     for row, target in zip(x, v, strict=True):
         joint = log_joint(params, row)
@@ -59,7 +59,7 @@ def make_learner(shape: CrbmShape, name: str, **more: Any) -> CrbmLearner:
 
 
 def make_rows(shape: CrbmShape, n: int, seed: int = 0) -> Block:
-    """Noise to observe, and random targets."""
+    """Return noise as inputs, and random targets."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, shape.n_observed)).astype(np.float32)
     v = rng.integers(0, 2, (n, shape.n_visible)).astype(np.uint8)
@@ -71,27 +71,27 @@ def make_theta(shape: CrbmShape, seed: int = 1, scale: float = 0.7) -> np.ndarra
 
 
 def chain_stats(learner: CrbmLearner, state: CrbmState, block: Block, device: str = "reference") -> Stats:
-    """What one chain adds."""
+    """Return the statistic that one chain adds."""
     stats = Stats.zeros(learner.layout(), len(block.x))
     learner.run_chain(learner.prepare(state, make_backend(device)), block, stats)
     return stats
 
 
 def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str = "reference") -> np.ndarray:
-    """The summed gradient of a block's rows."""
+    """Return the summed gradient of a block's rows."""
     stats = chain_stats(learner, learner.start(theta), block, device)
     return of_factors(stats) if learner.factored else learner.gradient(stats)
 
 
 def of_factors(stats: Any) -> np.ndarray:
-    """The gradient that chains return in factors, in float64."""
+    """Return the gradient that chains return in factors, in float64."""
     w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
     parts = w, dv.T @ x, dh.T @ x, dv.sum(axis=0), dh.sum(axis=0)
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
 def slope(function: Any, theta: np.ndarray, step: float = 1e-5) -> np.ndarray:
-    """Central differences of a function of the parameters, in float64."""
+    """Return central differences of a function of the parameters, in float64."""
     theta, out = theta.astype(np.float64), np.zeros(len(theta))
     for i in range(len(theta)):
         up, down = theta.copy(), theta.copy()

@@ -1,4 +1,4 @@
-"""The numba bodies against the reference, over shapes, weights and batches."""
+"""The numba kernels equal the reference for any shapes, weights and batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from scalelatent.models.crbm.kernels.inference import Inference, WeightError
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
-# One unit, not a whole vector, whole blocks, one more.
+# One unit, less than a vector, whole blocks, and one more.
 WIDTHS = st.sampled_from([1, 3, 7, 8, 9, 16, 33])
 
 
 def draw(
     seed: int, v: int, h: int, rows: int, largest: float, undecided: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Couplings of which the largest is ``largest``, and biases, which may keep units undecided."""
+    """Draw couplings with maximum ``largest``, and biases that may leave units undecided."""
     rng = np.random.default_rng(seed)
     w = rng.normal(size=(v, h))
     w = (w * largest / np.abs(w).max()).astype("f4")
@@ -48,23 +48,23 @@ def assert_same_beliefs(found: Inference, want: Inference, atol: float) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 @given(st.integers(0, 99), WIDTHS, WIDTHS, st.integers(0, 3), st.sampled_from([0.3, 2.0]))
-def test_against_the_reference(name: str, seed: int, v: int, h: int, rows: int, largest: float) -> None:
+def test_kernels_equal_the_reference(name: str, seed: int, v: int, h: int, rows: int, largest: float) -> None:
     w, bv, bh = draw(seed, v, h, rows, largest)
     found, want = (run(backend, name, w, bv, bh, 5) for backend in ("numba", "reference"))
-    if name in ("mixed_product", "max_product"):  # decisions that hang on the last digit may differ
+    if name in ("mixed_product", "max_product"):  # Decisions that depend on the last digit may differ.
         clear = np.abs(want.lv).min(axis=1, initial=np.inf) > 1e-4
         found, want = (
             Inference(*(getattr(f, k)[clear] for k in ("lv", "lh", "sweeps", "change")))
             for f in (found, want)
         )
-    # Max-product has slopes of 1: rounding grows from sweep to sweep.
+    # Max-product has slopes of 1, so rounding errors grow from sweep to sweep.
     assert_same_beliefs(found, want, 1e-4 if name == "max_product" else 1e-5)
 
 
 @pytest.mark.parametrize("largest", [5.0, 10.0, 12.0, 20.0, 39.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_large_weights(largest: float, seed: int) -> None:
-    """The odds form keeps both small beliefs, and no product of messages leaves the range of float32."""
+def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
+    """The odds form keeps both small beliefs, and all products of messages stay in the range of float32."""
     w, bv, bh = draw(seed, 60, 40, 3, largest, undecided=False)
     found, want = (run(backend, "sum_product", w, bv, bh, 10) for backend in ("numba", "reference"))
     assert_same_beliefs(found, want, 1e-5 if largest <= 5 else 1e-3)
@@ -76,8 +76,8 @@ def test_large_weights(largest: float, seed: int) -> None:
 
 
 @pytest.mark.parametrize("largest", [20.0, -20.0])
-def test_all_weights_at_the_edge(largest: float) -> None:
-    """Every factor of a product is as large, or as small, as it can be."""
+def test_weights_at_the_limit_do_not_overflow(largest: float) -> None:
+    """Every factor of a product is as large or as small as possible."""
     w = np.full((50, 30), largest, dtype="f4")
     bv, bh = np.full((1, 50), -10 * largest, "f4"), np.full((1, 30), -20 * largest, "f4")
     found, want = (run(backend, "sum_product", w, bv, bh, 6) for backend in ("numba", "reference"))
@@ -86,7 +86,7 @@ def test_all_weights_at_the_edge(largest: float) -> None:
 
 
 @given(st.integers(0, 99), WIDTHS, WIDTHS, st.sampled_from([None, 1e-3]), st.sampled_from(["f4", "f8"]))
-def test_pairs(seed: int, v: int, h: int, tol: float | None, dtype: str) -> None:
+def test_pair_beliefs_equal_the_reference(seed: int, v: int, h: int, tol: float | None, dtype: str) -> None:
     w, bv, bh = draw(seed, v, h, 3, 1.0)
     found, want = np.ones((v, h), dtype), np.ones((v, h))
     inferred = run("numba", "sum_product_pairs", w, bv, bh, 8, tol, found)
@@ -97,7 +97,7 @@ def test_pairs(seed: int, v: int, h: int, tol: float | None, dtype: str) -> None
     plain = run("numba", "sum_product", w, bv, bh, 8, tol)
     assert_array_equal(plain.change, inferred.change, strict=True)
     assert plain.log_z is None
-    # A sweep more leaves the pairs behind, where tol was met before the last one.
+    # One more sweep leaves pairs that differ, if the tolerance was reached before the last one.
     assert_array_equal(inferred.sweeps, np.minimum(plain.sweeps + (tol is not None), 8))
     for row, sweeps in enumerate(inferred.sweeps):
         alone = run("numba", "sum_product", w, bv[row : row + 1], bh[row : row + 1], int(sweeps))
@@ -108,9 +108,9 @@ def test_pairs(seed: int, v: int, h: int, tol: float | None, dtype: str) -> None
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("tol", [None, 1e-3])
 def test_a_row_does_not_depend_on_the_others(name: str, tol: float | None) -> None:
-    """The same bits, whatever batch a row is in and wherever it lies in it."""
+    """The bits do not depend on the batch of a row or on its position in the batch."""
     w, bv, bh = draw(0, 45, 29, 150, 0.5)
-    bv[:50] *= 10  # rows that stop at different sweeps
+    bv[:50] *= 10  # These rows stop at different sweeps.
     whole = run("numba", name, w, bv, bh, 12, tol)
     assert tol is None or len(set(whole.sweeps)) > 1
     for rows in (slice(0, 1), slice(3, 5), slice(60, 149), slice(149, 150)):
@@ -119,7 +119,7 @@ def test_a_row_does_not_depend_on_the_others(name: str, tol: float | None) -> No
             assert_array_equal(getattr(part, field), getattr(whole, field)[rows], strict=True)
 
 
-def test_pairs_of_a_split_batch_are_those_of_the_whole() -> None:
+def test_pairs_of_a_split_batch_equal_those_of_the_whole() -> None:
     w, bv, bh = draw(1, 20, 12, 9, 1.0)
     whole, parts = np.zeros((20, 12), "f4"), np.zeros((20, 12), "f4")
     run("numba", "sum_product_pairs", w, bv, bh, 5, None, whole)
@@ -129,14 +129,14 @@ def test_pairs_of_a_split_batch_are_those_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("tol", [None, 1e-3])
-def test_memory_of_a_large_graph(tol: float | None) -> None:
-    """Exponentials of the couplings, and messages as numerators and denominators."""
+def test_inference_on_a_large_graph_takes_the_planned_memory(tol: float | None) -> None:
+    """Memory is needed for exponentials of the couplings, and for messages as numerators and denominators."""
     v, h = 2000, 512
     rng = np.random.default_rng(0)
     w, bv, bh = (rng.normal(size=shape).astype("f4") for shape in ((v, h), (1, v), (1, h)))
     w *= np.float32(0.01)
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
-    run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1, tol)  # compiles
+    run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1, tol)  # The first call compiles.
     tracemalloc.start()
     try:
         run(make(w), bv, bh, 3, tol)
@@ -146,7 +146,7 @@ def test_memory_of_a_large_graph(tol: float | None) -> None:
     assert 2 * w.nbytes < peak < 4 * w.nbytes
 
 
-def test_inputs_are_left_as_they_are() -> None:
+def test_inputs_are_not_changed() -> None:
     w, bv, bh = draw(2, 9, 5, 2, 1.0)
     for a in (w, bv, bh):
         a.flags.writeable = False
@@ -156,7 +156,7 @@ def test_inputs_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "numba"])
-def test_shapes_that_do_not_belong_together(backend: str) -> None:
+def test_inconsistent_shapes_are_refused(backend: str) -> None:
     w, bv, bh = draw(3, 9, 5, 2, 1.0)
     for name in METHODS:
         with pytest.raises(ValueError, match=r"\(rows, 9\) and \(rows, 5\)"):
@@ -166,7 +166,7 @@ def test_shapes_that_do_not_belong_together(backend: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 41.0])
-def test_weights_that_float32_cannot_carry(bad: float) -> None:
+def test_weights_beyond_float32_are_refused(bad: float) -> None:
     w, bv, bh = draw(4, 4, 3, 2, 1.0)
     w[1, 1] = bad
     with pytest.raises(WeightError, match=r"lower the learning rate"):

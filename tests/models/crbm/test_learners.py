@@ -1,4 +1,4 @@
-"""Gradients of all learners: against exact likelihoods and losses, split batches, CSR rows."""
+"""Gradients of all learners, compared with exact likelihoods and losses; split batches, CSR rows."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.models.crbm.cases import (
     states,
 )
 
-# One hidden unit, or one visible one, make the graph a star: belief propagation is exact there.
+# With one hidden or one visible unit the graph is a star, on which belief propagation is exact.
 STARS = [CrbmShape(5, 1, 3), CrbmShape(1, 4, 2), CrbmShape(4, 1, 0)]
 
 
 @pytest.mark.parametrize("shape", STARS, ids=str)
-def test_mle_bp_is_the_slope_of_the_exact_likelihood(shape: CrbmShape) -> None:
+def test_the_mle_bp_gradient_is_the_slope_of_the_exact_likelihood(shape: CrbmShape) -> None:
     theta, rows = make_theta(shape), make_rows(shape, 6)
 
     def likelihood(flat: np.ndarray) -> float:
@@ -45,7 +45,7 @@ def test_mle_bp_is_the_slope_of_the_exact_likelihood(shape: CrbmShape) -> None:
     np.testing.assert_allclose(found, slope(likelihood, theta), atol=1e-6)
 
 
-def test_logistic_is_the_slope_of_its_likelihood() -> None:
+def test_the_logistic_gradient_is_the_slope_of_its_likelihood() -> None:
     shape = CrbmShape(4, 0, 3)
     theta, rows = make_theta(shape), make_rows(shape, 6)
 
@@ -65,8 +65,8 @@ def test_mean_field_is_exact_without_couplings() -> None:
 
 
 @pytest.mark.parametrize("name", ["cd", "pcd"])
-def test_long_chains_are_the_slope_of_the_exact_likelihood(name: str) -> None:
-    """Many times one row: forty steps of Gibbs sampling in one gradient, or one in each of forty."""
+def test_the_gradient_of_long_gibbs_chains_is_the_slope_of_the_exact_likelihood(name: str) -> None:
+    """Use forty steps of Gibbs sampling for many copies of a row, or one step in each of forty updates."""
     shape, n = CrbmShape(4, 3, 2), 4000
     theta, row = make_theta(shape, scale=1.0), make_rows(shape, 1)
     x, v = np.tile(row.x, (n, 1)), np.tile(row.y, (n, 1))
@@ -86,14 +86,17 @@ def test_long_chains_are_the_slope_of_the_exact_likelihood(name: str) -> None:
         state = learner.step(state, chain_stats(learner, state, block(step)), n)
     found = learner.gradient(chain_stats(learner, state, block(40))) / n
     np.testing.assert_allclose(found, exact, atol=0.03)
-    assert np.abs(first - exact).max() > 0.06  # so it can fail
+    assert np.abs(first - exact).max() > 0.06  # Without a difference the test would show nothing.
 
 
 @pytest.mark.parametrize("shape", [CrbmShape(4, 1, 3), CrbmShape(4, 1, 0)], ids=str)
 @pytest.mark.parametrize(("name", "joint"), [("mssvm", False), ("lssvm", True)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: bool, weighted: bool) -> None:
-    """Loss-augmented (marginal or joint) MAP by enumeration; the cost of a unit may depend on its truth."""
+    """Enumerate loss-augmented MAP states, marginal or joint.
+
+    The cost of a unit may depend on its true value.
+    """
     theta, rows = make_theta(shape, seed=4), make_rows(shape, 4)
     cost = np.ones((2, 4), np.float32)
     if weighted:
@@ -124,8 +127,8 @@ def _options(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", list(LEARNERS))
 @pytest.mark.parametrize("width", [4, 400])
-def test_gradient_of_a_split_batch_is_that_of_the_whole(name: str, width: int) -> None:
-    """Of few rows, compared with the width of x, chains return factors."""
+def test_the_gradient_of_a_split_batch_equals_that_of_the_whole(name: str, width: int) -> None:
+    """If a chain has few rows compared with the width of x, it returns factors."""
     shape = CrbmShape(12, 0 if name == "logistic" else 3, width)
     theta, rows = make_theta(shape), make_rows(shape, 8)
     learner = make_learner(shape, name, **_options(name))
@@ -151,7 +154,7 @@ def test_sparse_rows_give_the_gradient_of_dense_ones(name: str, density: float) 
     np.testing.assert_allclose(gradient(factored, theta, csr), dense, atol=1e-6)
 
 
-def test_numba_gradient_is_the_reference() -> None:
+def test_the_numba_gradient_equals_the_reference() -> None:
     shape = CrbmShape(20, 9, 5)
     theta, rows = make_theta(shape, scale=0.3), make_rows(shape, 7)
     for name in ("mle-bp", "mle-mf"):
@@ -160,8 +163,8 @@ def test_numba_gradient_is_the_reference() -> None:
         np.testing.assert_allclose(a, b, atol=2e-4)
 
 
-def test_perceptron_loss_is_flat_where_nothing_better_was_found() -> None:
-    """Rows that are the mode of their own model teach nothing."""
+def test_the_perceptron_gradient_is_zero_if_no_better_state_is_found() -> None:
+    """Rows that are the mode of their own model have a gradient of zero."""
     shape = CrbmShape(3, 2, 3)
     params = shape.split(theta := np.zeros(shape.n_parameters, np.float32))
     params.Wvx[...] = 30 * np.eye(3)
@@ -193,7 +196,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     least = np.max([negated(np.tile(v, (n, 1))) for v in states(6)], axis=0)
     assert (energy <= least + 1e-12).all()
     assert np.isclose(energy, least).mean() > 0.9
-    assert np.isclose(negated(start), least).mean() < 0.3  # so it can fail
+    assert np.isclose(negated(start), least).mean() < 0.3  # Without a difference the test would show nothing.
 
 
 def test_gibbs_chains_draw_from_the_model() -> None:
@@ -219,7 +222,7 @@ def test_means_of_gibbs_chains_are_the_marginals() -> None:
         np.testing.assert_allclose(means.mean(axis=0), want, atol=0.02)
 
 
-def test_numbers_of_a_row_are_its_own() -> None:
+def test_random_numbers_of_a_row_do_not_depend_on_other_rows() -> None:
     def drawn(seed: int, epoch: int, *counts: int) -> np.ndarray:
         numbers = Uniforms(seed, epoch, np.array([4, 7]))
         return np.hstack([numbers.draw(count).copy() for count in counts])

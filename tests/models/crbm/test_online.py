@@ -26,7 +26,7 @@ SHAPE = CrbmShape(6, 3, 4)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, CrbmShape(12, 3, 400)])
-def test_a_step_is_momentum_and_decay_by_the_book(shape: CrbmShape) -> None:
+def test_a_step_follows_the_formulas_of_momentum_and_decay(shape: CrbmShape) -> None:
     theta, rows = make_theta(shape, scale=0.1), make_rows(shape, 8)
     learner = make_learner(shape, "mle-bp", momentum=0.9, weight_decay=0.01, rates=np.array([0.1, 0.02]))
     assert learner.factored == (shape != SHAPE)
@@ -73,7 +73,7 @@ def test_chains_of_local_steps_are_averaged() -> None:
     np.testing.assert_allclose(both.velocity, (alone[0].velocity + alone[1].velocity) / 2, atol=1e-6)
 
 
-def test_persistent_chains_go_on_at_their_places() -> None:
+def test_persistent_chains_continue_from_their_states() -> None:
     theta, rows = make_theta(SHAPE), make_rows(SHAPE, 6)
     learner = make_learner(SHAPE, "pcd", n_chains=2, chain_rows=3)
     state = learner.start(theta)
@@ -81,8 +81,8 @@ def test_persistent_chains_go_on_at_their_places() -> None:
     second = chain_stats(learner, state, replace(slice_block(rows, 3, 5), chain=1))
     after = learner.step(state, first.merge(second), 5)
     assert (after.particles[:5] != 0.5).all()
-    assert (after.particles[5] == 0.5).all()  # no row of the last step came to this place
-    # The state of the chains matters to the next gradient.
+    assert (after.particles[5] == 0.5).all()  # No row of the last step used this particle.
+    # The state of the chains affects the next gradient.
     fresh = replace(after, particles=state.particles)
     next_rows = replace(slice_block(rows, 0, 3), epoch=1)
     a, b = (chain_stats(learner, s, next_rows).vector for s in (after, fresh))
@@ -95,7 +95,7 @@ def _scored(learner: CrbmLearner, state: CrbmState, wrong: int) -> CrbmState:
     return learner.end_epoch(learner.validated(state, stats))
 
 
-def test_the_best_epoch_is_kept_and_patience_ends() -> None:
+def test_the_best_epoch_is_kept_and_patience_ends_the_fit() -> None:
     learner = make_learner(SHAPE, "mle-bp", has_validation=True, patience=2)
     state = learner.start(make_theta(SHAPE))
     thetas = []
@@ -107,13 +107,13 @@ def test_the_best_epoch_is_kept_and_patience_ends() -> None:
     kept, epoch = learner.best_parameters(state)
     assert epoch == 2
     assert (kept == thetas[1]).all()
-    told = learner.summary(state)
-    assert told["best_error"] == 0.05
-    assert told["validation_error"] == 0.05
-    assert told["changed_error"] == pytest.approx(2.5 / 20)
+    reported = learner.summary(state)
+    assert reported["best_error"] == 0.05
+    assert reported["validation_error"] == 0.05
+    assert reported["changed_error"] == pytest.approx(2.5 / 20)
 
 
-def test_a_gain_too_small_counts_as_none_for_patience_and_is_kept() -> None:
+def test_a_small_gain_is_kept_and_does_not_reset_the_patience() -> None:
     learner = make_learner(SHAPE, "mle-bp", has_validation=True, patience=2, gain=0.1)
     state = learner.start(make_theta(SHAPE))
     for epoch, wrong in enumerate((60, 50, 46, 45)):
@@ -122,13 +122,13 @@ def test_a_gain_too_small_counts_as_none_for_patience_and_is_kept() -> None:
     assert state.best_epoch == 4
 
 
-def test_rates_follow_the_epoch() -> None:
+def test_learning_rates_follow_the_epoch() -> None:
     learner = make_learner(SHAPE, "mle-bp", rates=np.array([0.05, 0.02]))
     assert [learner.rate(epoch) for epoch in range(4)] == [0.05, 0.02, 0.02, 0.02]
 
 
 def test_sweeps_grow_with_the_epoch_as_in_the_paper() -> None:
-    """Seen in the gradient: at T = 8 beliefs of strong couplings are not those of T = 17."""
+    """At T = 8 the beliefs of strong couplings differ from those at T = 17, which the gradient shows."""
     theta, rows = make_theta(SHAPE, scale=3.0), make_rows(SHAPE, 4)
     learner = make_learner(SHAPE, "mle-bp", n_sweeps=None)
     fixed = {t: make_learner(SHAPE, "mle-bp", n_sweeps=t) for t in (8, 17)}
@@ -141,7 +141,7 @@ def test_sweeps_grow_with_the_epoch_as_in_the_paper() -> None:
 
 @pytest.mark.parametrize("bad", [41.0, np.nan, -np.inf])
 @pytest.mark.parametrize("local", [0, 2])
-def test_weights_beyond_float32_stop_with_the_rate_to_try(bad: float, local: int) -> None:
+def test_weights_beyond_float32_end_the_fit_with_a_recommended_rate(bad: float, local: int) -> None:
     learner = make_learner(SHAPE, "mle-bp", rates=np.array([0.05]), local_steps=local)
     state = replace(learner.start(make_theta(SHAPE)), iteration=3, steps=70)
     stats = Stats.zeros(learner.layout())
@@ -154,7 +154,7 @@ def test_weights_beyond_float32_stop_with_the_rate_to_try(bad: float, local: int
 
 @pytest.mark.parametrize("field", ["W", "bv", "bh"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_parameters_that_are_not_finite_stop_at_once(field: str, bad: float) -> None:
+def test_parameters_that_are_not_finite_end_the_fit_at_once(field: str, bad: float) -> None:
     learner = make_learner(SHAPE, "mle-bp")
     state = learner.start(make_theta(SHAPE))
     stats = Stats.zeros(learner.layout())
@@ -170,23 +170,23 @@ def test_without_hidden_units_weights_may_be_large() -> None:
     stats["Wvx"][0] = 1e4
     found = learner.step(learner.start(make_theta(shape)), stats, 8)
     assert found.theta.max() > 40
-    found.theta[0] = np.nan  # of Wvx: seen as soon as it meets a row
+    found.theta[0] = np.nan  # A NaN in Wvx shows as soon as a row uses it.
     with pytest.raises(DivergenceError, match="parameters are no longer finite"):
         chain_stats(learner, found, make_rows(shape, 8))
-    stats["Wvx"][0] = np.nan  # or as soon as a gradient comes of it
+    stats["Wvx"][0] = np.nan  # It also shows as soon as a gradient is NaN.
     stats["dv" if learner.factored else "bv"][...] = np.nan
     with pytest.raises(DivergenceError, match="parameters are no longer finite"):
         learner.step(learner.start(make_theta(shape)), stats, 8)
 
 
-def test_local_steps_that_grow_beyond_float32_stop_too() -> None:
+def test_local_steps_beyond_float32_end_the_fit() -> None:
     learner = make_learner(SHAPE, "mle-bp", rates=np.array([1e6]), local_steps=4, chain_rows=2)
     state = learner.start(make_theta(SHAPE))
     with pytest.raises(DivergenceError, match="epoch 1, step 1, at learning_rate=1e\\+06"):
         chain_stats(learner, state, make_rows(SHAPE, 8), "cpu")
 
 
-def test_measurements_of_an_epoch() -> None:
+def test_an_epoch_records_its_measurements() -> None:
     theta, rows = make_theta(SHAPE), make_rows(SHAPE, 8)
     learner = make_learner(SHAPE, "mle-bp")
     state = learner.step(learner.start(theta), chain_stats(learner, learner.start(theta), rows), 8)
@@ -204,7 +204,7 @@ def test_scoring_counts_changed_units_of_binary_rows() -> None:
     learner = make_learner(shape, "mle-bp")
     rows = make_rows(shape, 2)
     params = shape.split(theta := np.zeros(shape.n_parameters, np.float32))
-    params.bv[...] = 5.0  # says 1 of every unit
+    params.bv[...] = 5.0  # The bias turns every unit on.
     v = np.array([[1, 1, 0], [1, 0, 1]], np.uint8)
     x = np.array([[1, 0, 0], [1, 1, 1]], np.uint8)
     from scalelatent.engine.backend import make_backend

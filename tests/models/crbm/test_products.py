@@ -1,5 +1,6 @@
-"""Products of few rows in register tiles against numpy in float64, and a step from factors against one from
-their products.
+"""Products of few rows in register tiles, and steps from factors.
+
+Products equal numpy in float64, and a step from factors equals a step from their products.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ def normal(rng, *shape):
 
 @pytest.fixture(params=["tiles", "library"])
 def way_of(request, monkeypatch):
-    """Both ways of each product."""
+    """Run a test with both implementations of each product."""
     if request.param == "library":
         monkeypatch.setattr(products, "MAX_ROWS", 0)
     return request.param
 
 
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_affine(rows, units, features, way_of):
+def test_affine_products_equal_numpy(rows, units, features, way_of):
     rng = np.random.default_rng(rows)
     x, w, b = normal(rng, rows, features), normal(rng, units, features), normal(rng, units)
     out = np.full((rows, units), np.nan, dtype=np.float32)
@@ -61,8 +62,8 @@ def test_affine(rows, units, features, way_of):
 
 
 @pytest.mark.parametrize("units", [1, 2, 5, 7])
-def test_a_row_does_not_depend_on_its_place(units, way_of):
-    """BLAS' matrix times a vector has other bits in the last rows."""
+def test_the_bits_of_a_row_do_not_depend_on_its_position(units, way_of):
+    """A product of a matrix and a vector in BLAS has other bits in the last rows."""
     rng = np.random.default_rng(units)
     for rows, features in ((20, 3), (33, 70), (201, 17)):
         x, w, b = normal(rng, rows, features), normal(rng, units, features), normal(rng, units)
@@ -73,7 +74,7 @@ def test_a_row_does_not_depend_on_its_place(units, way_of):
 
 
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_outer_less(rows, units, features, way_of):
+def test_differences_of_outer_products_equal_numpy(rows, units, features, way_of):
     rng = np.random.default_rng(rows)
     left, right, less = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
     out = np.full((units, features), np.nan, dtype=np.float32)
@@ -82,7 +83,7 @@ def test_outer_less(rows, units, features, way_of):
 
 
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_add_outer_less(rows, units, features, way_of):
+def test_differences_of_outer_products_are_added(rows, units, features, way_of):
     rng = np.random.default_rng(rows)
     left, right, less = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
     total = rng.normal(size=(units, features))
@@ -93,7 +94,7 @@ def test_add_outer_less(rows, units, features, way_of):
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_climb_outer_less(momentum, decay, in_place, way_of):
+def test_a_step_along_a_difference_of_outer_products_equals_numpy(momentum, decay, in_place, way_of):
     rng = np.random.default_rng(7)
     for rows, units, features in SHAPES:
         left, right = normal(rng, rows, units), normal(rng, rows, features)
@@ -117,8 +118,8 @@ def test_climb_outer_less(momentum, decay, in_place, way_of):
 
 
 @pytest.mark.parametrize("units", [1, 511, 512, 513, 1030])
-def test_log_loss_of_units(units, way_of):
-    """Against float64, with beliefs that float32 has as 0, 1 and a half."""
+def test_the_log_loss_of_units_equals_float64(units, way_of):
+    """Compare with float64, for beliefs that float32 rounds to 0, 1 and one half."""
     rng = np.random.default_rng(units)
     lv, v = 9 * normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
     lv[0], lv[1, ::2], lv[1, 1::2] = 0.0, 70.0, -70.0
@@ -142,7 +143,7 @@ def test_ascend_phase_steps_along_the_gradient_of_the_phase(paired, momentum, de
         new = theta.copy(), velocity.copy()
         ways.append(StepArrays(*new, *new))
     ascend(ways[1], compute_gradient(shape, backend, theta, seen, v, phase), shape.n_weights, pace)
-    monkeypatch.delattr(gradient, "compute_gradient")  # ascend_phase does not call it
+    monkeypatch.delattr(gradient, "compute_gradient")  # ascend_phase does not call it.
     ascend_phase(shape, backend, ways[0], seen, v, phase, pace)
     assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
     assert_allclose(ways[0].new_velocity, ways[1].new_velocity, rtol=0, atol=1e-5)
@@ -150,7 +151,7 @@ def test_ascend_phase_steps_along_the_gradient_of_the_phase(paired, momentum, de
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_climb_outer(rows, units, features, momentum, decay, way_of):
+def test_a_step_along_an_outer_product_equals_numpy(rows, units, features, momentum, decay, way_of):
     rng = np.random.default_rng(rows)
     left, right, theta = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
     velocity = normal(rng, *theta.shape) if momentum else np.zeros((0, features), np.float32)
@@ -170,7 +171,7 @@ def test_climb_outer(rows, units, features, momentum, decay, way_of):
 
 
 def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_both_zero(way_of):
-    """It reads the parameters once less."""
+    """Such a step reads the parameters one time less."""
     rng = np.random.default_rng(4)
     left, right, theta = normal(rng, 20, 70), normal(rng, 20, 100), normal(rng, 70, 100)
     none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)
@@ -182,7 +183,7 @@ def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_bot
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("n_hidden", [0, 11])
-def test_a_step_from_factors_is_that_of_their_products(momentum, n_hidden):
+def test_a_step_from_factors_equals_a_step_from_their_products(momentum, n_hidden):
     rng, shape, rows = np.random.default_rng(1), CrbmShape(30, n_hidden, 26), 7
     sizes = {"W": (30, n_hidden), "dv": (rows, 30), "dh": (rows, n_hidden), "x": (rows, 26)}
     factors = {name: rng.normal(size=size) for name, size in sizes.items()}
@@ -198,7 +199,10 @@ def test_a_step_from_factors_is_that_of_their_products(momentum, n_hidden):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, way_of):
-    """Each step moves by fractions of what float32 resolves: in the mean over many they must be right."""
+    """A step changes parameters by less than float32 resolves.
+
+    The mean over many parameters must be right.
+    """
     rng, n = np.random.default_rng(3), 400
     theta = np.full((n, n), 0.1, np.float32)
     velocity = np.zeros_like(theta) if momentum else np.zeros((0, n), np.float32)
@@ -206,11 +210,11 @@ def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, way_of
     left, right = normal(rng, 4, n), normal(rng, 4, n)
     ascend_outer(way, left, right, StepRates(1e-7, 3e-8, momentum))
     noise = 1e-7 * left.astype("f8").T @ right.astype("f8")
-    # Of rounding to 7e-9 the mean over 160,000 numbers is 1e-11.
+    # Parameters are rounded to 7e-9, so the mean of 160,000 has an error of 1e-11.
     assert abs((way.new_theta - theta.astype("f8") - noise).mean() + 3e-9) < 3e-10
 
 
-def test_a_row_has_the_same_logits_beside_any_others():
+def test_the_logits_of_a_row_do_not_depend_on_other_rows():
     rng = np.random.default_rng(2)
     x, w, b = normal(rng, 20, 50), normal(rng, 33, 50), normal(rng, 33)
     whole, part = np.empty((20, 33), np.float32), np.empty((3, 33), np.float32)

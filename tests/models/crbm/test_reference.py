@@ -1,4 +1,4 @@
-"""The reference against enumeration: all states of small graphs."""
+"""The reference kernels equal enumeration of all states of small graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scalelatent.models.crbm.kernels.reference import make_coupling, sigmoid
 
 
 def enumerate_states(w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> dict[str, np.ndarray]:
-    """What inference approximates, from all 2^(v + h) states of one graph."""
+    """Return the quantities that inference approximates, from all 2^(v + h) states of one graph."""
     v, h = w.shape
     states = np.array(list(product([0, 1], repeat=v + h)), dtype=float)
     vs, hs = states[:, :v], states[:, v:]
@@ -46,7 +46,7 @@ def draw(seed: int, v: int, h: int, scale: float, rows: int = 1) -> tuple[np.nda
 def pair_beliefs(
     coupling: Any, bv: np.ndarray, bh: np.ndarray, n_sweeps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return P(v_i = 1, h_j = 1) and log Z of each row, by runs of one row each."""
+    """Return P(v_i = 1, h_j = 1) and log Z of each row, from chains of one row each."""
     pairs, log_z = np.zeros((len(bv), *coupling.w.shape)), np.zeros(len(bv))
     for row, total in enumerate(pairs):
         one = slice(row, row + 1)
@@ -56,13 +56,14 @@ def pair_beliefs(
 
 
 def tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
-    """Couplings of a random tree on all units: other weights are 0."""
+    """Return couplings of a random tree on all units; other weights are 0."""
     rng = np.random.default_rng(seed)
     w = np.zeros((v, h))
     seen: tuple[list[int], list[int]] = ([int(rng.integers(v))], [])
     rest = [(0, i) for i in range(v) if i != seen[0][0]] + [(1, j) for j in range(h)]
     for side, unit in [rest[k] for k in rng.permutation(len(rest))]:
-        if not seen[1 - side]:  # nothing to join yet: a component of its own, which is a tree too
+        # The other side has no unit yet: this unit starts its own component, which is a tree too.
+        if not seen[1 - side]:
             seen[side].append(unit)
             continue
         other = int(rng.choice(seen[1 - side]))
@@ -72,18 +73,18 @@ def tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
 
 
 SIZES = st.integers(1, 5)
-SWEEPS = 14  # more than the longest path of a tree of ten units
+SWEEPS = 14  # The longest path of a tree of ten units is shorter.
 
 
 @given(st.integers(0, 99), SIZES, SIZES, st.sampled_from([0.5, 3.0, 20.0]))
-def test_exact_on_trees(seed: int, v: int, h: int, scale: float) -> None:
+def test_inference_is_exact_on_trees(seed: int, v: int, h: int, scale: float) -> None:
     w = tree(seed, v, h, scale)
     _, bv, bh = draw(seed, v, h, 1.0)
     want, pairs = enumerate_states(w, bv[0], bh[0]), np.zeros((v, h))
     found = reference.sum_product_pairs(make_coupling(w), bv, bh, SWEEPS, None, pairs)
     assert_allclose(sigmoid(found.lv[0]), want["tau_v"], rtol=1e-9, atol=1e-13)
     assert_allclose(sigmoid(found.lh[0]), want["tau_h"], rtol=1e-9, atol=1e-13)
-    edges = w != 0  # units that no coupling joins are independent in their pair belief, not in the graph
+    edges = w != 0  # Units without a coupling are independent in their pair belief, but not in the graph.
     assert_allclose(pairs[edges], want["pairs"][edges], rtol=1e-9, atol=1e-13)
     assert_allclose(found.log_z[0], want["log_z"], rtol=1e-11, atol=1e-12)
     best = reference.max_product(make_coupling(w), bv, bh, SWEEPS)
@@ -91,8 +92,8 @@ def test_exact_on_trees(seed: int, v: int, h: int, scale: float) -> None:
 
 
 @given(st.integers(0, 99), st.integers(1, 9), st.sampled_from([0.5, 3.0, 20.0]))
-def test_exact_with_one_hidden_unit(seed: int, v: int, scale: float) -> None:
-    """A star: any weights."""
+def test_inference_is_exact_with_one_hidden_unit(seed: int, v: int, scale: float) -> None:
+    """The graph is a star, with any weights."""
     w, bv, bh = draw(seed, v, 1, scale)
     want = enumerate_states(w, bv[0], bh[0])
     found = reference.sum_product(make_coupling(w), bv, bh, 2)
@@ -102,8 +103,8 @@ def test_exact_with_one_hidden_unit(seed: int, v: int, scale: float) -> None:
 
 @settings(max_examples=15)
 @given(st.integers(0, 99), st.integers(2, 7), st.integers(2, 5))
-def test_near_the_truth_on_graphs_with_cycles(seed: int, v: int, h: int) -> None:
-    """Weak couplings: errors fall with the length of the cycles, the fourth power of |W|."""
+def test_inference_is_nearly_exact_for_weak_couplings(seed: int, v: int, h: int) -> None:
+    """The error of weak couplings decreases with the length of the cycles, as the fourth power of |W|."""
     w, bv, bh = draw(seed, v, h, 0.3, rows=2)
     coupling = make_coupling(w)
     found, mean = (run(coupling, bv, bh, 50) for run in (reference.sum_product, reference.mean_field))
@@ -120,8 +121,8 @@ def test_near_the_truth_on_graphs_with_cycles(seed: int, v: int, h: int) -> None
         assert ((mixed.lv[row] > 0) == want["marginal_map"])[sure].all()
 
 
-def test_mixed_product_is_marginal_map_where_it_can_be_checked() -> None:
-    """One visible unit: summing out the hidden ones is exact."""
+def test_mixed_product_is_marginal_map_with_one_visible_unit() -> None:
+    """Summing out the hidden units is exact if there is one visible unit."""
     for seed in range(20):
         w, bv, bh = draw(seed, 1, 5, 2.0)
         want = enumerate_states(w, bv[0], bh[0])
@@ -130,7 +131,7 @@ def test_mixed_product_is_marginal_map_where_it_can_be_checked() -> None:
 
 
 def test_pairwise_beliefs_agree_with_the_beliefs() -> None:
-    """At a fixed point P(v_i) is the sum of the pair over h_j; and the pairs are those that are added up."""
+    """At a fixed point P(v_i) is the sum of the pair beliefs over h_j. The pairs are those that are added."""
     w, bv, bh = draw(0, 6, 4, 0.5, rows=3)
     coupling = make_coupling(w)
     found, (pairs, _) = reference.sum_product(coupling, bv, bh, 200), pair_beliefs(coupling, bv, bh, 200)
@@ -140,9 +141,9 @@ def test_pairwise_beliefs_agree_with_the_beliefs() -> None:
     assert_allclose(total, 1 + pairs.sum(axis=0), rtol=1e-6)
 
 
-def test_tolerance_ends_each_row_on_its_own() -> None:
+def test_the_tolerance_ends_each_row_separately() -> None:
     w, bv, bh = draw(1, 8, 5, 0.5, rows=4)
-    bv[1], bh[1] = bv[1] * 20, bh[1] * 20  # decided by its biases
+    bv[1], bh[1] = bv[1] * 20, bh[1] * 20  # The biases decide this row.
     found = reference.sum_product(make_coupling(w), bv, bh, 100, 1e-6)
     assert found.sweeps[1] < found.sweeps[0] < 100
     assert (found.change <= 1e-6).all()
@@ -154,7 +155,7 @@ def test_tolerance_ends_each_row_on_its_own() -> None:
         assert alone.change[0] == found.change[row]
 
 
-def test_the_papers_matrices_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_matrix_form_gives_the_same_beliefs(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(__file__).parents[3] / "benchmarks"
     if not folder.is_dir():
         pytest.skip("benchmarks/ is not part of this copy")
@@ -167,7 +168,7 @@ def test_the_papers_matrices_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("sweeps", "tol"), [(0, None), (3, -1.0), (3, float("nan"))])
-def test_senseless_settings_are_refused(sweeps: int, tol: float | None) -> None:
+def test_invalid_settings_are_refused(sweeps: int, tol: float | None) -> None:
     with pytest.raises(ValueError, match=r"n_sweeps|tol"):
         reference.sum_product(
             make_coupling(np.zeros((2, 2))), np.zeros((1, 2)), np.zeros((1, 2)), sweeps, tol

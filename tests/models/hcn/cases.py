@@ -1,4 +1,4 @@
-"""Random trees and sweeps, and the oracles that they are held against."""
+"""Random trees and sweeps, and direct computations with which kernels are compared."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, Evide
 
 
 def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
-    """Messages of a factor to its binary variables: differences of max-marginals without the variable's own.
+    """Return the messages of a factor to its binary variables.
 
-    ``allowed`` gives the log of the factor of a configuration.
+    They are differences of max-marginals without the variable's own message. ``allowed`` gives the log of the
+    factor of a configuration.
     """
     n = len(incoming)
     best = np.full((n, 2), -np.inf)
@@ -53,7 +54,7 @@ def draw_sweep(
     n_features: int,
     place: float = -300,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Evidence (some of it missing), orders, beliefs of S (their mean: ``place``) and of W: whole units."""
+    """Draw evidence with missing pixels, orders, and beliefs of S (mean: ``place``) and W, in whole units."""
     rng = np.random.default_rng(seed)
     n_channels, height, width = image
     h, w = window
@@ -69,7 +70,7 @@ def draw_sweep(
 
 
 def no_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
-    """Room for messages to S and W of each pair, and for which lines have one to W; zero."""
+    """Return zero messages to S and W of each pair, and a mask of the lines that have a message to W."""
     images, channels, sides = evidence.shape[:2], evidence.shape[2], evidence.shape[3:]
     size = message_room(sides, w.shape[2:4], w.shape[4])
     to_s, to_w = (np.zeros((*images, channels, size), np.int16) for _ in range(2))
@@ -77,7 +78,7 @@ def no_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
 
 
 class Kernels(HostBackend):
-    """The host's backend with the kernels of this folder."""
+    """The CPU backend with the kernels of hcn."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
         module, function = KERNELS[name][self.name].split(":")
@@ -85,7 +86,7 @@ class Kernels(HostBackend):
 
 
 def overlap(features: np.ndarray, truth: np.ndarray) -> float:
-    """Of the best of the features (F, h, w), over translations: intersection over union with ``truth``."""
+    """Return the largest intersection over union with ``truth``, over features and translations."""
     best, (h, w) = 0.0, truth.shape
     for feature in features:
         rows, cols = np.nonzero(feature)
@@ -104,7 +105,7 @@ def overlap(features: np.ndarray, truth: np.ndarray) -> float:
 def learn_online(
     learner: EvidenceLearner, x: np.ndarray, epochs: int, backend: Any, chains: int = 1, minibatches: int = 1
 ) -> EvidenceState:
-    """Epochs over rows in the order of a permutation."""
+    """Learn some epochs over rows in the order of a permutation."""
     state, rng = learner.start(), np.random.default_rng(learner.seed)
     size = chains * minibatches * learner.batch_rows
     for epoch in range(epochs):
@@ -124,7 +125,7 @@ def one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """The step of these rows, cut into chains."""
+    """Return the step of these rows, divided into chains."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):

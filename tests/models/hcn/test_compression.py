@@ -1,4 +1,4 @@
-"""Description lengths by hand, and features that do not pay."""
+"""Description lengths computed by hand, and features that cost more than they save."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarra
     return weights, stats
 
 
-def test_bits() -> None:
+def test_the_description_length_of_bits_is_their_entropy() -> None:
     assert bits(2, 8) == pytest.approx(8 * entropy(0.25))
     assert bits(0, 8) == bits(8, 8) == bits(0, 0) == 0
 
 
-def test_by_hand() -> None:
+def test_description_lengths_equal_those_by_hand() -> None:
     weights, stats = counts([SQUARE, BAR])
-    # Two squares; one pixel of the nine is left over. Only the square is sent: 15 places, 4 weights (all 1).
+    # Two squares; one of the nine pixels is not explained. Only the square is sent: 15 places, 4 weights (all
+    # 1).
     assert [int(stats[name]) for name in ("rows", "known", "ones", "errors")] == [1, 24, 9, 1]
     assert stats["placed"].tolist() == [2, 0]
     assert stats["explained"].tolist() == [8, 0]
@@ -60,10 +61,10 @@ def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     once[1:3, 2:4] = [[1, 0], [1, 1]]
     weights, stats = counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
     assert stats["placed"].tolist() == [1, 0]
-    # 24 H(3 / 24) = 13.0 bits as they are; 15 H(1 / 15) + 4 H(3 / 4) = 8.5 as a feature.
+    # Without a feature 24 H(3 / 24) = 13.0 bits; with it 15 H(1 / 15) + 4 H(3 / 4) = 8.5.
     assert length(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
-    # Of one pixel, 24 H(1 / 24) = 6.0 bits as it is.
+    # One pixel takes 24 H(1 / 24) = 6.0 bits.
     weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))
     stats["ones"][...] = stats["explained"][0] = 1
     assert not find_paying_features(LAYER, weights, stats).any()

@@ -1,4 +1,4 @@
-"""The forward pass of several layers as a convolutional network: the scores that torch comes to."""
+"""The forward pass of several layers is a convolutional network: torch computes the same scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ CLASSES = (0, 0, 1, 1, 2, 2)
 
 
 def network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarray]:
-    """Two layers and templates, of which each feature has as many weights: none wins by its size."""
+    """Return two layers and templates.
+
+    All features have equally many weights, so that none wins by its size.
+    """
     high, wide, channels = first.places
     second = FeatureLayer((channels, high, wide), 4, (3, 5), 1e-3, 1e-2, 0.25, 1e-3)
     high, wide, channels = second.places

@@ -1,4 +1,4 @@
-"""What images consist of under known features."""
+"""Explanation of images by known features."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def block(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 0)
 
 
-def test_places_are_those_of_the_truth(decoder) -> None:
+def test_the_true_places_of_features_are_found(decoder) -> None:
     x, truth = LETTERS.rows(0, N)[0], LETTERS.truth(0, N)
     want = np.zeros((N, *decoder.layer.places), np.uint8)
     for n in range(N):
@@ -54,7 +54,7 @@ def test_reconstructions_have_less_noise(decoder) -> None:
     assert (found != clean).mean() < 0.1 * (x != clean).mean()
 
 
-def test_unknown_pixels_are_filled_and_known_ones_stay(decoder) -> None:
+def test_unknown_pixels_are_filled_in_and_known_ones_stay(decoder) -> None:
     x, clean = LETTERS.rows(0, N)[0].copy(), LETTERS.clean(0, N)
     hidden = np.random.default_rng(0).random(x.shape) < 0.3
     x[hidden] = 9
@@ -68,7 +68,7 @@ def test_unknown_pixels_are_filled_and_known_ones_stay(decoder) -> None:
     assert_array_equal(again, found)
 
 
-def test_beliefs_and_rest(decoder) -> None:
+def test_a_belief_map_has_beliefs_and_the_share_of_explained_pixels(decoder) -> None:
     x = LETTERS.rows(0, N)[0]
     found = BeliefMap(decoder).apply(BACKEND, block(x))
     assert found.shape == (N, *BeliefMap(decoder).output()[0])
@@ -85,7 +85,7 @@ def test_rows_are_decoded_independently(decoder) -> None:
     assert_array_equal(together, apart)
 
 
-def test_samples(decoder) -> None:
+def test_samples_consist_of_the_features(decoder) -> None:
     found = draw_images(decoder, 3, 0, 40, BACKEND)
     assert_array_equal(found[10:20], draw_images(decoder, 3, 10, 20, BACKEND))
     clean = draw_images(decoder, 3, 0, 40, BACKEND, noise=False)

@@ -1,4 +1,4 @@
-"""The estimator of one layer: what it learns, the same bits everywhere, what it refuses."""
+"""The estimator of one layer: learned features, identical bits everywhere, refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StopAfter(sl.Callback):
             raise KeyboardInterrupt
 
 
-def test_letters_are_found_and_used() -> None:
+def test_letters_are_found_and_explain_the_images() -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     x = letters.rows(0, 1000)[0]
     m = HierarchicalCompositionalNetwork(**LETTERS, random_state=1).fit(x)
@@ -92,7 +92,7 @@ def test_letters_are_found_and_used() -> None:
     ],
     ids=["online", "chains", "restarts", "messages"],
 )
-def test_any_number_of_threads_and_rows_on_disk(params: dict[str, Any], tmp_path: Any) -> None:
+def test_threads_and_stored_rows_give_the_same_bits(params: dict[str, Any], tmp_path: Any) -> None:
     one = network(n_jobs=1, **params).fit(X)
     same(one, network(n_jobs=2, **params).fit(X))
     stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr")
@@ -101,18 +101,18 @@ def test_any_number_of_threads_and_rows_on_disk(params: dict[str, Any], tmp_path
     assert_array_equal(out.read_x(0, 60).reshape(60, 5, 5, 3), one.transform(X))
 
 
-def test_leaves_of_several_images() -> None:
+def test_leaves_may_have_several_images() -> None:
     how: dict[str, Any] = {"online": False, "n_epochs": 5, "damping": 0.5}
     leaves = {"leaf_rows": 20}
     m = network(n_jobs=1, n_chains=3, **how).fit(X, engine=leaves)
     same(m, network(n_jobs=2, n_chains=3, **how).fit(X, engine=leaves))
     assert m.n_iter_ == 5
-    assert network(**how).fit(X).n_iter_ == 1  # one leaf does its sweeps in one visit
+    assert network(**how).fit(X).n_iter_ == 1  # A single leaf does all its sweeps in one visit.
     with pytest.raises(DataError, match="leaves of fewer than 5 images"):
         network(**how).fit(X, engine={"leaf_rows": 4})
 
 
-def test_partial_fit_of_pieces_is_a_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_partial_fit_of_pieces_equals_a_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     order = fitting.row_order
     monkeypatch.setattr(fitting, "row_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
     whole = network(n_epochs=1).fit(X)
@@ -125,7 +125,7 @@ def test_partial_fit_of_pieces_is_a_fit(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_save_and_load(online: bool, tmp_path: Any) -> None:
+def test_a_saved_network_decodes_the_same(online: bool, tmp_path: Any) -> None:
     m = network(online=online).fit(X)
     m.save(tmp_path / "m.zarr")
     again = sl.load_model(tmp_path / "m.zarr")
@@ -199,7 +199,7 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_features_that_do_not_pay_together_are_removed() -> None:
-    """Each alone costs more than the others leave to save."""
+    """Each one alone costs more than the others leave to save."""
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
     x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
@@ -212,13 +212,13 @@ def test_features_that_do_not_pay_together_are_removed() -> None:
     assert m.compression_ == 1
 
 
-def test_validation_images_end_the_epochs() -> None:
+def test_validation_images_stop_the_fit() -> None:
     m = network(n_epochs=30, patience=1).fit(X[:40], validation=X[40:])
     assert m.n_iter_ < 30
     assert m.history_[-1]["compression"] is not None
 
 
-def test_unknown_pixels_and_thresholds() -> None:
+def test_unknown_pixels_and_thresholds_are_used() -> None:
     grey = np.where(X == 1, 200.0, 30.0)
     same(network(threshold=100).fit(grey), network().fit(X))
     holes = X.copy()
@@ -250,7 +250,7 @@ def test_a_plan_estimates_bytes_per_image() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [1, 4, 5, 61, 64, 10_007])
-def test_no_leaf_is_small(n_rows: int) -> None:
+def test_every_leaf_has_enough_rows(n_rows: int) -> None:
     m = network(online=False, layers=[(32, (8, 6))])
     image_bytes = single_layer.SingleLayer(fitting.make_feature_layers(m, (1, 96, 96))[0]).image_bytes
     order = fitting.make_leaf_order(m, image_bytes, n_rows, {})
@@ -277,12 +277,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("params", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_parameters_that_do_not_fit(params: dict[str, Any], says: str) -> None:
+def test_inconsistent_parameters_are_refused(params: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, DataError), match=says):
         network(**params).fit(X)
 
 
-def test_images_that_cannot_be_used() -> None:
+def test_invalid_images_are_refused() -> None:
     import scipy.sparse
 
     odd = X.copy()
@@ -320,13 +320,13 @@ def test_images_that_cannot_be_used() -> None:
         ({"p_weight": 1 - 1e-9}, "on after epoch 1: lower"),
     ],
 )
-def test_uniform_weights_are_warned_of_once(params: dict[str, Any], says: str) -> None:
+def test_uniform_weights_give_one_warning(params: dict[str, Any], says: str) -> None:
     with pytest.warns(UserWarning, match=says) as caught:
         network(p_sparsity=1e-9, **params).fit(X)
     assert sum("all weights" in str(one.message) for one in caught) == 1
 
 
-def test_unsettled_messages_are_warned_of() -> None:
+def test_messages_that_do_not_converge_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="messages of 97% of the pixels still moved in the last sweep"):
         m = network(online=False, n_epochs=1).fit(X)
     found = single_layer.SingleLayerFit(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
@@ -334,7 +334,7 @@ def test_unsettled_messages_are_warned_of() -> None:
         single_layer.warn_unsettled(found, m._layer, 60)
 
 
-def test_ignored_labels_are_warned_of() -> None:
+def test_ignored_labels_give_a_warning() -> None:
     labels = np.arange(60) % 2
     for given in ((X, labels), (sl.Dataset.from_arrays(X, labels),)):
         with pytest.warns(UserWarning, match="because there is no class layer"):
@@ -354,7 +354,7 @@ def test_learned_attributes_are_read_only() -> None:
         _ = network().beliefs_
 
 
-def test_it_is_an_estimator() -> None:
+def test_the_network_follows_scikit_learns_conventions() -> None:
     m = network()
     assert isinstance(m, StreamedEstimator)
     assert m._parameters.defaults() == HierarchicalCompositionalNetwork().get_params()
@@ -363,12 +363,12 @@ def test_it_is_an_estimator() -> None:
     )[:-1]
 
 
-# Their rows lie around 100, far above the threshold that the others need.
+# The rows are around 100, far above the threshold of the other tests.
 ALL_ON = {"check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in"}
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_checks_of_scikit_learn() -> None:
+def test_scikit_learns_checks_pass() -> None:
     m = network(layers=[(2, (1, 1))], threshold=0.5, batch_size=1, n_epochs=1)
     checks = check_estimator(m, on_fail=None, on_skip=None)
     assert {check["check_name"] for check in checks if check["status"] == "failed"} <= ALL_ON
@@ -385,13 +385,13 @@ def test_search_chooses_by_compression() -> None:
     assert 0.1 < search.best_score_ < 1
 
 
-def test_one_image_is_searched_on_itself() -> None:
-    """The best of a few settings tells the one image there is shortest, best of two restarts each."""
+def test_a_search_on_one_image_compares_descriptions_of_that_image() -> None:
+    """The best settings give the shortest description of the single image. Each has two restarts."""
     image = image_set("letters", alphabet="AKS", noise=0.02, seed=1, size=(48, 48), count=12).rows(0, 1)[0]
     how = {"online": False, "n_epochs": 30, "n_restarts": 2, "damping": 1.0, "random_state": 0}
     grid = {"p01": [1e-3, 0.3], "p10": [1e-3, 0.3]}
     search = sl.Search(HierarchicalCompositionalNetwork([(4, (8, 6))], p_sparsity=1e-4, **how), grid)
-    with pytest.warns(UserWarning, match="all weights are off"):  # where p01 = p10 = .3
+    with pytest.warns(UserWarning, match="all weights are off"):  # The warning comes from p01 = p10 = .3.
         search.fit(image)
     assert search.best_params_ == {"p01": 1e-3, "p10": 1e-3}
     assert search.best_score_ == pytest.approx(1 - search.best_estimator_.compression_)

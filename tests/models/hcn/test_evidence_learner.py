@@ -1,4 +1,4 @@
-"""Online learning of features: the rule of forgetting, what chains add up to, features found again."""
+"""Online learning of features: the rule of forgetting, the sum of chains, features that are found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small(forgetting: float = 0.9, layer: FeatureLayer = SMALL) -> tuple[Evidenc
     return EvidenceLearner(layer, forgetting, 2, 5), x
 
 
-def test_one_chain_of_one_minibatch_is_the_papers_rule() -> None:
+def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
     learner, x = small()
     state = learner.start()
     prior = state.first
@@ -52,7 +52,7 @@ def test_one_chain_of_one_minibatch_is_the_papers_rule() -> None:
 
 
 def check_forgetting(step: Callable[..., EvidenceState]) -> None:
-    """Rows that say nothing: what was known fades with each minibatch of each chain."""
+    """Check that knowledge fades with each minibatch of each chain if rows carry no evidence."""
     learner, x = small(layer=replace(SMALL, missing=9))
     first = learner.start().first
     state = EvidenceState(first + 10.0, first)
@@ -75,7 +75,7 @@ def test_steps_forget_for_each_minibatch() -> None:
 
 
 def check_weight(step: Callable[..., EvidenceState]) -> None:
-    """Minibatches that all say the same weigh in chains what they weigh one after another."""
+    """Check that identical minibatches weigh the same in parallel chains as one after another."""
     learner, _ = small(0.9)
     state, said = learner.start(), 3.0
     stats = Stats.zeros(learner.layout())
@@ -122,7 +122,7 @@ def test_parallel_chains_equal_serial_chains() -> None:
         assert_array_equal(a.vector, b.vector)
 
 
-def test_the_reference_learns_the_same() -> None:
+def test_the_reference_kernels_learn_the_same() -> None:
     learner, x = small()
     found, want = (learn_online(learner, x, 2, backend) for backend in (BACKEND, Kernels("reference")))
     assert_array_equal(found.beliefs, want.beliefs)
@@ -142,7 +142,7 @@ def test_a_chain_stays_within_its_requested_memory() -> None:
     x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
     block = Block(x, None, None, 0, np.arange(20))
     stats = Stats.zeros(learner.layout())
-    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # compiles
+    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # The first call compiles.
     prepared = learner.prepare(learner.start(), Kernels())
     tracemalloc.start()
     try:
@@ -154,15 +154,15 @@ def test_a_chain_stays_within_its_requested_memory() -> None:
     assert 4 * 5 * np.prod(layer.places) <= peak <= fixed + 20 * each
 
 
-def test_features_of_the_kernels_and_of_users() -> None:
+def test_features_are_converted_between_kernels_and_users() -> None:
     w = np.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4)
     assert to_features(w)[3, 1, 0, 0] == w[1, 2, 1, 3]
     assert_array_equal(from_features(to_features(w)), w)
 
 
-# The set and the settings of the paper's Figure 6: minibatches of 5, lambda .95.
+# These are the dataset and settings of the paper's Figure 6: minibatches of 5, lambda .95.
 @pytest.mark.parametrize(("n_rows", "epochs"), [(30, 100), (3000, 1)])
-def test_letters_are_found(n_rows, epochs) -> None:
+def test_online_learning_finds_letters(n_rows, epochs) -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6)
     x = letters.rows(0, n_rows)[0].reshape(n_rows, -1)
@@ -173,7 +173,7 @@ def test_letters_are_found(n_rows, epochs) -> None:
 
 
 def cut_off(first: np.ndarray) -> np.ndarray:
-    """One feature at the lower left of its window of 7 x 6, one across it, one without weights."""
+    """Return a feature at the lower left of its 7 x 6 window, one across it, and one without weights."""
     beliefs = first.copy()
     beliefs[:, 3:7, 0:2, 0] = 5.0
     beliefs[:, :, 2:4, 1] = 7.0
@@ -186,7 +186,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     beliefs = cut_off(first)
     found, want = move(beliefs, first), first.copy()
     want[:, 2:6, 2:4, 0] = 5.0
-    # What lay around it moves along; what comes in is as at first.
+    # The surroundings move along; new pixels have the initial belief.
     want[:, :2, 2:, 0] = first[:, 1:3, :4, 0]
     want[:, 2:6, 4:, 0] = first[:, 3:, 2:4, 0]
     want[:, 6:, :, 0] = first[:, 6:, :, 0]
@@ -197,7 +197,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
 
 
 def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """A mutant: what leaves the window on one side comes in on the other."""
+    """Wrong implementation: pixels that leave the window on one side enter on the other."""
     out = beliefs.copy()
     out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
     return out
@@ -238,7 +238,7 @@ def test_unknown_pixels_are_skipped() -> None:
     assert sum(o >= 0.9 for o in found) >= 4
 
 
-def test_validation_rows_end_the_epochs() -> None:
+def test_validation_rows_stop_online_learning() -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6)
     x = letters.rows(0, 120)[0].reshape(120, -1)

@@ -1,4 +1,4 @@
-"""Oriented filters: numba as the reference, directions of edges, what is no grey image."""
+"""Oriented filters: numba equals the reference, directions of edges, images that are not grey."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, shape).astype(np.uint8)
-    images[0] = 255 * (images[0] > 100)  # ties
+    images[0] = 255 * (images[0] > 100)  # Some pixels are equal.
     weights = OrientedFilters(n, size).weights
     for least in (0, MIN_STEP * SCALE, 255 * SCALE):
         want, found = (np.full((shape[0], n, *shape[1:]), 7, np.uint8) for _ in range(2))
@@ -30,31 +30,32 @@ def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int
 
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("direction", range(16))
-def test_the_filter_of_an_edge_is_the_one_that_is_on(size: int, direction: int) -> None:
-    """Half planes in all directions: bright where the filter's direction points to."""
+def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int) -> None:
+    """Half planes in all directions are bright on the side to which the direction of the filter points."""
     angle = 2 * np.pi * direction / 16
     y, x = np.indices((21, 21)) - 10
-    fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)  # the share of a pixel that is bright
+    fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)  # Share of the pixel that is bright.
     edges = OrientedFilters(16, size).edges(np.uint8(np.rint(255 * fine))[None])[0]
     middle = edges[:, 7:14, 7:14]
     assert middle.sum(axis=0).max() == 1
     on = np.bincount(np.nonzero(middle)[0], minlength=16)
     assert on.argmax() == direction
-    # At the finest size what a pixel covers is coarser than 22.5 degrees.
+    # At the finest size, pixels are coarser than 22.5 degrees.
     assert on[[(direction - 1) % 16, direction, (direction + 1) % 16]].sum() == on.sum() > 0
 
 
 @pytest.mark.parametrize(("least", "how"), [(MIN_STEP, ()), (16, (16,))])
-def test_a_step_is_as_large_as_its_grey_levels(least: int, how: tuple[int, ...]) -> None:
+def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]) -> None:
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
     found = OrientedFilters(16, 3, *how).edges(images)
-    assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])  # on both sides of the step
-    assert not found[1, :, 1:-1, :7].any()  # nor where the border adds to it
+    # The edge is on both sides of the step.
+    assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])
+    assert not found[1, :, 1:-1, :7].any()  # The border does not add edges either.
 
 
 def grey_layer() -> FeatureLayer:
-    """On images of 5 x 6 grey levels."""
+    """Return a layer of images of 5 x 6 grey levels."""
     return FeatureLayer((16, 5, 6), 3, (2, 2), 1e-3, 1e-3, 0.25, 1e-3, filters=OrientedFilters(16, 3))
 
 
@@ -62,15 +63,15 @@ def block_of(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 7)
 
 
-def test_a_flipped_pixel_is_an_edge_of_small_filters_alone() -> None:
+def test_a_flipped_pixel_is_an_edge_only_for_small_filters() -> None:
     images = np.zeros((1, 9, 9), np.uint8)
     images[0, 4, 4] = 255
-    assert OrientedFilters(16, 3).edges(images).sum() == 8  # of all pixels around it
+    assert OrientedFilters(16, 3).edges(images).sum() == 8  # All pixels around the flipped one are edges.
     assert not OrientedFilters(16, 5).edges(images).any()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
+def test_filter_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
     layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
     assert layer.seen == (1, 5, 6)
     off, on = layer.evidence_of
@@ -79,7 +80,7 @@ def test_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
     assert_array_equal(layer.evidence_in(block_of(images.astype(dtype))), np.where(edges, on, off))
     assert (
         layer.evidence_in(block_of(np.zeros((2, 5, 6), dtype))) == off
-    ).all()  # empty images are grey, too
+    ).all()  # Empty images are grey, too.
 
 
 @pytest.mark.parametrize(

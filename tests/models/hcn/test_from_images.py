@@ -1,4 +1,7 @@
-"""Templates learned afresh from images: what an image says, who begins with which, who comes to which."""
+"""Templates started from images:
+
+the evidence of an image, the choice of first images, and the assignment of rows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def collected(reduction: Any, *blocks: Block) -> Stats:
 
 
 def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
-    """Beliefs under true features and no templates, after passes over forty images."""
+    """Return beliefs under true features and no templates, after passes over forty images."""
     first = net.first_beliefs()
     beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
     begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
@@ -38,7 +41,10 @@ def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1
 
 
 def test_a_template_is_the_evidence_of_its_image() -> None:
-    """It has the weights whose pixels speak for it, so that no other scores higher in that image."""
+    """A template has the weights that the pixels of its image support.
+
+    No other template scores higher in that image.
+    """
     net, images = two_layers(classes=(0, 1, 2, 3))
     numbers = list(range(7, 40))
     beliefs, y = from_images(net, images, numbers), block_of(images, 0, 40).y
@@ -53,8 +59,8 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
         assert scores[0, template, 0, 0] == made[0][speaks].sum()
 
 
-def test_mutant_with_unflipped_windows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: windows of W are not turned."""
+def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above: windows of W are not flipped."""
 
     def mutant(said: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
         below, priors = said.net.split(first)
@@ -74,10 +80,10 @@ def test_templates_of_few_images_classify() -> None:
     assert error(learner, found, images) < 0.05
 
 
-def test_rows_come_to_used_templates_of_their_class() -> None:
+def test_rows_go_to_used_templates_of_their_class() -> None:
     net, images = two_layers(classes=(0, 0, 1, 1))
     beliefs = true_weights(net, images)
-    net.split(beliefs)[-1][..., 0] = -1.0  # a view: the first template is empty
+    net.split(beliefs)[-1][..., 0] = -1.0  # This is a view: the first template becomes empty.
     x, y = images.rows(0, 40)
     of_class = np.array([0, 0, 1, 1])
     for codes in (y % 2, np.full(40, -1)):
@@ -95,8 +101,8 @@ def test_rows_come_to_used_templates_of_their_class() -> None:
         assert not wanted[0].any()
 
 
-def test_mutant_that_ignores_labels_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: rows come to the best template of any class."""
+def test_ignoring_labels_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above: rows go to the best template of any class."""
     whole = TemplateEvidence.accumulate
 
     def mutant(said: TemplateEvidence, prepared: Any, block: Block, stats: Stats) -> None:
@@ -104,10 +110,10 @@ def test_mutant_that_ignores_labels_fails(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(TemplateEvidence, "accumulate", mutant)
     with pytest.raises(AssertionError):
-        test_rows_come_to_used_templates_of_their_class()
+        test_rows_go_to_used_templates_of_their_class()
 
 
-def test_first_images() -> None:
+def test_first_images_are_chosen_from_each_class() -> None:
     net, _ = two_layers(classes=(0, 0, 1, 1))
     numbers, codes = np.array([9, 4, 7, 1, 3]), np.array([1, -1, 0, 0, 0])
     taken, templates = choose_first_images(net, numbers, codes)

@@ -1,4 +1,4 @@
-"""Images as users have them: arrays, dask arrays, NaN, masks; and outputs as large as the data."""
+"""Images as users have them: arrays, dask arrays, NaN, masks; outputs as large as the data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOW = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_stat
 
 
 def drawn(n: int) -> np.ndarray:
-    """Images of two of three features at random places, 2 % of the pixels flipped."""
+    """Draw images with two of three features at random places; 2 % of the pixels are flipped."""
     rng = np.random.default_rng(0)
     features = np.array([[[1, 1], [1, 0], [1, 0]], [[0, 1], [1, 1], [0, 1]], [[1, 0], [0, 1], [1, 1]]])
     x = rng.random((n, 7, 6)) < 0.02
@@ -60,12 +60,12 @@ def counted(computed: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("given", [X[:, None], X.tolist(), list(X), X.astype(bool), np.asfortranarray(X)])
-def test_images_of_any_kind(given: Any) -> None:
+def test_images_of_any_dtype_and_container_give_the_same_bits(given: Any) -> None:
     same(network().fit(given), fitted())
     assert_array_equal(fitted().transform(given), fitted().transform(X))
 
 
-def test_flat_rows_and_memmaps(tmp_path: Any) -> None:
+def test_flat_rows_and_memmaps_are_images(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", X)
     same(network().fit(np.load(tmp_path / "x.npy", mmap_mode="r")), fitted())
     m = network(image_shape=(7, 6)).fit(X.reshape(60, -1))
@@ -88,7 +88,7 @@ def test_lazy_images_are_learned_and_stay_lazy() -> None:
     lazy = m.transform(x), m.reconstruct(x), m.inpaint(x, np.ones(X.shape, bool))
     assert not computed
     assert [a.shape for a in lazy] == [(60, 5, 5, 3), (60, 1, 7, 6), (60, 1, 7, 6)]
-    # Rows have their numbers in the whole array, by which their pixels are shuffled.
+    # Pixels are shuffled by the index of the row in the whole array.
     for found, want in zip(lazy, (m.transform(X), m.reconstruct(X), X[:, None]), strict=True):
         assert found.dtype == np.uint8
         assert_array_equal(found.compute(scheduler="single-threaded"), want)
@@ -100,7 +100,7 @@ def test_lazy_images_are_learned_and_stay_lazy() -> None:
 
 
 @pytest.mark.parametrize("threshold", [None, 100.0], ids=["binary", "threshold"])
-def test_nan_marks_unknown_pixels(threshold: float | None, tmp_path: Any) -> None:
+def test_nan_marks_a_pixel_as_unknown(threshold: float | None, tmp_path: Any) -> None:
     unknown = np.random.default_rng(1).random(X.shape) < 0.1
     levels = X * (1.0 if threshold is None else 200.0)
     holes, marked = np.where(unknown, np.nan, levels), np.where(unknown, -7.0, levels)
@@ -141,7 +141,7 @@ def test_default_features_are_reduced_and_logged_once(
     same(m, asked.fit(x))
     assert m._deciding_parameters()["layers"] == (
         (32, (8, 6)),
-    )  # folders of either size of image are of one fit
+    )  # Folders of both image sizes belong to one fit.
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (features != (8, 6))
     assert all(
@@ -157,7 +157,10 @@ def test_given_layers_are_not_reduced() -> None:
 
 @pytest.mark.parametrize("width", [16, 48])
 def test_small_flat_rows_are_images_of_one_row(width: int) -> None:
-    """Rows of five patterns joined by OR: features as wide as rows find them, where shifts mean nothing."""
+    """Rows of five patterns joined by OR:
+
+    the default features have the width of the rows, and shifts have no meaning.
+    """
     rng = np.random.default_rng(0)
     patterns = rng.random((5, width)) < 0.3
     x = ((rng.random((300, 5)) < 0.3).astype(int) @ patterns > 0).astype("u1")
@@ -220,7 +223,7 @@ def test_a_stream_may_start_with_one_image() -> None:
     assert m.transform(X).shape == (60, 5, 5, 3)
 
 
-def test_missing_everywhere() -> None:
+def test_images_without_known_pixels_are_refused() -> None:
     with pytest.raises(DataError, match="all pixels are unknown"):
         network(missing=0).fit(np.zeros_like(X))
 
@@ -247,7 +250,7 @@ def test_outputs_are_datasets(tmp_path: Any) -> None:
         m.inpaint(X, known.transpose(0, 2, 1))
 
 
-def test_frames_have_a_column_for_each_place() -> None:
+def test_output_frames_have_a_column_for_each_place() -> None:
     pandas = pytest.importorskip("pandas")
     m = network().fit(X)
     names = m.get_feature_names_out()

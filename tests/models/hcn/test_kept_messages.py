@@ -1,4 +1,4 @@
-"""Learning with kept messages: visits, leaves, small networks against their MAP by enumeration."""
+"""Learning with kept messages: visits, leaves, and small networks compared with their MAP by enumeration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKEND = Kernels()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Beliefs of W in nats, and the leaf, of images that are one leaf."""
+    """Return beliefs of W in nats, and the leaf, after learning images that are one leaf."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -72,7 +72,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     x = (np.random.default_rng(0).random((40, layer.n_pixels)) < 0.2).astype(np.uint8)
     prepared = learner.prepare(learner.start(), BACKEND)
     block = Block(x, None, None, 0, np.arange(40), 1)
-    kept = learner.visit(prepared, block, None)  # compiles
+    kept = learner.visit(prepared, block, None)  # The first call compiles.
     tracemalloc.start()
     try:
         learner.visit(prepared, block, kept)
@@ -80,7 +80,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.wants.scratch or (0, 0)
-    # What was kept was there before.
+    # The kept messages existed before.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
 
@@ -142,7 +142,7 @@ def all_bits(n: int) -> np.ndarray:
 
 
 def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Log joint of configurations of S (a, HS, WS, F) and W (b, 1, h, w, F): (a, b), less a constant."""
+    """Return the log joint (a, b) of a configurations of S and b configurations of W, minus a constant."""
     high, wide, _ = layer.places
     h, width = layer.window
     made = np.zeros((len(s), len(w), high + h - 1, wide + width - 1), bool)
@@ -158,8 +158,8 @@ def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarr
 @pytest.mark.parametrize(
     ("image", "window", "n_features"), [((3, 3), (2, 2), 2), ((2, 5), (1, 3), 1), ((1, 9), (1, 3), 1)]
 )
-def test_the_best_of_ten_restarts_is_the_map(image, window, n_features) -> None:
-    """In 95 of 100 networks of at most 18 bits."""
+def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_features) -> None:
+    """The check covers networks of at most 18 bits, of which 95 of 100 must succeed."""
     hits = 0
     layer = FeatureLayer((1, *image), n_features, window, 0.05, 0.05, 0.4, 0.2)
     n_s, n_w = int(np.prod(layer.places)), int(np.prod(layer.weights_shape))
@@ -178,5 +178,5 @@ def test_the_best_of_ten_restarts_is_the_map(image, window, n_features) -> None:
         for restart in range(10):
             beliefs, leaf = learn_leaf(layer, evidence, seed, 60, 0.8, restart)
             found.append(scores(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
-        hits += max(found) >= best - 0.1  # rounding to the grid
+        hits += max(found) >= best - 0.1  # Evidence is rounded to the grid.
     assert hits >= 0.95 * 40

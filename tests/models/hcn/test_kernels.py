@@ -1,4 +1,4 @@
-"""The numba bodies give the reference's bits."""
+"""The numba kernels give the bits of the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import count_pairs, message_starts
 from tests.models.hcn.cases import draw_sweep, no_messages
 
-# chains, images, (channels, height, width), window, features
+# Each case is chains, images, (channels, height, width), window, features.
 SHAPES = [
     (1, 1, (1, 5, 5), (2, 3), 1),
     (2, 2, (1, 7, 6), (3, 2), 5),
@@ -27,13 +27,13 @@ SHAPES = [
 ]
 
 
-# Mean belief of a place: all runs of pairs are looked at, some, hardly any.
+# Mean belief of a place, with which kernels examine all ranges of pairs, some of them, or hardly any.
 PLACES = [-300, -900, -2000]
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sweep(shape, place) -> None:
+def test_a_sweep_gives_the_bits_of_the_reference(shape, place) -> None:
     evidence, order, s, w = draw_sweep(1, *shape, place)
     for _ in range(3):
         want_s, want_w = s.astype("f8"), w.astype("f8")
@@ -56,12 +56,12 @@ def check_messages(sweep, shape, damping, place) -> None:
 
 @pytest.mark.parametrize(("damping", "place"), [*zip([1.0, 0.8, 0.3], PLACES, strict=True)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sweep_with_messages(shape, damping, place) -> None:
+def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, place) -> None:
     check_messages(sweeps.sweep_messages, shape, damping, place)
 
 
 def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Messages to weights that no place gives any more stay as they are."""
+    """Keep the messages to weights that no place sends any more."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 
@@ -73,7 +73,7 @@ def test_old_messages_to_weights_are_subtracted() -> None:
 
 @pytest.mark.parametrize(("n_sweeps", "place"), [*zip([1, 10, 10], PLACES, strict=True)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_decode(shape, n_sweeps, place) -> None:
+def test_decoding_gives_the_bits_of_the_reference(shape, n_sweeps, place) -> None:
     evidence, _, s, w = draw_sweep(3, *shape, place)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     want = s[0].astype("f8")
@@ -83,7 +83,7 @@ def test_decode(shape, n_sweeps, place) -> None:
 
 
 @pytest.mark.parametrize("shape", [*SHAPES[:4], (1, 2, (1, 4, 3), (1, 1), 33)])
-def test_placements(shape) -> None:
+def test_placements_give_the_bits_of_the_reference(shape) -> None:
     evidence, _, s, w = draw_sweep(4, *shape)
     placed, on = (s[0] > 100).astype("u1"), w[0] > 0
     assert_array_equal(placements.cover(placed, on), reference.cover(placed, on))
@@ -93,7 +93,7 @@ def test_placements(shape) -> None:
         assert (found != placed).any()
 
 
-def test_beliefs_are_priors_and_messages_after_many_updates() -> None:
+def test_beliefs_equal_priors_plus_messages_after_many_updates() -> None:
     evidence, _, s, w = draw_sweep(5, 1, 2, (2, 6, 7), (3, 2), 5)
     priors, messages = (s.copy(), w.copy()), no_messages(evidence, w)
     for epoch in range(1000):
@@ -141,7 +141,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         assert_array_equal(a, c)
 
 
-def test_pairs() -> None:
+def test_pairs_of_a_pixel_equal_the_reference() -> None:
     counts = message_starts((24, 24), (8, 6), 32)
     assert counts[-1] == count_pairs((24, 24), (8, 6), 32)
     assert np.diff(counts).max() == 1536
@@ -159,7 +159,7 @@ def check_order(order) -> None:
     assert_array_equal(*orders)
 
 
-def test_orders_are_functions_of_seed_epoch_and_row() -> None:
+def test_orders_depend_on_seed_epoch_and_row_alone() -> None:
     check_order(shuffled)
     with pytest.raises(AssertionError):
         check_order(keyed_by_thread)

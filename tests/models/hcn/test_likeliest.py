@@ -1,4 +1,7 @@
-"""Networks of two layers that are small enough to look at all their weights: the likeliest are found."""
+"""Networks of two layers so small that all weights can be enumerated:
+
+learning finds the likeliest weights.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
 
 
 def log_posterior(x: np.ndarray) -> np.ndarray:
-    """Of all 2 ** 16 weights, each with the better template of each image (2, 4)."""
+    """Return the log posterior of all 2 ** 16 weights, each with the better template of each image (2, 4)."""
     codes = np.arange(2**16)[:, None]
     features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
     templates = (codes >> np.arange(4, 16) & 1).astype(bool).reshape(-1, 2, 2, 3)
@@ -47,7 +50,7 @@ def log_posterior(x: np.ndarray) -> np.ndarray:
 
 
 def found(x: np.ndarray, seed: int) -> int:
-    """Number of the weights that messages come to."""
+    """Return the number of the weights to which messages converge."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
     learner = LayeredMessages(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
@@ -56,7 +59,7 @@ def found(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Of eight pairs of images; the best of twelve attempts each, as a fit begins again from other seeds."""
+    """Check eight pairs of images. The best of twelve attempts counts, as a fit restarts from other seeds."""
     rng, hits = np.random.default_rng(0), 0
     for _ in range(8):
         x = rng.random((2, 4)) < 0.4
@@ -73,10 +76,10 @@ def test_the_likeliest_of_all_weights_are_found() -> None:
     check_likeliest()
 
 
-def test_mutant_of_class_messages_finds_parts_less_often(
+def test_wrong_class_messages_find_parts_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mutant of the test above: an unlabelled template's own score in the maximum."""
+    """Wrong implementation of the test above: the maximum includes an unlabelled template's own score."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape).astype(np.int32)
@@ -87,7 +90,7 @@ def test_mutant_of_class_messages_finds_parts_less_often(
 
 
 def check_above() -> None:
-    """What comes from above replaces what came before, in each pass."""
+    """Check that messages from above replace earlier ones in each pass."""
     net, images = two_layers(5, 1)
     backend, block = make_backend("cpu"), block_of(images, 0, 6)
     learner = LayeredMessages(net, n_rows=6, single_leaf_passes=3)
@@ -109,8 +112,8 @@ def test_messages_from_above_are_not_damped() -> None:
     check_above()
 
 
-def test_mutant_that_damps_messages_from_above_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above."""
+def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above."""
     lower = LayerMessages.with_above
 
     def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:
@@ -122,7 +125,7 @@ def test_mutant_that_damps_messages_from_above_fails(monkeypatch: pytest.MonkeyP
 
 
 def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
-    """Of 20,000 draws each share lies within five standard errors; the next pixel's pool would not do."""
+    """Each share of 20,000 draws is within five standard errors; the pool of the next pixel would fail."""
     net = Hierarchy((BELOW, TOP), side=3, seed=4)
     prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000
     made = np.zeros((1, 1, 4), bool)
@@ -130,11 +133,11 @@ def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
     share = np.mean([shift_pixels(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
 
     def chance(pixel: int) -> np.ndarray:
-        """Of the row of a pool, by where it lands."""
+        """Return the probability of the row of a pool, by the pixel where it lands."""
         units = prior[3:6, 0, pixel]
         return np.exp(units / 256.0) / np.exp(units / 256.0).sum()
 
     off = np.abs(share[:3] - chance(1)) / np.sqrt(chance(1) * (1 - chance(1)) / n)
     assert off.max() < 5
     assert share[3] == 0
-    assert (np.abs(share[:3] - 1 / 3) > 0.02).any()  # even pools would not do
+    assert (np.abs(share[:3] - 1 / 3) > 0.02).any()  # Uniform pools would fail.

@@ -1,4 +1,4 @@
-"""The estimator of several layers: classes, clusters, missing labels, what it gives and refuses."""
+"""The estimator of several layers: classes, clusters, missing labels, outputs, refusals."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "online": {"online": True, "n_epochs": 2, "batch_size": 4, "inner_iterations": 3, "n_chains": 2},
 }
 WAYS["from images"] = {**WAYS["online"], "p_weight": (0.5, 0.1), "template_passes": 3}
-WAYS["from images"]["read_noise"] = (0.1, 1e-4)
+WAYS["from images"] |= {"read_noise": (0.1, 1e-4), "pool": 3}
+WAYS["defaults"] = {"online": None, "n_epochs": 1}
 
 
 def network(**params: Any) -> HierarchicalCompositionalNetwork:
-    how: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "n_epochs": 4, "random_state": 3}
-    return HierarchicalCompositionalNetwork(**how | params)
+    how: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "online": False}
+    return HierarchicalCompositionalNetwork(**how | {"n_epochs": 4, "random_state": 3} | params)
 
 
 def same(a: Any, b: Any) -> None:
@@ -48,7 +49,7 @@ def fitted() -> HierarchicalCompositionalNetwork:
     return network(n_epochs=30).fit(X, Y)
 
 
-def test_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) -> None:
+def test_a_fit_has_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) -> None:
     m = fitted
     high, wide = X.shape[1] - 4, X.shape[2] - 4
     assert [w.shape for w in m.weights_] == [(4, 1, 5, 5), (4, 4, high, wide)]
@@ -70,7 +71,7 @@ def test_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) -> None:
     assert made.shape == (40, 1, *X.shape[1:])
 
 
-def test_save_and_load(fitted: Any, tmp_path: Any) -> None:
+def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_path: Any) -> None:
     names = np.array(["left", "right"])[Y]
     for m in (fitted, network().fit(X, names), network(templates=3).fit(X)):
         m.save(tmp_path / "m.zarr", overwrite=True)
@@ -83,7 +84,7 @@ def test_save_and_load(fitted: Any, tmp_path: Any) -> None:
 
 
 def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
-    """Features are learned without it; a saved network has it."""
+    """Features are learned without the noise; a saved network has it."""
     how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
     m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])
@@ -120,7 +121,7 @@ def test_read_noise_does_not_affect_learning() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_same_bits_and_resume(way: str, tmp_path: Any) -> None:
+def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None:
     how = WAYS[way]
     engine: dict[str, Any] = {"report_steps": 1} | ({"leaf_rows": 8} if way == "kept" else {})
     fit: dict[str, Any] = {"validation": (X[32:], Y[32:]), "engine": engine}
@@ -168,7 +169,7 @@ LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": Non
 
 
 def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an earlier version did: messages of all templates, each of them."""
+    """Keep messages as an earlier version did: those of all templates, each of them."""
     start = Hierarchy.start
     monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, own_class_only=False: start(net, n_rows))
     monkeypatch.setattr(multi_layer_learning, "to_sparse", np.copy)
@@ -189,15 +190,15 @@ def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch:
     check_messages_of_all_templates(labels, monkeypatch)
 
 
-def test_mutant_with_another_order_of_trees_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: trees come in the order of images that were put in order of class."""
+def test_another_order_of_trees_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above: trees are in the order of images, which are sorted by class."""
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)
 
 
-def test_mutant_that_drops_small_messages_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other mutant: small ones are 0 from visit to visit."""
+def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another wrong implementation: small messages become 0 from visit to visit."""
     monkeypatch.setattr(
         multi_layer_learning, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
     )
@@ -207,7 +208,7 @@ def test_mutant_that_drops_small_messages_fails(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Stopped in the midst of a pass, with messages of all templates, each of them."""
+    """The run was stopped within a pass, with messages of all templates."""
     visit, visits = LayeredMessages.visit, 0
 
     def stopping(*args: Any) -> Any:
@@ -231,7 +232,7 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
-    """Each pass leaves its own; those that no checkpoint needs go with the next one."""
+    """Each pass writes its leaves; those that no checkpoint needs are deleted with the next pass."""
     sizes: list[list[int]] = []
     run = tmp_path / "run"
 
@@ -250,28 +251,28 @@ def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
     assert " MiB a worker, at most 1" in forecast["summary"]
 
 
-def test_rows_without_labels() -> None:
+def test_rows_without_labels_are_learned_without_a_class() -> None:
     whole = network().fit(X, Y)
-    # A class -1 there is not, and some labels that are missing change what is learned.
+    # There is no class -1, and missing labels change the fit.
     some = np.where(np.arange(40) % 4 == 0, -1, Y)
     partly = network().fit(X, some)
     assert partly.classes_.tolist() == [0, 1]
     assert any((a != b).any() for a, b in zip(whole.beliefs_, partly.beliefs_, strict=True))
     assert partly.score(X, some) == np.mean((partly.predict(X) == Y)[some >= 0])
-    # Classes are given to clusters where few rows have one.
+    # Clusters receive classes if few rows have one.
     few = np.full(40, -1)
     few[:6] = Y[:6]
     m = network().fit(X, few)
     assert sorted(m.template_classes_.tolist()) == [0, 0, 1, 1]
     stored = sl.Dataset.from_arrays(X, few)
     same(m, network().fit(stored))
-    # Elsewhere -1 is a class like others.
+    # Without missing labels -1 is a class like others.
     binary = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(X.reshape(40, -1), np.where(Y == 0, -1, 1))
     assert binary.classes_.tolist() == [-1, 1]
 
 
-def test_all_labels_among_rows_that_may_have_none() -> None:
-    """Rows of a dataset that has -1 elsewhere, each with a label: those of a dataset where all have one."""
+def test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels() -> None:
+    """Labelled rows of a dataset with -1 elsewhere are learned like rows of a dataset without -1."""
     stored = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 32, Y, -1))[:32]
     assert -1 in stored.classes
     m = network().fit(stored)
@@ -279,14 +280,14 @@ def test_all_labels_among_rows_that_may_have_none() -> None:
     assert m.classes_.tolist() == [0, 1]
 
 
-def test_mutant_with_a_class_for_unlabelled_rows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: -1 is a class like others."""
+def test_a_class_for_unlabelled_rows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above: -1 is a class like others."""
     monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
     with pytest.raises(DataError, match="class -1 has no rows"):
-        test_all_labels_among_rows_that_may_have_none()
+        test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels()
 
 
-def test_clusters() -> None:
+def test_templates_without_labels_are_clusters() -> None:
     m = network(templates=4).fit(X, validation=(X, Y))
     assert m.classes_.tolist() == [0, 1, 2, 3]
     counts = np.zeros((2, 4))
@@ -297,7 +298,7 @@ def test_clusters() -> None:
         m.score(X)
 
 
-def test_classes_of_templates() -> None:
+def test_templates_have_the_classes_of_their_images() -> None:
     assert class_layer(3, 2) == (0, 0, 1, 1, 2, 2)
     assert assign_classes(np.array([[9, 8, 7, 0], [0, 6, 6, 0]]), 2) == (0, 0, 1, 1)
     assert assign_classes(np.zeros((2, 4)), 2) == (0, 0, 1, 1)
@@ -318,7 +319,7 @@ def test_classes_do_not_depend_on_the_noise(fitted: Any) -> None:
     assert (scores != others).any()
 
 
-def test_hidden_pixels_and_drawn_images(fitted: Any) -> None:
+def test_hidden_pixels_are_completed_and_images_drawn(fitted: Any) -> None:
     known = np.ones(X.shape, bool)
     known[:, :, 6:] = False
     filled = fitted.inpaint(X, known)[:, 0]
@@ -337,7 +338,7 @@ def test_hidden_pixels_and_drawn_images(fitted: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_that_are_all_off_are_warned_of(way: str) -> None:
+def test_weights_that_are_all_off_give_a_warning(way: str) -> None:
     how = {**WAYS[way], "n_epochs": 1, "p_weight": [1e-9, 1e-20], "n_chains": 1}
     with pytest.warns(
         UserWarning, match=r"all weights are off .*raise p_weight \(now 1e-09, of the first layer\)$"
@@ -346,7 +347,7 @@ def test_weights_that_are_all_off_are_warned_of(way: str) -> None:
     assert m.history_[-1]["share_on"] == 0
 
 
-def test_a_stream_and_a_warm_start() -> None:
+def test_a_stream_and_a_warm_start_continue_a_fit() -> None:
     how = {**WAYS["online"], "n_epochs": 1, "n_chains": 1}
     m = network(**how).partial_fit(X[:20], Y[:20])
     before = m.beliefs_[0]
@@ -376,12 +377,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("params", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_parameters_that_do_not_fit(params: dict[str, Any], says: str) -> None:
+def test_inconsistent_parameters_are_refused(params: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, DataError), match=says):
         network(**params).fit(X, Y)
 
 
-def test_labels_that_cannot_be_learned() -> None:
+def test_invalid_labels_are_refused() -> None:
     whole = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 30, Y, 5))
     for given, says in (
         ((X, np.full(40, -1)), "all labels are -1"),
@@ -406,7 +407,7 @@ def test_runs_are_scored_by_classes(fitted: Any) -> None:
     assert scorer.test_scores(fitted, sl.Dataset.from_arrays(X), lambda *_: None) == {}
 
 
-def test_plan_and_search() -> None:
+def test_a_network_of_several_layers_is_planned_and_searched() -> None:
     forecast = network().plan(X, Y)
     assert set(forecast["stages"]) == {"learn", "templates"}
     assert forecast["disk_bytes"] > 40 * forecast["bytes_per_image"]
@@ -415,17 +416,17 @@ def test_plan_and_search() -> None:
 
 
 @pytest.mark.slow
-def test_four_labels_of_the_two_trait_set() -> None:
-    """Templates are found without labels, then named: the bare form, at most one of 1,000 images wrong."""
+def test_the_two_trait_set_is_learned_with_four_labels() -> None:
+    """Templates are found without labels and then named. At most one of 1,000 images is wrong."""
     images, patterns = image_set("traits"), image_set("traits", labels="pattern")
     (x, category), (_, pattern) = images.rows(0, 100), patterns.rows(0, 100)
     first = [int(np.flatnonzero(pattern == kind)[0]) for kind in range(4)]
     labels = np.where(np.isin(np.arange(100), first), category.astype(int), -1)
-    m = HierarchicalCompositionalNetwork(layers=[(4, 13)], templates=2, random_state=0).fit(x, labels)
+    m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0).fit(x, labels)
     assert m.score(*images.rows(5000, 6000)) >= 0.999
 
 
-def test_the_forward_pass_as_that_of_a_convolutional_network(fitted: Any) -> None:
+def test_the_forward_pass_equals_a_convolutional_network(fitted: Any) -> None:
     form = fitted.to_cnn_weights()
     for weights, own in zip(form.weights, fitted.weights_, strict=True):
         assert_array_equal(weights, own)
@@ -456,7 +457,7 @@ def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
         m.predict(np.zeros((1, 8, 8), np.uint8))
 
 
-def test_the_threshold_of_filters_is_that_of_their_steps(grey: Any) -> None:
+def test_the_threshold_of_filters_applies_to_their_steps(grey: Any) -> None:
     m, images = grey
     same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
     less = network(filters=8, n_epochs=2, threshold=16).fit(images, Y)

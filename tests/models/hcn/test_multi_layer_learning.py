@@ -1,4 +1,4 @@
-"""Networks of two layers: parts and templates of the set of two traits are found."""
+"""Learning of networks of two layers: parts and templates of the two-trait set are found."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from scalelatent.models.hcn.model.multi_layer_learning import (
 from scalelatent.models.hcn.model.templates import TemplateCounts
 from scalelatent.storage.record import dumps, loads
 
-CATEGORY = (0, 1, 1, 0)  # of a pattern
+CATEGORY = (0, 1, 1, 0)  # Category of each pattern.
 
 
 def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
-    """A network of the form of the two-trait set, and the set."""
+    """Return a network with the form of the two-trait set, and the set."""
     images = image_set("traits", size=size, gap=gap, labels="pattern")
     height, width = images.image_shape
     below = FeatureLayer((1, height, width), 4, (size, size), 1e-3, 1e-3, 0.25, 0.5)
@@ -43,7 +43,7 @@ def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, 
 
 
 def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
-    """Beliefs of weights that make the set."""
+    """Return beliefs of the weights that generate the set."""
     size = images.features.shape[1]
     left = size + images.parameters["gap"] + 1
     above = np.zeros((4, *net.layers[1].image), bool)
@@ -82,7 +82,7 @@ def test_true_weights_classify_their_images() -> None:
     state = learner.start()
     state = type(state)(true_weights(net, images), state.first)
     assert error(learner, state, images) < 0.005
-    # Whatever the noise is said to be.
+    # The result does not depend on the assumed noise.
     other = [replace(layer, p01=0.2, p10=0.05) for layer in net.layers]
     found = TemplateCounts(Hierarchy(tuple(other), (0, 1, 2, 3)), 4)
     stats, backend = Stats.zeros(found.layout()), make_backend("cpu")
@@ -101,7 +101,7 @@ def test_parts_and_templates_are_found(labelled: bool) -> None:
 
 
 def test_hidden_parts_are_completed_in_place() -> None:
-    """Half of each part is hidden: 95 % of the pixels that are filled in lie within one of a true one."""
+    """Half of each part is hidden: 95 % of the filled-in pixels are within one pixel of a true one."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     x, _ = images.rows(0, 40)
@@ -118,15 +118,15 @@ def test_hidden_parts_are_completed_in_place() -> None:
             near |= padded[:, :, dy : dy + clean.shape[2], dx : dx + clean.shape[3]]
     assert filled.sum() > 0.7 * (clean.astype(bool) & ~known).sum()
     assert (filled & near).sum() >= 0.95 * filled.sum()
-    # The other category, where it is asked for.
+    # The other category is completed on request.
     scores = net.template_scores(weights, pixels, make_backend("cpu"))
     found = np.array(CATEGORY)[scores.argmax(axis=1)]
     other = net.complete(weights, pixels, 1 - found, make_backend("cpu"))
     assert ((other > 0) != (beliefs > 0))[~known].any()
 
 
-def test_draws_are_images_of_the_set() -> None:
-    """Templates and shifts are drawn as often as they should be; a forward pass classifies features."""
+def test_drawn_images_follow_the_set() -> None:
+    """Templates and shifts are drawn with their probabilities; a forward pass classifies the features."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
@@ -148,14 +148,14 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
     weights[-1][..., np.flatnonzero(codes == 1)[0]] = False
     labels = np.ones(40, int) if labelled else None
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all()
-    weights[-1][..., codes == 1] = False  # nothing is left of that class
+    weights[-1][..., codes == 1] = False  # No template of that class has a weight.
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all() == (not labelled)
     weights[-1][...] = False
     assert not net.draw(weights, 4, None, 5).any()
 
 
-def test_leaves_are_copies_and_passes_add_up() -> None:
-    """Passes of one visit and of several visits are the same, and what was kept is not changed."""
+def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
+    """Passes of one visit and of several visits are equal, and kept messages are not changed."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     block = block_of(images, 0, 12)
     several = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=1), block, 6)
@@ -171,7 +171,7 @@ def test_leaves_are_copies_and_passes_add_up() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Of messages as they are worked with; of what is kept of them, usually, and where none is 0."""
+    """Bounds hold for messages in use, for kept messages in the usual case, and if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, single_leaf_passes=6)
     block = block_of(images, 0, 12, known)
@@ -188,7 +188,7 @@ def test_stored_bytes_are_bounded(known: bool) -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
-    """With its leaf on the way from and to the disk, even if no message is 0."""
+    """The bound includes reading and writing the leaf, even if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
     block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
@@ -210,7 +210,7 @@ def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
 
 
 def leaf_bytes(kept: Any) -> int:
-    """Of the arrays in a tree of dicts."""
+    """Return the bytes of the arrays in a tree of dicts."""
     return sum(map(leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
 
 
@@ -242,8 +242,8 @@ MUTANTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutants_of_sparse_arrays_fail(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutants of the test above."""
+def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementations of the test above fail."""
     whole = to_sparse
     monkeypatch.setattr(
         "tests.models.hcn.test_multi_layer_learning.to_sparse",
@@ -254,8 +254,8 @@ def test_mutants_of_sparse_arrays_fail(mutant: str, monkeypatch: pytest.MonkeyPa
             test_sparse_arrays_restore_the_dense_ones(values)
 
 
-def test_beliefs_are_priors_and_messages() -> None:
-    """Beliefs of W are what they were at first and all messages, exactly; of S what comes from above too."""
+def test_beliefs_equal_priors_plus_messages() -> None:
+    """Beliefs of W are the initial ones plus all messages. Beliefs of S include messages from above."""
     net, images = two_layers()
     learner, block = LayeredMessages(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
     state = learner.start()
@@ -268,8 +268,8 @@ def test_beliefs_are_priors_and_messages() -> None:
         assert of_trees == kept.to_s.sum(dtype=np.int64), layer
 
 
-def test_mutant_that_changes_weights_on_the_way_down_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: a layer's W moves in the backward pass too."""
+def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above: the backward pass changes W of a layer too."""
     pass_down = Hierarchy.pass_down
 
     def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
@@ -278,10 +278,10 @@ def test_mutant_that_changes_weights_on_the_way_down_fails(monkeypatch: pytest.M
 
     monkeypatch.setattr(Hierarchy, "pass_down", mutant)
     with pytest.raises(AssertionError):
-        test_beliefs_are_priors_and_messages()
+        test_beliefs_equal_priors_plus_messages()
 
 
-def test_all_labels_are_semi_supervised_with_all_labels() -> None:
+def test_supervised_learning_equals_semi_supervised_learning_with_all_labels() -> None:
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, single_leaf_passes=3)
     labelled = learn_batch(learner, block_of(images, 0, 12), 1)
@@ -293,7 +293,7 @@ def test_all_labels_are_semi_supervised_with_all_labels() -> None:
     assert (labelled.beliefs != unlabelled.beliefs).any()
 
 
-def test_class_messages() -> None:
+def test_class_messages_are_minus_the_best_other_score() -> None:
     net, _ = two_layers(classes=(0, 0, 1, 1))
     scores = np.array([[5, 3, 9, 9], [1, 2, 3, 4]], np.int32)
     np.testing.assert_array_equal(net.class_messages(scores, None), [[-9, -9, -9, -9], [-4, -4, -4, -3]])
@@ -301,18 +301,18 @@ def test_class_messages() -> None:
     np.testing.assert_array_equal(found, [[-3, -5, -CLASS_FLOOR, -CLASS_FLOOR], [-4, -4, -4, -3]])
 
 
-def test_mutant_of_class_messages_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: an unlabelled template's own score in the maximum."""
+def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above: the maximum includes an unlabelled template's own score."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape)
 
     monkeypatch.setattr(Hierarchy, "class_messages", mutant)
     with pytest.raises(AssertionError):
-        test_class_messages()
+        test_class_messages_are_minus_the_best_other_score()
 
 
-def test_priors_of_shifts() -> None:
+def test_priors_of_shifts_sum_to_one_and_peak_at_the_centre() -> None:
     for side, image in ((3, (1, 5)), (5, (6, 4)), (1, (2, 2))):
         prior = shift_priors(image, side, 0.9, 3)
         there = prior != ABSENT
@@ -337,8 +337,8 @@ def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> n
     return np.arange(n, dtype=np.int32)[None]
 
 
-def test_templates_of_other_classes_stay_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages of an image's own class alone, where its label is known, come to the same bits."""
+def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the label of an image is known, messages of its class alone give the same bits."""
     net, images = two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
@@ -365,22 +365,22 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
     change = net.split(to_dense(new["change"]))[-1]
     assert change[..., [0, 3]].any()
     assert not change[..., [1, 2]].any()
-    # Of one image without a label all templates are kept.
+    # The leaf keeps all templates for one image without a label.
     few = learner.visit(
         (learner.start(), make_backend("cpu")), replace(block, y=np.r_[-1, block.y[1:]]), None
     )
     assert unpack_messages(few)[-1].s.shape[-1] == 4
 
 
-def test_mutant_with_templates_of_another_class_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: the first templates, whatever the class."""
+def test_templates_of_another_class_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong implementation of the test above: the first templates of any class are used."""
     monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
-        test_templates_of_other_classes_stay_silent(monkeypatch)
+        test_templates_of_other_classes_need_no_messages(monkeypatch)
 
 
-def test_mutant_with_small_class_messages_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other mutant: those of pools, which are less than what pixels say of a template."""
+def test_small_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another wrong implementation: class messages of the size of pools, below the evidence of pixels."""
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):
-        test_templates_of_other_classes_stay_silent(monkeypatch)
+        test_templates_of_other_classes_need_no_messages(monkeypatch)

@@ -1,4 +1,7 @@
-"""The plan of a network of parts: its peak and its disk hold, online and with kept messages."""
+"""The plan of a compositional network:
+
+predicted memory and disk space are upper bounds, online and with kept messages.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ print(json.dumps({"peak": peak_bytes(), **found_plan}))
 
 @pytest.fixture(scope="module")
 def _warm() -> None:
-    """Kernels compiled ahead: LLVM's memory is none of a fit's."""
+    """Compile the kernels first, because the memory of LLVM is not part of a fit."""
     warm = [sys.executable, "-m", "scalelatent", "warm", "hcn", "data"]
     subprocess.run(warm, capture_output=True, timeout=120, check=True)
 
@@ -59,7 +62,7 @@ def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds follow from the chain, or the visit with kept messages, that was measured."""
+    """The seconds follow from the measured chain, or from the measured visit with kept messages."""
     probed: list[str] = []
 
     def measure(name: str, seconds: Any) -> float:
@@ -73,7 +76,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
     )
     found_plan = model.plan(np.zeros((50, 7, 6), np.uint8))
     assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
-    # Five images in half a second; those of kept messages were swept four times.
+    # Five images take half a second; visits with kept messages sweep them four times.
     row = 0.5 / 5 / (1 if online else planning.PROBE_SWEEPS)
     assert found_plan["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
     assert found_plan["pairs_per_second"] == pytest.approx(
@@ -83,7 +86,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("online", [True, False])
 def test_images_that_filters_read_are_planned(online: bool) -> None:
-    """Their pixels are grey, and fewer than what filters make of them."""
+    """The pixels are grey, and fewer than the channels that filters make of them."""
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
     found_plan = sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, filters=4, online=online).plan(ds)
     assert found_plan["seconds"]["learn"] > 0
@@ -125,10 +128,10 @@ def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
         how |= {"layers": [(4, 13)], "templates": 2, "template_passes": 2}
     few, many = (measured(tmp_path, rows, how, engine) for rows in sizes)
     assert many["peak"] < many["plan"] < 3 * many["peak"]
-    # Memory does not grow with the rows; what is kept of leaves lies on disk.
+    # Memory does not grow with the rows, because kept leaves are on disk.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 32 * 2**20
     for one in (few, many):
         assert one["disk"] < one["disk_plan"] + 2**20
     if way != "online":
-        # Of several layers that is where no message is 0.
+        # The plan of several layers assumes that no message is 0.
         assert many["disk_plan"] < (2.5 if way == "kept" else 5) * many["disk"]

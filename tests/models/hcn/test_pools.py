@@ -1,4 +1,4 @@
-"""Messages between layers: against enumeration, and numba against the reference."""
+"""Messages between layers: comparison with enumeration, and of numba with the reference."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scalelatent.models.hcn.kernels.units import ABSENT, GRID
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, message_starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
 
-# images, (channels, height, width), side of a pool
+# Each case is images, (channels, height, width), side of a pool.
 SHAPES = [(1, (1, 1, 1), 3), (2, (3, 4, 5), 3), (1, (1, 7, 33), 5), (3, (2, 3, 2), 1), (1, (16, 6, 17), 3)]
 
 
 def draw(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """below, prior, above, down, evidence: some messages small, some large, some equal."""
+    """Draw below, prior, above, down and evidence with small, large and equal messages."""
     n, image, side = shape
     rng = np.random.default_rng(seed)
 
@@ -75,7 +75,7 @@ def test_trees_equal_the_reference(shape) -> None:
 
 
 def best(score, n: int, at: int) -> tuple[float, float]:
-    """Largest score over n bits, of which that at ``at`` is 0, and 1."""
+    """Return the largest score over n bits if the bit at ``at`` is 0, and if it is 1."""
     found = [-np.inf, -np.inf]
     for bits in itertools.product((0, 1), repeat=n):
         found[bits[at]] = max(found[bits[at]], score(bits))
@@ -84,7 +84,7 @@ def best(score, n: int, at: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("side", [1, 3])
 def test_pool_messages_are_max_marginals(side) -> None:
-    """One active pixel of R amid an image that only it can reach: messages are differences of maxima."""
+    """Only the central pixel can reach the one active pixel of R, so messages are differences of maxima."""
     rng, n = np.random.default_rng(side), side**2
     shape = (2 * (side // 2) + 1,) * 2
     at = side // 2, side // 2
@@ -94,7 +94,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
         sent, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
 
         def pool(bits, sent=sent, top=top) -> float:
-            """Bits of the shifts, then that of R."""
+            """Return the bits of the shifts, then that of R."""
             on, r = np.array(bits[:-1]), bits[-1]
             if on.sum() != r:
                 return -np.inf
@@ -116,8 +116,8 @@ def test_pool_messages_are_max_marginals(side) -> None:
             assert down[0, 0, d][at] / GRID == pytest.approx(on - off, abs=0.02)
 
 
-def test_mutant_of_pools_without_prior_fails(monkeypatch) -> None:
-    """The mutant of the test above: all shifts as probable."""
+def test_pools_without_prior_would_fail(monkeypatch) -> None:
+    """Wrong implementation of the test above: all shifts are equally probable."""
     whole = reference.raise_pools
 
     def without(below, prior, down, evidence, damping) -> None:

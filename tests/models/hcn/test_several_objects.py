@@ -1,4 +1,4 @@
-"""Several objects in one image, of a network that was fitted on images of one."""
+"""Several objects in one image, for a network that was fitted on images of one object."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
 
 
 def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
-    """All sets of at most so many places whose frames lie apart."""
+    """Return all sets of at most ``most`` places whose frames are ``apart``."""
     where = where or (lambda place: place)
     for n in range(most + 1):
         for some in itertools.combinations(places, n):
@@ -42,12 +42,12 @@ def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any 
 
 
 def fitted_by_hand(names: Any) -> Any:
-    """A model of the two traits with the weights that made them."""
-    m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, random_state=0)
+    """Return a model of the two traits with the weights that generated them."""
+    m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
     network = build_multi_layer(m, (below,), np.array(names), 2)
     above = np.zeros((4, *network.net.layers[1].image), bool)
-    # Templates of a class lie side by side: those of equal traits, then the others.
+    # Templates of a class are neighbours: first those of equal traits, then the others.
     for places, (shape, diagonal) in zip(above, [(0, 0), (1, 1), (0, 1), (1, 0)], strict=True):
         places[shape, 2, 2] = places[2 + diagonal, 2, 2 + 15] = True
     parts = from_features(TRAITS.features[:, None].astype(bool)), from_features(above)
@@ -58,7 +58,7 @@ def fitted_by_hand(names: Any) -> Any:
 
 @pytest.mark.parametrize("names", [[0, 1], ["same", "other"]])
 def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> None:
-    """Two traits at random offsets, and a third image of one, and a fourth of none."""
+    """The images have two traits at random offsets, one trait, and none."""
     n, room, rng = 40, (HEIGHT + 6, 2 * WIDTH + 12), np.random.default_rng(0)
     images, labels = TRAITS.rows(0, 2 * n)
     wide, truth = np.zeros((n + 2, *room), np.uint8), np.full((n + 2, 2, 2), -1)
@@ -73,7 +73,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
     expected = np.array(names)[labels.astype(int)].reshape(n, 2)
     assert (found.labels[:n] == expected).mean() >= 0.99
     assert_array_equal(found.labels[n:], [[names[labels[0]], none], [none, none]])
-    # Templates are found within the two pixels that traits and pools move by.
+    # Templates are found within two pixels, the range of traits and pools.
     assert (np.abs(found.positions - truth) <= 2).all(axis=2).mean() >= 0.99
     assert_array_equal(found.positions[n:][found.labels[n:] == none], -1)
     assert_array_equal(found.scores > 0, found.labels != none)
@@ -108,11 +108,14 @@ def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -
         assert set(chosen) == set(choices[int(np.argmax(totals))])
         assert chosen == sorted(chosen, key=lambda place: place[::-1])
         greedy += bool(chosen) and np.unravel_index(gains.argmax(), shape) not in chosen
-    assert greedy  # the largest gain alone would have led astray
+    assert greedy  # The largest gain alone would give a worse choice.
 
 
 def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
-    """Sums that are all but the same: as good as the greedy choice, and said to be no more."""
+    """The sums are nearly equal:
+
+    the result is as good as the greedy choice, and is not reported as optimal.
+    """
     gains = 100 + np.random.default_rng(0).random((30, 30))
     chosen, exact = choose_places(gains, (8, 8), 9)
     assert not exact
@@ -126,7 +129,7 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
 
 
 def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
-    """Without pools, against all sets of templates at places: what they make, seen through noise."""
+    """Without pools, compare with all sets of templates at places: their images, seen through noise."""
     below = FeatureLayer((1, 3, 3), 2, (2, 2), 0.1, 0.05, 0.25, 0.5)
     features = np.array([[[[1, 1], [0, 1]]], [[[0, 1], [1, 0]]]], bool)
     above = np.zeros((3, 2, 2, 2), bool)
@@ -149,7 +152,8 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
             image[row : row + 3, column : column + 3] |= place_features(
                 place_features(at, weights[1]), weights[0]
             )[0]
-    log_on, log_off = np.log([0.05, 0.9]), np.log([0.95, 0.1])  # by what is made
+    # Log probabilities of a pixel, given the generated one.
+    log_on, log_off = np.log([0.05, 0.9]), np.log([0.95, 0.1])
     noise, matches = np.random.default_rng(1), []
     x = (made[noise.integers(len(choices), size=40)] ^ (noise.random((40, 4, 7)) < 0.05)).astype(np.uint8)
     found = several.predict(x)
@@ -159,7 +163,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
         some = choices[int(likely.argmax())]
         best = {(min(t, 1), r, c) for t, r, c in some}
         mine = {(label, *place) for label, place in zip(labels, positions, strict=True) if label >= 0}
-        # Ties are as good: another set may make the same pixels, or as likely ones.
+        # Ties are equally good: another set may give the same pixels, or equally likely ones.
         chosen = [i for i, s in enumerate(choices) if {(min(t, 1), r, c) for t, r, c in s} == mine]
         assert likely[chosen].max() >= likely.max() - 0.05
         matches.append(mine == best)
@@ -196,7 +200,7 @@ def test_wrong_images_are_refused() -> None:
     assert not hasattr(HierarchicalCompositionalNetwork([(4, 13)]), "with_classes")
 
 
-def test_clusters_have_their_numbers() -> None:
+def test_networks_without_classes_return_cluster_indices() -> None:
     x, _ = FEW.rows(0, 20)
     m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
@@ -207,9 +211,9 @@ def test_clusters_have_their_numbers() -> None:
 
 
 def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
-    """What is saved is the network: it is asked again for its larger images after a load."""
+    """The network is saved, and its larger images are computed again after loading."""
     x, y = FEW.rows(0, 20)
-    m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
+    m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, online=False, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
         m.fit(x, y.astype(int))
     m.save(tmp_path / "m.zarr")
@@ -221,7 +225,7 @@ def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
     again = sl.load_model(tmp_path / "m.zarr").with_classes(shape)
     for given in (wide, stored, da.from_array(wide, chunks=(7, -1, -1))):
         same(again.predict(given), found)
-    same(pickle.loads(pickle.dumps(again.predict))(wide), found)  # as a worker has it
+    same(pickle.loads(pickle.dumps(again.predict))(wide), found)  # A worker has the model in this form.
 
 
 def same(one: Any, other: Any) -> None:

@@ -1,4 +1,7 @@
-"""Messages of factors and trees against max-marginals by enumeration; each test fails on its mutant."""
+"""Messages of factors and trees equal max-marginals by enumeration.
+
+Each test fails for a wrong implementation.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ def check_or(up: Function, down: Function) -> None:
     for m in range(1, 9):
         for _ in range(40):
             t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
-            t[rng.random(m) < 0.3] = t[0]  # ties
+            t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal.
             want = by_enumeration(is_or, np.array([*t, below]))
             assert_allclose(up(t, below), want[:-1], atol=1e-12)
             assert_allclose(down(t), want[-1], atol=1e-12)
 
 
 def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
-    """Of a whole tree: OR of M ANDs, evidence below."""
+    """Check a whole tree: OR of M ANDs with evidence below."""
     rng = np.random.default_rng(3)
     for m in range(1, 5):
         for _ in range(10):
@@ -47,7 +50,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def check_windows(windows: Callable[..., tuple]) -> None:
-    """A pixel's pairs are those whose places and offsets add up to it."""
+    """Check that the pairs of a pixel are those whose places and offsets add up to it."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
@@ -71,19 +74,19 @@ def flipped_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray)
     return below, of_s, of_w[:, ::-1]
 
 
-def test_and() -> None:
+def test_messages_of_and_equal_max_marginals() -> None:
     check_and(reference.and_up, reference.and_down)
 
 
-def test_or() -> None:
+def test_messages_of_or_equal_max_marginals() -> None:
     check_or(reference.or_up, reference.or_down)
 
 
-def test_trees_are_exact() -> None:
+def test_messages_of_trees_equal_max_marginals() -> None:
     check_tree(reference.tree)
 
 
-def test_the_window_of_a_pixel() -> None:
+def test_the_window_of_a_pixel_has_its_pairs() -> None:
     check_windows(reference.windows)
 
 
@@ -95,7 +98,7 @@ def test_the_window_of_a_pixel() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_mutants_are_found(check: Callable[[], None]) -> None:
+def test_wrong_implementations_fail_the_checks(check: Callable[[], None]) -> None:
     with pytest.raises(AssertionError):
         check()
 

@@ -1,4 +1,4 @@
-"""Rows made of a few components, and fits without an engine."""
+"""Rows drawn from a few components, and fits without an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 
 def made_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3) -> np.ndarray:
-    """Rows near k components of h dimensions, in float32."""
+    """Return rows near k components of h dimensions, in float32."""
     rng = np.random.Generator(np.random.Philox(seed))
     which = rng.integers(k, size=n)
     means, bases = 2.0 * rng.normal(size=(k, p)), rng.normal(size=(k, p, h))
@@ -30,7 +30,7 @@ def made_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3)
 
 
 def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 0) -> Components:
-    """Components around some of the rows, from which any likelihood can go on."""
+    """Return components at some of the rows, from which a fit with any likelihood can start."""
     rng = np.random.Generator(np.random.Philox(seed))
     p, variance = x.shape[1], float(x.var(axis=0, dtype=np.float64).mean())
     means = x[rng.choice(len(x), k, replace=False)].astype(np.float64)
@@ -45,7 +45,7 @@ def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 
 def one_pass(
     em: MixtureEM, state: MixtureState, x: np.ndarray, y=None, backend: str = "reference", rows: int = 0
 ) -> Stats:
-    """The statistics of a pass, in blocks of so many rows."""
+    """Return the statistic of a pass, in blocks of ``rows`` rows."""
     device, work = make_backend("cpu" if backend == "numba" else backend), em.reductions()["train"]
     prepared, stats = work.prepare(state, device), Stats.zeros(work.layout())
     for a in range(0, len(x), rows or max(len(x), 1)):
@@ -55,7 +55,7 @@ def one_pass(
 
 
 def passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> list[MixtureState]:
-    """The states after each of so many passes, or until it is done."""
+    """Return the states after each of n passes, or until the fit is done."""
     states = []
     while len(states) < n and not em.is_done(state):
         state = em.update(state, {"train": one_pass(em, state, x, y, backend)})
@@ -64,7 +64,7 @@ def passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> lis
 
 
 def main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **options):
-    """An EM of one class that begins with its main phase, and its state; it does not stop or refill."""
+    """Return an EM of one class in its main phase, and its state. It does not stop or refill."""
     p = x.shape[1]
     q = min(p, q or h)
     mixture = MixtureSettings(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)
@@ -74,10 +74,10 @@ def main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **o
 
 
 def scored(scores: Scores, x: np.ndarray) -> np.ndarray:
-    """Scores of rows under all components."""
+    """Return the scores of rows under all components."""
     return reference.all_scores(reference.make_scorer(scores, np.array([0, len(scores.c)])), x, 0, 1)
 
 
 def nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """The component of each row, of those [first, stop)."""
+    """Return the best component of each row among [first, stop)."""
     return reference.nearest(reference.make_scorer(scores, np.array([first, stop])), x, 0, 1)[1][:, 0]

@@ -1,4 +1,4 @@
-"""Samples, completed rows and recognition against the Gaussians and the sums that define them."""
+"""Samples, completed rows and recognition, compared with the Gaussians and sums that define them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_samples_have_the_moments_of_the_gaussians(likelihood):
 
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
-def test_completed_rows_are_conditional_means(likelihood):
+def test_hidden_features_become_their_conditional_means(likelihood):
     found, seen = components(likelihood), np.array([True, False, True, True, False, False])
     x = draw(7, 9, 6)
     got, logs = density.complete(found, likelihood, x, seen)
@@ -67,7 +67,7 @@ def test_completed_rows_are_conditional_means(likelihood):
         density.complete(found, likelihood, x, np.ones(5))
 
 
-def test_codes_and_reconstructions():
+def test_codes_and_reconstructions_equal_their_formulas():
     found, x = components("ppca"), draw(8, 20, 6)
     index = np.arange(20) % 3
     codes = density.codes(found, "ppca", x, index)
@@ -76,7 +76,7 @@ def test_codes_and_reconstructions():
     np.testing.assert_allclose(((x - again) ** 2).sum(axis=1), errors)
 
 
-def test_reject_curve_by_sorting():
+def test_the_reject_curve_equals_errors_of_sorted_rows():
     certainty, wrong = np.array([0.9, 0.1, 0.5, 0.1]), np.array([False, True, False, False])
     share, error = recognition.reject_curve(certainty, wrong)
     np.testing.assert_allclose(share, [0, 0.25, 0.5, 0.75])

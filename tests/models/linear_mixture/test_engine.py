@@ -1,4 +1,4 @@
-"""Fits by the engine in one process: the bits of any spans and threads, and figures on real digits."""
+"""Fits by the engine in one process: the same bits for any spans and threads, and errors on real digits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.models.linear_mixture.cases import made_rows, main_em, passes
 def fit(
     em: MixtureEM, x: np.ndarray, y: np.ndarray, k: int, jobs: int = 1, seed: int = 0, **grid
 ) -> MixtureState:
-    """A fit of k components a class, started from a sample of all rows."""
+    """Return a fit of k components per class, started from a sample of all rows."""
     classes = np.arange(em.settings.n_classes)
     rng = stream(seed, "centres")
     centres = np.concatenate([seed_centres(x[y == c], k, rng) for c in classes])
@@ -46,8 +46,8 @@ def fit(
 
 
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
-def test_threads_and_blocks_held_back_show_in_no_bit(monkeypatch, likelihood, assignment):
-    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # M-steps in parts of two components
+def test_threads_and_delayed_blocks_change_no_bit(monkeypatch, likelihood, assignment):
+    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # M-steps work on two components at a time.
     x, y = made_rows(2000, 36, 6, 3), np.arange(2000) % 2
     spec = TangentSpec(("shift-x", "thickness"), (6, 6), 0.6)
     mixture = MixtureSettings(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, spec, 0.3, 0.1)
@@ -65,7 +65,7 @@ def grid_of(n: int, p: int, k: int, classes: int):
     return choose_grid(RowShape(n, p, False), em.reductions()["train"])
 
 
-def test_wishes_for_blocks_and_leaves():
+def test_the_learner_requests_blocks_and_leaves():
     for k in (10, 1000):
         em = MixtureEM(MixtureSettings(256, np.zeros(k, dtype=int), 0), 10, 16)
         wants = em.reductions()["train"].wants
@@ -84,14 +84,14 @@ def test_wishes_for_blocks_and_leaves():
         (500, 64, 10, 1),
     ],
 )
-def test_few_leaves_are_of_a_size(n, p, k, leaves):
+def test_few_leaves_have_equal_sizes(n, p, k, leaves):
     grid = grid_of(n, p, k, 10)
     assert grid.n_leaves == leaves
     assert n - (leaves - 1) * grid.leaf_rows > 0.98 * grid.leaf_rows
     assert grid.block_rows >= min(n / leaves, 8 * k)
 
 
-def test_many_rows_have_blocks_as_wished():
+def test_many_rows_have_the_requested_blocks():
     grid = grid_of(1_000_000, 784, 100, 10)
     assert grid.block_rows == 8192
     assert 16 <= grid.n_leaves <= 1024
@@ -99,12 +99,12 @@ def test_many_rows_have_blocks_as_wished():
 
 @pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-def test_images_need_no_matrix_of_all_features(likelihood, backend):
+def test_the_projected_scatter_needs_no_matrix_of_all_features(likelihood, backend):
     p = 2000
     x = made_rows(60, p, 2, 3)
     soft = "hard" if likelihood == "error" else "soft"
     em, state = main_em(x, 2, 3, likelihood, soft, q=8)
-    passes(em, state, x, n=1, backend=backend)  # what is compiled and imported stays
+    passes(em, state, x, n=1, backend=backend)  # Compiled kernels and imported modules stay in memory.
     tracemalloc.start()
     state = passes(em, state, x, n=2, backend=backend)[-1]
     peak = tracemalloc.get_traced_memory()[1]
@@ -127,14 +127,14 @@ print(json.dumps({"peak": peak_bytes(), "plan": plan}))
 
 
 @pytest.mark.slow
-def test_the_peak_of_a_fit_stays_under_its_plan_and_near_it(tmp_path):
+def test_the_planned_peak_is_a_near_upper_bound(tmp_path):
     rng = np.random.default_rng(0)
     rows = rng.random((40_000, 400), dtype=np.float32)
     Dataset.from_arrays(rows, np.arange(40_000) % 10).save(tmp_path / "rows.zarr")
     command = [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr")]
     out = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
-    told = json.loads(out.stdout.splitlines()[-1])
-    assert told["peak"] <= told["plan"] <= 1.5 * told["peak"], told
+    reported = json.loads(out.stdout.splitlines()[-1])
+    assert reported["peak"] <= reported["plan"] <= 1.5 * reported["peak"], reported
 
 
 def usps(root: Path) -> tuple[np.ndarray, ...]:
@@ -145,14 +145,17 @@ def usps(root: Path) -> tuple[np.ndarray, ...]:
 
 
 def error_rate(rows: Recogniser, x: np.ndarray, y: np.ndarray) -> float:
-    """Percent of rows whose best class is another."""
+    """Return the percentage of rows whose best class is wrong."""
     best, _ = rows.recognise(rows.prepare(make_backend("cpu")), x.astype("f4"))
     return 100 * float((best.argmin(axis=1) != y).mean())
 
 
 @pytest.mark.realdata
-def test_usps(data_root):
-    """20 components a class, 10 directions, rows smoothed: 4.3 - 4.7 %, by tangent distance 2.9 - 3.1 %."""
+def test_errors_on_usps_are_those_of_the_benchmark(data_root):
+    """The errors are 4.3 - 4.7 %, and 2.9 - 3.1 % by tangent distance.
+
+    Classes have 20 components of 10 directions, and rows are smoothed.
+    """
     x, y, x_test, y_test = usps(data_root)
     x, x_test = (
         ndimage.gaussian_filter(a.reshape(-1, 16, 16), (0, 0.5, 0.5), mode="constant") for a in (x, x_test)
@@ -165,7 +168,7 @@ def test_usps(data_root):
     assert error_rate(Recogniser(scores, mixture.starts, tangent_spec=spec), x_test, y_test) <= 3.3
 
 
-def test_tangent_distance_of_the_best_is_that_of_all(monkeypatch):
+def test_tangent_distance_to_the_best_components_equals_that_to_all(monkeypatch):
     x, y = made_rows(600, 64, 6, 3), np.arange(600) % 3
     mixture = MixtureSettings(64, np.repeat([0, 1, 2], 5), 3)
     state = fit(MixtureEM(mixture, 3, 8, max_iter=3, finish_passes=1), x, y, 5)

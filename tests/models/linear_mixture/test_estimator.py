@@ -1,4 +1,7 @@
-"""The estimators: bits, saving, resuming, scikit-learn's conventions, bad input, figures on real digits."""
+"""The estimators:
+
+bits, saving, resuming, scikit-learn's conventions, invalid input, errors on real digits.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def same(a: Any, b: Any) -> None:
 # -- what comes out ----------------------------------------------------------------------------------------
 
 
-def test_classifier(digits):
+def test_a_classifier_learns_digits(digits):
     m = classifier(n_dims=6).fit(digits.x, digits.y)
     assert m.score(digits.test_x, digits.test_y) > 0.95
     scores, shares = m.decision_function(digits.test_x), m.predict_proba(digits.test_x)
@@ -81,7 +84,7 @@ def test_classifier(digits):
     assert [record["pass"] for record in m.history_] == list(range(1, m.n_iter_ + 1))
 
 
-def test_tangent_distance_and_smoothing(digits):
+def test_tangent_distance_changes_the_recognition_and_not_the_fit(digits):
     options = {"tangents": ("shift-x", "shift-y", "thickness"), "image_shape": (8, 8), "smoothing": 0.4}
     plain = classifier(**options).fit(digits.x, digits.y)
     m = classifier(**options, recognition="tangent-distance").fit(digits.x, digits.y)
@@ -109,7 +112,7 @@ def test_recognition_may_change_after_the_fit(digits, tmp_path):
 
 
 @pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca", "factor-analysis"])
-def test_density(digits, tmp_path, likelihood):
+def test_a_density_learns_digits(digits, tmp_path, likelihood):
     d = density(likelihood=likelihood, assignment="soft").fit(digits.x)
     found = d.score_samples(digits.test_x)
     assert np.isfinite(found).all()
@@ -132,7 +135,7 @@ def test_density(digits, tmp_path, likelihood):
 
 
 @pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
-def test_stepwise(digits, likelihood):
+def test_stepwise_em_learns_digits(digits, likelihood):
     options: dict[str, Any] = {"likelihood": likelihood, "n_dims": 6, "noise_floor": 0.1}
     engine = {"run_rows": 32}
     batch = classifier(**options).fit(digits.x, digits.y)
@@ -146,15 +149,16 @@ def test_stepwise(digits, likelihood):
     assert scores[0] > scores[1] - 0.02
 
 
-def test_stepwise_with_tangents_and_its_plan(digits):
+def test_stepwise_em_with_tangents_follows_its_plan(digits):
     m = classifier(algorithm="stepwise", tangents=("shift-x",), image_shape=(8, 8)).fit(digits.x, digits.y)
     assert m.score(digits.test_x, digits.test_y) > 0.94
     assert len(m.history_) == 6
-    told = m.plan(digits.x, digits.y)
-    assert told["stages"]["stepwise"]["rows"] == 1000
+    reported = m.plan(digits.x, digits.y)
+    assert reported["stages"]["stepwise"]["rows"] == 1000
     with pytest.raises(ValueError, match="stepwise EM clusters without tangents"):
         m.set_params(tangent_weight=1.0).fit(digits.x, digits.y)
-    m.set_params(tangent_weight=0.0, batch_rows=101)  # becomes 104: each step has four chains of rows
+    # The number becomes 104, because each step has four chains of rows.
+    m.set_params(tangent_weight=0.0, batch_rows=101)
     assert m.plan(digits.x, digits.y)["stages"]["stepwise"]["steps_per_pass"] == 10
 
 
@@ -164,14 +168,14 @@ def test_a_density_without_directions_is_k_means(digits):
     np.testing.assert_array_equal(d.predict(digits.x), distances.argmin(axis=1))
 
 
-def test_a_share_of_the_variance(digits):
+def test_n_dims_may_be_a_share_of_the_variance(digits):
     m = classifier(n_dims=0.8, max_dims=12).fit(digits.x, digits.y)
     assert 1 < m.n_dims_ <= 12
     assert m.score(digits.test_x, digits.test_y) > 0.9
 
 
 def test_a_constant_column_changes_no_probability(digits):
-    """It changes no score, and temperatures are multiples of the mean score."""
+    """The column changes no score, and temperatures are multiples of the mean score."""
     x, test_x = digits.x[:, 26:32], digits.test_x[:, 26:32]
     m = classifier(n_dims=2).fit(x, digits.y)
     wider = classifier(n_dims=2).fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
@@ -183,7 +187,7 @@ def test_a_constant_column_changes_no_probability(digits):
 # -- bits, saving, resuming --------------------------------------------------------------------------------
 
 
-def test_threads_show_in_no_bit(digits):
+def test_threads_change_no_bit(digits):
     found = [classifier(n_jobs=jobs).fit(digits.x, digits.y, engine=ENGINE) for jobs in (1, 2)]
     same(*found)
     assert found[0].temperature_ == found[1].temperature_
@@ -192,7 +196,7 @@ def test_threads_show_in_no_bit(digits):
 
 
 @pytest.mark.parametrize("make", [classifier, density])
-def test_save_and_load(digits, tmp_path, make):
+def test_a_saved_model_predicts_the_same(digits, tmp_path, make):
     options: dict[str, Any] = {"smoothing": 0.4, "image_shape": (8, 8)} if make is classifier else {}
     m = make(**options).fit(digits.x, *([digits.y] if make is classifier else []))
     m.save(tmp_path / "model.zarr")
@@ -215,7 +219,7 @@ class _Interrupt(Callback):
 
 
 @pytest.mark.parametrize(("algorithm", "after"), [("em", 3), ("em", 12), ("stepwise", 1)])
-def test_interrupted_and_resumed(digits, tmp_path, algorithm, after):
+def test_an_interrupted_fit_resumes_to_the_same_bits(digits, tmp_path, algorithm, after):
     m = classifier(algorithm=algorithm)
     whole = clone(m).fit(digits.x, digits.y)
     every = {"checkpoint_passes": 1} if algorithm == "em" else {"checkpoint_steps": 1}
@@ -228,7 +232,7 @@ def test_interrupted_and_resumed(digits, tmp_path, algorithm, after):
     assert resumed.temperature_ == whole.temperature_
 
 
-def test_partial_fit(digits):
+def test_partial_fit_adds_rows_to_components(digits):
     whole = classifier(n_dims=6, tol=0.0).fit(digits.x, digits.y)
     m = classifier(n_dims=6).partial_fit(digits.x[:500], digits.y[:500])
     before = m.score(digits.test_x, digits.test_y)
@@ -255,7 +259,7 @@ def test_partial_fit(digits):
         density(likelihood="factor-analysis").fit(digits.x).partial_fit(digits.x)
 
 
-def test_weights_of_partial_fit_count_rows(digits):
+def test_a_weight_in_partial_fit_equals_repeated_rows(digits):
     x, y = digits.x[500:540], digits.y[500:540]
     weight = np.arange(40) % 3
     begun = classifier().fit(digits.x[:500], digits.y[:500])
@@ -270,7 +274,7 @@ def test_weights_of_partial_fit_count_rows(digits):
     assert not np.allclose(found.means_, begun.partial_fit(x, y).means_)
 
 
-def test_the_first_partial_fit_takes_weights_as_a_fit_does(digits):
+def test_the_first_partial_fit_uses_weights_like_a_fit(digits):
     x, y, weight = digits.x[:300], digits.y[:300], np.arange(300) % 3 + 1.0
     same(
         classifier().partial_fit(x, y, sample_weight=weight),
@@ -286,7 +290,7 @@ def test_the_first_partial_fit_takes_weights_as_a_fit_does(digits):
         ([1.0, -1.0] * 150, "[Nn]egative"),
         ([1.0] * 299, "sample_weight.shape"),
         ([1e300] * 300, "the largest sample_weight is 1e.300"),
-        ([0.0] * 300, "non-zero|0 for all rows"),  # the words of scikit-learn, or ours
+        ([0.0] * 300, "non-zero|0 for all rows"),  # The message comes from scikit-learn or from this package.
     ],
 )
 def test_partial_fit_refuses_the_weights_that_fit_refuses(digits, fitted, weight, message):
@@ -298,7 +302,7 @@ def test_partial_fit_refuses_the_weights_that_fit_refuses(digits, fitted, weight
         m.partial_fit(Dataset.from_arrays(x, y, sample_weight=np.zeros(300)))
 
 
-def test_classes_that_are_named_twice_count_once_as_in_scikit_learn(digits):
+def test_duplicate_classes_count_once_as_in_scikit_learn(digits):
     x, y = digits.x[:300], digits.y[:300]
     twice = [*range(10), *range(10)]
     m = classifier().partial_fit(x, y, classes=twice)
@@ -315,13 +319,13 @@ def test_rows_that_are_all_zeros_are_fitted_and_scored_without_a_warning(likelih
         warnings.simplefilter("error", RuntimeWarning)
         d = density(n_components=2, n_dims=2, likelihood=likelihood).fit(rows)
         m = classifier(n_components=2, n_dims=2, likelihood=likelihood).fit(rows, np.arange(60) % 2)
-        told = d.score_samples(rows)
-        assert np.isfinite(told).all()
-        assert np.ptp(told) == 0.0
+        reported = d.score_samples(rows)
+        assert np.isfinite(reported).all()
+        assert np.ptp(reported) == 0.0
         np.testing.assert_allclose(m.predict_proba(rows), 0.5)
 
 
-def test_warm_start(digits):
+def test_a_warm_start_continues_the_fit(digits):
     m = classifier(warm_start=True, tol=0.0).fit(digits.x, digits.y)
     first = m.history_[-1]["objective"]
     assert m.fit(digits.x, digits.y).history_[-1]["objective"] <= first * (1 + 1e-4)
@@ -344,15 +348,15 @@ def test_warm_start(digits):
         OF_WEIGHTS if isinstance(estimator, LinearMixtureClassifier) else OF_DENSITIES
     ),
 )
-def test_checks(estimator, check):
+def test_scikit_learns_checks_pass(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e-9, 1e9])
-def test_rows_in_other_units(digits, factor):
-    """The same classes, or a refusal that says what to do."""
+def test_units_of_the_rows_do_not_change_the_classes(digits, factor):
+    """The classes are the same, or the fit is refused with advice."""
     x = digits.x[:300].astype("f8") * factor
     if factor < 1e-15:
         with pytest.raises(DataError, match="vanish in float32: multiply the rows by about"):
@@ -363,8 +367,11 @@ def test_rows_in_other_units(digits, factor):
         assert (plain == scaled).mean() > 0.97
 
 
-def test_sizes_follow_the_rows_unless_they_are_given(digits, caplog):
-    """A class of few rows has few components, and few features have few dimensions; each is logged once."""
+def test_default_sizes_depend_on_rows_and_features(digits, caplog):
+    """A class of few rows has few components, and few features have few dimensions.
+
+    Each reduction is logged once.
+    """
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [200, 30])
     x = rng.normal(size=(230, 40)) + 2.0 * y[:, None]
@@ -397,7 +404,7 @@ def test_a_density_by_default_has_no_more_components_than_few_rows_can_estimate(
 
 
 @pytest.mark.parametrize("make", [classifier, density])
-def test_parameters_are_those_of_the_table(make):
+def test_parameters_equal_those_of_the_table(make):
     m = make()
     assert list(m._parameters.defaults()) == [
         name for name in type(m).__init__.__kwdefaults__ if name != "self"
@@ -414,7 +421,7 @@ def test_former_parameters_may_be_named_with_their_defaults(make):
         table.drop_removed({"statistics": "moments"})
 
 
-def test_labels_of_any_type_weights_and_names(digits):
+def test_labels_of_any_type_weights_and_feature_names_are_used(digits):
     pd = pytest.importorskip("pandas")
     names = np.array([f"digit {i}" for i in range(10)])
     frame = pd.DataFrame(digits.x, columns=[f"pixel {i}" for i in range(64)])
@@ -426,7 +433,7 @@ def test_labels_of_any_type_weights_and_names(digits):
     assert m.set_output(transform="pandas").transform(frame[:5]).shape == (5, 20)
 
 
-def test_sparse_rows_and_rows_out_of_core(digits, tmp_path):
+def test_sparse_and_stored_rows_give_the_same_model(digits, tmp_path):
     m = classifier().fit(digits.x, digits.y)
     same(m, classifier().fit(sparse.csr_array(digits.x), digits.y))
     ds = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows.zarr")
@@ -437,7 +444,7 @@ def test_sparse_rows_and_rows_out_of_core(digits, tmp_path):
     np.testing.assert_array_equal(m.reject_curve(ds)[1], m.reject_curve(digits.x, digits.y)[1])
 
 
-def test_one_number_for_each_class_and_two_classes(digits):
+def test_classes_may_have_different_numbers_of_components(digits):
     few = digits.y < 2
     m = classifier(n_components=[2, 5]).fit(digits.x[few], digits.y[few])
     assert list(np.bincount(m.component_classes_)) == [2, 5]
@@ -445,10 +452,10 @@ def test_one_number_for_each_class_and_two_classes(digits):
     np.testing.assert_array_equal(m.decision_function(digits.x) > 0, m.predict(digits.x) == 1)
 
 
-def test_plan(digits):
-    told = classifier().plan(digits.x, digits.y)
-    assert told["stages"]["em"]["rows"] == 1000
-    assert told["expected_seconds"] < 60
+def test_the_plan_predicts_passes_and_memory(digits):
+    reported = classifier().plan(digits.x, digits.y)
+    assert reported["stages"]["em"]["rows"] == 1000
+    assert reported["expected_seconds"] < 60
     with pytest.raises(PlanError, match="lower n_components or n_dims"):
         classifier(n_components=200, n_dims=40).plan(
             np.zeros((3000, 784), "u1"), np.arange(3000) % 10, memory_limit="2GB"
@@ -476,18 +483,18 @@ def test_plan(digits):
         ({"n_dims": 0.9999, "max_dims": 2}, "2 directions hold .* raise max_dims"),
     ],
 )
-def test_refusals(digits, options, message):
+def test_invalid_parameters_are_refused(digits, options, message):
     with pytest.raises((ValueError, DataError), match=message):
         classifier(**options).fit(digits.x, digits.y)
 
 
-def test_a_share_of_the_variance_keeps_to_max_dims(digits):
+def test_a_share_of_the_variance_respects_max_dims(digits):
     assert classifier(n_dims=0.8, max_dims=40).fit(digits.x, digits.y).n_dims_ > 4
     with pytest.raises(ValueError, match="4 directions hold"):
         classifier(n_dims=0.8, max_dims=4).fit(digits.x, digits.y)
 
 
-def test_rows_that_cannot_be_used(digits):
+def test_invalid_rows_are_refused(digits):
     with pytest.raises(DataError, match="LinearMixture is a density"):
         classifier().fit(Dataset.from_arrays(digits.x))
     with pytest.raises(ValueError, match="LinearMixture is a density"):
@@ -512,7 +519,7 @@ def test_rows_that_cannot_be_used(digits):
 
 
 @pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
-def test_rows_that_are_all_equal_and_constant_pixels(likelihood):
+def test_equal_rows_and_constant_pixels_are_learned(likelihood):
     x = made_rows(300, 12, 3, 2)
     x[:, 5] = 1.0
     x[:100] = 0.5
@@ -528,9 +535,9 @@ def test_rows_that_are_all_equal_and_constant_pixels(likelihood):
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_noise_is_never_below_its_floor(likelihood):
-    """Mutant: the floor that was fixed, 1e-6."""
+    """A fixed floor of 1e-6 would fail this test."""
     x = made_rows(300, 36, 3, 4).copy()
-    x[:, 5] = 1.0  # a constant feature: the least noise is the floor
+    x[:, 5] = 1.0  # This feature is constant, so its noise is the floor.
     m = density(likelihood=likelihood, n_dims=8 if likelihood == "ppca" else 2, noise_floor=0.5).fit(x)
     assert m.noise_.min() == pytest.approx(0.5 * x.var(axis=0, dtype=np.float64).mean(), rel=1e-6)
 
@@ -539,8 +546,8 @@ def test_noise_is_never_below_its_floor(likelihood):
 
 
 @pytest.mark.realdata
-def test_usps(data_root):
-    """Settings chosen on a fifth of the training rows."""
+def test_a_classifier_of_usps_has_the_documented_error(data_root):
+    """The settings were chosen on a fifth of the training rows."""
     x, y, test_x, test_y = usps(data_root)
     m = LinearMixtureClassifier(
         n_components=20,
@@ -556,7 +563,7 @@ def test_usps(data_root):
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e9])
-def test_a_row_that_outweighs_all_others_is_named(factor: float) -> None:
+def test_the_error_names_a_row_that_outweighs_all_others(factor: float) -> None:
     rng, y = np.random.default_rng(0), np.arange(200) % 2
     x = rng.normal(size=(200, 4)) + y[:, None]
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The numba kernels against the reference, over odd shapes; the same bits whatever lies around a row."""
+"""The numba kernels equal the reference for odd shapes, and a row has the same bits in any block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalelatent.models.linear_mixture.kernels.small_matrices import eigenvector
 from scalelatent.models.linear_mixture.model.m_steps import orthonormalise
 from tests.models.linear_mixture.cases import draw
 
-# (rows, features, dimensions, components, classes)
+# Each case is (rows, features, dimensions, components, classes).
 SHAPES = [
     (0, 20, 3, 5, 1),
     (1, 20, 0, 1, 1),
@@ -43,7 +43,7 @@ def make_scores(p: int, h: int, k: int, kind: str, seed: int = 0):
 
 @pytest.mark.parametrize("kind", ["error", "ppca", "factors"])
 @pytest.mark.parametrize(("n", "p", "h", "k", "classes"), SHAPES)
-def test_scan(n, p, h, k, classes, kind):
+def test_scores_equal_the_reference(n, p, h, k, classes, kind):
     scores, starts = make_scores(p, h, k, kind), np.linspace(0, k, classes + 1).astype(int)
     x = (0.7 * draw(9, n, p)).astype("f4")
     ours, theirs = cpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)
@@ -81,9 +81,9 @@ def test_dropped_components_are_never_chosen_and_ties_go_to_the_first():
 
 @pytest.mark.parametrize("kind", ["error", "factors"])
 @pytest.mark.parametrize(("n", "p", "h", "k", "classes"), SHAPES)
-def test_rows_under_the_components_of_their_own_run(n, p, h, k, classes, kind):
+def test_rows_are_scored_under_the_components_of_their_class(n, p, h, k, classes, kind):
     scores, starts = make_scores(p, h, k, kind), np.linspace(0, k, classes + 1).astype(int)
-    scores.c[: starts[1]] = np.inf  # all of the first are dropped
+    scores.c[: starts[1]] = np.inf  # All components of the first class are dropped.
     x = (0.7 * draw(9, n, p)).astype("f4")
     codes = np.random.default_rng(5).integers(0, classes, n)
     rows, edges = sort_by_code(codes, classes)
@@ -113,7 +113,7 @@ def test_a_row_has_the_same_bits_in_any_block(kind):
 
 @pytest.mark.parametrize(("n", "k", "few"), [(0, 5, 2), (3, 1, 10), (7, 10, 10), (40, 33, 1), (60, 300, 10)])
 def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
-    scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # with equals
+    scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # Some numbers are equal.
     scores[:, k // 2 :: 3] = np.inf
     found = cpu.select_best(scores, few)
     assert found.dtype == np.int32
@@ -123,14 +123,14 @@ def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
 def make_groups(n: int, k: int, seed: int) -> Groups:
     rng = np.random.default_rng(seed)
     index = rng.integers(0, k, n)
-    index[index == k // 2] = 0  # one is empty
+    index[index == k // 2] = 0  # One component has no rows.
     return group_rows(index, k, rng.random(n))
 
 
 @pytest.mark.parametrize("per_feature", [False, True])
 @pytest.mark.parametrize("q", [1, 8, 16, 24])
 @pytest.mark.parametrize(("n", "p", "k"), [(0, 20, 3), (1, 24, 1), (7, 33, 3), (129, 49, 2), (700, 97, 5)])
-def test_images(n, p, k, q, per_feature):
+def test_scatter_equals_the_reference(n, p, k, q, per_feature):
     means, bases = draw(1, k, p), np.linalg.qr(draw(2, k, p, min(q, p)))[0]
     q, x, groups = bases.shape[2], draw(3, n, p).astype("f4"), make_groups(n, k, 4)
     found = []
@@ -145,7 +145,7 @@ def test_images(n, p, k, q, per_feature):
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (16, 16), (28, 28)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.6, 1.5])
-def test_tangents(shape, smoothing):
+def test_tangents_equal_the_reference(shape, smoothing):
     x = np.random.default_rng(0).random((5, shape[0] * shape[1])).astype("f4")
     found = cpu.tangent_rows(x, shape, reference.TANGENTS, smoothing)
     wanted = reference.tangent_rows(x, shape, reference.TANGENTS, smoothing)
@@ -154,7 +154,7 @@ def test_tangents(shape, smoothing):
 
 @pytest.mark.parametrize("names", [("shift-x",), reference.TANGENTS])
 @pytest.mark.parametrize(("n", "k"), [(0, 1), (1, 1), (9, 3), (200, 3)])
-def test_images_of_tangents(n, k, names):
+def test_tangent_scatter_equals_the_reference(n, k, names):
     p, q = 12 * 10, 8
     x = np.random.default_rng(0).random((n, p)).astype("f4")
     spec, groups = TangentSpec(names, (12, 10), 0.6), make_groups(n, k, 4)
@@ -172,7 +172,7 @@ def test_images_of_tangents(n, k, names):
 
 @pytest.mark.parametrize("kind", ["error", "ppca", "factors"])
 @pytest.mark.parametrize(("n", "h", "t"), [(0, 3, 6), (1, 0, 1), (20, 10, 6), (20, 20, 7), (5, 17, 9)])
-def test_tangent_distance(n, h, t, kind):
+def test_tangent_distance_equals_the_reference(n, h, t, kind):
     p, k = 144, 12
     scores = make_scores(p, h, k, kind)
     x, tangents = draw(7, n, p).astype("f4"), draw(8, n, t, p).astype("f4")
@@ -197,7 +197,7 @@ def test_equal_rows_and_constant_features_give_zero_statistics():
 
 
 @pytest.mark.parametrize("q", [1, 2, 7, 16, 44])
-def test_small_eigenvectors_are_lapacks(q):
+def test_small_eigenvectors_equal_lapacks(q):
     factors = draw(q, 5, q, q)
     matrices = factors @ np.swapaxes(factors, 1, 2)
     matrices[3] = 0.0
@@ -210,19 +210,20 @@ def test_small_eigenvectors_are_lapacks(q):
     np.testing.assert_allclose(np.swapaxes(turn, 1, 2) @ turn, np.tile(np.eye(q), (5, 1, 1)), atol=1e-12)
 
 
-def test_columns_become_orthonormal_in_order_whatever_they_are():
+def test_any_columns_become_orthonormal_in_order():
     p, q = 30, 8
     columns, otherwise = draw(1, 7, p, q), np.linalg.qr(draw(2, 7, p, q))[0]
-    columns[1, :, 5] = 2.0 * columns[1, :, 0]  # depends on another
+    columns[1, :, 5] = 2.0 * columns[1, :, 0]  # This column depends on another one.
     columns[2, :, 3] = 0.0
     columns[3] = 0.0
-    columns[4] = columns[4] @ np.diag(10.0 ** -np.arange(0, 4 * q, 4))  # of all lengths
-    columns[5, :, 7] = columns[5, :, 1] + 1e-7 * columns[5, :, 7]  # nearly depends
+    columns[4] = columns[4] @ np.diag(10.0 ** -np.arange(0, 4 * q, 4))  # Columns have very different lengths.
+    # This column nearly depends on another one.
+    columns[5, :, 7] = columns[5, :, 1] + 1e-7 * columns[5, :, 7]
     columns[6] *= 1e-180
     found = orthonormalise(columns.copy(), otherwise)
     np.testing.assert_allclose(np.swapaxes(found, 1, 2) @ found, np.tile(np.eye(q), (7, 1, 1)), atol=1e-13)
     np.testing.assert_allclose(found[3], otherwise[3], atol=1e-13)
-    for k in (0, 2, 4, 5, 6):  # each lies in the span of those up to it
+    for k in (0, 2, 4, 5, 6):  # Each column is in the span of the columns up to it.
         for j in range(q if k != 2 else 3):
             basis, some = found[k][:, : j + 1], columns[k, :, j] / np.abs(columns[k, :, j]).max()
             np.testing.assert_allclose(basis @ (basis.T @ some), some, atol=1e-12)

@@ -1,4 +1,7 @@
-"""What EM must do: never get worse, and be k-means, PCA, Gaussian mixtures, factor analysis at its limits."""
+"""Laws of EM:
+
+no pass lowers the objective, and the limits are k-means, PCA, Gaussian mixtures and factor analysis.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,23 @@ CASES = [("error", "hard"), ("error", "soft"), ("ppca", "soft"), ("factor-analys
 
 @pytest.mark.parametrize("h", [0, 1, 3])
 @pytest.mark.parametrize(("likelihood", "assignment"), CASES)
-def test_no_pass_is_worse_than_the_one_before(likelihood, assignment, h):
+def test_the_objective_never_gets_worse(likelihood, assignment, h):
     x = made_rows(400, 12, 4, 3)
     em, state = main_em(x, 4, h, likelihood, assignment, q=max(h, 1))
-    told = [s.objective for s in passes(em, state, x, n=25)]
-    slack = 1e-6 * np.abs(told[:-1])
-    assert (np.diff(told) <= slack).all(), told
-    assert told[-1] < told[0]
+    reported = [s.objective for s in passes(em, state, x, n=25)]
+    slack = 1e-6 * np.abs(reported[:-1])
+    assert (np.diff(reported) <= slack).all(), reported
+    assert reported[-1] < reported[0]
 
 
-def test_spare_directions_do_not_make_the_error_rise():
+def test_spare_directions_do_not_raise_the_error():
     x = made_rows(500, 20, 5, 4, seed=2)
     em, state = main_em(x, 5, 3, q=8)
-    told = [s.objective for s in passes(em, state, x, n=25)]
-    assert (np.diff(told) <= 1e-6 * np.abs(told[:-1])).all()
+    reported = [s.objective for s in passes(em, state, x, n=25)]
+    assert (np.diff(reported) <= 1e-6 * np.abs(reported[:-1])).all()
 
 
-def test_without_dimensions_it_is_lloyds_k_means_label_for_label():
+def test_without_dimensions_labels_equal_those_of_lloyds_k_means():
     x = made_rows(600, 8, 5, 2, seed=3)
     em, state = main_em(x, 6, 0, q=1)
     centres = state.components.means
@@ -51,7 +54,7 @@ def test_without_dimensions_it_is_lloyds_k_means_label_for_label():
 
 
 def gaussian_mixture(kind, x, state, k, n):
-    """Log-likelihoods of scikit-learn's passes from the same start."""
+    """Return the log-likelihoods of scikit-learn's passes from the same start."""
     now, p = state.components, x.shape[1]
     variance = now.noise[:, 0] if now.noise.ndim == 2 else now.noise
     precision = {
@@ -59,23 +62,23 @@ def gaussian_mixture(kind, x, state, k, n):
         "diag": np.repeat(1.0 / variance[:, None], p, axis=1),
     }[kind]
     options = {"weights_init": now.weights, "means_init": now.means, "precisions_init": precision}
-    told = []
+    reported = []
     for i in range(1, n + 1):
         model = GaussianMixture(k, covariance_type=kind, tol=0, reg_covar=0, max_iter=i, **options)
         with pytest.warns(ConvergenceWarning):
-            told.append(model.fit(x.astype("f8")).lower_bound_)
-    return np.array(told)
+            reported.append(model.fit(x.astype("f8")).lower_bound_)
+    return np.array(reported)
 
 
 @pytest.mark.parametrize(("likelihood", "kind"), [("ppca", "spherical"), ("factor-analysis", "diag")])
-def test_limits_are_gaussian_mixtures(likelihood, kind):
+def test_limits_equal_gaussian_mixtures(likelihood, kind):
     x = made_rows(500, 6, 3, 2, seed=4)
     em, state = main_em(x, 3, 0, likelihood, "soft", q=1)
-    told = -np.array([s.objective for s in passes(em, state, x, n=8)])
-    np.testing.assert_allclose(told, gaussian_mixture(kind, x, state, 3, 8), rtol=1e-6)
+    reported = -np.array([s.objective for s in passes(em, state, x, n=8)])
+    np.testing.assert_allclose(reported, gaussian_mixture(kind, x, state, 3, 8), rtol=1e-6)
 
 
-def test_one_component_is_the_subspace_of_pca():
+def test_one_component_spans_the_subspace_of_pca():
     x = made_rows(300, 15, 1, 3, seed=5)
     em, state = main_em(x, 1, 3, q=8)
     last = passes(em, state, x, n=40)[-1]
@@ -88,19 +91,19 @@ def test_one_component_is_the_subspace_of_pca():
 
 
 @pytest.mark.parametrize("likelihood", ["factor-analysis", "ppca"])
-def test_one_model_has_the_likelihood_of_scikit_learns(likelihood):
+def test_one_component_has_the_likelihood_of_scikit_learn(likelihood):
     x = made_rows(500, 10, 1, 2, seed=6, noise=1.0)
     em, state = main_em(x, 1, 2, likelihood, "soft")
-    told = -passes(em, state, x, n=1500)[-1].objective
+    reported = -passes(em, state, x, n=1500)[-1].objective
     peer = FactorAnalysis(2, tol=1e-10, max_iter=5000) if likelihood == "factor-analysis" else PCA(2)
     wide = x.astype("f8")
     if likelihood == "factor-analysis":
-        assert abs(told - peer.fit(wide).score(wide)) < 1e-3
-    else:  # sklearn divides the covariance by n - 1
-        assert abs(told - peer.fit(wide).score(wide)) < 1e-2
+        assert abs(reported - peer.fit(wide).score(wide)) < 1e-3
+    else:  # scikit-learn divides the covariance by n - 1.
+        assert abs(reported - peer.fit(wide).score(wide)) < 1e-2
 
 
-def test_images_are_moments_times_bases():
+def test_the_projected_scatter_is_the_moment_matrix_times_the_bases():
     x, y = made_rows(700, 14, 4, 3, seed=7), np.arange(700, dtype=np.int32) % 2
     k, p, q = 6, 14, 8
     start = start_components(x[:k].astype("f8"), q, 1)
@@ -125,7 +128,7 @@ def test_images_are_moments_times_bases():
     np.testing.assert_allclose(spread, np.trace(about, axis1=1, axis2=2), rtol=1e-9)
 
 
-def test_a_whole_fit_settles_its_bases():
+def test_bases_converge_in_a_whole_fit():
     x, y = made_rows(900, 16, 6, 3, seed=8), np.arange(900, dtype=np.int32) % 3
     rng = np.random.default_rng(0)
     centres = np.concatenate([seed_centres(x[y == c], 3, rng) for c in range(3)])
@@ -136,7 +139,7 @@ def test_a_whole_fit_settles_its_bases():
     identity = np.swapaxes(now.bases, 1, 2) @ now.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-10)
     assert (np.diff(now.values, axis=1) <= 1e-12).all()
-    # Values are the variances of the rows along the bases, under the assignments of the clustering.
+    # The values are the variances of the rows along the bases, under the assignments of the clustering.
     main = next(s for s in states if s.phase == 3).assigned_by
     for c in range(3):
         rows = x[y == c]
@@ -148,7 +151,7 @@ def test_a_whole_fit_settles_its_bases():
 
 @pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca", "factor-analysis"])
 @pytest.mark.parametrize("assignment", ["hard", "soft"])
-def test_every_way_fits_from_centres(likelihood, assignment):
+def test_every_option_fits_from_centres(likelihood, assignment):
     x = made_rows(400, 10, 4, 2, seed=9)
     centres = seed_centres(x, 4, np.random.default_rng(0))
     mixture = MixtureSettings(10, np.zeros(4, dtype=np.int64), 0, likelihood, assignment, floor=1e-9)
@@ -160,7 +163,7 @@ def test_every_way_fits_from_centres(likelihood, assignment):
     assert states[-1].objective < states[0].objective
 
 
-def test_constant_features_and_equal_rows_make_no_nan():
+def test_constant_features_and_equal_rows_give_no_nan():
     x = made_rows(300, 10, 2, 2, seed=10)
     x[:, 3] = 0.25
     x[:40] = x[0]
@@ -174,7 +177,7 @@ def test_constant_features_and_equal_rows_make_no_nan():
         assert np.isfinite(states[-1].components.means).all()
 
 
-def test_starving_is_refilled_by_a_split_then_dropped():
+def test_a_starving_component_is_refilled_by_a_split_and_then_dropped():
     x = made_rows(400, 6, 3, 1, seed=11)
     far = np.full((2, 6), 50.0)
     start = start_components(np.concatenate([x[:2].astype("f8"), far]), 4, 0)
@@ -191,7 +194,7 @@ def test_starving_is_refilled_by_a_split_then_dropped():
     assert np.isfinite(states[-1].objective)
 
 
-def test_dimensions_by_a_share_of_the_variance():
+def test_a_share_of_the_variance_chooses_the_dimensions():
     x = made_rows(500, 12, 3, 3, seed=12, noise=0.05)
     centres = seed_centres(x, 3, np.random.default_rng(0))
     em = MixtureEM(
@@ -229,8 +232,8 @@ def test_the_compiled_kernels_keep_the_laws(likelihood, assignment):
     x = made_rows(400, 12, 4, 3)
     em, state = main_em(x, 4, 3, likelihood, assignment, q=8)
     states = {backend: passes(em, state, x, n=20, backend=backend) for backend in ("numba", "reference")}
-    told = np.array([s.objective for s in states["numba"]])
-    rounding = 1e-7 * (x * x).sum(axis=1).mean()  # a score in float32 is a difference of squares
-    assert (np.diff(told) <= 1e-6 * np.abs(told[:-1]) + rounding).all()
+    reported = np.array([s.objective for s in states["numba"]])
+    rounding = 1e-7 * (x * x).sum(axis=1).mean()  # A score in float32 is a difference of squares.
+    assert (np.diff(reported) <= 1e-6 * np.abs(reported[:-1]) + rounding).all()
     wanted = [s.objective for s in states["reference"]]
-    np.testing.assert_allclose(told, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(reported, wanted, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The reference kernels against sums written out, and tangents against images that are really moved."""
+"""The reference kernels equal written-out sums, and tangents equal differences of moved images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_code_cost_adds_the_cost_of_codes():
     for q in range(3):
         r = x - means[q]
         codes = r @ bases[q]
-        cost = noise * codes**2 / np.maximum(values[q], noise)  # under the noise a code costs its error
+        cost = noise * codes**2 / np.maximum(values[q], noise)  # Within the noise, a code costs its error.
         expected = (r * r).sum(axis=1) - (codes**2).sum(axis=1) + cost.sum(axis=1)
         np.testing.assert_allclose(found[:, q], expected, atol=1e-12)
 
@@ -54,7 +54,7 @@ def test_factor_scores_are_gaussian_densities():
         np.testing.assert_allclose(found[:, q], expected)
 
 
-def test_nearest_of_each_run_and_ties():
+def test_the_nearest_component_of_each_class_and_ties():
     means, bases = make_components(5, 4, 1)
     means[3], bases[3] = means[2], bases[2]
     scorer = reference.error_scores(means, bases, np.zeros(4))
@@ -68,7 +68,7 @@ def test_nearest_of_each_run_and_ties():
 
 
 @pytest.mark.parametrize("per_feature", [False, True])
-def test_statistics_by_hand(per_feature):
+def test_statistics_equal_written_out_sums(per_feature):
     means, bases = make_components(3, 5, 2)
     x, r = draw(7, 4, 5), np.array([0.5, 0.25, 1.0, 0.75, 2.0])
     groups = Groups(np.array([0, 0, 2, 5]), np.array([0, 3, 0, 1, 2]), r)
@@ -87,13 +87,13 @@ def test_statistics_by_hand(per_feature):
 
 
 def blob(shape=SHAPE) -> np.ndarray:
-    """A smooth image of one stroke, far from the border."""
+    """Return a smooth image of one stroke, far from the border."""
     v, u = np.meshgrid(*(np.arange(size) - (size - 1) / 2 for size in shape), indexing="ij")
     return np.exp(-0.5 * ((u - 0.5 * v) / 1.5) ** 2 - 0.5 * (v / 2.0) ** 2)
 
 
 def moved(image: np.ndarray, by_u, by_v) -> np.ndarray:
-    """The image whose value at (v, u) is that at (v + by_v, u + by_u)."""
+    """Return the image whose value at (v, u) is that at (v + by_v, u + by_u)."""
     v, u = np.meshgrid(*(np.arange(size, dtype=float) for size in image.shape), indexing="ij")
     return ndimage.map_coordinates(image, [v + by_v, u + by_u], order=5, mode="nearest")
 
@@ -105,10 +105,10 @@ def test_tangents_are_derivatives_of_moved_images(name):
     change = (moved(image, step * by_x, step * by_y) - moved(image, -step * by_x, -step * by_y)) / (2 * step)
     found = reference.tangent_rows(image.reshape(1, -1), SHAPE, (name,), 0.0)[0, 0].reshape(SHAPE)
     error = np.linalg.norm(found - change) / np.linalg.norm(change)
-    assert error < 0.15, error  # central differences of a blob 1.5 pixels wide
+    assert error < 0.15, error  # These are central differences of a blob 1.5 pixels wide.
 
 
-def test_the_velocity_fields_are_those_of_their_names():
+def test_velocity_fields_move_images_as_their_names_say():
     half = max(SHAPE) / 2
     v, u = np.meshgrid(*((np.arange(size) - (size - 1) / 2) / half for size in SHAPE), indexing="ij")
     assert all(
@@ -116,7 +116,8 @@ def test_the_velocity_fields_are_those_of_their_names():
         for field, want in zip(reference.velocity("scaling", SHAPE), (u, v), strict=True)
     )
     by_x, by_y = reference.velocity("rotation", SHAPE)
-    assert np.abs(by_x * u.ravel() + by_y * v.ravel()).max() < 1e-12  # across the radius
+    # The field is perpendicular to the radius.
+    assert np.abs(by_x * u.ravel() + by_y * v.ravel()).max() < 1e-12
 
 
 def test_thickness_grows_strokes():
@@ -127,14 +128,14 @@ def test_thickness_grows_strokes():
     assert np.corrcoef(grown.ravel(), tangent)[0, 1] > 0.9
 
 
-def test_beyond_the_border_there_is_background():
+def test_pixels_beyond_the_border_are_background():
     tangents = reference.tangent_rows(np.full((1, 17 * 15), 3.0), SHAPE, reference.TANGENTS, 0.7)[0]
     inner = tangents.reshape(-1, *SHAPE)[:, 4:-4, 4:-4]
     np.testing.assert_allclose(inner, 0.0, atol=1e-12)
     assert (tangents[0].reshape(SHAPE)[8, [0, -1]] * [1, -1] > 0).all()
 
 
-def test_images_of_tangents():
+def test_tangent_scatter_equals_written_out_sums():
     means, bases = make_components(2, 17 * 15, 3)
     x, spec = (
         np.random.default_rng(1).random((6, 17 * 15)),
@@ -153,7 +154,7 @@ def test_images_of_tangents():
 
 
 @pytest.mark.parametrize("kind", ["error", "code-cost", "factors"])
-def test_tangent_distance_is_a_least_squares_problem(kind):
+def test_tangent_distance_solves_a_least_squares_problem(kind):
     p, h, t = 12, 3, 2
     means, bases = make_components(4, p, h)
     if kind == "factors":
@@ -185,7 +186,8 @@ def test_tangents_that_are_equal_or_zero_leave_the_distance_finite():
     means, bases = make_components(1, 6, 2)
     scorer = reference.error_scores(means, bases, np.zeros(6))
     t = draw(3, 1, 1, 6)
-    tangents = np.concatenate([t, t, 0 * t, bases[0].T[None, :1]], axis=1)  # the last lies in the component
+    # The last tangent is in the component.
+    tangents = np.concatenate([t, t, 0 * t, bases[0].T[None, :1]], axis=1)
     x, candidates = draw(4, 1, 6), np.zeros((1, 1), dtype=np.int32)
     found = reference.tangent_distance(scorer, x, tangents, candidates)[0, 0]
     alone = reference.tangent_distance(scorer, x, t, candidates)[0, 0]

@@ -1,4 +1,4 @@
-"""What a user touches beside fit and predict: scores, pages, searches, bad shards, run folders."""
+"""Mixtures beyond fit and predict: scores, pages, searches, bad shards, run folders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fitted(digits: SimpleNamespace) -> tuple[LinearMixtureClassifier, LinearMixt
 # -- scores ------------------------------------------------------------------------------------------------
 
 
-def test_scores_of_a_classifier(digits, fitted):
+def test_a_classifier_has_scores(digits, fitted):
     m, _ = fitted
     x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
     found = score_dataset(m, digits.test, ["reject", "error", "log_loss"], batch_rows=150)
@@ -62,7 +62,7 @@ def test_scores_of_a_classifier(digits, fitted):
         score_dataset(m, digits.test, ["rejects"])
 
 
-def test_scores_of_a_density(digits, fitted):
+def test_a_density_has_scores(digits, fitted):
     _, d = fitted
     x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
     found = score_dataset(d, digits.test, ["purity", "nmi", "log_likelihood", "accuracy"], batch_rows=150)
@@ -80,7 +80,7 @@ def test_scores_of_a_density(digits, fitted):
         score_dataset(d, Dataset.from_arrays(x), ["nmi"])
 
 
-def test_decisions_are_the_same_written_and_returned(digits, tmp_path):
+def test_written_decisions_equal_returned_ones(digits, tmp_path):
     few = digits.y < 2
     for rows in (few, slice(None)):
         m = LinearMixtureClassifier(n_components=2, **SMALL).fit(digits.x[rows], digits.y[rows])
@@ -94,7 +94,7 @@ def test_decisions_are_the_same_written_and_returned(digits, tmp_path):
 # -- pages -------------------------------------------------------------------------------------------------
 
 
-def test_the_page_of_a_classifier(digits, fitted, tmp_path):
+def test_a_classifier_has_a_report_page(digits, fitted, tmp_path):
     m, _ = fitted
     page = Path(m.report(tmp_path, data=digits.test)).read_text()
     named = {file.stem for file in (tmp_path / "report").glob("*.png")}
@@ -105,14 +105,14 @@ def test_the_page_of_a_classifier(digits, fitted, tmp_path):
     assert seen.confusion is not None
     assert seen.confusion.error == pytest.approx(1 - m.score(digits.test))
     np.testing.assert_array_equal(seen.codes, np.arange(10))
-    for c in range(10):  # the model of each class, not the best one of all
+    for c in range(10):  # The model of each class is meant, not the best one of all.
         np.testing.assert_allclose(seen.reconstructed[:, c], m.reconstruct(seen.examples, label=c), atol=1e-4)
     bare = m.report(tmp_path / "bare", data=Dataset.from_arrays(digits.test.read_x(0, 100)))
     assert "have no labels" in Path(bare).read_text()
     assert not (tmp_path / "bare" / "report" / "confusion.png").exists()
 
 
-def test_the_page_of_a_density(digits, fitted, tmp_path):
+def test_a_density_has_a_report_page(digits, fitted, tmp_path):
     _, d = fitted
     page = Path(d.report(tmp_path, data=digits.test)).read_text()
     named = {file.stem for file in (tmp_path / "report").glob("*.png")}
@@ -141,7 +141,7 @@ def test_the_page_of_a_density(digits, fitted, tmp_path):
         {"likelihood": "factor-analysis"},
     ],
 )
-def test_pages_of_other_models(digits, tmp_path, options):
+def test_other_mixtures_have_report_pages(digits, tmp_path, options):
     few = {**SMALL, **options, "n_components": 2}
     for model in (LinearMixtureClassifier(**few), LinearMixture(**few)):
         model.fit(digits.x[:200], *([digits.y[:200]] if isinstance(model, LinearMixtureClassifier) else []))
@@ -152,7 +152,7 @@ def test_pages_of_other_models(digits, tmp_path, options):
 # -- searches ----------------------------------------------------------------------------------------------
 
 
-def test_candidates_of_a_search_read_the_rows_once_a_pass(digits, tmp_path):
+def test_candidates_of_a_search_read_the_rows_once_per_pass(digits, tmp_path):
     rows = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows.zarr")
     m = LinearMixtureClassifier(**{**SMALL, **TANGENTS, "max_iter": 1})
     grid = {
@@ -166,15 +166,15 @@ def test_candidates_of_a_search_read_the_rows_once_a_pass(digits, tmp_path):
     search = Search(m, grid, n_jobs=1).fit(
         rows, validation=held, callbacks=log, engine=uncached, run_dir=tmp_path / "run"
     )
-    passes = log.of("pass_end")
+    passes = log.infos("pass_end")
     alone = clone(m).set_params(**search.best_params_)
-    told = Log()
-    alone.fit(rows, validation=held, callbacks=told, engine=uncached)
-    once = told.of("pass_end")[0]["bytes_read"]
+    reported = Log()
+    alone.fit(rows, validation=held, callbacks=reported, engine=uncached)
+    once = reported.infos("pass_end")[0]["bytes_read"]
     assert once > 0
     assert passes[0]["candidates"] == 16
     assert {record["bytes_read"] for record in passes} == {once}
-    # Of all candidates: one pass for the samples, for the temperatures, for the scores.
+    # One pass each for the samples, the temperatures and the scores of all candidates.
     assert search.n_passes_ == len(passes) + 3
     best = search.best_estimator_
     np.testing.assert_array_equal(best.bases_, alone.bases_)
@@ -187,12 +187,12 @@ def test_candidates_of_one_smoothing_share_the_smoothed_rows(digits):
     held, log = (digits.test.read_x(0, 400), digits.test.read_y(0, 400)), Log()
     grid = {"n_components": [2, 3], "n_dims": [2, 4]}
     search = Search(m, grid, n_jobs=1).fit(digits.x, digits.y, validation=held, callbacks=log)
-    assert {record["rows"] for record in log.of("pass_end")} == {600}
+    assert {record["rows"] for record in log.infos("pass_end")} == {600}
     alone = clone(m).set_params(**search.best_params_).fit(digits.x, digits.y, validation=held)
     np.testing.assert_array_equal(search.best_estimator_.bases_, alone.bases_)
 
 
-def test_searches_by_folds_and_of_densities(digits):
+def test_searches_use_folds_and_densities(digits):
     m = LinearMixtureClassifier(**SMALL)
     search = Search(m, {"n_components": [1, 3]}, cv=3, n_jobs=1, refit=False).fit(digits.x, digits.y)
     for k, (a, b) in enumerate([(0, 200), (200, 400), (400, 600)]):
@@ -209,12 +209,12 @@ def test_searches_by_folds_and_of_densities(digits):
 # -- bad shards, run folders -------------------------------------------------------------------------------
 
 
-def test_rows_of_a_bad_shard_are_left_out(digits, tmp_path):
+def test_rows_of_a_bad_shard_are_excluded(digits, tmp_path):
     rows = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows", chunk_rows=50, shard_rows=50)
     Path(rows.shards(100, 101)[0][0]).unlink()
     events: list[dict[str, Any]] = []
 
-    class Told(Callback):
+    class EventLog(Callback):
         def on_event(self, info: dict[str, Any]) -> None:
             events.append(info)
 
@@ -222,7 +222,7 @@ def test_rows_of_a_bad_shard_are_left_out(digits, tmp_path):
     with pytest.raises(DataError, match="is missing"):
         clone(m).fit(open_dataset(tmp_path / "rows"), run_dir=tmp_path / "stopped")
     skip = {"on_bad_shard": "skip"}
-    m.fit(open_dataset(tmp_path / "rows"), run_dir=tmp_path / "run", engine=skip, callbacks=Told())
+    m.fit(open_dataset(tmp_path / "rows"), run_dir=tmp_path / "run", engine=skip, callbacks=EventLog())
     assert [info["rows"] for info in events if info["event"] == "shard_quarantined"] == [50]
     assert m._fitted.counts.sum() == 550
     assert np.abs(m.means_).min(axis=1).max() < 1e-6 < np.abs(m.means_).max(axis=1).min()
@@ -232,7 +232,7 @@ def test_rows_of_a_bad_shard_are_left_out(digits, tmp_path):
 
 
 @pytest.mark.parametrize("after", [0, 3])
-def test_the_sample_is_gone_after_the_fit_and_resumes_have_it(digits, tmp_path, after):
+def test_the_sample_is_deleted_after_the_fit_and_kept_for_a_resume(digits, tmp_path, after):
     m = LinearMixture(n_components=4, **SMALL)
     how: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
     with pytest.raises(KeyboardInterrupt):
@@ -242,15 +242,18 @@ def test_the_sample_is_gone_after_the_fit_and_resumes_have_it(digits, tmp_path, 
     resumed = clone(m).fit(digits.x, resume=True, **how)
     assert not list(sets.glob("*"))
     np.testing.assert_array_equal(resumed.bases_, clone(m).fit(digits.x).bases_)
-    again = clone(m).fit(digits.x, resume=True, **how)  # of a run that was done
+    again = clone(m).fit(digits.x, resume=True, **how)  # The run was done.
     np.testing.assert_array_equal(again.bases_, resumed.bases_)
 
 
 # -- probabilities, components of few rows ----------------------------------------------------------------
 
 
-def test_scores_without_the_row_are_those_of_a_fit_without_it():
-    """In all directions the downdate is exact: principal components and mean of the other rows."""
+def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
+    """If the basis has all directions, the downdate is exact:
+
+    principal components and mean of the other rows.
+    """
     x = np.random.default_rng(0).normal(size=(12, 5)) * [4.0, 3.0, 2.0, 1.0, 0.5]
     h, mean = 2, x.mean(axis=0)
     values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
@@ -266,26 +269,26 @@ def test_scores_without_the_row_are_those_of_a_fit_without_it():
         ways = np.linalg.svd(others - others.mean(axis=0))[2][:h]
         assert found[i] == pytest.approx(z @ z - ((ways @ z) ** 2).sum())
     assert (found > errors).all()
-    # Another component of the class may be nearer then.
+    # Then another component of the class may be nearer.
     both = np.stack([errors, errors + 1e-3], axis=1)
     np.testing.assert_allclose(rows.best_scores(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
 
 
 @pytest.mark.parametrize("likelihood", ["error", "ppca"])
-def test_probabilities_by_training_rows_are_about_right(likelihood):
+def test_a_temperature_from_training_rows_gives_calibrated_probabilities(likelihood):
     x, y = load_digits(return_X_y=True)
     held = np.arange(len(x)) % 5 < 2
     options: dict[str, Any] = {**SMALL, "n_components": 6, "n_dims": 5, "likelihood": likelihood}
     m = LinearMixtureClassifier(**options).fit(x[~held], y[~held])
     found = log_loss(y[held], m.predict_proba(x[held]))
-    told = clone(m).fit(x[~held], y[~held], validation=(x[held], y[held]))
-    least = log_loss(y[held], told.predict_proba(x[held]))
+    reported = clone(m).fit(x[~held], y[~held], validation=(x[held], y[held]))
+    least = log_loss(y[held], reported.predict_proba(x[held]))
     assert least <= found < 1.2 * least
     assert m.predict_proba(x[held]).max(axis=1).mean() == pytest.approx(m.score(x[held], y[held]), abs=0.03)
 
 
 def test_components_of_few_rows_have_fewer_directions(caplog):
-    """Three rows span two directions; what is cut is counted, and told once."""
+    """Three rows span two directions. Removed directions are counted and reported once."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(63, 9)), np.repeat([0, 1], [60, 3])
     for likelihood in ("error", "ppca"):
@@ -294,11 +297,13 @@ def test_components_of_few_rows_have_fewer_directions(caplog):
         m.fit(x, y)
         assert (np.linalg.norm(m.bases_, axis=1) > 0.5).sum(axis=1).tolist() == [4, 2]
         assert m.history_[-1]["cut"] == 2
-        told = [record.message for record in caplog.records if "too few rows for n_dims=4" in record.message]
-        assert len(told) == 1
-        assert "1 of 2 components" in told[0]
+        reported = [
+            record.message for record in caplog.records if "too few rows for n_dims=4" in record.message
+        ]
+        assert len(reported) == 1
+        assert "1 of 2 components" in reported[0]
         assert np.isfinite(m.predict_proba(x)).all()
-        # Directions that no basis spans reconstruct nothing of other rows.
+        # Directions that no basis spans reconstruct no part of other rows.
         span = x[60:] - x[60:].mean(axis=0)
         far = rng.normal(size=(1, 9)) @ (np.eye(9) - np.linalg.pinv(span) @ span)
         row = far + x[60:].mean(axis=0)
@@ -332,10 +337,10 @@ n_jobs = 1
         if kind == "linear_mixture"
         else {"test_log_likelihood": model.score(digits.test)}
     )
-    told = result.folder.read_state()
+    reported = result.folder.read_state()
     for name, value in wanted.items():
-        assert told[name] == pytest.approx(value)
-    assert told["pass"] == model.n_iter_
-    assert told["objective"] is not None
+        assert reported[name] == pytest.approx(value)
+    assert reported["pass"] == model.n_iter_
+    assert reported["objective"] is not None
     assert (tmp_path / "run" / "report" / "means.png").exists()
     assert not list((tmp_path / "run" / "engine" / "sets").glob("*"))

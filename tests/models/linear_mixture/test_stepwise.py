@@ -1,4 +1,4 @@
-"""Stepwise EM is batch EM where a batch is everything, and comes near it in few epochs; rows one by one."""
+"""Stepwise EM equals batch EM if a batch has all rows, and comes near it in few epochs; rows one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
         for a in range(0, len(x), batch):
             rows = order[a : a + batch]
             stats, prepared = Stats.zeros(learner.layout()), learner.prepare(state, backend)
-            for part in np.array_split(rows, 2):  # two chains
+            for part in np.array_split(rows, 2):  # The rows are divided into two chains.
                 learner.run_chain(prepared, Block(x[part], None, None, 0, part), stats)
             state = learner.step(state, stats, len(rows))
         state = learner.end_epoch(state)
@@ -33,7 +33,7 @@ def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
 
 
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
-def test_a_whole_first_step_is_a_pass_of_batch_em(likelihood, assignment):
+def test_a_first_step_with_all_rows_equals_a_pass_of_batch_em(likelihood, assignment):
     x = made_rows(400, 12, 4, 3)
     em, state = main_em(x, 4, 3, likelihood, assignment, q=8)
     wanted = passes(em, state, x, n=1, backend="numba")[0].components
@@ -64,7 +64,7 @@ def test_a_few_epochs_come_near_batch_em(likelihood, assignment):
     assert last <= batch[-1].objective + 0.05 * gained + 1e-3 * abs(batch[-1].objective)
 
 
-def test_rows_one_by_one_are_pca_while_the_width_holds_the_rank():
+def test_single_rows_give_pca_if_the_basis_spans_their_rank():
     x = made_rows(60, 10, 2, 2, seed=3).astype("f8")
     found, counts = start_components(x[:2].copy(), 10, 0), np.ones(2)
     index = (np.arange(60) % 2).astype(int)
@@ -80,7 +80,7 @@ def test_rows_one_by_one_are_pca_while_the_width_holds_the_rank():
         np.testing.assert_allclose(found.noise[q], rest, atol=1e-10)
 
 
-def test_rows_one_by_one_keep_the_error_low():
+def test_single_rows_keep_the_error_low():
     x = made_rows(1500, 20, 3, 3, seed=4)
     em, state = main_em(x, 3, 3, q=8)
     state = passes(em, state, x[:500], n=10)[-1]
@@ -98,7 +98,7 @@ def test_rows_one_by_one_keep_the_error_low():
 
 
 @pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca"])
-def test_few_rows_are_scored_as_many(likelihood):
+def test_few_rows_have_the_scores_of_many(likelihood):
     x = made_rows(300, 14, 4, 3, seed=5)
     em, state = main_em(x, 4, 3, likelihood if likelihood == "ppca" else "error", q=8, floor=1e-9)
     now = passes(em, state, x, n=4)[-1].components
@@ -106,7 +106,7 @@ def test_few_rows_are_scored_as_many(likelihood):
     np.testing.assert_allclose(found, scored(make_scores(now, likelihood), x[:5]), rtol=1e-9, atol=1e-9)
 
 
-def test_a_single_row_turns_a_basis_as_the_whole_decomposition_does():
+def test_an_update_by_a_single_row_equals_a_whole_decomposition():
     basis, singular = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 6)))[0], np.arange(7.0, 1.0, -1)
     for row in (np.random.default_rng(1).normal(size=20), basis @ np.arange(6.0), np.zeros(20)):
         found, values = _update_svd(basis, singular, row[None])

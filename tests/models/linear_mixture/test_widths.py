@@ -1,4 +1,4 @@
-"""The same bits on machines whose vectors are wider or narrower, and for any split of a pass into spans."""
+"""Any vector width and any division of a pass into spans gives the same bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def digests() -> list[str]:
     return [hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest()[:16] for a in _found()]
 
 
-def test_the_width_of_the_vectors_shows_in_no_bit():
+def test_the_vector_width_changes_no_bit():
     other = 8 if LANES == 16 else 16
     code = (
         "import json, sys; from tests.models.linear_mixture import test_widths as t; "

@@ -1,4 +1,4 @@
-"""Nearest centroids: numba against the reference, and both against brute force."""
+"""Nearest centroids: numba equals the reference, and both equal brute force."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ def _brute(x: np.ndarray, w: np.ndarray, metric: str) -> np.ndarray:
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
 @pytest.mark.parametrize(("n", "p", "k", "q"), SHAPES)
-def test_dense(n: int, p: int, k: int, q: int, dtype: str, metric: str) -> None:
+def test_dense_rows_have_the_nearest_centroids(
+    n: int, p: int, k: int, q: int, dtype: str, metric: str
+) -> None:
     x, columns = _draw(1, n, p, dtype), np.sort(np.random.default_rng(2).permutation(p)[:q])
     w = _draw(3, k, p, dtype)[:, columns]
     want = _brute(x[:, columns], w, metric)
-    np.testing.assert_array_equal(reference.nearest(x, columns, reference.make_bank(w, metric)), want)
-    np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w, metric)), want)
+    for module in (reference, dense):
+        got = module.nearest(x, columns, module.make_bank(w, metric))
+        np.testing.assert_array_equal(got[:, 0], want)
 
 
 def test_equal_centroids_go_to_the_lowest_index() -> None:
@@ -49,11 +52,11 @@ def test_equal_centroids_go_to_the_lowest_index() -> None:
     w = np.concatenate([x[:20], x[:20], x[20:], x[20:]])
     for module in (reference, dense):
         got = module.nearest(x, np.arange(12), module.make_bank(w, "euclidean"))
-        assert got.tolist() == [*range(20), *range(40, 60)]
+        assert got.ravel().tolist() == [*range(20), *range(40, 60)]
 
 
 def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
-    """The same numbers in another order, before a row of one number: all are equally far."""
+    """All centroids have the same numbers in another order, so they are equally far from a constant row."""
     rng = np.random.default_rng(0)
     w = np.stack([rng.permutation(np.arange(200, 230, dtype="u1")) for _ in range(50)])
     x, columns = np.full((3, 30), 250, dtype="u1"), np.arange(30)
@@ -66,19 +69,19 @@ def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
 
 
 def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -> None:
-    """Float64 rounds their sums: which one wins is said nowhere, that it is the same everywhere is."""
+    """Rounding in float64 chooses one of equally far centroids, the same for dense and sparse rows."""
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=30).astype("f4")
     w, columns = np.stack([rng.permutation(numbers) for _ in range(50)]), np.arange(30)
     x = np.repeat(rng.normal(size=(40, 1)).astype("f4"), 30, axis=1)
     got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
-    assert len(set(got)) > 1, "exact sums would have given 0 everywhere: this test shows nothing"
+    assert len(np.unique(got)) > 1, "exact sums would have given 0 everywhere: this test shows nothing"
     sparsely = sparse.nearest_sparse(csr_rows(x), sparse.make_sparse_bank(csr_rows(w), columns, "euclidean"))
     np.testing.assert_array_equal(got, sparsely)
 
 
-def test_what_rounding_leaves_in_question_is_decided_in_float64() -> None:
-    """Centroids that float32 cannot tell apart: their scores differ in the eighth digit."""
+def test_ties_within_rounding_are_decided_in_float64() -> None:
+    """The scores of these centroids differ in the eighth digit, which float32 cannot represent."""
     rng = np.random.default_rng(0)
     base = rng.normal(size=200) * 100
     w = (base + rng.normal(size=(64, 200)) * 1e-2).astype("f4")
@@ -87,11 +90,12 @@ def test_what_rounding_leaves_in_question_is_decided_in_float64() -> None:
     want = _brute(x, w, "euclidean")
     plain = (x @ w.T - 0.5 * np.einsum("jc,jc->j", w, w)).argmax(axis=1)
     assert (plain != want).mean() > 0.2, "float32 alone would do: this test shows nothing"
-    np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w, "euclidean")), want)
+    got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
+    np.testing.assert_array_equal(got[:, 0], want)
 
 
-def test_rows_in_doubt_are_few() -> None:
-    """The second scan is for exceptions: the bound on rounding must not be so wide that it is the rule."""
+def test_few_rows_need_float64() -> None:
+    """The second scan is for exceptions, so the bound on rounding must not be too wide."""
     x, w = _draw(0, 500, 392, "f4"), _draw(1, 1000, 392, "f4")
     bank = dense.make_bank(w, "euclidean")
     scores = x.astype("f8") @ w.T.astype("f8") + bank.exact[1]
@@ -110,7 +114,7 @@ def test_the_bound_on_rounding_holds() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 30), st.sampled_from(["u1", "f4"]), st.data())
-def test_any_shape(n: int, p: int, k: int, dtype: str, data: Any) -> None:
+def test_kernels_equal_the_reference_for_any_shape(n: int, p: int, k: int, dtype: str, data: Any) -> None:
     seed = data.draw(st.integers(0, 1000))
     columns = np.flatnonzero(np.random.default_rng(seed).random(p) < 0.7)
     columns = columns if len(columns) else np.array([0])
@@ -122,7 +126,8 @@ def test_any_shape(n: int, p: int, k: int, dtype: str, data: Any) -> None:
 def test_a_centroid_of_zeros_has_the_cosine_0_with_every_row() -> None:
     w, x = np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([[1.0, 1.0], [-1.0, -1.0], [0.0, 0.0]])
     for module in (reference, dense):
-        assert module.nearest(x, np.arange(2), module.make_bank(w, "cosine")).tolist() == [1, 0, 0]
+        got = module.nearest(x, np.arange(2), module.make_bank(w, "cosine"))
+        assert got.ravel().tolist() == [1, 0, 0]
         with pytest.raises(ValueError, match="metric='manhattan' is not one of euclidean, cosine"):
             module.make_bank(w, "manhattan")
 
@@ -147,7 +152,7 @@ CODE_SHAPES = [
 @pytest.mark.parametrize("sets", [1, 3])
 @pytest.mark.parametrize("dtype", ["u2", "u4"])
 @pytest.mark.parametrize(("n", "v", "below", "k"), CODE_SHAPES)
-def test_codes(n: int, v: int, below: int, k: int, dtype: str, sets: int) -> None:
+def test_nearest_codes_equal_the_reference(n: int, v: int, below: int, k: int, dtype: str, sets: int) -> None:
     rng = np.random.default_rng(n + v)
     x = rng.integers(0, below, (n, v)).astype(dtype)
     centroids = rng.integers(0, below, (sets, k, v)).astype(dtype)
@@ -170,7 +175,7 @@ def test_codes_without_a_shared_unit_are_0() -> None:
 
 
 @pytest.mark.parametrize("clusterings", [20, 90])
-def test_a_row_that_meets_more_than_there_is_room_for(clusterings: int) -> None:
+def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings: int) -> None:
     """All centroids share all codes with half of the rows."""
     centroids = np.zeros((2, 300, clusterings), dtype="u2")
     centroids[:, 7:, 3] = 1
@@ -183,10 +188,8 @@ def test_a_row_that_meets_more_than_there_is_room_for(clusterings: int) -> None:
     np.testing.assert_array_equal(lists.nearest_codes(x, lists.make_lists(centroids, units)), want)
 
 
-def test_a_row_that_is_over_by_short_lists_alone() -> None:
-    """Sixteen centroids of each clustering: no list is longer than what is copied, and the room ends all the
-    same.
-    """
+def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> None:
+    """Sixteen centroids of each clustering: no list exceeds the copied length, but the space is exhausted."""
     centroids = np.repeat(np.arange(100), 16)[:, None].repeat(70, axis=1).astype("u2")[None]
     units = np.ones((1, 70, 4000), dtype=bool)
     x = np.array([[3] * 70, [9] * 35 + [4] * 35, [200] * 70], dtype="u2")
@@ -196,7 +199,7 @@ def test_a_row_that_is_over_by_short_lists_alone() -> None:
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_every_kernel_has_three_bodies(name: str) -> None:
-    """Function names are checked where the module can be imported; the CuPy one needs CuPy."""
+    """Function names are checked in modules that can be imported; the CuPy module needs CuPy."""
     assert set(KERNELS[name]) == {"reference", "numba", "cupy"}
     for backend, place in KERNELS[name].items():
         module, function = place.split(":")
@@ -218,13 +221,76 @@ def test_more_centroids_than_short_codes_can_name() -> None:
 
 
 @pytest.mark.parametrize("columns", [203, 204, 407, 812, 41_615, 41_616, 41_617])
-def test_rows_so_wide_that_a_panel_comes_in_parts(columns: int) -> None:
-    """Parts of equal width may be fewer than were asked for: none may be empty."""
+def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
+    """Panels of equal width may be fewer than requested, and none may be empty."""
     rng = np.random.default_rng(columns)
-    # Near each other, but for a large first column: what is read beyond a row shows.
+    # The rows are near each other except for a large first column, so reads beyond a row show.
     x = (rng.random((80, columns)) < 3 / columns).astype(np.uint8)
     x[:, 0] = rng.integers(0, 255, 80)
     which = np.arange(columns, dtype=np.int32)
     want = reference.nearest(x, which, reference.make_bank(x[:70], "euclidean"))
     got = dense.nearest(x, which, dense.make_bank(x[:70], "euclidean"))
     np.testing.assert_array_equal(got, want)
+
+
+def _draw_clusterings(rng: np.random.Generator, clusterings: int, rows: int, k: int) -> np.ndarray:
+    """Centroids that each clustering may take, bool (clusterings, rows)."""
+    draws = np.zeros((clusterings, rows), dtype=bool)
+    for own in draws:
+        own[rng.permutation(rows)[:k]] = True
+    return draws
+
+
+KINDS = {
+    "bits": lambda rng, n, q: rng.integers(0, 2, (n, q)).astype("u1"),
+    "bytes": lambda rng, n, q: rng.integers(0, 256, (n, q)).astype("u1"),
+    "floats": lambda rng, n, q: rng.normal(size=(n, q)).astype("f4"),
+    "whole numbers that float32 sums round": lambda rng, n, q: rng.integers(0, 9000, (n, q)).astype("f4"),
+    "each row eight times": lambda rng, n, q: np.repeat(rng.normal(size=(-(-n // 8), q)), 8, 0)[:n],
+}
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("n", "q", "rows", "k", "clusterings"), [(3, 2, 2, 1, 1), (130, 17, 300, 150, 9), (50, 40, 70, 3, 20)]
+)
+def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
+    n: int, q: int, rows: int, k: int, clusterings: int, kind: str, metric: str
+) -> None:
+    """Also with so few centroids of each clustering that the list of candidates holds none of them."""
+    rng = np.random.default_rng(n)
+    x, w = (KINDS[kind](rng, m, q).astype("u1" if kind[0] == "b" else "f4") + 1 for m in (n, rows))
+    draws, columns = _draw_clusterings(rng, clusterings, rows, k), np.arange(q)
+    got = dense.nearest(x, columns, dense.make_bank(w, metric, draws))
+    assert got.shape == (n, clusterings)
+    own = [_brute(x, w[mine], metric) for mine in draws]
+    want = reference.nearest(x, columns, reference.make_bank(w, metric, draws))
+    bank = sparse.make_sparse_bank(csr_rows(w), columns, metric, draws)
+    np.testing.assert_array_equal(sparse.nearest_sparse(csr_rows(x), bank), got)
+    # Float64 may order scores of equal distances in different ways.
+    near = np.abs(_distances(x, w, metric, draws, got) - _distances(x, w, metric, draws, np.stack(own, 1)))
+    assert near.max() <= 1e-12
+    if metric == "euclidean":
+        np.testing.assert_array_equal(got, want)
+
+
+def _distances(x: np.ndarray, w: np.ndarray, metric: str, draws: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Distance of each row to the centroid of its code, relative to the length of the row."""
+    x, w = x.astype("f8"), w.astype("f8")
+    if metric == "cosine":
+        x, w = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, w))
+    found = [((x - w[mine][own]) ** 2).sum(axis=1) for mine, own in zip(draws, codes.T, strict=True)]
+    return np.stack(found, axis=1) / np.maximum((x**2).sum(axis=1, keepdims=True), 1)
+
+
+def test_lists_are_so_long_that_a_clustering_seldom_misses() -> None:
+    rng = np.random.default_rng(0)
+    w = _draw(1, 2000, 30, "f4")
+    half, few = (_draw_clusterings(rng, 10, 2000, k) for k in (1000, 250))
+    assert dense.make_bank(w, "euclidean", half).length == 24
+    assert dense.make_bank(w, "euclidean", few).length == 121
+    assert dense.make_bank(w, "euclidean").length == 4
+    assert len(dense.make_bank(np.repeat(w, 2, axis=0), "euclidean").codes) == 2000, "equal floats are merged"
+    whole = np.repeat(_draw(1, 200, 30, "u1"), 2, axis=0)
+    assert len(dense.make_bank(whole, "euclidean").codes) == 400, "ties of whole numbers need no float64"

@@ -1,4 +1,4 @@
-"""Layers: schedules, what a clustering is made of, and codes against one-hot products."""
+"""Layers: schedules, clusterings, and codes compared with one-hot products."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _codes(layer: Layer, x: Any, device: str = "cpu") -> np.ndarray:
         ((10, 10, 0.99, 2, 1), [10, 9, 8, 7, 6, 5, 4, 3, 2]),
     ],
 )
-def test_schedules(arguments: tuple[Any, ...], expected: list[int]) -> None:
+def test_schedules_decrease_by_the_decay(arguments: tuple[Any, ...], expected: list[int]) -> None:
     assert make_schedule(*arguments) == expected
 
 
@@ -84,12 +84,12 @@ def test_schedules(arguments: tuple[Any, ...], expected: list[int]) -> None:
         ((50, 10, 0, None, 2), "decay=0: give a number between"),
     ],
 )
-def test_schedules_that_cannot_be(arguments: tuple[Any, ...], message: str) -> None:
+def test_impossible_schedules_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_schedule(*arguments)
 
 
-def test_a_fraction_that_selects_nothing() -> None:
+def test_a_fraction_that_selects_no_feature_is_refused() -> None:
     with pytest.raises(ValueError, match=r"feature_fraction=0.05 of 11 feature\(s\) selects nothing.*0.0909"):
         make_layers([5], **{**OPTIONS, "fraction": 0.05})
     with pytest.raises(ValueError, match="feature_fraction=1.5: give a number above 0 and up to 1"):
@@ -97,23 +97,25 @@ def test_a_fraction_that_selects_nothing() -> None:
 
 
 @pytest.mark.parametrize("n", [*range(1, 100), 784, 1000, 47_236, 10**7])
-def test_the_fraction_that_a_message_suggests_is_enough(n: int) -> None:
+def test_the_recommended_fraction_is_accepted(n: int) -> None:
     with pytest.raises(ValueError, match="give at least") as error:
         make_layers([5], **{**OPTIONS, "n_features": n, "fraction": 0.5 / n})
     suggested = float(str(error.value).split()[-1])
     assert make_layers([5], **{**OPTIONS, "n_features": n, "fraction": suggested})[0].n_columns == 1
 
 
-def test_an_upper_layer_that_would_see_nothing() -> None:
+def test_an_upper_layer_without_input_is_refused() -> None:
     options = {**OPTIONS, "n_features": 200, "n_clusterings": 4, "fraction": 0.01}
-    told = r"layer 3: feature_fraction=0.01 of 24 one-hot units .* selects nothing: give at least 0.0416667"
-    with pytest.raises(ValueError, match=told):
+    reported = (
+        r"layer 3: feature_fraction=0.01 of 24 one-hot units .* selects nothing: give at least 0.0416667"
+    )
+    with pytest.raises(ValueError, match=reported):
         make_layers([12, 6, 3], **options)
     layers = make_layers([12, 6, 3], **{**options, "fraction": 0.0416667})
     assert [int(layer.draw_units(0).sum()) for layer in layers[1:]] == [2, 1]
 
 
-def test_products_that_are_whole_but_for_rounding_are_whole() -> None:
+def test_shares_are_rounded_down_without_rounding_errors() -> None:
     for hundredths in range(1, 101):
         for n in (*range(1, 300), 784, 10**4, 10**9 + 7):
             assert floor_share(hundredths / 100, n) == hundredths * n // 100
@@ -123,8 +125,8 @@ def test_products_that_are_whole_but_for_rounding_are_whole() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_codes_are_those_of_one_hot_products(device: str) -> None:
-    """By the definition: distances on drawn columns, then products of one-hot rows on drawn units."""
+def test_codes_equal_those_of_one_hot_products(device: str) -> None:
+    """Compute distances on drawn columns, then products of one-hot rows on drawn units."""
     x, options = _rows(120, 11), OPTIONS
     layers = make_layers([40, 20, 7], **options)
     below, k_below = x, 0
@@ -148,7 +150,7 @@ def test_codes_are_those_of_one_hot_products(device: str) -> None:
         below, k_below = codes, layer.k
 
 
-def test_a_part_of_the_clusterings_and_of_the_rows_gives_a_part_of_the_codes() -> None:
+def test_codes_of_some_clusterings_and_rows_are_a_part_of_all_codes() -> None:
     x = _rows(120, 11)
     layer = make_layers([40], **OPTIONS)[0]
     coder, whole = LayerCoder(layer, _sets(layer, x), 0, 9), _codes(layer, x)
@@ -157,7 +159,7 @@ def test_a_part_of_the_clusterings_and_of_the_rows_gives_a_part_of_the_codes() -
     np.testing.assert_array_equal(got, whole[30:77, 3:6])
 
 
-def test_csr_rows_and_a_network_in_one_go() -> None:
+def test_csr_rows_have_the_codes_of_dense_rows_in_all_layers() -> None:
     x = _rows(120, 11) * (np.random.default_rng(2).random((120, 11)) < 0.4)
     results = []
     for rows, kind in ((x, {}), (csr_rows(x), {"csr": True})):
@@ -175,7 +177,7 @@ def test_csr_rows_and_a_network_in_one_go() -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_rows_that_have_no_place(sparse: bool) -> None:
+def test_rows_without_a_defined_distance_are_refused(sparse: bool) -> None:
     def checked(values: list[list[float]], metric: str) -> None:
         x = np.array(values)
         make_layers([2], **{**OPTIONS, "metric": metric})[0].check(csr_rows(x) if sparse else x, 100)
@@ -190,8 +192,8 @@ def test_rows_that_have_no_place(sparse: bool) -> None:
     with pytest.raises(ValueError, match=r"row 100, feature 0 is -inf \(infinite\)"):
         checked([[-np.inf, 1], [0, 1]], "euclidean")
     for value in ("1e+39", "-1e+20", "2e+18"):
-        told = rf"row 101, feature 1 is {re.escape(value)}, .* scale the features, .* beyond 1e\+18"
-        with pytest.raises(ValueError, match=told):
+        reported = rf"row 101, feature 1 is {re.escape(value)}, .* scale the features, .* beyond 1e\+18"
+        with pytest.raises(ValueError, match=reported):
             checked([[0, 1], [0, float(value)]], "euclidean")
 
 
@@ -210,19 +212,19 @@ def test_the_largest_values_have_the_codes_of_the_reference(metric: str, csr: bo
 
 
 @pytest.mark.parametrize("width", [1, 2, 85, 86, 784, 47_236, 2**31])
-def test_squared_lengths_of_the_largest_values_fit(width: int) -> None:
+def test_squared_lengths_of_the_largest_values_are_finite(width: int) -> None:
     limit = _largest_value(width)
     assert 4 * width * limit**2 <= FLOAT32_MAX < 400 * width * limit**2
 
 
-def test_the_error_of_an_ensemble_falls_as_theorem_1_says() -> None:
+def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
     """Theorem 1: of V nearest centroids' mean the error is s^2 (1 / V + (1 - 1 / V) rho).
 
     s^2 and rho come from pairs of clusterings over some sets of rows, the errors of larger ensembles from
     others. Clusterings that share fewer rows have a lower rho, and more of an ensemble helps.
     """
     largest, repeats, rhos = 32, 60, []
-    # Far apart from each other, so that their errors are independent.
+    # The sets are far apart, so their errors are independent.
     points = np.array([[a, b] for a in (0.25, 0.5, 0.75) for b in (0.25, 0.5, 0.75)], dtype=np.float32)
     for k in (40, 160):
         errors = np.empty((repeats, len(points), largest, 2))
@@ -248,7 +250,7 @@ def test_the_error_of_an_ensemble_falls_as_theorem_1_says() -> None:
 
 
 class _Seen(HostBackend):
-    """Keeps the rows that kernels are given."""
+    """Record of the rows that kernels receive."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Principal components of codes: both ways against the SVD of expanded rows."""
+"""Principal components of codes: both algorithms equal the SVD of one-hot rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V, K, N = 12, 7, 150
 
 @pytest.fixture(scope="module")
 def codes() -> np.ndarray:
-    """Rows of five kinds, each code mostly that of the kind."""
+    """Return rows of five kinds whose codes are mostly those of their kind."""
     rng = np.random.default_rng(0)
     kinds, own = rng.integers(0, 5, N), rng.integers(0, K, (5, V))
     return np.where(rng.random((N, V)) < 0.6, own[kinds], rng.integers(0, K, (N, V))).astype(np.uint16)
@@ -35,7 +35,7 @@ def codes() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def svd(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Centred one-hot rows, components and variances by numpy."""
+    """Return centred one-hot rows, components and variances by numpy."""
     h = np.eye(K)[codes].reshape(N, -1)
     h -= h.mean(axis=0)
     _, s, vt = np.linalg.svd(h, full_matrices=False)
@@ -70,23 +70,25 @@ def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_few_rows_by_their_inner_products(codes: np.ndarray, svd: Any, device: str) -> None:
+def test_components_of_few_rows_come_from_their_inner_products(
+    codes: np.ndarray, svd: Any, device: str
+) -> None:
     found = kernel_components(codes, K, make_backend(device).kernel)
     assert len(found.offset) == V * (K - 1)
     _check(found, codes, svd, 6, 1e-7)
 
 
-def test_many_rows_by_em(codes: np.ndarray, svd: Any) -> None:
+def test_components_of_many_rows_come_from_em(codes: np.ndarray, svd: Any) -> None:
     learner, state = _streamed(codes, 5, tol=1e-6)
     assert 2 < state.iteration < 200
     _check(learner.components(state), codes, svd, 5, 1e-6)
-    told = learner.summary(state)
-    assert told["objective"] == pytest.approx(1 - svd[2][:5].sum() / svd[2].sum())
-    # Without a tolerance it would go on: the number of passes ends it.
+    reported = learner.summary(state)
+    assert reported["objective"] == pytest.approx(1 - svd[2][:5].sum() / svd[2].sum())
+    # Without a tolerance the number of passes ends it.
     assert _streamed(codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
 
 
-def test_rows_that_are_all_alike_and_more_components_than_there_are() -> None:
+def test_equal_rows_and_too_many_components_give_zeros() -> None:
     same = np.ones((30, V), dtype=np.uint16)
     for found in (
         kernel_components(same, K, make_backend("cpu").kernel),
@@ -102,7 +104,7 @@ def test_rows_that_are_all_alike_and_more_components_than_there_are() -> None:
     assert found.variance[0] == pytest.approx(found.total_variance)
 
 
-def test_coordinates_are_those_of_one_hot_rows(codes: np.ndarray) -> None:
+def test_coordinates_equal_those_of_one_hot_rows(codes: np.ndarray) -> None:
     kernel = partial(find_kernel, backend="numba")
     hot = np.eye(K)[codes].reshape(N, -1)
     u, s, _ = np.linalg.svd(hot - hot.mean(axis=0), full_matrices=False)
@@ -113,13 +115,13 @@ def test_coordinates_are_those_of_one_hot_rows(codes: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "two rows", "one row"])
-def test_coordinates_of_many_rows_need_no_whole_decomposition(
+def test_coordinates_of_many_rows_need_no_full_decomposition(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = partial(find_kernel, backend="numba")
     n = LANCZOS_ROWS + 50
     codes = np.random.default_rng(0).integers(0, K, (n, V)).astype(np.uint16)
-    codes[: n // 2, : V // 2] = 0  # a first direction that stands out
+    codes[: n // 2, : V // 2] = 0  # The first direction then dominates.
     if kind != "random":
         codes = codes[[0, n - 1] if kind == "two rows" else [0, 0]][np.arange(n) % 2]
     hot = np.eye(K)[codes].reshape(n, -1)
@@ -136,7 +138,7 @@ def test_coordinates_of_many_rows_need_no_whole_decomposition(
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("name", ["gather_sum", "scatter_add", "count_matches"])
-def test_kernels(codes: np.ndarray, name: str, dtype: Any) -> None:
+def test_kernels_of_components_equal_the_reference(codes: np.ndarray, name: str, dtype: Any) -> None:
     h, rng = np.eye(K)[codes].reshape(N, -1), np.random.default_rng(3)
     table, y = rng.normal(size=(V, K, 4)), rng.normal(size=(N, 4))
     for backend in ("reference", "numba"):

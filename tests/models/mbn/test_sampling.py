@@ -1,4 +1,4 @@
-"""Draws without replacement: exact sizes, equal probabilities, one stream each."""
+"""Draws without replacement: exact sizes, equal probabilities, separate streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalelatent.models.mbn.model.sampling import choose_mask, choose_numbers, m
 
 
 @given(st.integers(1, 5000), st.data())
-def test_so_many_different_numbers_in_order(n: int, data: st.DataObject) -> None:
+def test_draws_are_distinct_sorted_and_of_the_requested_size(n: int, data: st.DataObject) -> None:
     m = data.draw(st.integers(0, n))
     chosen = choose_numbers(make_stream(3, "rows", 1, 0), n, m)
     assert chosen.dtype == np.int64
@@ -24,22 +24,22 @@ def test_so_many_different_numbers_in_order(n: int, data: st.DataObject) -> None
 
 @pytest.mark.parametrize(("n", "m"), [(40, 2), (40, 13), (40, 20), (40, 39), (200, 3)])
 def test_each_number_and_each_pair_is_equally_probable(n: int, m: int) -> None:
-    """Both ways of drawing; sets of the same size are equally probable, so pairs come as often as pairs."""
+    """Both algorithms: sets of the same size are equally probable, and so are pairs."""
     draws = 6000
     member = np.zeros((draws, n))
     for i in range(draws):
         member[i, choose_numbers(make_stream(11, "rows", 1, i), n, m)] = 1
     p, pair = m / n, m * (m - 1) / (n * (n - 1))
-    # Five standard deviations of the most extreme of n, or n^2 / 2, binomial shares.
+    # The limit is five standard deviations of the most extreme of n, or n^2 / 2, binomial shares.
     assert np.abs(member.mean(axis=0) - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
     together = (member.T @ member / draws)[np.triu_indices(n, 1)]
     assert np.abs(together - pair).max() < 5.5 * np.sqrt(pair * (1 - pair) / draws)
-    # Not one by one alone: the sum over all numbers of squared deviations is as large as it should be.
+    # The sum of squared deviations over all numbers has the expected size, too.
     chi2 = ((member.sum(axis=0) - draws * p) ** 2 / (draws * p * (1 - p))).sum() * (n - 1) / n
     assert abs(chi2 - (n - 1)) < 5 * np.sqrt(2 * (n - 1))
 
 
-def test_streams_differ_by_every_part_of_their_key() -> None:
+def test_streams_differ_in_every_part_of_their_key() -> None:
     words = {
         int(make_stream(seed, what, layer, which).random_raw())
         for seed in (0, 1, 2**40)
@@ -50,8 +50,8 @@ def test_streams_differ_by_every_part_of_their_key() -> None:
     assert len(words) == 36
 
 
-def test_what_was_drawn_is_drawn_again() -> None:
-    """Saved networks depend on these numbers: they may never change."""
+def test_draws_never_change_between_versions() -> None:
+    """Saved networks depend on these numbers, so they may never change."""
     assert choose_numbers(make_stream(7, "rows", 2, 5), 1000, 5).tolist() == EXPECTED_FEW
     assert choose_numbers(make_stream(7, "columns", 1, 0), 12, 6).tolist() == EXPECTED_HALF
 

@@ -20,12 +20,14 @@ class StreamedKMeans(StreamedEstimator):
     def _learner(self, rows):
         return KMeansEM(self.n_clusters, rows.n_features, self.max_iter, self.tol)
 
-    def _plan(self, told):
-        nbytes = 8 * self.n_clusters * told.train.n_features
-        stage = told.add_stage("estep", self._learner(told.train), 4 * nbytes, "lower n_clusters")
-        rates = told.measure_rates(stage, State(np.zeros((self.n_clusters, told.train.n_features))))
-        told.add_passes("estep", told.pass_seconds(stage, rates), {"at_least": 1, "at_most": self.max_iter})
-        return told.finish("lower max_iter", checkpoint=nbytes)
+    def _plan(self, reported):
+        nbytes = 8 * self.n_clusters * reported.train.n_features
+        stage = reported.add_stage("estep", self._learner(reported.train), 4 * nbytes, "lower n_clusters")
+        rates = reported.measure_rates(stage, State(np.zeros((self.n_clusters, reported.train.n_features))))
+        reported.add_passes(
+            "estep", reported.pass_seconds(stage, rates), {"at_least": 1, "at_most": self.max_iter}
+        )
+        return reported.finish("lower max_iter", checkpoint=nbytes)
 
     def _fit_steps(self, rows):
         self.seed_, rows = yield Begin({"max_iter": self.max_iter})

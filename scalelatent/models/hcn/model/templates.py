@@ -210,12 +210,16 @@ class TemplateEvidence(ForwardReduction):
         return among, allowed[among]
 
     def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the beliefs of all layers; those of templates are initial beliefs plus evidence."""
-        priors = self.net.split(first)[-1]
+        """Return the beliefs of all layers; those of templates are initial beliefs plus evidence.
+
+        A template that would lose all weights keeps its earlier beliefs.
+        """
+        priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
         most = BELIEF_LIMIT // (2 * GRID)
-        below = self.beliefs[: -priors.size]
-        return np.concatenate([below, np.clip(priors + evidence, -most, most).ravel()])
+        found = np.clip(priors + evidence, -most, most)
+        found = np.where(np.any(found > 0, axis=(0, 1, 2)), found, earlier)
+        return np.concatenate([self.beliefs[: -priors.size], found.ravel()])
 
 
 def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -47,12 +47,14 @@ __device__ __forceinline__ void block_largest(T& value, int& index) {
     __syncthreads();  // the next call writes the arrays again
 }
 
-// One warp per row: writes the columns of a clustering as float32, and an upper bound of the row's length on them.
+// One warp per row: writes the columns of a pool as float32, and the least difference of two scores of the row that
+// rounding cannot exchange; 0 if the row is whole numbers whose scores float32 holds, see cpu/dense.py.
 template <class T>
-__device__ __forceinline__ void gather(const T* x, int p, int n, const int* columns, int q, float* out,
-                                       float* lengths) {
+__device__ __forceinline__ void gather(const T* x, int p, int n, const int* columns, int q, double slope, double least,
+                                       double exact_length, float* out, double* gaps) {
     const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     float total = 0.0f;
+    int fractions = 0;
     if (row < n) {
         const T* from = x + static_cast<size_t>(row) * p;
         float* to = out + static_cast<size_t>(row) * q;
@@ -60,93 +62,92 @@ __device__ __forceinline__ void gather(const T* x, int p, int n, const int* colu
             const float value = from[__ldg(columns + c)];
             to[c] = value;
             total += value * value;
+            fractions |= floorf(value) != value;
         }
     }
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) total += __shfl_down_sync(EVERY_LANE, total, step);
-    // Squares of numbers below 1e-23 underflow.
-    if (row < n && lane == 0) lengths[row] = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2)) + 1e-21f * q;
+    for (int step = 16; step > 0; step /= 2) {
+        total += __shfl_down_sync(EVERY_LANE, total, step);
+        fractions |= __shfl_down_sync(EVERY_LANE, fractions, step);
+    }
+    if (row < n && lane == 0) {
+        // Squares of numbers below 1e-23 underflow.
+        const float length = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2)) + 1e-21f * q;
+        gaps[row] = !fractions && length <= exact_length ? 0.0 : 2.0 * (slope * length + least);
+    }
 }
 
 #define KERNELS(T, NAME)                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) mbn_gather_##NAME(                                \
-        const T* x, int p, int n, const int* columns, int q, float* out, float* lengths) {                  \
-        gather<T>(x, p, n, columns, q, out, lengths);                                                       \
+        const T* x, int p, int n, const int* columns, int q, double slope, double least,                    \
+        double exact_length, float* out, double* gaps) {                                                    \
+        gather<T>(x, p, n, columns, q, slope, least, exact_length, out, gaps);                              \
     }
 
 KERNELS(float, f32)
 KERNELS(byte, u8)
 
-// One warp per row: finds the best of the k scores, and whether the second best is within the bound of the rounding.
-// Then `floors` is the least score that the true winner can have.
+// One warp per row: keeps the 32 best of the k scores in a falling list, entry i in lane i, equal scores by index.
+// Entries that float32 cannot order are computed again in float64. Then each clustering takes the best entry among its
+// own centroids; it gets NO_CENTROID if a centroid outside the list could be better.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mbn_best(const float* products, int n, int k, const float* scale, const float* bias, const float* lengths,
-             double slope, double least, int* codes, float* floors, byte* doubtful) {
+    mbn_take(const float* products, int n, int k, const float* x, const float* w, int q, const float* scale,
+             const float* bias, const double* exact, const double* gaps, const int* numbers, int clusterings,
+             int* codes) {
     const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    float best = LOWEST, second = LOWEST;
+    if (row >= n) return;
+    const float* mine = products + static_cast<size_t>(row) * k;
+    float best = LOWEST;
     int index = NO_CENTROID;
-    if (row < n) {
-        const float* mine = products + static_cast<size_t>(row) * k;
-        for (int j = lane; j < k; j += 32) {
-            const float score = mine[j] * __ldg(scale + j) + __ldg(bias + j);
-            if (score > best) {
-                second = best;
-                best = score;
-                index = j;
-            } else if (score > second) {
-                second = score;
+    for (int first = 0; first < k; first += 32) {
+        const int j = first + lane;
+        const float score = j < k ? mine[j] * __ldg(scale + j) + __ldg(bias + j) : LOWEST;
+        unsigned hits = __ballot_sync(EVERY_LANE, score > __shfl_sync(EVERY_LANE, best, 31));
+        for (; hits; hits &= hits - 1) {
+            const int from = __ffs(hits) - 1;
+            const float value = __shfl_sync(EVERY_LANE, score, from);
+            const float before = __shfl_up_sync(EVERY_LANE, best, 1);
+            const int at = __shfl_up_sync(EVERY_LANE, index, 1);
+            if (best < value) {
+                const bool moved = lane > 0 && before < value;
+                best = moved ? before : value;
+                index = moved ? at : first + from;
             }
         }
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        const float other = __shfl_down_sync(EVERY_LANE, best, step);
-        const float next = __shfl_down_sync(EVERY_LANE, second, step);
-        const int at = __shfl_down_sync(EVERY_LANE, index, step);
-        const bool wins = other > best || (other == best && at < index);
-        second = fmaxf(wins ? best : second, wins ? next : other);
-        best = wins ? other : best;
-        index = wins ? at : index;
-    }
-    if (row < n && lane == 0) {
-        const double lowest = best - 2.0 * (slope * lengths[row] + least);
-        codes[row] = index == NO_CENTROID ? 0 : index;
-        // Rounded down, because it is compared with float32 scores.
-        floors[row] = static_cast<float>(lowest - 1e-7 * fabs(lowest));
-        doubtful[row] = second >= lowest;
-    }
-}
-
-// One thread block per row: compares the scores of a doubtful row that are within the bound in float64.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    mbn_decide(const float* products, const float* x, const float* w, int q, int k, const float* scale,
-               const float* bias, const double* exact, const float* floors, const byte* doubtful, int* codes) {
-    const int row = blockIdx.x;
-    if (!doubtful[row]) return;
-    const float* mine = products + static_cast<size_t>(row) * k;
-    const float *left = x + static_cast<size_t>(row) * q, floor = floors[row];
-    double best = LOWEST;
-    int index = NO_CENTROID;
-    for (int j = threadIdx.x; j < k; j += THREADS) {
-        if (!(mine[j] * __ldg(scale + j) + __ldg(bias + j) >= floor)) continue;
-        const float* right = w + static_cast<size_t>(j) * q;
+    const bool used = index != NO_CENTROID;
+    const double gap = gaps[row], before = __shfl_up_sync(EVERY_LANE, best, 1);
+    const double after = __shfl_down_sync(EVERY_LANE, best, 1), last = __shfl_sync(EVERY_LANE, best, 31);
+    double score = best;
+    if (used && ((lane > 0 && before - score < gap) || (lane < 31 && score - after < gap))) {
+        const float *left = x + static_cast<size_t>(row) * q, *right = w + static_cast<size_t>(index) * q;
         double total = 0.0;
         for (int c = 0; c < q; ++c) total += static_cast<double>(left[c]) * static_cast<double>(right[c]);
-        take_larger(best, index, total * exact[j] + exact[k + j], j);
+        score = total * exact[index] + exact[k + index];
     }
-    block_largest(best, index);
-    if (threadIdx.x == 0 && index != NO_CENTROID) codes[row] = index;
+    const bool counts = used && (k <= 32 || score >= last + gap);
+    for (int s = 0; s < clusterings; ++s) {
+        int code = counts ? __ldg(numbers + static_cast<size_t>(index) * clusterings + s) : NO_CENTROID;
+        double top = code == NO_CENTROID ? LOWEST : score;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            const double other = __shfl_xor_sync(EVERY_LANE, top, step);
+            take_larger(top, code, other, __shfl_xor_sync(EVERY_LANE, code, step));
+        }
+        if (lane == 0) codes[static_cast<size_t>(row) * clusterings + s] = code;
+    }
 }
 
 // One thread block per row: multiplies its entries in order with the postings of their columns. The centroids of a
-// column are all different, so no two threads add to one sum, and each sum goes from left to right.
+// column are all different, so no two threads add to one sum, and each sum goes from left to right. Then each warp finds
+// the best centroids of some clusterings; `tops` has their scores.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_sparse(const float* data, const int* indices, const int* indptr, const int* start, const int* centroid,
-               const float* value, int k, const double* exact, int* codes) {
+               const float* value, int k, const double* exact, const int* numbers, int clusterings, double* tops,
+               int* codes) {
     __shared__ double sums[TILE];
     const int row = blockIdx.x, t = threadIdx.x;
-    double best = LOWEST;
-    int index = NO_CENTROID;
+    const size_t mine = static_cast<size_t>(row) * clusterings;
     for (int first = 0; first < k; first += TILE) {
         const int width = min(TILE, k - first);
         for (int j = t; j < width; j += THREADS) sums[j] = 0.0;
@@ -160,12 +161,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
             __syncthreads();
         }
-        for (int j = t; j < width; j += THREADS)
-            take_larger(best, index, sums[j] * exact[first + j] + exact[k + first + j], first + j);
+        for (int s = t / 32; s < clusterings; s += WARPS) {
+            double best = first ? tops[mine + s] : LOWEST;
+            int code = first ? codes[mine + s] : NO_CENTROID;
+            for (int j = t % 32; j < width; j += 32) {
+                const int number = __ldg(numbers + static_cast<size_t>(first + j) * clusterings + s);
+                if (number != NO_CENTROID)
+                    take_larger(best, code, sums[j] * exact[first + j] + exact[k + first + j], number);
+            }
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) {
+                const double other = __shfl_xor_sync(EVERY_LANE, best, step);
+                take_larger(best, code, other, __shfl_xor_sync(EVERY_LANE, code, step));
+            }
+            __syncwarp();
+            if (t % 32 == 0) {
+                tops[mine + s] = best;
+                codes[mine + s] = code;
+            }
+        }
         __syncthreads();
     }
-    block_largest(best, index);
-    if (t == 0) codes[row] = index == NO_CENTROID ? 0 : index;
 }
 
 // One thread block per row: counts the members of the lists of its codes in shared memory.

@@ -1,9 +1,10 @@
 """The kernels of a clustering in CuPy: launches of ``gpu.cu``.
 
 For dense rows cuBLAS computes a product (float32, never TF32) into a buffer of bounded size. One pass over
-the buffer finds the best and the second best score of each row. A third kernel decides in float64 if both are
-closer than rounding. The buffer costs 8 bytes of traffic per score, next to 2 q operations. Rows of codes and
-CSR rows take one thread block each, with counts or sums in shared memory.
+the buffer keeps the best scores of each row, and gives each clustering that shares the scores its code. The
+rare rows whose list is too short are coded on the host. The buffer costs 8 bytes of traffic per score, next
+to 2 q operations. Rows of codes and CSR rows take one thread block each, with counts or sums in shared
+memory.
 
 The codes equal those of the other bodies. They are copied to the host, 4 bytes per row. Work goes to CuPy's
 current stream.
@@ -11,7 +12,9 @@ current stream.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import cupy
 import numpy as np
@@ -21,7 +24,9 @@ from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.cuda import Kernels, multiply
 from scalelatent.kernels.sparse_rows import CsrRows
 
+from .cpu import dense as by_tiles
 from .cpu import lists as by_lists
+from .cpu.candidates import NONE, number_centroids
 from .reference import score_terms, squared_lengths
 
 _kernels = Kernels(__package__)
@@ -33,18 +38,22 @@ SCORES = 2**26
 
 @dataclass(frozen=True)
 class DeviceBank:
-    """Centroids of one clustering on the device; fields as in :class:`..cpu.dense.PackedBank`, not packed."""
+    """Centroids that clusterings share on the device; fields as in :class:`..cpu.dense.PackedBank`."""
 
     w: cupy.ndarray
     scale: cupy.ndarray
     bias: cupy.ndarray
     exact: cupy.ndarray
+    codes: cupy.ndarray
+    exact_length: float
     error: tuple[float, float]
+    # Makes the bank of the host, for rows whose list is too short.
+    on_host: Callable[[], by_tiles.PackedBank]
 
 
 @dataclass(frozen=True)
 class Postings:
-    """Centroids of one clustering by columns, on the device."""
+    """Centroids that clusterings share by columns, on the device."""
 
     # int32 (p + 1,): start of the entries of each column
     start: cupy.ndarray
@@ -54,6 +63,8 @@ class Postings:
     value: cupy.ndarray
     # float64 (2, k): scale and bias of the scores
     exact: cupy.ndarray
+    # int32 (k, clusterings): see :func:`..cpu.candidates.number_centroids`
+    codes: cupy.ndarray
 
 
 @dataclass(frozen=True)
@@ -65,43 +76,46 @@ class DeviceLists:
     k: int
 
 
-def make_bank(w: np.ndarray, metric: str) -> DeviceBank:
+def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
     """Move centroids to the device for :func:`nearest`, see :func:`..reference.make_bank`."""
-    w = np.ascontiguousarray(w, dtype=np.float32)
-    squares = squared_lengths(w)
-    exact = np.stack(score_terms(squares, metric))
-    # Bound of the rounding as in cpu/dense.py.
-    rounding = (w.shape[1] + 4) * 2.0**-24
-    lengths = np.sqrt(squares) * exact[0]
-    error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
+    w, codes = by_tiles.merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
+    exact = np.stack(score_terms(squared_lengths(w), metric))
     scale, bias = (cupy.asarray(np.ascontiguousarray(part, dtype=np.float32)) for part in exact)
-    return DeviceBank(cupy.asarray(w), scale, bias, cupy.asarray(exact), error)
+    return DeviceBank(
+        *(cupy.asarray(w), scale, bias, cupy.asarray(exact), cupy.asarray(codes)),
+        *by_tiles.bound_rounding(w, exact, metric),
+        partial(by_tiles.pack, w, codes, exact, metric),
+    )
 
 
 def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
     """See :func:`..reference.nearest`."""
     x = _to_device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
-    columns, (k, q) = _to_device(columns, np.int32), bank.w.shape
-    codes = cupy.empty(len(x), dtype=np.int32)
+    places, (k, q), clusterings = _to_device(columns, np.int32), bank.w.shape, bank.codes.shape[1]
+    codes = cupy.empty((len(x), clusterings), dtype=np.int32)
     tile = max(1, min(len(x), SCORES // k))
-    cut, lengths = cupy.empty((tile, q), dtype=np.float32), cupy.empty(tile, dtype=np.float32)
-    products, floors = cupy.empty((tile, k), dtype=np.float32), cupy.empty(tile, dtype=np.float32)
-    doubtful = cupy.empty(tile, dtype=np.uint8)
+    cut, gaps = cupy.empty((tile, q), dtype=np.float32), cupy.empty(tile, dtype=np.float64)
+    products = cupy.empty((tile, k), dtype=np.float32)
     gather = "mbn_gather_u8" if x.dtype == np.uint8 else "mbn_gather_f32"
-    counts, terms = (np.int32(q), np.int32(k)), (bank.scale, bank.bias)
+    bounds = tuple(np.float64(part) for part in (*bank.error, bank.exact_length))
+    terms = (np.int32(q), bank.scale, bank.bias, bank.exact)
     for first in range(0, len(x), tile):
         rows, out = x[first : first + tile], codes[first : first + tile]
-        n = len(rows)
-        warps = (-(-n // _WARPS),)
-        _launch(gather, warps, rows, np.int32(x.shape[1]), np.int32(n), columns, counts[0], cut, lengths)
-        multiply(cut[:n], bank.w.T, products[:n])
-        bounds = (lengths, *(np.float64(part) for part in bank.error))
-        _launch("mbn_best", warps, products, np.int32(n), counts[1], *terms, *bounds, out, floors, doubtful)
-        _launch("mbn_decide", (n,), products, cut, bank.w, *counts, *terms, bank.exact, floors, doubtful, out)
-    return codes.get()
+        n, warps = np.int32(len(rows)), (-(-len(rows) // _WARPS),)
+        _launch(gather, warps, rows, np.int32(x.shape[1]), n, places, np.int32(q), *bounds, cut, gaps)
+        multiply(cut[: len(rows)], bank.w.T, products[: len(rows)])
+        numbers = (bank.codes, np.int32(clusterings))
+        _launch("mbn_take", warps, products, n, np.int32(k), cut, bank.w, *terms, gaps, *numbers, out)
+    found = codes.get()
+    short = np.flatnonzero((found == NONE).any(axis=1))
+    if len(short):
+        found[short] = by_tiles.nearest(x[cupy.asarray(short)].get(), columns, bank.on_host())
+    return found
 
 
-def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
+def make_sparse_bank(
+    w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
+) -> Postings:
     """Make postings on the device for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
@@ -113,16 +127,19 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> Postings:
     exact = np.stack(score_terms(squares, metric))
     order = np.argsort(column, kind="stable")
     start = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=p))]).astype(np.int32)
-    return Postings(*(cupy.asarray(part) for part in (start, centroid[order], value[order], exact)))
+    codes = number_centroids(draws, k)
+    return Postings(*(cupy.asarray(part) for part in (start, centroid[order], value[order], exact, codes)))
 
 
 def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
     """See :func:`..reference.nearest_sparse`."""
-    codes = cupy.empty(len(x), dtype=np.int32)
+    shape = (len(x), bank.codes.shape[1])
+    codes, tops = cupy.empty(shape, dtype=np.int32), cupy.empty(shape, dtype=np.float64)
     rows = (_to_device(x.data, np.float32), _to_device(x.indices, np.int32), _to_device(x.indptr, np.int32))
     if len(x):
         postings = (bank.start, bank.centroid, bank.value, np.int32(bank.exact.shape[1]), bank.exact)
-        _launch("mbn_sparse", (len(x),), *rows, *postings, codes)
+        numbers = (bank.codes, np.int32(shape[1]))
+        _launch("mbn_sparse", (len(x),), *rows, *postings, *numbers, tops, codes)
     return codes.get()
 
 

@@ -19,13 +19,15 @@ METRICS = ("euclidean", "cosine")
 
 @dataclass(frozen=True)
 class CentroidBank:
-    """Centroids of one clustering; the nearest has the largest score_j = scale_j (w_j . x) + bias_j."""
+    """Centroids that clusterings share; the nearest has the largest score_j = scale_j (w_j . x) + bias_j."""
 
     # float64 (k, columns)
     w: np.ndarray
     # float64 (k,): 1 and -|w|^2 / 2 for the Euclidean distance; 1 / |w| and 0 for the cosine
     scale: np.ndarray
     bias: np.ndarray
+    # bool (clusterings, k): centroids that each clustering may take
+    draws: np.ndarray
 
 
 def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -50,29 +52,35 @@ def squared_lengths(w: np.ndarray) -> np.ndarray:
     return out
 
 
-def make_bank(w: np.ndarray, metric: str) -> CentroidBank:
-    """Prepare centroids for :func:`nearest`."""
+def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> CentroidBank:
+    """Prepare centroids for :func:`nearest`; without ``draws`` one clustering takes all centroids."""
+    draws = np.ones((1, len(w)), dtype=bool) if draws is None else draws
     w = np.asarray(w, dtype=np.float64)
-    return CentroidBank(w, *score_terms(squared_lengths(w), metric))
+    return CentroidBank(w, *score_terms(squared_lengths(w), metric), draws)
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, bank: CentroidBank) -> np.ndarray:
-    """Return the index of each row's nearest centroid, the lowest of equals."""
+    """Return the code of each row in each clustering, int32 (rows, clusterings).
+
+    The code is the number of the nearest centroid, the lowest of equals, among those of the clustering.
+    """
     scores = x[:, columns].astype(np.float64) @ bank.w.T * bank.scale + bank.bias
-    return scores.argmax(axis=1).astype(np.int32)
+    return np.stack([scores[:, own].argmax(axis=1) for own in bank.draws], axis=1).astype(np.int32)
 
 
-def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> CentroidBank:
+def make_sparse_bank(
+    w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
+) -> CentroidBank:
     """Prepare CSR centroids for :func:`nearest_sparse`."""
     dense = w.to_dense().astype(np.float64)
     inside = np.zeros(w.shape[1], dtype=bool)
     inside[columns] = True
     dense[:, ~inside] = 0.0
-    return CentroidBank(dense, *score_terms(squared_lengths(dense), metric))
+    return make_bank(dense, metric, draws)
 
 
 def nearest_sparse(x: CsrRows, bank: CentroidBank) -> np.ndarray:
-    """Return the index of each CSR row's nearest centroid, the lowest of equals."""
+    """Return the codes of CSR rows as :func:`nearest` does."""
     return nearest(x.to_dense(), np.arange(x.shape[1]), bank)
 
 

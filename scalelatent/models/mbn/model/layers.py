@@ -3,12 +3,15 @@
 A layer has V clusterings of k centroids, which are rows of its input: the data, or the codes of the layer
 below. The output of a row is V codes: the number of its nearest centroid in each clustering. As a one-hot
 vector the output would have V k columns; it is never expanded.
+
+Clusterings of the first layer can share a pool: one draw of columns and of up to 2 k rows, of which each
+clustering takes k at random. The scores of a row and a pool give the codes of all clusterings of the pool, so
+the layer costs 2 G / V of the paper's for G pools. In upper layers shared columns would lose clusters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Protocol
@@ -27,9 +30,12 @@ SHORT_CODES = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # A lower bound in a message is rounded up, so that the number in the message is large enough.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
-# At most _GROUP clusterings of an upper layer are coded together, and the numbers of all their centroids fit
-# into _GROUP_BITS bits.
-_GROUP, _GROUP_BITS = 8, 16
+# At most _GROUP clusterings of an upper layer are coded together. The numbers of all their centroids fit into
+# _GROUP_BITS bits, and their drawn units into _GROUP_BYTES bytes.
+_GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
+# Number of pools by default, and the fewest rows and columns for which there are pools by default
+# (benchmarks/mbn_pools.py).
+POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
 # Cost of a look-up in multiply-adds, and cost of preparing a centroid in look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
@@ -72,23 +78,46 @@ def make_schedule(
     return ks
 
 
-class CentroidSets(Protocol):
-    """Centroids of a layer, in memory or on disk."""
+def choose_pools(n_pools: int | str, n_rows: int, n_features: int, n_clusterings: int) -> int | None:
+    """Return the number of pools of the first layer; None if each clustering draws its own centroids.
 
-    def read(self, which: int) -> HostRows:
-        """Return the centroids of a clustering."""
+    By default few rows have no pools, because their first layer is a small part of the fit, and few columns
+    have none, because the columns that a pool happens to draw would decide the result.
+    """
+    if n_pools == "auto":
+        n_pools = "paper" if n_rows < POOLED_ROWS or n_features < POOLED_FEATURES else POOLS
+    return None if n_pools == "paper" else min(n_clusterings, int(n_pools))
+
+
+class CentroidSets(Protocol):
+    """Sets of rows that become centroids of a layer, in memory or on disk."""
+
+    def read(self, which: int, count: int = 1) -> HostRows:
+        """Return the rows of sets: of pools in the first layer, of clusterings in the other layers."""
 
 
 @dataclass(frozen=True)
 class ArraySets:
     """Centroids of a layer in memory, read as :class:`~scalelatent.engine.rowsets.StoredSets` are."""
 
-    # (V k, columns)
+    # (sets x rows of a set, columns)
     rows: HostRows
-    k: int
+    set_rows: int
 
-    def read(self, which: int) -> HostRows:
-        return self.rows[which * self.k : (which + 1) * self.k]
+    def read(self, which: int, count: int = 1) -> HostRows:
+        return self.rows[which * self.set_rows : (which + count) * self.set_rows]
+
+
+@dataclass(frozen=True)
+class DrawnSets:
+    """Centroids of a layer that are taken from rows in memory whenever they are read."""
+
+    layer: Layer
+    x: HostRows
+
+    def read(self, which: int, count: int = 1) -> HostRows:
+        sets = [self.layer.take(i, self.x, self.layer.rows(i)) for i in range(which, which + count)]
+        return sets[0] if count == 1 else np.concatenate([np.asarray(part) for part in sets])
 
 
 @dataclass(frozen=True)
@@ -106,6 +135,8 @@ class Layer:
     metric: str  # distance of the first layer; upper layers count shared units
     csr: bool  # whether the input of the first layer is CSR
     dtype: str  # type of the input
+    share: int = 1  # clusterings of the first layer that share a pool of rows and its columns
+    pool_rows: int | None = None  # rows of a pool, of which each clustering takes k; None: k
 
     @property
     def n_columns(self) -> int:
@@ -117,7 +148,7 @@ class Layer:
         return "uint16" if self.k <= SHORT_CODES else "uint32"
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of a clustering of the first layer, int64 in rising order."""
+        """Return the columns of a pool of the first layer, int64 in rising order."""
         return choose_numbers(make_stream(self.seed, "columns", 1, which), self.width, self.n_columns)
 
     def draw_units(self, which: int) -> np.ndarray:
@@ -125,6 +156,13 @@ class Layer:
         size = self.width * self.k_below
         bits = make_stream(self.seed, "units", self.number, which)
         return choose_mask(bits, size, floor_share(self.fraction, size)).reshape(self.width, self.k_below)
+
+    def draw_centroids(self, first: int, stop: int) -> np.ndarray:
+        """Return the centroids of first-layer clusterings, bool (clusterings, rows of their pool)."""
+        if self.set_rows == self.k:
+            return np.ones((stop - first, self.k), dtype=bool)
+        streams = (make_stream(self.seed, "taken", 1, which) for which in range(first, stop))
+        return np.stack([choose_mask(bits, self.set_rows, self.k) for bits in streams])
 
     # -- rows that become centroids, see scalelatent.contract.learners.RowSets
 
@@ -135,24 +173,24 @@ class Layer:
 
     @property
     def n_sets(self) -> int:
-        """Number of clusterings."""
-        return self.n_clusterings
+        """Number of pools; without shared pools each clustering has its own."""
+        return -(-self.n_clusterings // self.share)
 
     @property
     def set_rows(self) -> int:
-        """Number of centroids of each clustering."""
-        return self.k
+        """Number of rows of each pool."""
+        return self.pool_rows or self.k
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return (stored shape of a centroid, dtype)."""
         return (self.n_columns if self.number == 1 and not self.csr else self.width,), self.dtype
 
     def rows(self, which: int) -> np.ndarray:
-        """Return the numbers of the rows that are a clustering's centroids, in rising order."""
-        return choose_numbers(make_stream(self.seed, "rows", self.number, which), self.n_rows, self.k)
+        """Return the numbers of the rows of a pool, in rising order."""
+        return choose_numbers(make_stream(self.seed, "rows", self.number, which), self.n_rows, self.set_rows)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Return some rows of ``x`` in the stored form of centroids, with the columns of the clustering."""
+        """Return some rows of ``x`` in the stored form of centroids, with the columns of the pool."""
         if not isinstance(x, CsrRows):
             return x[rows] if self.number > 1 else np.take(x[rows], self.draw_columns(which), axis=1)
         taken, inside = x.take(rows), np.zeros(self.width, dtype=bool)
@@ -167,40 +205,40 @@ class Layer:
         """Return the cost of one clustering per row, in operations of a matrix product."""
         if self.number > 1:
             return _LOOKUP_FLOPS * self.width
-        return 2.0 * self.k * self.n_columns
+        return 2.0 * self.set_rows * self.n_columns / self.share
 
     def preparation_flops(self) -> float:
         """Return the cost of preparing the centroids of a clustering."""
         if self.number > 1:
             return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
-        return 60.0 * self.k * self.n_columns
+        return 60.0 * self.set_rows * self.n_columns / self.share
 
     @property
     def group_size(self) -> int:
         """Number of clusterings that :meth:`compute_codes` computes together."""
         if self.number == 1:
-            return 1
-        return max(1, min(_GROUP, 2**_GROUP_BITS >> (self.k - 1).bit_length()))
+            return self.share
+        most = min(2**_GROUP_BITS >> (self.k - 1).bit_length(), _GROUP_BYTES // (self.width * self.k_below))
+        return max(1, min(_GROUP, most))
 
     def compute_codes(
-        self, backend: Backend, x: Array | CsrRows, centroids: Sequence[HostRows], first: int
+        self, backend: Backend, x: Array | CsrRows, centroids: CentroidSets, first: int, stop: int
     ) -> np.ndarray:
-        """Return the codes of rows, (rows, clusterings), for the clusterings from ``first`` on."""
-        if self.number == 1:
-            found = [self._nearest(backend, x, part, first + i) for i, part in enumerate(centroids)]
-            return np.stack(found, axis=1)
-        units = np.empty((len(centroids), self.width, self.k_below), dtype=np.bool_)
-        for i in range(len(centroids)):
-            units[i] = self.draw_units(first + i)
-        lists = backend.kernel("mbn_make_lists")(np.stack([np.asarray(part) for part in centroids]), units)
-        return np.asarray(backend.kernel("mbn_nearest_codes")(x, lists))
-
-    def _nearest(self, backend: Backend, x: Array | CsrRows, centroids: HostRows, which: int) -> np.ndarray:
-        kernel, columns = backend.kernel, self.draw_columns(which)
+        """Return the codes of rows, (rows, clusterings), for a part of one group of clusterings."""
+        kernel = backend.kernel
+        if self.number > 1:
+            units = np.empty((stop - first, self.width, self.k_below), dtype=np.bool_)
+            for i in range(stop - first):
+                units[i] = self.draw_units(first + i)
+            codes = np.asarray(centroids.read(first, stop - first)).reshape(-1, self.k, self.width)
+            return np.asarray(kernel("mbn_nearest_codes")(x, kernel("mbn_make_lists")(codes, units)))
+        pool = first // self.share
+        rows, columns = centroids.read(pool), self.draw_columns(pool)
+        draws = self.draw_centroids(first, stop)
         if self.csr:
-            bank = kernel("mbn_make_sparse_bank")(centroids, columns, self.metric)
+            bank = kernel("mbn_make_sparse_bank")(rows, columns, self.metric, draws)
             return np.asarray(kernel("mbn_nearest_sparse")(x, bank))
-        bank = kernel("mbn_make_bank")(centroids, self.metric)
+        bank = kernel("mbn_make_bank")(rows, self.metric, draws)
         return np.asarray(kernel("mbn_nearest")(x, columns, bank))
 
     def check(self, x: HostRows, start: int) -> None:
@@ -269,8 +307,9 @@ def make_layers(
     csr: bool,
     dtype: str,
     seed: int,
+    n_pools: int | None = None,
 ) -> tuple[Layer, ...]:
-    """Return the layers of a network."""
+    """Return the layers of a network; without ``n_pools`` each clustering draws its own centroids."""
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")
     sizes = [n_features, *(n_clusterings * k for k in ks[:-1])]
@@ -298,6 +337,8 @@ def make_layers(
                 metric=metric,
                 csr=csr and below is None,
                 dtype=dtype if below is None else below.code_dtype,
+                share=1 if below or n_pools is None else -(-n_clusterings // n_pools),
+                pool_rows=None if below or n_pools is None else min(2 * k, n_rows),
             )
         )
     return tuple(layers)

@@ -52,6 +52,11 @@ class LayerCoder:
         """Return the cost of coding a row by one clustering, in operations of a matrix product."""
         return self.layer.flops_per_row()
 
+    @property
+    def column_group(self) -> int:
+        """Number of clusterings that share a pool."""
+        return self.layer.share
+
     def column_flops(self) -> float:
         """Return the cost of preparing one clustering, which computes one column of codes."""
         return self.layer.preparation_flops()
@@ -64,13 +69,14 @@ class LayerCoder:
         """Write the codes of the block to ``out``; yield after each group of clusterings."""
         self.layer.check(block.x, block.start)
         x = convert_rows(self.layer, prepared, block.x)
-        for first in range(self.first, self.stop, self.layer.group_size):
-            stop = min(first + self.layer.group_size, self.stop)
-            centroids = [self.centroids.read(which) for which in range(first, stop)]
+        first, size = self.first, self.layer.group_size
+        while first < self.stop:
+            stop = min(first - first % self.layer.share + size, self.stop)
             out[:, first - self.first : stop - self.first] = self.layer.compute_codes(
-                prepared, x, centroids, first
+                prepared, x, self.centroids, first, stop
             )
             yield
+            first = stop
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         """Return the codes of the block, (rows, clusterings)."""

@@ -1,16 +1,14 @@
-"""Nearest centroids of dense rows: a matrix product whose scores stay in registers.
+"""Nearest centroids of dense rows: a matrix product whose scores stay in the nearest cache.
 
 A tile of 6 rows x 16 centroids (12 x 32 on AVX-512) is summed in registers as in
-:mod:`scalelatent.kernels.tiles`. Then its scores are compared with the best scores so far: each row and lane
-keeps the best score, its index and the second best score. So the scores, k per row, are never stored.
+:mod:`scalelatent.kernels.tiles`. Its scores are compared with the last score in the list of their row (see
+:mod:`.candidates`), and those above it are inserted. So the scores, k per row, are never stored.
 
 The steps for a strip of rows:
 
-1. Gather the columns of the clustering as float32, with an upper bound of each row's length.
+1. Gather the columns of the clustering as float32, and bound the rounding of each row's scores.
 2. Scan all panels of centroids in float32.
-3. Accept the winner of a row if it leads by more than the bound of the rounding.
-4. Scan the other rows again, about one in a hundred, and compare the centroids within the bound in float64,
-   whose sums go over the columns in order. The first of equal scores wins.
+3. Order each list in float64 where float32 cannot, and take the codes from it.
 
 So the codes do not depend on the width of vectors, the order of float32 sums or the device. On rows of
 integers Euclidean scores in float64 are exact: ties go to the lowest index. On floats, and under the cosine,
@@ -26,10 +24,21 @@ from llvmlite import ir
 from numba import types
 
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
-from scalelatent.kernels.memory import empty, same_bytes, zeros
+from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.tiles import Sums, add, make_tile
-from scalelatent.kernels.vectors import BYTES, LANES, Vectors
+from scalelatent.kernels.vectors import BYTES, F32, I32, I64, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
+
+from .candidates import (
+    assign,
+    assign_best,
+    insert,
+    is_close,
+    list_length,
+    merge_equal,
+    number_centroids,
+    sort_list,
+)
 
 # Rows and vectors of a tile. Its sums fill three quarters of the registers, and arithmetic takes longer than
 # loads.
@@ -40,12 +49,11 @@ PANEL = VECS * LANES
 _PANEL_BYTES = 26_000
 # Number of rows of a strip; with 392 columns they take 190 kB of the second-level cache.
 STRIP = 120
-_BEST, _SECOND, _INDEX, _FIELDS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
 class PackedBank:
-    """Centroids of one clustering, packed."""
+    """Different centroids that clusterings share, packed."""
 
     # Panels of PANEL centroids, (columns, PANEL) each; the last is padded with zeros
     packed: np.ndarray
@@ -55,79 +63,125 @@ class PackedBank:
     bias: np.ndarray
     # float64 (2, k): scale and bias
     exact: np.ndarray
+    # int32 (k, clusterings): see :func:`.candidates.number_centroids`
+    codes: np.ndarray
+    length: int  # of the lists of candidates
+    # Scores of rows of whole numbers of at most this length are exact in float32.
+    exact_length: float
     # A score in float32 is wrong by less than ``error[0] * |x| + error[1]``
     error: tuple[float, float]
 
 
-def make_bank(w: np.ndarray, metric: str) -> PackedBank:
+def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedBank:
     """Pack centroids for :func:`nearest`, see :func:`..reference.make_bank`."""
-    w = np.ascontiguousarray(w, dtype=np.float32)
+    w, codes = merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
+    return pack(w, codes, np.stack(score_terms(squared_lengths(w), metric)), metric)
+
+
+def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different centroids and their codes; equal centroids of whole numbers stay."""
+    codes = number_centroids(draws, len(w))
+    if is_whole(w):
+        return w, codes
+    kept, codes = merge_equal((row.tobytes() for row in w), codes)
+    return w[kept], codes
+
+
+def pack(w: np.ndarray, codes: np.ndarray, exact: np.ndarray, metric: str) -> PackedBank:
+    """Pack centroids with the scale and bias of their scores."""
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
     rows = np.zeros((full, columns), dtype=np.float32)
     rows[:k] = w
     packed = np.ascontiguousarray(rows.reshape(-1, PANEL, columns).swapaxes(1, 2))
-    squares = squared_lengths(w)
-    exact = np.stack(score_terms(squares, metric))
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
+    bounds = bound_rounding(w, exact, metric)
+    return PackedBank(packed.reshape(-1), scale, bias, exact, codes, list_length(codes), *bounds)
+
+
+def is_whole(w: np.ndarray) -> bool:
+    """Return whether all values are whole numbers."""
+    return bool((np.floor(w) == w).all())
+
+
+def bound_rounding(w: np.ndarray, exact: np.ndarray, metric: str) -> tuple[float, tuple[float, float]]:
+    """Return ``exact_length`` and ``error`` of a :class:`PackedBank`."""
     # The sum of the products, scale, bias and their sum are each rounded by at most 2^-24 of their terms
     # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
-    rounding = (columns + 4) * 2.0**-24
-    lengths = np.sqrt(squares) * exact[0]
-    error = (rounding * float(lengths.max()), 4 * 2.0**-24 * float(np.abs(exact[1]).max()))
-    return PackedBank(packed.reshape(-1), scale, bias, exact, error)
+    rounding = (w.shape[1] + 4) * 2.0**-24
+    lengths, largest = np.sqrt(squared_lengths(w)), float(np.abs(exact[1]).max())
+    error = (rounding * float((lengths * exact[0]).max()), 4 * 2.0**-24 * largest)
+    if metric == "cosine" or not is_whole(w):
+        return -1.0, error
+    # Sums of products of whole numbers are at most |x| |w|, and the bias is a multiple of a half. Float32
+    # represents multiples of a half up to 2^23.
+    return (2.0**23 - largest) / max(float(lengths.max()), 1e-30), error
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
     """See :func:`..reference.nearest`; uint8 and float32 rows need no conversion."""
-    out = np.empty(len(x), dtype=np.int32)
+    out = np.empty((len(x), bank.codes.shape[1]), dtype=np.int32)
     body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
     if x.dtype != np.uint8:
         x = np.ascontiguousarray(x, dtype=np.float32)
     columns = np.ascontiguousarray(columns, dtype=np.int32)
-    body(x, columns, bank.packed, bank.scale, bank.bias, bank.exact, *bank.error, out)
+    terms = (bank.packed, bank.scale, bank.bias, bank.exact, bank.codes, bank.length)
+    body(x, columns, *terms, bank.exact_length, *bank.error, out)
     return out
 
 
-def _update_best(
+def _offer(
     v: Vectors,
     sums: Sums,
     partial: ir.Value,
     scale: ir.Value,
     bias: ir.Value,
-    base: ir.Value,
-    state: ir.Value,
+    least: ir.Value,
+    step: ir.Value,
+    scores: ir.Value,
+    hits: ir.Value,
 ) -> None:
-    """Compare the scores of a tile with the best of their lanes; ``partial`` has sums of earlier columns."""
+    """Store the scores of a tile, and a bit for each score above the last score of its row's list.
+
+    ``partial`` has sums of earlier columns; ``step`` is the distance of the last scores at ``least``.
+    """
+    b = v.b
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
-    indices = [v.counted(base, LANES * k) for k in range(VECS)]
     for r, row in enumerate(sums):
-        places = [v.wide * (_FIELDS * r + field) for field in (_BEST, _SECOND, _INDEX)]
-        kinds = v.vec, v.vec, v.ints
-        best = [v.load(state, place, kind) for place, kind in zip(places, kinds, strict=True)]
+        bound, found = v.spread(v.load(least, b.mul(step, I64(r)), F32)), I32(0)
         for k, value in enumerate(row):
-            total = v.b.fadd(v.load(partial, v.wide * (VECS * r + k)), value)
-            score = v.b.fadd(v.b.fmul(total, scales[k]), biases[k])
-            best = v.update_best(score, indices[k], best)
-        for value, place in zip(best, places, strict=True):
-            v.store(value, state, place)
+            place = v.wide * (VECS * r + k)
+            total = b.fadd(v.load(partial, place), value)
+            score = b.fadd(b.fmul(total, scales[k]), biases[k])
+            v.store(score, scores, place)
+            bits = b.bitcast(b.fcmp_ordered(">", score, bound), ir.IntType(LANES))
+            found = b.or_(found, b.shl(b.zext(bits, I32), I32(LANES * k)))
+        v.store(found, hits, BYTES * r)
 
 
-_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _update_best)
+_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _offer)
 
 
 @subkernel
-def _gather(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, strip: np.ndarray) -> np.ndarray:
-    """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles; return lengths."""
-    lengths = empty(len(rows), np.float64)
-    for i in range(len(rows)):
-        row, out = x[rows[i]], strip[i]
+def _gather(
+    x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
+    error: tuple[float, float], strip: np.ndarray, gaps: np.ndarray,
+) -> None:  # fmt: skip
+    """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles.
+
+    ``gaps`` gets the least difference of two scores that rounding cannot exchange, 0 if scores are exact.
+    """
+    for i in range(rows):
+        row, out, whole = x[first + i], strip[i], True
         for c in range(len(columns)):
-            out[c] = np.float32(row[columns[c]])
-        lengths[i] = bound_length(_square(out), len(columns))
-    strip[len(rows) : -(-len(rows) // ROWS) * ROWS] = 0.0
-    return lengths
+            value = np.float32(row[columns[c]])
+            out[c] = value
+            whole &= np.floor(value) == value
+        length = bound_length(_square(out), len(columns))
+        exact = whole and length <= exact_length
+        gaps[i] = 0.0 if exact else 2.0 * (error[0] * length + error[1])
+    strip[rows : -(-rows // ROWS) * ROWS] = 0.0
 
 
 @subkernel
@@ -157,16 +211,11 @@ def _square(x: np.ndarray) -> np.float32:
 @subkernel
 def _scan(
     strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, partial: np.ndarray,
-    state: np.ndarray,
+    scores: np.ndarray, hits: np.ndarray, best: np.ndarray, index: np.ndarray,
 ) -> None:  # fmt: skip
-    """Find best, second best and index of each row and lane; ``partial`` is zeroed scratch space for sums."""
-    q = strip.shape[1]
-    row, wide = BYTES * q, BYTES * PANEL
-    words = same_bytes(state, np.int32)
-    for i in range(n):
-        state[i, _BEST] = -np.inf
-        state[i, _SECOND] = -np.inf
-        words[i, _INDEX] = 0
+    """Find the best scores of each row; ``partial`` is zeroed scratch space for sums."""
+    q, length = strip.shape[1], best.shape[1]
+    row, wide, step = BYTES * q, BYTES * PANEL, BYTES * best.shape[1]
     width = -(-q // -(-q * wide // _PANEL_BYTES))
     last = (q - 1) // width * width  # start of the last part, which is not empty
     for first in range(0, len(scale), PANEL):
@@ -196,99 +245,81 @@ def _scan(
                 partial.ctypes.data + i * wide,
                 scale.ctypes.data + BYTES * first,
                 bias.ctypes.data + BYTES * first,
-                first,
-                state.ctypes.data + i * BYTES * LANES * _FIELDS,
+                best.ctypes.data + i * step + BYTES * (length - 1),
+                step,
+                scores.ctypes.data,
+                hits.ctypes.data,
             )
+            for r in range(ROWS):
+                bits, j = hits[r], 0
+                while bits:
+                    if bits & 1 and scores[r, j] > best[i + r, length - 1]:
+                        insert(best[i + r], index[i + r], scores[r, j], first + j)
+                    bits, j = bits >> 1, j + 1
 
 
 @subkernel
-def _find_winner(state: np.ndarray, words: np.ndarray) -> tuple[int, float, float]:
-    """Return (index, score) of a row's best centroid, and the second best score."""
-    score, index, lane = state[_BEST, 0], words[_INDEX, 0], 0
-    for v in range(1, LANES):
-        s = state[_BEST, v]
-        if s > score or (s == score and words[_INDEX, v] < index):
-            score, index, lane = s, words[_INDEX, v], v
-    following = state[_SECOND, lane]
-    for v in range(LANES):
-        if v != lane:
-            following = max(following, state[_BEST, v])
-    return index, score, following
+def _exact_score(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, j: int) -> float:
+    """Return the score of a row and a centroid in float64, summed over the columns in order."""
+    at, total = j // PANEL * len(row) * PANEL + j % PANEL, 0.0
+    for c in range(len(row)):
+        # np.float64, because float() does not convert a float32 here.
+        total += np.float64(row[c]) * np.float64(packed[at + c * PANEL])
+    return total * exact[0, j] + exact[1, j]
 
 
 @subkernel
-def _decide(
-    strip: np.ndarray, n: int, floor: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
-    exact: np.ndarray, codes: np.ndarray,
-) -> None:  # fmt: skip
-    """Decide the codes of rows with several centroids at or above ``floor`` by scores in float64."""
-    q, k = strip.shape[1], exact.shape[1]
-    row = BYTES * q
-    sums = empty((ROWS, PANEL), np.float32)
-    best = empty(n, np.float64)
-    for i in range(n):
-        best[i], codes[i] = -np.inf, 0
-    for first in range(0, len(scale), PANEL):
-        panel = packed[first * q : (first + PANEL) * q]
-        for i in range(0, n, ROWS):
-            sums[:] = 0.0
-            _sums(
-                strip.ctypes.data + i * row,
-                row,
-                BYTES,
-                panel.ctypes.data,
-                BYTES * PANEL,
-                q,
-                sums.ctypes.data,
-                BYTES * PANEL,
-            )
-            for r in range(i, min(i + ROWS, n)):
-                for j in range(first, min(first + PANEL, k)):
-                    if sums[r - i, j - first] * scale[j] + bias[j] >= floor[r]:
-                        total = 0.0
-                        for c in range(q):
-                            # np.float64, because float() does not convert a float32 here.
-                            total += np.float64(strip[r, c]) * np.float64(panel[c * PANEL + j - first])
-                        score = total * exact[0, j] + exact[1, j]
-                        if score > best[r]:
-                            best[r], codes[r] = score, j
+def _exact_scores(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, out: np.ndarray) -> None:
+    """Write the scores of a row and all centroids in float64, summed as in :func:`_exact_score`."""
+    q, k = len(row), exact.shape[1]
+    for j in range(len(out)):
+        out[j] = 0.0
+    for first in range(0, len(out), PANEL):
+        sums, panel = out[first : first + PANEL], packed[first * q : (first + PANEL) * q]
+        for c in range(q):
+            value, column = np.float64(row[c]), panel[c * PANEL : (c + 1) * PANEL]
+            for j in range(PANEL):
+                sums[j] += value * np.float64(column[j])
+    for j in range(k):
+        out[j] = out[j] * exact[0, j] + exact[1, j]
 
 
 def _nearest(
     x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
-    exact: np.ndarray, slope: float, floor: float, out: np.ndarray,
+    exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
+    out: np.ndarray,
 ) -> None:  # fmt: skip
     n, q = len(x), len(columns)
-    strip = empty((STRIP, q), np.float32)
-    partial, state = (
+    strip, gaps = empty((STRIP, q), np.float32), empty(STRIP, np.float64)
+    partial, scores, hits = (
         zeros((STRIP, PANEL), np.float32),
-        empty((STRIP, _FIELDS, LANES), np.float32),
+        empty((ROWS, PANEL), np.float32),
+        empty(ROWS, np.uint32),
     )
-    words = same_bytes(state, np.int32)
-    numbers, doubtful = empty(STRIP, np.int64), empty(n, np.int64)
-    floors, doubts = empty(n, np.float32), 0
+    best, index = empty((STRIP, length), np.float32), empty((STRIP, length), np.int32)
+    keys, wide = empty(length, np.float64), empty(len(scale), np.float64)
+    before, tops = empty(out.shape[1], np.int32), empty(out.shape[1], np.float64)
     for first in range(0, n, STRIP):
-        rows = numbers[: min(STRIP, n - first)]
-        for i in range(len(rows)):
-            rows[i] = first + i
-        lengths = _gather(x, rows, columns, strip)
-        _scan(strip, -(-len(rows) // ROWS) * ROWS, packed, scale, bias, partial, state)
-        for i in range(len(rows)):
-            index, score, following = _find_winner(state[i], words[i])
-            out[rows[i]] = index
-            least = score - 2.0 * (slope * lengths[i] + floor)
-            if following >= least:
-                doubtful[doubts] = rows[i]
-                # Round the floor down, because float32 scores are compared with it.
-                floors[doubts] = least - 1e-7 * abs(least)
-                doubts += 1
-    codes = empty(STRIP, np.int32)
-    for first in range(0, doubts, STRIP):
-        again = doubtful[first : min(first + STRIP, doubts)]
-        _gather(x, again, columns, strip)
-        _decide(strip, len(again), floors[first:], packed, scale, bias, exact, codes)
-        for i in range(len(again)):
-            out[again[i]] = codes[i]
+        rows = min(STRIP, n - first)
+        _gather(x, first, rows, columns, exact_length, (slope, floor), strip, gaps)
+        padded = -(-rows // ROWS) * ROWS
+        for i in range(padded):
+            for t in range(length):
+                # Rows of the padding take no scores.
+                best[i, t] = -np.inf if i < rows else np.inf
+        _scan(strip, padded, packed, scale, bias, partial, scores, hits, best, index)
+        for i in range(rows):
+            for t in range(length):
+                close = is_close(best[i], t, gaps[i])
+                keys[t] = _exact_score(strip[i], packed, exact, index[i, t]) if close else best[i, t]
+            # A centroid outside the list has at most this score.
+            least = np.float64(best[i, length - 1]) + gaps[i]
+            if length == len(codes):
+                least = -np.inf
+            sort_list(keys, index[i])
+            if not assign(keys, index[i], least, codes, before, out[first + i]):
+                _exact_scores(strip[i], packed, exact, wide)
+                assign_best(wide, codes, tops, out[first + i])
 
 
 _ARGUMENTS = (
@@ -297,9 +328,12 @@ _ARGUMENTS = (
     in_array("f4", 1),
     in_array("f4", 1),
     in_array("f8", 2),
+    in_array("i4", 2),
+    types.int64,
     types.float64,
     types.float64,
-    out_array("i4", 1),
+    types.float64,
+    out_array("i4", 2),
 )
 
 

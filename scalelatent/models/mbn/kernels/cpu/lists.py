@@ -143,7 +143,7 @@ def _write_lists(
     flat = codes.reshape(sets * k, clusterings)
     # An odd number of lines, so that consecutive writes do not share few sets of the cache.
     turned = empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
-    place = empty(below + 2, np.int64)
+    place, table = empty(below + 2, np.int64), empty(below, codes.dtype)
     for begin in range(0, clusterings, _GROUP):
         end = min(begin + _GROUP, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
@@ -151,10 +151,12 @@ def _write_lists(
             mine = turned[v - begin]
             place[:] = 0
             for s in range(sets):
-                seen = units[s, v]
+                # The code after the last one collects the units that the clustering does not use. A table
+                # replaces a branch, which would be mispredicted.
+                for code in range(below):
+                    table[code] = code if units[s, v, code] else below
                 for j in range(s * k, s * k + k):
-                    # The code after the last one collects the units that the clustering does not use.
-                    code = mine[j] if seen[mine[j]] else below
+                    code = table[mine[j]]
                     mine[j] = code
                     place[code + 1] += 1
             for code in range(below):

@@ -2,13 +2,14 @@
 
 Few columns have most entries (Zipf). A column in which at least one of 16 centroids has an entry is stored
 dense: an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight vectors in
-registers. The other columns are postings, which are added to the sums one by one. The scan is float32. Rows
-whose winner leads by less than rounding are decided in float64, as dense rows are: sums go over a row's
-entries from left to right, so a dataset has the same codes in both forms.
+registers. The other columns are postings, which are added to the sums one by one. The scan is float32, and
+keeps the best scores of a row (see :mod:`.candidates`). Scores that differ by less than rounding are compared
+in float64, as those of dense rows are: sums go over a row's entries from left to right, so a dataset has the
+same codes in both forms.
 
 Counts are added in int16 without rounding, 128 centroids at a time, so a column is stored dense if one of 32
-centroids has an entry. A row whose sums may exceed int16 is decided in float64 as well. The centroids are
-rows of the same data, so they show whether the rows are counts.
+centroids has an entry. A row whose sums may exceed int16 is coded in float64. The centroids are rows of the
+same data, so they show whether the rows are counts.
 """
 
 from __future__ import annotations
@@ -24,21 +25,31 @@ from numba.extending import intrinsic
 
 from scalelatent.kernels.arrays import aligned
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
-from scalelatent.kernels.memory import empty, same_bytes
+from scalelatent.kernels.memory import empty
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.kernels.tiles import sum_products
 from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms
 
-from .dense import bound_length
+from .candidates import (
+    assign,
+    assign_best,
+    insert,
+    is_close,
+    list_length,
+    merge_equal,
+    number_centroids,
+    sort_list,
+)  # fmt: skip
+from .dense import bound_length, is_whole
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Lanes per vector, vectors per panel, and groups of lanes that keep scores. The sums of a panel stay in eight
-# registers, and each lane keeps its two best scores. Loads limit the speed, so wider vectors are not faster.
-_LANES, _VECS, _SETS = 8, 8, 2
+# Lanes per vector and vectors per panel. The sums of a panel stay in eight registers. Loads limit the speed,
+# so wider vectors are not faster.
+_LANES, _VECS = 8, 8
 # Bytes of a column in a panel.
 _PANEL_BYTES = _VECS * _LANES * BYTES
 # A column is stored dense if at least one of this many centroids has an entry in it. For a row, a dense
@@ -55,7 +66,7 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class SparseBank:
-    """Centroids of one clustering by columns."""
+    """Centroids that clusterings share, by columns."""
 
     # int32 (p,): place of a dense column; -2 - place of a column with postings; -1 if no centroid has an
     # entry, or the clustering does not use the column
@@ -77,6 +88,9 @@ class SparseBank:
     bias: np.ndarray
     # float64 (2, k): scale and bias
     exact: np.ndarray
+    # int32 (k, clusterings): see :func:`.candidates.number_centroids`
+    codes: np.ndarray
+    length: int  # of the lists of candidates
     # float32, int32 and int64: values, columns and row pointers of the centroids on the columns of the
     # clustering
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -85,8 +99,15 @@ class SparseBank:
     error: tuple[float, float]
 
 
-def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank:
+def make_sparse_bank(
+    w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
+) -> SparseBank:
     """Sort centroids by columns for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
+    codes = number_centroids(draws, len(w))
+    if not is_whole(w.data):
+        rows = (w[j : j + 1] for j in range(len(w)))
+        kept, codes = merge_equal(((row.data.tobytes(), row.indices.tobytes()) for row in rows), codes)
+        w = w.take(kept)
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
     inside[columns] = True
@@ -117,14 +138,15 @@ def make_sparse_bank(w: CsrRows, columns: np.ndarray, metric: str) -> SparseBank
     pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
     slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
     # Scores of counts are multiples of a half, which float32 represents up to 2^23. At least one centroid has
-    # sums that int16 represents, and so a score of at least -49,151. Centroids whose squares are so large
-    # that scores are rounded score far lower.
-    rounds = not len(most) or metric == "cosine"
+    # sums that int16 represents, so all lists begin with scores of at least -49,151. Larger biases are
+    # rounded.
+    rounds = not len(most) or metric == "cosine" or largest > 2**23 - 2**16
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
     return SparseBank(
-        slot, panels.reshape(-1), *postings, most, scale, bias, exact, (value, column, pointers), error
-    )
+        slot, panels.reshape(-1), *postings, most, scale, bias, exact, codes, list_length(codes),
+        (value, column, pointers), error,
+    )  # fmt: skip
 
 
 def _largest_counts(
@@ -144,12 +166,12 @@ def _largest_counts(
 
 def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
     """See :func:`..reference.nearest_sparse`; float32 values and int32 columns need no conversion."""
-    out = np.empty(len(x), dtype=np.int32)
+    out = np.empty((len(x), bank.codes.shape[1]), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
     indices = np.ascontiguousarray(x.indices, dtype=np.int32)
     indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
     postings = (bank.start, bank.centroid, bank.value)
-    terms = (bank.scale, bank.bias, bank.exact)
+    terms = (bank.scale, bank.bias, bank.exact, bank.codes, bank.length)
     nearest = _nearest_counts if len(bank.most) else _nearest_floats
     nearest(
         *(data, indices, indptr, bank.slot, bank.panels, *postings, bank.most),
@@ -194,20 +216,19 @@ def _split_entries(
 
 
 @intrinsic
-def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j, kind):  # type: ignore[no-untyped-def]
-    """Add the dense columns of a row to its sums with the centroids of a panel, and update the best scores.
+def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
+    """Add the dense columns of a row to its sums with the centroids of a panel, and mark the best scores.
 
-    All arguments except ``kind`` are int64, most of them addresses. ``j`` is the first centroid of the panel.
-    ``sums`` has the sums of the postings. ``places`` are the byte offsets of ``count`` columns in the panel.
-    ``lanes`` has the best score, the second best and the index of the best of each lane, in two sets, so that
-    a comparison does not wait for the one before. ``kind`` is an array of the type of the sums.
+    All arguments except ``kind`` are int64, most of them addresses. ``sums`` has the sums of the postings.
+    ``places`` are the byte offsets of ``count`` columns in the panel. ``hits`` gets a bit for each centroid
+    whose score is above ``least``, in words of 64 bits. ``kind`` is an array of the type of the sums.
     """
     whole = isinstance(kind.dtype, types.Integer)
 
     def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
     ) -> ir.Value:
-        places, values, count, panel, sums, scale, bias, lanes, j, _ = args
+        places, values, count, panel, sums, scale, bias, least, hits, _ = args
         v = Vectors(builder, _LANES)
         scalar, size = (I16, 2) if whole else (F32, BYTES)
         vector = ir.VectorType(scalar, v.wide // size)
@@ -224,15 +245,15 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, lanes, j,
             v.store(total, sums, v.wide * k)
         if whole:
             totals = [part for total in totals for part in _as_floats(v, total)]
-        kept = [(k + _SETS * n, kind) for n, kind in enumerate((v.vec, v.vec, v.ints)) for k in range(_SETS)]
-        best = [v.load(lanes, v.wide * place, kind) for place, kind in kept]
-        for k, total in enumerate(totals):
-            score = builder.fadd(builder.fmul(total, v.load(scale, v.wide * k)), v.load(bias, v.wide * k))
-            best[k % _SETS :: _SETS] = v.update_best(
-                score, v.counted(j, _LANES * k), best[k % _SETS :: _SETS]
-            )
-        for value, (place, _) in zip(best, kept, strict=True):
-            v.store(value, lanes, v.wide * place)
+        bound, word = v.spread(v.load(least, 0, F32)), 64 // _LANES
+        for first in range(0, len(totals), word):
+            found = I64(0)
+            for k in range(first, first + word):
+                score = builder.fmul(totals[k], v.load(scale, v.wide * k))
+                score = builder.fadd(score, v.load(bias, v.wide * k))
+                bits = builder.bitcast(builder.fcmp_ordered(">", score, bound), ir.IntType(_LANES))
+                found = builder.or_(found, builder.shl(builder.zext(bits, I64), I64(_LANES * (k - first))))
+            v.store(found, hits, first // word * 8)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 9, kind), generate
@@ -247,49 +268,36 @@ def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
 @subkernel
 def _scan(
     rows: int, places: np.ndarray, values: np.ndarray, dense: np.ndarray, panels: np.ndarray,
-    sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, lanes: np.ndarray,
+    sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, hits: np.ndarray, best: np.ndarray,
+    index: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute the sums of ``rows`` rows of a strip with all centroids, and the best scores by lane."""
-    full = len(scale)
+    """Compute the sums of ``rows`` rows of a strip with all centroids, and the lists of the best scores."""
+    full, last = len(scale), best.shape[1] - 1
     width = np.int64(_PANEL_BYTES // sums.itemsize)
     panel_bytes = panels.itemsize * len(panels) // (full // width)
-    for j in range(0, full, width):
-        panel = panels.ctypes.data + j // width * panel_bytes
+    for first in range(0, full, width):
+        panel = panels.ctypes.data + first // width * panel_bytes
         for i in range(rows):
             _score(  # type: ignore[call-arg]
                 places.ctypes.data + i * places.strides[0],
                 values.ctypes.data + i * values.strides[0],
                 dense[i],
                 panel,
-                sums.ctypes.data + i * sums.strides[0] + sums.itemsize * j,
-                scale.ctypes.data + BYTES * j,
-                bias.ctypes.data + BYTES * j,
-                lanes.ctypes.data + i * lanes.strides[0],
-                j,
+                sums.ctypes.data + i * sums.strides[0] + sums.itemsize * first,
+                scale.ctypes.data + BYTES * first,
+                bias.ctypes.data + BYTES * first,
+                best.ctypes.data + i * best.strides[0] + BYTES * last,
+                hits.ctypes.data,
                 sums,
             )
-
-
-@subkernel
-def _find_leader(lanes: np.ndarray, slack: float) -> tuple[int, np.int32, np.float32]:
-    """Return (number of scores within ``slack`` of the best, first leading centroid, score that they reach).
-
-    At most two scores of each lane are counted.
-    """
-    lane = _SETS * _LANES
-    where = same_bytes(lanes, np.int32)[2 * lane :]
-    top = lanes[0]
-    for n in range(1, lane):
-        top = max(top, lanes[n])
-    least = top - slack
-    # Round the limit down, because float32 scores are compared with it.
-    least = np.float32(least - 1e-7 * abs(least)) if slack > 0 else np.float32(top)
-    count, code = 0, np.int32(2**31 - 1)
-    for n in range(lane):
-        leads = lanes[n] >= least
-        count += leads + (lanes[lane + n] >= least)
-        code = min(code, where[n]) if leads else code
-    return count, code, least
+            for word in range(width // 64):
+                bits, j = hits[word], first + 64 * word
+                while bits:
+                    if bits & np.uint64(1):
+                        score = np.float32(sums[i, j]) * scale[j] + bias[j]
+                        if score > best[i, last]:
+                            insert(best[i], index[i], score, j)
+                    bits, j = bits >> np.uint64(1), j + 1
 
 
 @subkernel
@@ -318,28 +326,21 @@ def _multiply_rows(data: np.ndarray, indices: np.ndarray, values: np.ndarray, co
 
 
 @subkernel
-def _decide(
-    data: np.ndarray, indices: np.ndarray, sums: np.ndarray, scale: np.ndarray, bias: np.ndarray,
-    least: np.float32, exact: np.ndarray, values: np.ndarray, columns: np.ndarray, pointers: np.ndarray,
-) -> int:  # fmt: skip
-    """Return the centroid of the largest score in float64 among those with at least ``least`` in float32."""
-    best, code = -np.inf, 0
-    for j in range(exact.shape[1]):
-        if np.float32(sums[j]) * scale[j] + bias[j] >= least:
-            a, b = pointers[j], pointers[j + 1]
-            total = _multiply_rows(data, indices, values[a:b], columns[a:b])
-            score = total * exact[0, j] + exact[1, j]
-            if score > best:
-                best, code = score, j
-    return code
+def _exact_score(
+    data: np.ndarray, indices: np.ndarray, exact: np.ndarray, values: np.ndarray, columns: np.ndarray,
+    pointers: np.ndarray, j: int,
+) -> float:  # fmt: skip
+    """Return the score of a row and a centroid in float64."""
+    a, b = pointers[j], pointers[j + 1]
+    return _multiply_rows(data, indices, values[a:b], columns[a:b]) * exact[0, j] + exact[1, j]
 
 
 @subkernel
-def _decide_among_all(
+def _exact_scores(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, panels: np.ndarray, start: np.ndarray,
     centroid: np.ndarray, value: np.ndarray, exact: np.ndarray, sums: np.ndarray,
-) -> int:  # fmt: skip
-    """Return the centroid of the largest score in float64 among all; ``sums`` is scratch.
+) -> None:  # fmt: skip
+    """Write the scores of a row and all centroids in float64 to ``sums``.
 
     Columns are added in the order of the row's entries, so the sums equal those of :func:`_multiply_rows`.
     """
@@ -358,57 +359,60 @@ def _decide_among_all(
         elif place != _ABSENT:
             for at in range(start[-2 - place], start[-1 - place]):
                 sums[centroid[at]] += weight * np.float64(value[at])
-    best, code = -np.inf, 0
     for j in range(k):
-        score = sums[j] * exact[0, j] + exact[1, j]
-        if score > best:
-            best, code = score, j
-    return code
+        sums[j] = sums[j] * exact[0, j] + exact[1, j]
 
 
 def _nearest(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, slot: np.ndarray, panels: np.ndarray,
     start: np.ndarray, centroid: np.ndarray, value: np.ndarray, most: np.ndarray, scale: np.ndarray,
-    bias: np.ndarray, exact: np.ndarray, values_w: np.ndarray, columns_w: np.ndarray, pointers_w: np.ndarray,
-    slope: float, floor: float, out: np.ndarray,
+    bias: np.ndarray, exact: np.ndarray, codes: np.ndarray, length: int, values_w: np.ndarray,
+    columns_w: np.ndarray, pointers_w: np.ndarray, slope: float, floor: float, out: np.ndarray,
 ) -> None:  # fmt: skip
     n, full = len(out), len(scale)
     strip = max(8, min(128, _SUM_BYTES // (panels.itemsize * full)))
     widest = 0
     for i in range(n):
         widest = max(widest, indptr[i + 1] - indptr[i])
-    sums = empty((strip, full), panels.dtype)
-    # Best score, second best score, and index of the best of each lane; the index is an integer.
-    lanes = empty((strip, 3 * _SETS * _LANES), np.float32)
+    sums, hits = empty((strip, full), panels.dtype), empty(2, np.uint64)
+    best, index = empty((strip, length), np.float32), empty((strip, length), np.int32)
     places, values = empty((strip, widest + 1), np.int64), empty((strip, widest + 1), panels.dtype)
     thin, weights = empty(widest + 1, np.int64), empty(widest + 1, panels.dtype)
-    wide = empty(full, np.float64)
-    dense, slack = empty(strip, np.int64), empty(strip, np.float64)
+    wide, keys = empty(full, np.float64), empty(length, np.float64)
+    before, tops = empty(out.shape[1], np.int32), empty(out.shape[1], np.float64)
+    dense, gaps = empty(strip, np.int64), empty(strip, np.float64)
     for first in range(0, n, strip):
         rows = min(strip, n - first)
-        sums[:rows], lanes[:] = 0, -np.inf
+        sums[:rows], best[:] = 0, -np.inf
         for i in range(rows):
             a, b = indptr[first + i], indptr[first + i + 1]
             at = np.uint64(i)
-            count, posted, length = _split_entries(
+            count, posted, norm = _split_entries(
                 data[a:b], indices[a:b], slot, most, _PANEL_BYTES, at, places, values, thin, weights
             )
-            dense[i], slack[i] = count, -1.0
-            if length >= 0.0:
+            dense[i], gaps[i] = count, -1.0
+            if norm >= 0.0:
                 roundings = 4 if len(most) else b - a + 4
-                slack[i] = 2.0 * (roundings * 2.0**-24 * slope * length + floor)
+                gaps[i] = 2.0 * (roundings * 2.0**-24 * slope * norm + floor)
                 _add_postings(thin, weights, posted, start, centroid, value, at, sums)
-        _scan(rows, places, values, dense, panels, sums, scale, bias, lanes)
+        _scan(rows, places, values, dense, panels, sums, scale, bias, hits, best, index)
         for i in range(rows):
-            count, code, least = _find_leader(lanes[i], slack[i])
             a, b = indptr[first + i], indptr[first + i + 1]
-            if slack[i] < 0.0:
+            done = gaps[i] >= 0.0
+            if done:
+                for t in range(length):
+                    keys[t] = best[i, t]
+                    if is_close(best[i], t, gaps[i]):
+                        rest = (exact, values_w, columns_w, pointers_w, index[i, t])
+                        keys[t] = _exact_score(data[a:b], indices[a:b], *rest)
+                # A centroid outside the list has at most this score.
+                least = best[i, length - 1] + gaps[i] if length < len(codes) else -np.inf
+                sort_list(keys, index[i])
+                done = assign(keys, index[i], least, codes, before, out[first + i])
+            if not done:
                 columns = (slot, panels, start, centroid, value)
-                code = _decide_among_all(data[a:b], indices[a:b], *columns, exact, wide)
-            elif count > 1 and slack[i] > 0.0:
-                rest = (scale, bias, least, exact, values_w, columns_w, pointers_w)
-                code = _decide(data[a:b], indices[a:b], sums[i], *rest)
-            out[first + i] = code
+                _exact_scores(data[a:b], indices[a:b], *columns, exact, wide)
+                assign_best(wide, codes, tops, out[first + i])
 
 
 def _types(values: str) -> list[types.Type]:
@@ -417,7 +421,8 @@ def _types(values: str) -> list[types.Type]:
     rows = (in_array("f4", 1), in_array("i4", 1), in_array("i8", 1))
     return [
         *(in_array(dtype, 1) for dtype in vectors),
-        *(in_array("f8", 2), *rows, types.float64, types.float64, out_array("i4", 1)),
+        *(in_array("f8", 2), in_array("i4", 2), types.int64, *rows),
+        *(types.float64, types.float64, out_array("i4", 2)),
     ]
 
 

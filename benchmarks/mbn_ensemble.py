@@ -1,0 +1,119 @@
+"""Ways to do without a decay: networks of several decays side by side, and the choice of one decay.
+
+    python benchmarks/mbn_ensemble.py [--sets wine,thyroid,umist,digits,coil20,isolet1,mnist5000] [--seeds 3]
+
+One first layer for each seed, and a stack of layers above it for each decay of 0.1, 0.2, ..., 0.9. NMI, in
+percent, of k-means (the best of ten starts) on as many components as classes:
+
+    0.1 ... 0.9     the stack of one decay; 0.5 is the paper's
+    auto            the stack that ``decay="auto"`` chooses
+    three, nine     an ensemble: the codes of the stacks of 0.3, 0.5 and 0.7, or of all stacks, side by side
+    agreement       the three stacks whose clusters agree most with those of all nine (adjusted mutual
+                    information), side by side
+    similarity      the three stacks whose similarities of pairs of rows (the share of equal codes) correlate
+                    most with those of all nine, side by side
+    best            the best stack, chosen by the classes
+
+Runs that the file has are not repeated. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from common import parser, write_part
+from mbn_pools import read_set
+from sklearn.cluster import KMeans
+
+import scalelatent as sl
+from scalelatent.engine.reading import as_rows
+from scalelatent.evaluation import nmi
+from scalelatent.models.mbn.decay import (
+    GRID,
+    choose_decay,
+    code_rows,
+    compute_output,
+    measure_agreement,
+)
+from scalelatent.models.mbn.fit import plan_layers
+
+THREE = (0.3, 0.5, 0.7)
+
+
+def code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
+    """Return the codes of the last layer for each decay above one first layer."""
+    rows, below, stacks = as_rows(train.read_x(0, len(train))), None, {}
+    for decay in GRID:
+        layers = plan_layers(model, train, decay, seed)
+        below = code_rows(layers[0], rows, rows, jobs, "cpu") if below is None else below
+        codes = below
+        for layer in layers[1:]:
+            codes = code_rows(layer, codes, codes, jobs, "cpu")
+        stacks[decay] = codes
+    return stacks
+
+
+def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> float:
+    """Return the correlation of the shares of equal codes of 20,000 pairs of rows."""
+    pairs = np.random.default_rng(seed).integers(0, len(codes), (2, 20_000))
+    own = (codes[pairs[0]] == codes[pairs[1]]).mean(axis=1)
+    whole = np.mean([(other[pairs[0]] == other[pairs[1]]).mean(axis=1) for other in every], axis=0)
+    return float(np.corrcoef(own, whole)[0, 1]) if own.std() else 0.0
+
+
+def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
+    """Return the NMI of each way for one seed."""
+    x, y, params = read_set(name, seed)
+    classes, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
+    model = sl.MultilayerBootstrapNetwork(n_classes=classes, random_state=seed, n_jobs=jobs, **params)
+    stacks = code_stacks(model, train, seed, jobs)
+
+    def score(decays: Any) -> tuple[float, np.ndarray]:
+        codes = np.concatenate([stacks[decay] for decay in decays], axis=1)
+        z = compute_output(codes, classes, "cpu")
+        labels = KMeans(classes, n_init=10, random_state=seed).fit(z).labels_
+        return round(100 * nmi(y, labels), 2), labels
+
+    singles = {decay: score([decay]) for decay in GRID}
+    nine, labels = score(GRID)
+    agreement = {decay: measure_agreement(own, labels) for decay, (_, own) in singles.items()}
+    similarity = {d: correlate_pairs(codes, list(stacks.values()), seed) for d, codes in stacks.items()}
+    chosen = choose_decay(model, train, seed)
+    nearest = [sorted(GRID, key=lambda d, by=by: -by[d])[:3] for by in (agreement, similarity)]
+    return {
+        **{f"{decay:g}": value for decay, (value, _) in singles.items()},
+        "auto": singles[chosen][0],
+        "auto_decay": chosen,
+        "three": score(THREE)[0],
+        "nine": nine,
+        "agreement": score(nearest[0])[0],
+        "similarity": score(nearest[1])[0],
+        "members": nearest,
+        "best": max(value for value, _ in singles.values()),
+    }
+
+
+def main() -> None:
+    """Run one seed after the other."""
+    arguments = parser(__doc__, "mbn_ensemble")
+    arguments.add_argument("--sets", default="wine,thyroid,umist,digits,coil20,isolet1,mnist5000")
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--jobs", type=int, default=None)
+    args = arguments.parse_args()
+    for name in args.sets.split(","):
+        parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
+        runs = parts.get(name, {}).get("result", {}).get("runs", {})
+        for seed in range(args.seeds):
+            if str(seed) in runs:
+                continue
+            runs[str(seed)] = measure(name, seed, args.jobs)
+            print(name, seed, runs[str(seed)], flush=True)
+            ways = [way for way, value in runs[str(seed)].items() if isinstance(value, float)]
+            means = {way: round(float(np.mean([run[way] for run in runs.values()])), 2) for way in ways}
+            write_part(args.out, name, args.seed, {"runs": runs, "mean_nmi": means})
+
+
+if __name__ == "__main__":
+    main()
