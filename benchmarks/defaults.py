@@ -19,8 +19,8 @@ GaussianMixture and of PCA, mean over the splits. All rows are standardised; dig
 their own width first. outputs: wrong labels in percent of conditional RBMs, of one logistic regression per
 label, and of three neighbours, for the lower half of binary digits given the upper half, and for the topics
 of documents. parts: test errors of compositional networks with 20 templates on binary digits, of ten
-classes and of eights and all others; without templates they do not classify. documents: test errors of the classifiers on documents of one topic, CSR
-counts scaled to length 1.
+classes and of eights and all others; without templates they do not classify. documents: test errors of the
+classifiers on documents of one topic, CSR counts scaled to length 1.
 """
 
 from __future__ import annotations
