@@ -32,7 +32,7 @@ def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
     return {
         "capsule": (sl.CapsuleRegression(**em), (X, Y), "lower max_iter"),
         "stepwise": (sl.CapsuleRegression(algorithm="stepwise", **online), (X, Y), "lower n_epochs"),
-        "mbn": (sl.MultilayerBootstrapNetwork(n_clusterings=50, n_classes=40), (X,), "lower k1"),
+        "mbn": (sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=50, n_classes=40), (X,), "lower k1"),
         "logistic": (sl.ConditionalRBM(learner="logistic", n_epochs=1), (V, V), "lower n_epochs"),
         "crbm": (sl.ConditionalRBM(n_hidden=3, n_epochs=1), (V, V), "lower n_epochs"),
     }
