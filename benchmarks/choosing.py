@@ -1,4 +1,4 @@
-"""What users choose by: ways to fit capsules beside a small MLP, and how many clusterings text needs.
+"""Figures for choices of users: capsule algorithms and a small MLP, and the number of clusterings for text.
 
     python benchmarks/choosing.py [--parts algorithms,clusterings]
 

@@ -1,4 +1,4 @@
-"""What every benchmark prints and writes: machine, versions, date, seed beside the figures."""
+"""Output of every benchmark: its figures with machine, versions, date and seed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def command() -> str:
-    """How this process was started; folders by name only, since paths of a machine are not for results."""
+    """Return the command line of this process, with the names of folders in the place of their paths."""
 
     def shown(word: str) -> str:
         option, equals, value = word.rpartition("=")

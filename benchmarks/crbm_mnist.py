@@ -5,7 +5,7 @@
     python benchmarks/crbm_mnist.py --rate 0.05:3,0.01:2           three epochs at 0.05, two at 0.01
     python benchmarks/crbm_mnist.py --select 5000                  a learning rate for each first (see below)
     python benchmarks/crbm_mnist.py --full --run-dir RUN           50 epochs of mle-bp at 10 % noise, with
-                                                                   checkpoints; the same line goes on with it
+                                                                   checkpoints; the same command resumes it
     python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    stop after epoch 10, for now
     python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   a row's sweeps end when no belief
                                                                    moves by more (the paper's tolerance)
@@ -120,7 +120,7 @@ def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.C
 def fit(
     model: sl.ConditionalRBM, rows: dict[str, Any], name: str, limit: int | None = None, **how: Any
 ) -> sl.ConditionalRBM:
-    """Fit a model on the training pairs (the first so many)."""
+    """Fit a model on the first ``limit`` training pairs."""
     x, v = (part[:limit] for part in rows["train"])
     given = (v, None) if model.corruption is not None else (x, v)
     until = how.pop("until", None)
@@ -147,7 +147,7 @@ def chosen_rate(task: str, learner: str, rows: dict[str, Any], args: Any) -> tup
 
 
 def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: str) -> dict[str, Any]:
-    """What a fitted model is worth on the test images."""
+    """Return the errors of a fitted model on the test images."""
     x, v = rows["test"]
     begin = time.perf_counter()
     errors = model.errors(sl.Dataset.from_arrays(x, v))

@@ -1,4 +1,4 @@
-"""What a training step of a conditional RBM costs beside belief propagation: python benchmarks/crbm_steps.py
+"""Time of a training step of a conditional RBM beyond belief propagation: python benchmarks/crbm_steps.py
 
 share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of belief propagation in it
           (timed in the fit, so that other work on the machine hits both alike), and what is left; with
@@ -179,7 +179,7 @@ def share(args: Any) -> list[dict[str, Any]]:
 
 
 def least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
-    """Of each function, called in turn after as much memory as an inference goes through was touched."""
+    """Return the least seconds of each function; memory as large as an inference is read before each call."""
     touched, best = [np.zeros((784, args.hidden), np.float32) for _ in range(3)], [np.inf] * len(functions)
     for _ in range(40 * args.rounds):
         for i, function in enumerate(functions):

@@ -153,7 +153,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
 
 def optimum(leaves: int, speeds: dict[str, float], unit: float) -> float:
-    """The shortest pass of so many equal leaves."""
+    """Return the seconds of the shortest pass of equal leaves."""
     done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
     return done[-1]
 

@@ -190,7 +190,7 @@ def cases(args: argparse.Namespace) -> int:
                 worst = max(difference(a, b) for a, b in zip(found, want, strict=True))
                 if not worst <= limit:
                     wrong.append(f"{name}: {worst:.3g} > {limit:g}")
-        except Exception as error:  # noqa: BLE001  recorded; the other models go on
+        except Exception as error:  # noqa: BLE001  recorded; the other models continue
             from gpu_common import last_line
 
             wrong.append(last_line(error))

@@ -183,7 +183,7 @@ def run_part(report: Report, key: str, name: str, call: Callable[[], Any]) -> No
         lines = call()
         for line in [lines] if isinstance(lines, dict) else lines:
             report.append(key, line)
-    except Exception as error:  # noqa: BLE001  recorded as a failure; the other parts go on
+    except Exception as error:  # noqa: BLE001  recorded as a failure; the other parts continue
         what = last_line(error)
         if key == "checks":
             report.append("checks", {"name": name, "passed": False, "error": what})
@@ -329,7 +329,7 @@ def split(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
 
 
 def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> Stats:
-    """What a task does with its span."""
+    """Run a reduction over blocks, as a task does with its span."""
     stats = Stats.zeros(reduction.layout())
     prepared = reduction.prepare(state, backend)
     for block in blocks:

@@ -126,7 +126,7 @@ def images(v: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def model_of(device: str, h: int, local_steps: int | None, sweeps: int, seed: int) -> sl.ConditionalRBM:
-    """A learner by belief propagation whose one chain takes so many steps by itself."""
+    """Return a learner by belief propagation with one chain, which takes ``local_steps`` steps by itself."""
     return sl.ConditionalRBM(
         n_hidden=h, learner="mle-bp", n_sweeps=sweeps, batch_size=20, n_epochs=2, n_chains=1,
         local_steps=local_steps, device=device, n_jobs=1, random_state=seed,

@@ -163,7 +163,7 @@ def same(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str
 
 
 def layer_of(args: argparse.Namespace) -> FeatureLayer:
-    """Of 26 letters."""
+    """Return a layer for 26 letters."""
     if args.quick:
         return FeatureLayer((1, 9, 8), 3, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
     return FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
@@ -177,7 +177,7 @@ def letters(n: int, args: argparse.Namespace) -> np.ndarray:
 
 
 def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLearner, Any, list[Block]]:
-    """A learner after a short while, and a step of so many chains of minibatches."""
+    """Return a partly trained learner, and the blocks of a step of some chains of minibatches."""
     size = 2 if args.quick else IMAGES
     learner, host = EvidenceLearner(layer_of(args), 0.98, size, args.seed), make_backend("cpu")
     x = letters(chains * batches * size, args).reshape(chains * batches * size, -1)

@@ -1,4 +1,4 @@
-"""What the experiments of compositional networks share: which kinds were found, what is drawn."""
+"""Shared code of the experiments with compositional networks: found features, figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
 
 
 def overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Of each kind (k, h, w) the best overlap with a feature (F, 1, h, w)."""
+    """Return the best overlap of each kind (k, h, w) with a feature (F, 1, h, w)."""
     return np.array([max(overlap(f[0], kind) for f in weights) for kind in kinds])
 
 

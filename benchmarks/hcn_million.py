@@ -164,7 +164,7 @@ def killed(ds: Dataset, args: Any) -> dict[str, Any]:
         pids = sorted(client.run(os.getpid).values())
 
         class Kill(sl.Callback):
-            """End a worker two seconds after the learning has begun."""
+            """End a worker two seconds after the learning has started."""
 
             done = False
 

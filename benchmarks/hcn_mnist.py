@@ -3,11 +3,11 @@
     python benchmarks/hcn_mnist.py [--rows 60000] [--parts 32x8,32x12,64x10]
     python benchmarks/hcn_mnist.py --folder FOLDER --rows 1000000
 
-MNIST, pixels above 127 on. FEATURESxSIZE: so many features of that size a side, one epoch of the training
-images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once). Told:
-compression of the first --test-rows test images, and test errors of logistic regression on S, of which each
-feature's largest within three places of each third one is taken, beside one on the pixels, both on the first
---labelled training images, their penalty chosen on the images after. Draws
+MNIST, pixels above 127 on. FEATURESxSIZE: number and side of the features, one epoch of the training
+images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once).
+Results: compression of the first --test-rows test images, and test errors of logistic regression on S, of
+which each feature's largest within three places of each third one is taken, beside one on the pixels, both
+on the first --labelled training images, their penalty chosen on the images after. Draws
 results/hcn_mnist_FEATURESxSIZE.png. Needs SCALELATENT_DATA.
 """
 

@@ -90,8 +90,8 @@ def evidence(a):
     return np.stack([np.zeros_like(a), a], axis=-1)
 seconds, found = [], []
 for k in range(seeds):
-    told = {s: np.full(s.shape, prior), pixels: x[k], weights: first[k]}
-    arrays = bp.init(evidence_updates={group: evidence(a) for group, a in told.items()})
+    known = {s: np.full(s.shape, prior), pixels: x[k], weights: first[k]}
+    arrays = bp.init(evidence_updates={group: evidence(a) for group, a in known.items()})
     if not k:
         jax.block_until_ready(run(arrays))
     begin = time.perf_counter()

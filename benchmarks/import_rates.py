@@ -336,7 +336,7 @@ WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
 
 
 def pack(parts: Any, floats: bool) -> None:
-    """What a dataset does with rows: SHA-256 and, unless they are floats, LZ4; nothing is written."""
+    """Process rows as a dataset does: SHA-256 and, unless they are floats, LZ4; nothing is written."""
     import numcodecs
 
     codec = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.NOSHUFFLE)

@@ -104,7 +104,7 @@ def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> 
 
 
 def distance(p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """What tangent distance adds to recognition."""
+    """Measure the time that tangent distance adds to recognition."""
     k, n = 1000, 512
     x, scores = rng.random((n, p), dtype=np.float32), error_scores(*made(p, k, 10, rng), np.full(p, 0.5))
     scorer, tangent_scores = cpu.make_scorer(scores, np.array([0, k])), cpu.pack_tangent_scores(scores)

@@ -148,7 +148,7 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 
 
 class Search:
-    """Errors of settings on held-out training rows, kept in a file, so that a search goes on."""
+    """Errors of settings on held-out training rows, stored in a file, so that a search resumes."""
 
     def __init__(self, name: str, args: Any) -> None:
         self.name, self.args = name, args
@@ -201,7 +201,7 @@ def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def tangent_settings(name: str) -> list[dict[str, Any]]:
-    """Of tangent distance, tried on each fit."""
+    """Return the settings of tangent distance that are tried on each fit."""
     return grid(tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9))
 
 
@@ -780,7 +780,7 @@ def main() -> None:
     arguments.add_argument("--parts", required=True, help=f"of {', '.join(parts)}, with _DATA")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--jobs", type=int, default=1)
-    arguments.add_argument("--resume", action="store_true", help="go on with parts of ways that were cut")
+    arguments.add_argument("--resume", action="store_true", help="resume interrupted parts")
     args = arguments.parse_args()
     wanted = [part.rsplit("_", 1) for part in args.parts.split(",")]
     if unknown := [what for what, *_ in wanted if what not in parts]:

@@ -178,7 +178,7 @@ class FirstLayer:
         return plan_layers(self._model(decay), self.train, decay, seed)
 
     def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
-        """What ``fit_transform`` of a network with this decay gives, and its k."""
+        """Return the output of ``fit_transform`` of a network with this decay, and its k."""
         model, layers, codes = self._model(decay), self._layers(decay), self.codes
         for layer in layers[1:]:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
@@ -259,7 +259,7 @@ def keep(args: Any, name: str, found: dict[str, Any]) -> None:
 
 
 def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
-    """What "auto" chooses with each of some seeds, and its seconds, without the fit."""
+    """Return the decays that "auto" chooses with some seeds, and its seconds without the fit."""
     from scalelatent.models.mbn.decay import choose_decay
 
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, n_clusterings=args.clusterings, n_jobs=args.jobs)
@@ -273,7 +273,7 @@ def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str
 
 
 def _earlier(path: Any, name: str) -> dict[str, Any]:
-    """What earlier runs found on a data set: what this one skips stays."""
+    """Return the results of earlier runs on a data set, which stay if this run skips them."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
         return {}

@@ -1,4 +1,4 @@
-"""What tells a good decay from a bad one without labels: criteria against the classes.
+"""Criteria that choose a decay without labels, compared with the classes.
 
     python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 3]
 

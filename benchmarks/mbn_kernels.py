@@ -1,11 +1,11 @@
 """Clusterings of a multilayer bootstrap network, one thread: python benchmarks/mbn_kernels.py
 
 dense    nearest of k centroids on half of the columns of MNIST (noise of its shape without data), uint8 rows
-         as they lie on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
+         as stored on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
          a large square product, BLAS tiles with numpy's argmax, and faiss-cpu where it is installed
 codes    shared units of rows of codes: nanoseconds a look-up (row x clustering x clustering below), on codes
          of random clusterings of the same rows, for the layers of 8,000 to 31 centroids, eight clusterings at
-         once as in a fit and one alone, and how many times longer a float32 one-hot product takes (of so many
+         once as in a fit and one alone, and how many times longer a float32 one-hot product takes (of as many
          rows as fit, scaled)
 sparse   nearest centroids of documents on half of the columns: RCV1's subset, its 2,000 commonest stems and
          its whole vocabulary (without data rows of that density, columns drawn by Zipf's law), counts and

@@ -1,4 +1,4 @@
-"""What partial_fit of one row costs beyond its mathematics: python benchmarks/partial_fit.py
+"""Time of partial_fit of one row beyond its mathematics: python benchmarks/partial_fit.py
 
 The mathematics is :meth:`RunningCapsule.learn` on rows and codes that need no check; partial_fit adds checks,
 class codes, the attributes. Medians over single calls, taken in turn; models fitted before, MNIST-sized rows.

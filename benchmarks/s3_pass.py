@@ -336,14 +336,14 @@ def opened(client: str) -> sl.Dataset:
 
 
 def obstore_bucket(prefix: str | None = None) -> Any:
-    """The bucket, or what lies below a prefix of it, by obstore: it tries up to ten times again."""
+    """Return the bucket, or a prefix of it, in obstore, which retries up to ten times."""
     from obstore.store import S3Store
 
     return S3Store(BUCKET, prefix=prefix, client_options={"allow_http": True, "timeout": "60s"})
 
 
 def failed_listings(client: str) -> int:
-    """How many listings of a folder end in an error."""
+    """Count the listings of a folder that end in an error."""
     import obstore
 
     forget_connections()
@@ -361,7 +361,7 @@ def failed_listings(client: str) -> int:
 
 
 def after_fork(client: str) -> tuple[str, str]:
-    """What a process says that is forked from this one and reads what this one has, and then this one."""
+    """Read the dataset in a forked process and then in this one; return the result of each as text."""
     import obstore
 
     forget_connections()

@@ -121,7 +121,7 @@ class Seconds(sl.Callback):
 def timed_fit(
     dataset: sl.Dataset, passes: int, d: int, architecture: str = "multiclass", **where: Any
 ) -> Seconds:
-    """A fit of so many passes of plain EM."""
+    """Time some passes of plain EM."""
     seconds = Seconds()
     model = sl.CapsuleRegression(
         capsule_dim=d,
@@ -137,8 +137,9 @@ def timed_fit(
 
 
 def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], list[float], list[float]]:
-    """Of each pass on a cluster: seconds, how many of them the busiest worker did not compute, and CPU
-    seconds of this process, which has driver and scheduler.
+    """Return the seconds of each pass on a cluster, idle seconds of the busiest worker, and CPU seconds.
+
+    The CPU seconds are those of this process, which has driver and scheduler.
     """
     from distributed import get_task_stream
 
@@ -154,7 +155,7 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
                     key = (int(name[1][2:]), task["worker"])
                     busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
-    # A pass may have begun behind the last one; it was called off.
+    # A pass may have started behind the last one, and was cancelled.
     idle = [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
     return seconds[2:], idle, np.diff(reported.cpu)[1:].tolist()
 
@@ -245,7 +246,7 @@ def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
 
 
 def kept(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """What keeping rows gains where every processor computes."""
+    """Measure the gain of a row cache if every processor computes."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
         stage = make_stage("capsule_estep", learner(d, seed)[0], {"train": dataset}, "cpu", dataset.classes)

@@ -1,4 +1,4 @@
-"""What it costs to run a job on a cluster: submit to first span, CPU of driver and scheduler, sizes of tasks.
+"""Cost of running a job on a cluster: submit to first span, CPU of driver and scheduler, sizes of tasks.
 
 Scheduler and workers are processes of their own on loopback, as on a cluster. A first job warms them; then
 each round submits one from the command line (a new process) and one from this one, in turn. The CPU shares

@@ -58,7 +58,7 @@ def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callab
 
 
 def read(name: str) -> Any:
-    """What a file in results/ has measured."""
+    """Return the results in a file of results/."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "parts" in content:
         return {part: found["result"] for part, found in content["parts"].items()}
@@ -502,7 +502,7 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
-@shown("two traits|seeds|error: median, worst|the paper's|begun again|weights on, of each layer")
+@shown("two traits|seeds|error: median, worst|the paper's|restarts|weights on, of each layer")
 def two_traits() -> Iterable[Iterable[Any]]:
     found = read("hcn_traits")
     kinds = {
@@ -582,7 +582,7 @@ def spread_of(values: list[float]) -> str:
 
 @shown(
     "templates learned and read by|features on|weights of one|templates on|weights of one|"
-    "edges over those of a digit|training error|CPU ms an image told"
+    "edges over those of a digit|training error|CPU ms per image"
 )
 def digit_templates() -> Iterable[Iterable[Any]]:
     found = read("hcn_digits") | read("hcn_digits_more")
@@ -737,14 +737,14 @@ def parts_layers() -> Iterable[Iterable[Any]]:
 
 @shown(
     "64 features, 32 templates a class|p_weight|digits, leaves|passes|8 bytes a pair, all templates|"
-    "kept of a pass, the most|bytes a pair|run folder, told|peak of the process, told"
+    "kept of a pass, the most|bytes a pair|run folder, predicted|peak of the process, predicted"
 )
 def kept_messages() -> Iterable[Iterable[Any]]:
     for r in read("hcn_layers")["kept"]:
         weights = ", ".join(f"{p:g}" for p in r["p_weight"])
         sizes = f"{r['eight bytes a pair, gb']:.1f} GB", f"{r['kept gb']:.2f} GB"
-        folder = f"{r['run folder gb']:.1f}, {r['run folder told gb']:.1f} GB"
-        peak = f"{r['peak gb']:.1f}, {r['peak told gb']:.1f} GB"
+        folder = f"{r['run folder gb']:.1f}, {r['run folder predicted gb']:.1f} GB"
+        peak = f"{r['peak gb']:.1f}, {r['peak predicted gb']:.1f} GB"
         digits = f"{r['digits']}, {r['leaves']}"
         yield (
             r["features"],
@@ -946,7 +946,7 @@ def mixture_clusters() -> Iterable[Iterable[Any]]:
             yield way, _mean(r["nmi"]), _mean(r["accuracy"])
 
 
-@shown("job|told|took|told / took|told peak|peak|told / peak")
+@shown("job|predicted|took|predicted / took|predicted peak|peak|predicted / peak")
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():
         took = f"{r['seconds']:.1f} s ({r['cpu_seconds']:.1f} s of CPU)"
@@ -978,7 +978,7 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown("client of S3|alone|a delay|by the proxy|failed of listings broken off|forked process|its parent then")
+@shown("client of S3|alone|a delay|by the proxy|failed interrupted listings|forked process|its parent then")
 def s3_clients() -> Iterable[Iterable[Any]]:
     found = read("s3_pass")["clients"]
     for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):
