@@ -29,7 +29,7 @@ CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
 
 def algorithms(a: Any) -> dict[str, Any]:
-    """Error and seconds of each."""
+    """Return error and seconds of each."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
@@ -87,7 +87,7 @@ def algorithms(a: Any) -> dict[str, Any]:
 
 
 def clusterings(a: Any) -> dict[str, Any]:
-    """NMI against V."""
+    """Return NMI against V."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])

@@ -28,7 +28,7 @@ ROUNDS = [(0.8, 1), (0.5, 1), (0.2, 1), (0.0, 20)]
 
 
 def load_browser() -> ModuleType:
-    """The tests' headless browser."""
+    """Return the tests' headless browser."""
     path = Path(__file__).parent.parent / "tests" / "cluster" / "browser.py"
     spec = importlib.util.spec_from_file_location("scalelatent_browser", path)
     assert spec is not None
@@ -39,7 +39,7 @@ def load_browser() -> ModuleType:
 
 
 def data(folder: Path) -> tuple[Any, Any]:
-    """(training, validation) datasets on disk."""
+    """Return (training, validation) datasets on disk."""
     if os.environ.get("SCALELATENT_DATA"):
         x, y = mnist()
         pair = sl.Dataset.from_arrays(x[:50000], y[:50000]), sl.Dataset.from_arrays(x[50000:], y[50000:])

@@ -82,20 +82,20 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Grey images and labels, without the margin of MNIST."""
+    """Return grey images and labels, without the margin of MNIST."""
     x, y = mnist(rows, part)
     return x.reshape(-1, SIDE, SIDE), y.astype(np.int64)
 
 
 def first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
-    """The first training digits of each class, in their order."""
+    """Return the first training digits of each class, in their order."""
     x, y = digits(slice(0, max(5_000, 12 * CLASSES * n)))
     chosen = np.sort(np.concatenate([np.flatnonzero(y == code)[:n] for code in range(CLASSES)]))
     return x[chosen], y[chosen]
 
 
 def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """Images as `data make` corrupts them; "clean": as they are."""
+    """Return images as `data make` corrupts them; "clean": as they are."""
     if name == "clean":
         return x
     how = {**CORRUPTIONS[name], "seed": seed, "threshold": None, "base_rows": [0, len(x)]}
@@ -103,7 +103,7 @@ def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
 
 
 def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
-    """The network of all fits here."""
+    """Return the network of all fits here."""
     return sl.HierarchicalCompositionalNetwork(
         [(args.features, args.feature_size)],
         templates=args.templates,
@@ -142,7 +142,7 @@ def edges(x: np.ndarray, args: Any) -> np.ndarray:
 
 
 def spread(on: np.ndarray) -> np.ndarray:
-    """The largest of 3 x 3 pixels around each."""
+    """Return the largest of 3 x 3 pixels around each."""
     wide = np.pad(on, ((0, 0), (0, 0), (1, 1), (1, 1)))
     rows = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
     return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
@@ -227,7 +227,7 @@ class Convolutional:
 
 
 def side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images of two test digits each, their labels, and the column where the second begins."""
+    """Return images of two test digits each, their labels, and the column where the second begins."""
     x, y = digits(slice(0, 2 * n), "test")
     wide, begins = np.zeros((n, SIDE, WIDE), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
     for row, at in enumerate(begins):
@@ -252,13 +252,13 @@ def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
 
 
 def nearest(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
-    """The nearest digits by grey values."""
+    """Return the nearest digits by grey values."""
     model = KNeighborsClassifier(k, algorithm="brute").fit(x.reshape(len(x), -1) / 255.0, y)
     return lambda images: model.predict(images.reshape(len(images), -1) / 255.0)
 
 
 def exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
-    """The training digit whose edges best explain an image, each within two pixels of its position."""
+    """Return the training digit whose edges best explain an image, each within two pixels of its position."""
     off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
     of = edges(x, args).reshape(len(x), -1).astype(np.float32)
 
@@ -301,12 +301,12 @@ def rivals(
 
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
-    """The noise by which a network reads held-out training digits best."""
+    """Return the noise by which a network reads held-out training digits best."""
     return chosen([reading(model, *noise) for noise in READINGS], TRIED)
 
 
 def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) -> tuple[str, float, Predict]:
-    """The way with the least error on held-out training digits."""
+    """Return the way with the least error on held-out training digits."""
     x, y = digits(rows)
     found = []
     for name, fit in ways:
@@ -317,7 +317,7 @@ def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) ->
 
 
 def with_pools(model: Any, **pools: Any) -> Any:
-    """The same weights under other pools."""
+    """Return the same weights under other pools."""
     other, network = copy.copy(model), model._network
     other._network = replace(network, net=replace(network.net, **pools))
     return other
@@ -361,7 +361,7 @@ def fixed_features(filters: int) -> dict[str, np.ndarray]:
 
 
 def reading(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
-    """The same weights, that read images with other chances of noise than they were learned with."""
+    """Return the same weights, that read images with other chances of noise than they were learned with."""
     other = copy.copy(model).set_params(read_noise=(p01, p10))
     return f"p01 {p01:g}, p10 {p10:g}", lambda: other.predict
 

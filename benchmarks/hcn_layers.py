@@ -141,7 +141,7 @@ def pieces(seed: int) -> dict[str, Any]:
 
 
 def cluster(rows: int, seed: int) -> dict[str, Any]:
-    """Seconds of an online epoch here and on workers."""
+    """Return seconds of an online epoch here and on workers."""
     x, y = mnist()
     ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
     params: dict[str, Any] = {

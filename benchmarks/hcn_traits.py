@@ -48,7 +48,7 @@ DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
 def rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels; training images come first."""
+    """Return images and labels; training images come first."""
     x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP, **how).rows(start, stop)
     assert y is not None
     return x, y.astype(np.int64)
@@ -87,7 +87,7 @@ def error(found: np.ndarray, true: np.ndarray) -> float:
 
 
 def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Errors of patterns without labels: a pattern is one cluster, matched by the training images."""
+    """Return errors of patterns without labels: a pattern is one cluster, matched by the training images."""
     x, y = rows(seed, "pattern", 0, TRAINING)
     model, reported = fitted(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)

@@ -67,7 +67,7 @@ class OnePass:
         self.state = self.em.update(self.state, {"train": self.stats})
 
     def run(self) -> Stats:
-        """The E-step."""
+        """Return the E-step."""
         prepared, stats = self.work.prepare(self.state, self.backend), Stats.zeros(self.work.layout())
         for a in range(0, len(self.x), self.block):
             part = slice(a, a + self.block)
@@ -245,7 +245,7 @@ def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict
 
 
 def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Rows of many features."""
+    """Measure passes over rows of many features."""
     n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
     ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.products, b) for b in BLOCKS[:2]}
@@ -257,7 +257,7 @@ def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
 
 
 def row(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Rows one by one."""
+    """Measure `partial_fit` of single rows."""
     x, y = rng.random((2000, 256), dtype=np.float32), np.arange(2000) % CLASSES
     common: dict[str, Any] = {"n_dims": 12, "max_iter": 2, "n_jobs": 1, "random_state": 0}
     classifier = sl.LinearMixtureClassifier(n_components=10, **common).fit(x, y)

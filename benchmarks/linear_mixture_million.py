@@ -97,7 +97,7 @@ SMALL = {
 
 
 def averaged_rows(folder: Path, ds: Any, name: str) -> Any:
-    """The rows at 16 x 16, written once."""
+    """Return the rows at 16 x 16, written once."""
     place = folder / f"{name}-16.zarr"
     return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
@@ -131,7 +131,7 @@ def peaks(k: int, train: Any, args: Any) -> None:
 
 
 def rates(k: int, train: Any, args: Any) -> dict[str, Any]:
-    """Seconds of a pass by threads of this process and by worker processes, both reading from disk."""
+    """Return seconds of a pass by threads of this process and by worker processes, both reading from disk."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=PASSES, tol=0)
     model.set_params(random_state=args.seed, n_jobs=args.workers)
 

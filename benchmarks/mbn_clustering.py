@@ -71,7 +71,7 @@ NAMES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil20": "
 
 
 def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and classes of a data set."""
+    """Return rows and classes of a data set."""
     small = data_folder() / "small"
     if name == "wine":
         from sklearn.datasets import load_wine
@@ -94,13 +94,13 @@ def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
-    """Scores of fixed features, over seeds of k-means."""
+    """Return scores of fixed features, over seeds of k-means."""
     scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
     return summary([(score.nmi, score.accuracy) for score in scores])
 
 
 def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Mean and standard deviation in percent."""
+    """Return mean and standard deviation in percent."""
     values = 100 * np.array(pairs)
     return {
         "nmi": round(float(values[:, 0].mean()), 2),
@@ -133,7 +133,7 @@ def networks(
     earlier: dict[str, Any] | None = None,
     **params: Any,
 ) -> dict[str, Any]:
-    """Scores of the output of networks of several seeds, behind those of ``earlier``."""
+    """Return scores of the output of networks of several seeds, behind those of ``earlier``."""
     c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
     first = earlier["seeds"] if earlier else 0
     if first >= seeds and earlier:
@@ -189,7 +189,7 @@ class FirstLayer:
         return z, [layer.k for layer in layers]
 
     def network(self, y: np.ndarray, decay: float, restarts: int) -> dict[str, Any]:
-        """Scores of the network with this decay."""
+        """Return scores of the network with this decay."""
         begin = time.perf_counter()
         z, ks = self.output(decay)
         above = time.perf_counter() - begin

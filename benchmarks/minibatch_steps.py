@@ -116,7 +116,7 @@ def maker(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
 
 
 def on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Overheads on two workers."""
+    """Return overheads on two workers."""
     out, busy, steps = [], 0.02, 48
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):
@@ -153,7 +153,7 @@ def choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
 
 
 def stored_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset]:
-    """The same rows in memory and on disk."""
+    """Return the same rows in memory and on disk."""
     rng = np.random.Generator(np.random.Philox(seed))
     x = rng.standard_normal((n, FEATURES), dtype=np.float32)
     memory = sl.Dataset.from_arrays(x, rng.integers(0, 10, n))

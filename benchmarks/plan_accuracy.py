@@ -163,7 +163,7 @@ print(json.dumps(peak_bytes()))
 
 
 def growth(place: Path) -> dict[str, int]:
-    """Peak bytes of a fit in one process by the number of rows."""
+    """Return peak bytes of a fit in one process by the number of rows."""
     found = {}
     for rows in (FEW, MOST):
         out = subprocess.run(

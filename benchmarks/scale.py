@@ -278,7 +278,7 @@ def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
 
 
 def busy() -> float:
-    """Share of this machine's processors that other work takes at this moment."""
+    """Return share of this machine's processors that other work takes at this moment."""
     return psutil.cpu_percent(interval=1.0) / 100
 
 
@@ -303,7 +303,7 @@ def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
 
 
 def wanted(a: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """(kind, rows, workers) of the passes that are asked for; those that give constants first."""
+    """Return (kind, rows, workers) of the passes that are asked for; those that give constants first."""
     out = []
     for name in a.kinds.split(","):
         case = CASES[name]
@@ -346,7 +346,7 @@ def measure(a: argparse.Namespace) -> None:
 
 
 def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """The passes that were measured, with their dates."""
+    """Return the passes that were measured, with their dates."""
     parts = json.loads(out.read_text(encoding="utf-8"))["parts"] if out.exists() else {}
     return {
         (r["kind"], r["rows"], r["workers"]): r | {"date": part["machine"]["date"]}
@@ -356,7 +356,7 @@ def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
 
 
 def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
-    """Seconds of a row and of a pass beside its rows, by two passes of one worker."""
+    """Return seconds of a row and of a pass beside its rows, by two passes of one worker."""
     own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
     if len(own) < 2:
         return None
@@ -404,7 +404,7 @@ def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
 
 
 def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
-    """Seconds that a step beyond its computing takes two workers, of a state about as large."""
+    """Return seconds that a step beyond its computing takes two workers, of a state about as large."""
     kept = json.loads((RESULTS / "minibatch_steps.json").read_text(encoding="utf-8"))["results"]
     spread = [r for r in kept["dask_2_workers"] if "all_beyond_computing_ms" in r]
     nearest = min(
@@ -415,7 +415,7 @@ def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
 
 
 def tell(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> dict[str, Any]:
-    """The parts of a pass and its seconds; bytes, tasks, messages and dollars of requests.
+    """Return the parts of a pass and its seconds; bytes, tasks, messages and dollars of requests.
 
     ``r``: what was counted of a pass, and the constants of its kind.
     """
@@ -478,7 +478,7 @@ def table(head: str, rows: list[list[str]]) -> list[str]:
 
 
 def three(number: float) -> str:
-    """Three figures."""
+    """Return three figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
@@ -649,7 +649,7 @@ def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
 
 
 def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
-    """Rows whose outputs are ten zeros and ones: which class they are of."""
+    """Return rows whose outputs are ten zeros and ones: which class they are of."""
 
     def make() -> Dataset:
         classes = ds.read_y(0, len(ds))

@@ -293,7 +293,7 @@ def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
 
 
 def idle_share(client: Any, seconds: float = 5.0) -> float:
-    """Share of a core that the scheduler takes while nothing is computed: heartbeats."""
+    """Return share of a core that the scheduler takes while nothing is computed: heartbeats."""
     time.sleep(2)
     before = client.run_on_scheduler(meter)
     time.sleep(seconds)

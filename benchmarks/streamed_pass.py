@@ -64,7 +64,7 @@ def with_fresh_pages(call: Callable[[], Any]) -> None:
 
 
 def computing(context: PassContext) -> tuple[float, float]:
-    """Processor seconds of the thread that computes, and seconds that it waits for rows, of a pass."""
+    """Return processor seconds of the thread that computes, and seconds that it waits for rows, of a pass."""
     (grid,) = context.stage.grids.values()
     begin = time.thread_time()
     context.run_span(Span("train", grid.depth, 0), StopEvent())
@@ -161,7 +161,7 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
 
 
 def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """The same fits in process and on a cluster, in turn."""
+    """Measure the same fits in one process and on a cluster, in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
     with sl.cluster("local", workers=2, memory_limit="6GB", dashboard_address=None) as client:
         for d in (2, 8):
@@ -212,7 +212,7 @@ def _no_client() -> Any:
 
 
 def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Peaks of workers at a tenth of the rows and at all of them."""
+    """Return peaks of workers at a tenth of the rows and at all of them."""
     # A worker's half of a tenth of the rows is 37 MiB: a larger cache would be full at all of them alone.
     os.environ["SCALELATENT_CACHE_BYTES"] = str(24 * 2**20)
     out = {}
@@ -228,7 +228,7 @@ def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
 
 
 def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Bytes that one pass of all_vs_all reads."""
+    """Return bytes that one pass of all_vs_all reads."""
     os.environ["SCALELATENT_CACHE_BYTES"] = "0"
     dataset = stored_rows(folder, rows // 10, seed)
     with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
