@@ -1098,6 +1098,7 @@ RIVALS: dict[str, dict[str, str]] = {
     },
     "labels": {
         "ConditionalRBM": "conditional RBM",
+        "ConditionalRBM, 30 epochs": "30 epochs",
         "one-vs-rest logistic regression": "one-vs-rest logistic",
         "classifier chain": "chain",
         "ten classifier chains": "ten chains",
@@ -1115,19 +1116,22 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return the records of all seeds of a task, by set and method, in the order of the columns."""
+    """Return the records of a task by set and method, of the seeds that all methods of a set have."""
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
-    return {
-        name: {
-            method: list(found[f"{task}/{name}/{method}"].values())
-            for method in RIVALS[task]
-            if f"{task}/{name}/{method}" in found
+    out = {}
+    for name in sets:
+        methods = {m: found[part] for m in RIVALS[task] if (part := f"{task}/{name}/{m}") in found}
+        ended = [seeds for seeds in methods.values() if not any("over_seconds" in r for r in seeds.values())]
+        common = set.intersection(*map(set, ended)) if ended else set()
+        out[name] = {
+            method: [r for seed, r in seeds.items() if seed in common or "over_seconds" in r]
+            for method, seeds in methods.items()
         }
-        for name in sets
-    }
+    return out
 
 
+# Cells are means over the seeds on file, with the median of the CPU seconds.
 def _rival_rows(task: str, *keys: str, digits: int = 1) -> Iterable[Iterable[Any]]:
     for name, methods in rivals(task).items():
         yield name, *(_rival_cell(methods.get(method, []), keys, digits) for method in RIVALS[task])
@@ -1144,11 +1148,8 @@ def _rival_cell(seeds: list[dict[str, Any]], keys: Iterable[str], digits: int) -
     if not means:
         return ""
     seconds = statistics.median(record["cpu_seconds"] for record in seeds)
-    return (
-        f"{' / '.join(means)} ({seconds:.2g} s)"
-        if seconds < 100
-        else f"{' / '.join(means)} ({seconds:.0f} s)"
-    )
+    taken = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}" if seconds >= 0.01 else "< 0.01"
+    return f"{' / '.join(means)} ({taken} s)"
 
 
 def _rival_head(task: str) -> str:
