@@ -1,4 +1,4 @@
-"""A first use of the installed package: rows saved and opened, models fitted, in process and on a cluster.
+"""First use of the installed package: save and open rows, fit models in one process and on a cluster.
 
 python smoke.py FOLDER
 
@@ -19,7 +19,7 @@ import scalelatent as sl
 
 
 def models() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
-    """A small model of each kind, and what it is asked after its fit."""
+    """Return a small model of each kind, and the method to call after its fit."""
     random = {"random_state": 0}
     return {
         "CapsuleRegression": (sl.CapsuleRegression(capsule_dim=2, max_iter=5, **random), lambda m: m.predict),
@@ -32,7 +32,7 @@ def models() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
 
 
 def main() -> None:
-    """Stop with a traceback at the first thing that does not work."""
+    """Fit and save each model in one process and on a cluster; stop with a traceback at the first failure."""
     folder = Path(sys.argv[1])
     x, y = load_digits(return_X_y=True)
     x, y = x.astype("u1")[:600], y[:600]
@@ -62,6 +62,6 @@ def main() -> None:
             print(f"{name}: the same on a cluster", flush=True)
 
 
-if __name__ == "__main__":  # workers import this file again
+if __name__ == "__main__":  # Workers import this file again.
     warnings.filterwarnings("error", module="scalelatent")
     main()

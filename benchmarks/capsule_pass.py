@@ -119,7 +119,7 @@ def two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
 
 def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """One row of the table."""
+    """Return one row of the table."""
     members = build_members("multiclass", 10, d)
     dataset = Dataset.from_arrays(x, y)
     moments = SecondMoments(x.shape[1], 10)

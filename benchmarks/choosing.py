@@ -1,4 +1,4 @@
-"""What users choose by: ways to fit capsules beside a small MLP, and how many clusterings text needs.
+"""Figures for choices of users: capsule algorithms and a small MLP, and the number of clusterings for text.
 
     python benchmarks/choosing.py [--parts algorithms,clusterings]
 
@@ -29,7 +29,7 @@ CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
 
 def algorithms(a: Any) -> dict[str, Any]:
-    """Error and seconds of each."""
+    """Return error and seconds of each."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
@@ -87,7 +87,7 @@ def algorithms(a: Any) -> dict[str, Any]:
 
 
 def clusterings(a: Any) -> dict[str, Any]:
-    """NMI against V."""
+    """Return NMI against V."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])

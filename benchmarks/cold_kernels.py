@@ -124,7 +124,7 @@ class Stages(event.Listener):
         return stack
 
     def by(self, part: int, most: int | None = None) -> dict[str, float]:
-        """CPU seconds by function (part 0) or by stage (part 1), the largest first."""
+        """Return CPU seconds by function (part 0) or by stage (part 1), the largest first."""
         sums: Counter[str] = Counter()
         for key, seconds in self.seconds.items():
             sums[key[part]] += seconds

@@ -1,4 +1,4 @@
-"""What every benchmark prints and writes: machine, versions, date, seed beside the figures."""
+"""Output of every benchmark: its figures with machine, versions, date and seed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def machine() -> dict[str, Any]:
 
 
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """Arguments of all benchmarks: --out, --seed."""
+    """Return arguments of all benchmarks: --out, --seed."""
     out = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -60,7 +60,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def command() -> str:
-    """How this process was started; folders by name only, since paths of a machine are not for results."""
+    """Return the command line of this process, with the names of folders in the place of their paths."""
 
     def shown(word: str) -> str:
         option, equals, value = word.rpartition("=")
@@ -115,7 +115,7 @@ def fastest(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[st
 
 
 def data_folder() -> Path:
-    """The folder of real data, from SCALELATENT_DATA."""
+    """Return the folder of real data, from SCALELATENT_DATA."""
     folder = os.environ.get("SCALELATENT_DATA")
     if not folder:
         raise SystemExit("set SCALELATENT_DATA to the folder with mnist/ in it")
@@ -135,7 +135,7 @@ def digit_images(rows: int) -> tuple[Any, str]:
 
 
 def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
-    """(images (n, 784) uint8, labels) of MNIST from its IDX files."""
+    """Return (images (n, 784) uint8, labels) of MNIST from its IDX files."""
     import gzip
 
     import numpy as np
@@ -149,7 +149,7 @@ def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
 
 
 def usps(part: str = "train") -> tuple[Any, Any]:
-    """(images (n, 256) float32 in [0, 1], labels) of USPS from its HDF5 file."""
+    """Return (images (n, 256) float32 in [0, 1], labels) of USPS from its HDF5 file."""
     import h5py
     import numpy as np
 
@@ -166,7 +166,7 @@ def mnist16(part: str = "train") -> tuple[Any, Any]:
 
 
 def averaged(x: Any) -> Any:
-    """Images (n, 784) without their border of 2, averaged to 16 x 16: (n, 256) float32."""
+    """Return images (n, 784) without their border of 2, averaged to 16 x 16: (n, 256) float32."""
     from scalelatent.data import Dataset, convert_dataset
 
     images = Dataset.from_arrays(x.reshape(-1, 28, 28))
@@ -200,7 +200,7 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
 
 
 def single_topics(topics: Any) -> tuple[Any, Any]:
-    """(rows, topics) of the documents with one topic, of topics with at least 100 such documents."""
+    """Return (rows, topics) of the documents with one topic, of topics with at least 100 such documents."""
     import numpy as np
 
     rows = np.flatnonzero(np.diff(topics.indptr) == 1)
@@ -210,7 +210,7 @@ def single_topics(topics: Any) -> tuple[Any, Any]:
 
 
 def open_or(path: Path, make: Callable[[], Any]) -> Any:
-    """The dataset at a place, made where it is not there yet."""
+    """Return the dataset at a place, made where it is not there yet."""
     import scalelatent as sl
 
     try:

@@ -1,6 +1,6 @@
 """Inference in conditional RBMs, one thread: python benchmarks/crbm_kernels.py
 
-edges    sum-product, 784 x 256, float32: edge updates a second (an edge there and back, one sweep) of the
+edges    sum-product, 784 x 256, float32: edge updates per second (an edge there and back, one sweep) of the
          kernel, with pair beliefs, of the other methods, of a bare loop of the two divisions that an edge
          would cost, of the paper's matrix form in numpy; two threads against one
 large    10,000 x 2,000, one row until no belief moves by 1e-3, by the spread of the couplings, and its memory
@@ -84,7 +84,7 @@ def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
 
 
 def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """W, bv, bh in float32."""
+    """Draw W, bv and bh in float32."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)
@@ -114,7 +114,7 @@ def matrix_form(
 
 
 def edge_rates(seed: int) -> dict[str, Any]:
-    """Edge updates a second."""
+    """Return edge updates per second."""
     w, bv, bh = draw(V, H, ROWS, 0.1, seed)
     coupling, pairs = find_kernel("crbm_make_coupling", "numba")(w), np.zeros((V, H), dtype=np.float32)
     methods = ("sum_product", "mixed_product", "max_product", "mean_field")
@@ -146,7 +146,7 @@ def edge_rates(seed: int) -> dict[str, Any]:
 
 
 def two_threads(seed: int) -> dict[str, Any]:
-    """Rates of one and of two threads in the same rounds, by what they work on."""
+    """Return rates of one and of two threads in the same rounds, by what they work on."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
     pool, ways, edges = ThreadPoolExecutor(2), {}, {}
 
@@ -178,7 +178,7 @@ def two_threads(seed: int) -> dict[str, Any]:
 
 
 def large_graphs(seed: int) -> dict[str, Any]:
-    """Seconds of graphs whose messages do not fit a cache."""
+    """Return seconds of graphs whose messages do not fit a cache."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
     out: dict[str, Any] = {}
     large = [(10_000, 2000, scale, 200, 1e-3) for scale in (0.01, 0.05, 0.1, 0.2)]

@@ -5,7 +5,7 @@
     python benchmarks/crbm_mnist.py --rate 0.05:3,0.01:2           three epochs at 0.05, two at 0.01
     python benchmarks/crbm_mnist.py --select 5000                  a learning rate for each first (see below)
     python benchmarks/crbm_mnist.py --full --run-dir RUN           50 epochs of mle-bp at 10 % noise, with
-                                                                   checkpoints; the same line goes on with it
+                                                                   checkpoints; the same command resumes it
     python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    stop after epoch 10, for now
     python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   a row's sweeps end when no belief
                                                                    moves by more (the paper's tolerance)
@@ -80,14 +80,14 @@ class Told(Callback):
 
 @cache
 def images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
-    """Binary images of the three sets."""
+    """Return binary images of the three sets."""
     x, test = mnist()[0], mnist(part="test")[0]
     parts = {"train": x[:rows], "validation": x[50_000 : 50_000 + held], "test": test[:tested]}
     return {name: (part > 127).astype(np.uint8) for name, part in parts.items()}
 
 
 def pairs(task: str, args: Any) -> dict[str, Any]:
-    """Corrupted and clean images of each set."""
+    """Return corrupted and clean images of each set."""
     out: dict[str, Any] = {}
     for name, v in images(args.rows, args.validation_rows, args.test_rows).items():
         x = corrupt(v, np.arange(len(v)), seed=args.seed, stage=f"{task}-{name}", **TASKS[task])
@@ -96,14 +96,14 @@ def pairs(task: str, args: Any) -> dict[str, Any]:
 
 
 def rates(text: str) -> float | list[tuple[float, int]]:
-    """A learning rate, or its schedule."""
+    """Return a learning rate, or its schedule."""
     if ":" not in text:
         return float(text)
     return [(float(rate), int(epochs)) for rate, epochs in (part.split(":") for part in text.split(","))]
 
 
 def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.ConditionalRBM:
-    """An estimator that is not fitted yet."""
+    """Return an estimator that is not fitted yet."""
     return sl.ConditionalRBM(
         **LEARNERS[learner],
         n_hidden=args.hidden,
@@ -120,7 +120,7 @@ def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.C
 def fit(
     model: sl.ConditionalRBM, rows: dict[str, Any], name: str, limit: int | None = None, **how: Any
 ) -> sl.ConditionalRBM:
-    """Fit a model on the training pairs (the first so many)."""
+    """Fit a model on the first ``limit`` training pairs."""
     x, v = (part[:limit] for part in rows["train"])
     given = (v, None) if model.corruption is not None else (x, v)
     until = how.pop("until", None)
@@ -128,13 +128,13 @@ def fit(
 
 
 def _held(model: sl.ConditionalRBM, rows: dict[str, Any]) -> Any:
-    """Validation pairs, which are stored ones in any case."""
+    """Return validation pairs, which are stored ones in any case."""
     x, v = rows["validation"]
     return sl.Dataset.from_arrays(x, v) if model.corruption is not None else (x, v)
 
 
 def chosen_rate(task: str, learner: str, rows: dict[str, Any], args: Any) -> tuple[float, dict[str, float]]:
-    """The learning rate of the least validation error after two epochs of some rows."""
+    """Return the learning rate of the least validation error after two epochs of some rows."""
     found = {}
     for rate in RATES:
         model = model_of(task, learner, rate, 2, args)
@@ -147,7 +147,7 @@ def chosen_rate(task: str, learner: str, rows: dict[str, Any], args: Any) -> tup
 
 
 def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: str) -> dict[str, Any]:
-    """What a fitted model is worth on the test images."""
+    """Return the errors of a fitted model on the test images."""
     x, v = rows["test"]
     begin = time.perf_counter()
     errors = model.errors(sl.Dataset.from_arrays(x, v))
@@ -187,7 +187,7 @@ def compare(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 
 def full(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """The long run, in a run folder; with errors by occlusion, and pictures."""
+    """Fit the long run in a run folder; return its errors by occlusion, and draw pictures."""
     from scalelatent.evaluation import occlusion_errors
 
     folder = Path(args.run_dir)

@@ -1,4 +1,4 @@
-"""What a training step of a conditional RBM costs beside belief propagation: python benchmarks/crbm_steps.py
+"""Time of a training step of a conditional RBM beyond belief propagation: python benchmarks/crbm_steps.py
 
 share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of belief propagation in it
           (timed in the fit, so that other work on the machine hits both alike), and what is left; with
@@ -7,7 +7,7 @@ share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of
           one that takes 16 steps by itself (local_steps): the same learning, in place
 products  of a batch's rows with a step's parameters, milliseconds on one thread: the tiles, OpenBLAS, and
           copying the parameters
-threads   rows a second on 2 threads against 1
+threads   rows per second on 2 threads against 1
 cluster   a LocalCluster of 2 workers with 1 thread against 2 threads in this process, batch 160
 local     errors of local steps (chains that ascend by themselves, then are averaged) at the same rows seen
 
@@ -74,7 +74,7 @@ class Parts(Callback):
 
 
 def digits(rows: int, seed: int, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Noisy and clean images."""
+    """Return noisy and clean images."""
     v = (mnist(slice(0, rows), part)[0] > 127).astype(np.uint8)
     x = corrupt(v, np.arange(len(v)), kind="flip", rate=0.1, seed=seed, stage=f"steps-{part}")
     return x, v
@@ -118,7 +118,7 @@ def fit_parts(
 
 
 def rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
-    """Rows a second of a fit: the best of its segments."""
+    """Return rows per second of a fit: the best of its segments."""
     return fit_parts(rows, args, batch, jobs, client).rate
 
 
@@ -149,7 +149,7 @@ def timed_kernels() -> Iterator[dict[str, float]]:
 
 
 def share(args: Any) -> list[dict[str, Any]]:
-    """Seconds of a step on one thread, and of belief propagation in it."""
+    """Return seconds of a step on one thread, and of belief propagation in it."""
     rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
     chains_and_local = dict.fromkeys(((args.chains, None), (1, None), (1, LOCAL_STEPS)))
     kinds = (args.sweeps, MEAN_SWEEPS), chains_and_local, BATCHES
@@ -179,7 +179,7 @@ def share(args: Any) -> list[dict[str, Any]]:
 
 
 def least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
-    """Of each function, called in turn after as much memory as an inference goes through was touched."""
+    """Return the least seconds of each function; memory as large as an inference is read before each call."""
     touched, best = [np.zeros((784, args.hidden), np.float32) for _ in range(3)], [np.inf] * len(functions)
     for _ in range(40 * args.rounds):
         for i, function in enumerate(functions):
@@ -262,7 +262,7 @@ def cluster(args: Any) -> dict[str, Any]:
 
 
 def local(args: Any) -> list[dict[str, Any]]:
-    """Test errors after some epochs, by steps that chains take alone and their number."""
+    """Return test errors after some epochs, by steps that chains take alone and their number."""
     x, v = digits(args.local_rows, args.seed)
     test, out = digits(args.test_rows, args.seed, "test"), []
     for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):

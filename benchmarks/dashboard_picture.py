@@ -1,7 +1,7 @@
 """The picture of the dashboard page in the README: python benchmarks/dashboard_picture.py PICTURE.png
 
 Starts a local cluster, fits three jobs on MNIST (built-in digits where SCALELATENT_DATA is not set), kills a
-worker in the third, and takes the picture with a headless Chromium while that one goes on.
+worker in the third, and takes the picture with a headless Chromium while that job continues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = [(0.8, 1), (0.5, 1), (0.2, 1), (0.0, 20)]
 
 
 def load_browser() -> ModuleType:
-    """The tests' headless browser."""
+    """Return the tests' headless browser."""
     path = Path(__file__).parent.parent / "tests" / "cluster" / "browser.py"
     spec = importlib.util.spec_from_file_location("scalelatent_browser", path)
     assert spec is not None
@@ -39,7 +39,7 @@ def load_browser() -> ModuleType:
 
 
 def data(folder: Path) -> tuple[Any, Any]:
-    """(training, validation) datasets on disk."""
+    """Return (training, validation) datasets on disk."""
     if os.environ.get("SCALELATENT_DATA"):
         x, y = mnist()
         pair = sl.Dataset.from_arrays(x[:50000], y[:50000]), sl.Dataset.from_arrays(x[50000:], y[50000:])
@@ -66,12 +66,12 @@ class Broken(sl.Callback):
         """Fail."""
         if record["pass"] == 9:
             raise OSError(
-                "no space left on /runs (0 MiB free); make room, then go on with: scalelatent resume"
+                "no space left on /runs (0 MiB free); make room, then continue with: scalelatent resume"
             )
 
 
 def fit(client: Any, parts: Any, folder: Path, job: str, *callbacks: Any, **options: Any) -> None:
-    """One job, told to the scheduler."""
+    """Fit one job that reports to the scheduler."""
     run = folder / "runs" / job.rsplit("-", 1)[0]
     options = {"nu_schedule": None} | options
     with monitor.ClusterLog(client, str(run), job=job, model="capsule", name=run.name) as log:

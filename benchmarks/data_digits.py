@@ -24,14 +24,14 @@ from scalelatent.generators.digits import N_TEST
 
 
 def kernel_rate(digits: InfiniteDigits, rows: int = 16_384) -> float:
-    """Deformed images per second of one thread, nothing written."""
+    """Return deformed images per second of one thread, nothing written."""
     first = N_TEST + 1_000_000
     digits.rows(first, first + 8)
     return rows / fastest({"kernel": lambda: digits.rows(first, first + rows)}, 5)["kernel"]
 
 
 def writing_rate(folder: str, base: str, rows: int, jobs: int, seed: int) -> dict[str, Any]:
-    """Wall and CPU rate of `make_digits`."""
+    """Return wall and CPU rate of `make_digits`."""
     make_digits(f"{folder}/warm", 2000, base=base, seed=seed, overwrite=True)
     wall, cpu = time.perf_counter(), time.process_time()
     make_digits(f"{folder}/out", rows, base=base, seed=seed, n_jobs=jobs, overwrite=True)

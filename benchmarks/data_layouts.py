@@ -28,7 +28,7 @@ ROUNDS = 20
 
 
 def memmap_rate(x: np.ndarray, folder: Path) -> float:
-    """GB/s of copying rows out of a memmap, 4,096 at a time."""
+    """Return GB/s of copying rows out of a memmap, 4,096 at a time."""
     np.save(folder / "rows.npy", x)
     rows = np.load(folder / "rows.npy", mmap_mode="r")
     seconds = fastest({"copy": lambda: [rows[a : a + 4096].copy() for a in range(0, len(rows), 4096)]})
@@ -66,7 +66,7 @@ def layout_rate(x: np.ndarray, url: Path, chunk: int, shard: int, compressor: st
 
 
 def table(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """All layouts of some rows, printed as they come."""
+    """Measure all layouts of some rows; print each as soon as it is measured."""
     memmap = memmap_rate(x, folder)
     print(f"{label:<28}{'':>7}{'':>8}{'memmap':>7}{memmap:>11.2f}")
     rows = []

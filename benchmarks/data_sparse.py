@@ -70,7 +70,7 @@ def svmlight_text(x: sp.csr_array) -> bytes:
 
 
 def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
-    """The same rows in every format."""
+    """Write the same rows in every format."""
     folder.mkdir()
     found = {"csr": folder / "plain.npz", "csr compressed": folder / "packed.npz"}
     found |= {"svmlight": folder / "x.svm", "svmlight gzip": folder / "x.svm.gz"}
@@ -84,7 +84,7 @@ def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
 
 
 def drain(file: Any) -> int:
-    """Bytes of an open file, read a megabyte at a time."""
+    """Return bytes of an open file, read a megabyte at a time."""
     total = 0
     while part := file.read(1 << 20):
         total += len(part)
@@ -92,7 +92,7 @@ def drain(file: Any) -> int:
 
 
 def read_alone(path: Path) -> int:
-    """Bytes of the content of a source, decompressed and dropped."""
+    """Return bytes of the content of a source, decompressed and dropped."""
     if path.suffix == ".npz":
         total = 0
         with zipfile.ZipFile(path) as archive:
@@ -107,7 +107,7 @@ def read_alone(path: Path) -> int:
 def least(
     functions: dict[str, Callable[[], Any]], rounds: int, fresh: Path | None = None
 ) -> dict[str, float]:
-    """Least seconds of each function, taken in turn."""
+    """Return least seconds of each function, taken in turn."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -120,13 +120,13 @@ def least(
 
 
 def peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
-    """Peak resident MiB of a process that imports or makes."""
+    """Return peak resident MiB of a process that imports or makes."""
     command = [sys.executable, "-c", PEAK, what, str(source), str(out), str(rows)]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=600).stdout))
 
 
 def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
-    """MB of content a second of each importer, and of reading its source alone."""
+    """Return MB of content per second of each importer, and of reading its source alone."""
     out = {}
     for name, path in sources.items():
         run = import_csr if name.startswith("csr") else import_svmlight
@@ -151,7 +151,7 @@ def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[
 
 
 def scikit_learn_rate(path: Path, content_mb: float) -> float:
-    """MB a second of `sklearn.datasets.load_svmlight_file`, which holds all rows in memory."""
+    """Return MB per second of `sklearn.datasets.load_svmlight_file`, which holds all rows in memory."""
     from sklearn.datasets import load_svmlight_file
 
     return round(content_mb / least({"sklearn": lambda: load_svmlight_file(path)}, 2)["sklearn"], 1)

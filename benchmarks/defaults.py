@@ -86,7 +86,7 @@ def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
 
 
 def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterator[Split]:
-    """Training rows, test rows and their labels."""
+    """Return training rows, test rows and their labels."""
     for number in range(SPLITS):
         train, test, codes, other = train_test_split(
             x, y, test_size=0.3, stratify=y, random_state=seed + number
@@ -107,7 +107,7 @@ def given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
 
 
 def measure(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
-    """Mean error in percent, its standard deviation over splits, and seconds of a fit, by model."""
+    """Return mean error in percent, its standard deviation over splits, and seconds of a fit, by model."""
     errors: dict[str, list[float]] = {model: [] for model in MODELS}
     seconds: dict[str, list[float]] = {model: [] for model in MODELS}
     for number, (train, codes, test, other) in enumerate(rows):
@@ -129,13 +129,13 @@ def measure(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
 
 
 def errors(seed: int) -> list[dict[str, Any]]:
-    """All models on all sets."""
+    """Return the errors of all models on all sets."""
     lines = [measure(name, splits(x, y, std, seed), seed) for name, x, y, std in small_sets()]
     return lines + [measure(name, [split], seed) for name, split in given_sets()]
 
 
 def subsets(seed: int) -> list[dict[str, Any]]:
-    """Mean and largest excess of an error over the better of two rivals; rows of few features, too."""
+    """Return mean and largest excess of an error over the better of two rivals; rows of few features, too."""
     rng, lines = np.random.default_rng(seed), []
     for name, x, y, standardise in small_sets():
         if name not in ("breast cancer", "wine", "iris", "digits"):
@@ -173,7 +173,7 @@ def subsets(seed: int) -> list[dict[str, Any]]:
 
 
 def calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error in percent."""
+    """Return expected calibration error in percent."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == codes
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
     return 100 * sum(abs(certainty[rows].sum() - right[rows].sum()) for rows in parts) / len(codes)
@@ -206,7 +206,7 @@ def calibration(seed: int) -> list[dict[str, Any]]:
 
 
 def best(seed: int) -> list[dict[str, Any]]:
-    """The default's test error beside that of the best of twenty candidates."""
+    """Return the default's test error beside that of the best of twenty candidates."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
     for name, (train, codes, test, other) in [*sets, *given_sets()]:
@@ -261,7 +261,7 @@ def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def densities(seed: int) -> list[dict[str, Any]]:
-    """The sets of measurements, and digits."""
+    """Measure densities on sets of measurements, and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
     sets = [(name, x, y) for name, x, y, standardise in small_sets() if standardise]
@@ -313,7 +313,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
 
 
 def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Test error in percent and seconds of a fit, by model."""
+    """Return test error in percent and seconds of a fit, by model."""
     train, codes, test, other = rows
     line: dict[str, Any] = {"set": name, "shape": list(train.shape), "models": {}}
     for model, made in models:
@@ -327,7 +327,7 @@ def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dic
 
 
 def parts(seed: int) -> list[dict[str, Any]]:
-    """Digits of scikit-learn."""
+    """Measure the models on digits of scikit-learn."""
     x, y = load_digits(return_X_y=True)
     split = next(splits((x > 7).astype(np.uint8), y, False, seed))
     network = sl.HierarchicalCompositionalNetwork(templates=20, image_shape=(8, 8), random_state=seed)
@@ -337,7 +337,7 @@ def parts(seed: int) -> list[dict[str, Any]]:
 
 
 def documents(seed: int) -> list[dict[str, Any]]:
-    """Documents of the RCV1 subset; needs the real data."""
+    """Measure the models on documents of the RCV1 subset, which needs the real data."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     x = normalize(counts[rows].astype(np.float32))

@@ -52,7 +52,7 @@ def pool(count: int) -> Iterator[Any]:
 
 
 def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
-    """Seconds of each pass but the first two, in which speeds are not known yet, against the ideal."""
+    """Return seconds of each pass but the first two, in which speeds are not known yet, against the ideal."""
     from paced_learner import Paced, computed
 
     from scalelatent.engine.batch_loop import fit_batches
@@ -77,7 +77,7 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
 
 
 def of_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Seconds from the first row to the last; who waited how long at the end; who did how much."""
+    """Return seconds from the first row to the last; who waited how long at the end; who did how much."""
     there = [[block[1:] for block in own if block[0] == number] for own in blocks]
     begin = min(b for own in there for _, b, _ in own)
     end = max(e for own in there for _, _, e in own)
@@ -153,7 +153,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
 
 def optimum(leaves: int, speeds: dict[str, float], unit: float) -> float:
-    """The shortest pass of so many equal leaves."""
+    """Return the seconds of the shortest pass of equal leaves."""
     done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
     return done[-1]
 

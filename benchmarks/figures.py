@@ -151,7 +151,7 @@ def pass_cost() -> Figure:
 
 @figure
 def libraries() -> Figure:
-    """How many times as fast as other libraries on the same task."""
+    """Draw speeds relative to other libraries on the same task."""
     peers, rbm = read("linear_mixture_peers"), read("crbm_kernels")
     dense = read("mbn_kernels")["dense"]
     ours = peers["kmeans"]["seconds"]
@@ -269,7 +269,7 @@ def workers() -> Figure:
 
 @figure
 def predicted() -> Figure:
-    """What plan predicts, against what a job takes."""
+    """Draw the predictions of plan against the measured time and memory of jobs."""
     jobs = read("plan_accuracy")["jobs"].values()
     drawn = new_figure(8.2, 3.6)
     for axes, reported, took, unit, scale in (

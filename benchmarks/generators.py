@@ -36,7 +36,7 @@ from scalelatent.generators.images import DEFAULTS
 
 
 def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
-    """Least wall seconds and least CPU seconds."""
+    """Return least wall seconds and least CPU seconds."""
     wall, cpu = [], []
     for _ in range(repeats):
         begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -47,7 +47,7 @@ def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
 
 
 def image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Images/s of each set."""
+    """Return images/s of each set."""
     out: dict[str, Any] = {}
     for kind in DEFAULTS:
         images = image_set(kind, seed=seed)
@@ -67,7 +67,7 @@ def image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
 
 
 def corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Pairs/s of corrupted and clean 28 x 28 images."""
+    """Return pairs/s of corrupted and clean 28 x 28 images."""
     from numpy import random, uint8
 
     pixels = random.default_rng(seed).integers(0, 256, (10_000, 28, 28), dtype=uint8)
@@ -84,7 +84,7 @@ def corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
 
 
 def order_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """MB/s of rows (uint8, 8 x 8 digits without end and 784 random bytes) through each verb."""
+    """Return MB/s of rows (uint8, 8 x 8 digits without end and 784 random bytes) through each verb."""
     from numpy import random, uint8
 
     pixels = random.default_rng(seed).integers(0, 4, (n_rows, 28, 28), dtype=uint8) * 80

@@ -98,12 +98,12 @@ class Card:
 
 
 def check(name: str, error: float, limit: float) -> dict[str, Any]:
-    """A line of the result; NaN never passes."""
+    """Return a line of the result; NaN never passes."""
     return {"name": name, "error": float(error), "limit": limit, "passed": bool(error <= limit)}
 
 
 def largest(got: np.ndarray, want: np.ndarray) -> float:
-    """Largest error over the largest true value."""
+    """Return largest error over the largest true value."""
     return float(np.abs(got - want).max(initial=0.0) / max(np.abs(want).max(initial=0.0), 1e-30))
 
 
@@ -216,7 +216,7 @@ def check_fits(card: Card, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def ceilings(card: Card, args: argparse.Namespace) -> dict[str, float]:
-    """The card's own rates: a large copy on the device, a large copy to it, square products."""
+    """Return the card's own rates: a large copy on the device, a large copy to it, square products."""
     cupy, out = card.float32.xp, {}
     source = cupy.zeros(2**16 if args.quick else 2**28, dtype=np.float32)
     source.fill(1.5)

@@ -190,7 +190,7 @@ def cases(args: argparse.Namespace) -> int:
                 worst = max(difference(a, b) for a, b in zip(found, want, strict=True))
                 if not worst <= limit:
                     wrong.append(f"{name}: {worst:.3g} > {limit:g}")
-        except Exception as error:  # noqa: BLE001  recorded; the other models go on
+        except Exception as error:  # noqa: BLE001  recorded; the other models continue
             from gpu_common import last_line
 
             wrong.append(last_line(error))
@@ -247,7 +247,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
 
 
 def mbn_cases(few: bool) -> Iterator[Case]:
-    """Codes of dense rows, CSR rows and rows of codes: every one has to be equal."""
+    """Yield codes of dense rows, CSR rows and rows of codes, all of which must be equal."""
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.kernels import gpu, reference
 
@@ -296,7 +296,7 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
 
 
 def crbm_cases(few: bool) -> Iterator[Case]:
-    """Beliefs by all methods: by one thread block, by a cluster, by a cluster that keeps messages."""
+    """Yield beliefs by all methods: by one thread block, by a cluster, by a cluster that keeps messages."""
     from scalelatent.models.crbm.kernels import gpu, reference
 
     edges, static = gpu.CLUSTER_EDGES, gpu._STATIC_BYTES

@@ -183,7 +183,7 @@ def run_part(report: Report, key: str, name: str, call: Callable[[], Any]) -> No
         lines = call()
         for line in [lines] if isinstance(lines, dict) else lines:
             report.append(key, line)
-    except Exception as error:  # noqa: BLE001  recorded as a failure; the other parts go on
+    except Exception as error:  # noqa: BLE001  recorded as a failure; the other parts continue
         what = last_line(error)
         if key == "checks":
             report.append("checks", {"name": name, "passed": False, "error": what})
@@ -271,7 +271,7 @@ class TimedBackend(CupyBackend):
         self._events.clear()
 
     def split(self) -> dict[str, float]:
-        """Seconds of each step."""
+        """Return seconds of each step."""
         self.stream.synchronize()
         out: dict[str, float] = {}
         for what, begin, end in self._events:
@@ -280,7 +280,7 @@ class TimedBackend(CupyBackend):
 
 
 def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
-    """Median seconds of a call by device events, after two warm-ups; the call is given its number."""
+    """Return median seconds of a call by device events, after two warm-ups; the call is given its number."""
     cupy, times = backend.xp, []
     backend.stream.use()
     for step in range(repeats + 2):
@@ -294,7 +294,7 @@ def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
 
 
 def host_seconds(call: Any, repeats: int) -> float:
-    """Median seconds of a call that ends with its work done, after one warm-up."""
+    """Return median seconds of a call that ends with its work done, after one warm-up."""
     times = []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
@@ -317,19 +317,19 @@ def make_rows(n: int, p: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def for_bytes(state: Any) -> Any:
-    """The state whose latents of the bytes are those of the rows in [0, 1]."""
+    """Return the state whose latents of the bytes are those of the rows in [0, 1]."""
     return replace(state, w=state.w / 255)
 
 
 def split(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
-    """Blocks over rows on the host or on the device."""
+    """Return blocks over rows on the host or on the device."""
     return [
         Block(x[a : a + block_rows], y[a : a + block_rows], None, a) for a in range(0, len(y), block_rows)
     ]
 
 
 def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> Stats:
-    """What a task does with its span."""
+    """Run a reduction over blocks, as a task does with its span."""
     stats = Stats.zeros(reduction.layout())
     prepared = reduction.prepare(state, backend)
     for block in blocks:
@@ -350,7 +350,7 @@ def threaded_pass(reduction: Any, state: Any, backends: list[Any], blocks: list[
 
 
 def start(members: Members, data: dict[str, np.ndarray], passes: int, backend: Any) -> Any:
-    """The state after a subspace start and a few passes of plain EM."""
+    """Return the state after a subspace start and a few passes of plain EM."""
     x, y = data["float32"], data["y"]
     moments = run_pass(SecondMoments(x.shape[1], CLASSES), None, backend, split(x, y, 4096))
     nu, patience, scheduled = parse_schedule(None)

@@ -72,7 +72,7 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """W, bv, bh in float32."""
+    """Draw W, bv and bh in float32."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)
@@ -119,14 +119,14 @@ def max_product_bound(w: np.ndarray, bv: np.ndarray, bh: np.ndarray, sweeps: int
 
 
 def images(v: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy and clean random stripes: something to learn."""
+    """Return noisy and clean random stripes: something to learn."""
     rng = np.random.default_rng(seed)
     clean = ((np.arange(v) + rng.integers(0, 8, (rows, 1))) % 8 < 3).astype(np.uint8)
     return clean ^ (rng.random(clean.shape) < 0.1), clean
 
 
 def model_of(device: str, h: int, local_steps: int | None, sweeps: int, seed: int) -> sl.ConditionalRBM:
-    """A learner by belief propagation whose one chain takes so many steps by itself."""
+    """Return a learner by belief propagation with one chain, which takes ``local_steps`` steps by itself."""
     return sl.ConditionalRBM(
         n_hidden=h, learner="mle-bp", n_sweeps=sweeps, batch_size=20, n_epochs=2, n_chains=1,
         local_steps=local_steps, device=device, n_jobs=1, random_state=seed,
@@ -134,7 +134,7 @@ def model_of(device: str, h: int, local_steps: int | None, sweeps: int, seed: in
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Parameters of a short fit on the card beside those of a processor."""
+    """Return parameters of a short fit on the card beside those of a processor."""
     sizes = (20, 10, 60) if args.quick else (196, 128, 400)
     x, clean = images(sizes[0], sizes[2], args.seed)
     fits = [model_of(device, sizes[1], 3, 4, args.seed).fit(x, clean) for device in ("cpu", card_device())]
@@ -143,7 +143,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps(v: int, h: int, local_steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a step of 20 rows, without and with steps that stay on the card."""
+    """Return seconds of a step of 20 rows, without and with steps that stay on the card."""
     sweeps = 2 if args.quick else MEAN_SWEEPS
     x, clean = images(v, 20 * local_steps * (2 if args.quick else 20), args.seed)
     found: dict[str, Any] = {"graph": f"{v} x {h}", "rows": 20, "sweeps": sweeps, "local_steps": local_steps}
@@ -158,14 +158,14 @@ def steps(v: int, h: int, local_steps: int, args: argparse.Namespace) -> dict[st
 
 
 def line(name: str, worst: float, most: float) -> dict[str, Any]:
-    """A line of the result."""
+    """Return a line of the result."""
     return {"name": name, "largest difference": worst, "passed": bool(worst <= most)}
 
 
 def rate(
     backend: CupyBackend, v: int, h: int, rows: int, with_pairs: bool, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Edge updates a second."""
+    """Return edge updates per second."""
     sweeps = 20
     w, bv, bh = draw(v, h, rows, 0.1 if v < 1000 else 0.01, args.seed)
     device = tuple(backend.asarray(b, np.float32) for b in (bv, bh))

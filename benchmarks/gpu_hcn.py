@@ -70,7 +70,7 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 def draw(
     chains: int, images: int, image: Any, window: Any, features: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Evidence, orders, beliefs of S and W, no messages: whole units."""
+    """Return evidence, orders, beliefs of S and W, no messages: whole units."""
     rng, (channels, height, width), (h, w) = np.random.default_rng(seed), image, window
     pixels = chains, images, channels, height, width
     room = message_room((height, width), window, features)
@@ -155,7 +155,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def same(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Any]:
-    """A line of the result."""
+    """Return a line of the result."""
     return {"name": name, "passed": all(bool(np.array_equal(a, b)) for a, b in zip(want, found, strict=True))}
 
 
@@ -163,7 +163,7 @@ def same(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str
 
 
 def layer_of(args: argparse.Namespace) -> FeatureLayer:
-    """Of 26 letters."""
+    """Return a layer for 26 letters."""
     if args.quick:
         return FeatureLayer((1, 9, 8), 3, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
     return FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
@@ -177,7 +177,7 @@ def letters(n: int, args: argparse.Namespace) -> np.ndarray:
 
 
 def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLearner, Any, list[Block]]:
-    """A learner after a short while, and a step of so many chains of minibatches."""
+    """Return a partly trained learner, and the blocks of a step of some chains of minibatches."""
     size = 2 if args.quick else IMAGES
     learner, host = EvidenceLearner(layer_of(args), 0.98, size, args.seed), make_backend("cpu")
     x = letters(chains * batches * size, args).reshape(chains * batches * size, -1)
@@ -191,13 +191,13 @@ def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLe
 
 
 def step(learner: EvidenceLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
-    """Beliefs after a step."""
+    """Return beliefs after a step."""
     rows = sum(len(block.x) for block in blocks)
     return apply_step(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
 
 
 def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.HierarchicalCompositionalNetwork:
-    """The model of the job."""
+    """Return the model of the job."""
     layer, batches = layer_of(args), 2 if args.quick else BATCHES
     return sl.HierarchicalCompositionalNetwork(
         layers=[(layer.n_features, layer.window)], p01=1e-3, p10=1e-3, p_weight=0.3, p_sparsity=1e-4,
@@ -256,7 +256,7 @@ def many_chains(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any
 
 
 def cores(host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace) -> Any:
-    """Seconds of the sweeps of a chain on one core."""
+    """Return seconds of the sweeps of a chain on one core."""
     for name in ("sweep", "sweep_messages"):
         arrays = [a.copy() for a in (evidence, order, s, w, *(kept if name != "sweep" else ()))]
         more = (1.0,) if name != "sweep" else ()

@@ -74,18 +74,18 @@ def kernel(name: str) -> Any:
 
 
 def made(k: int, p: int, h: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means and orthonormalise bases."""
+    """Return means and orthonormal bases."""
     rng = np.random.default_rng(seed)
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
 def line(name: str, worst: float, most: float) -> dict[str, Any]:
-    """A line of the result."""
+    """Return a line of the result."""
     return {"name": name, "largest difference": worst, "passed": bool(worst <= most)}
 
 
 def apart(found: Any, wanted: Any) -> float:
-    """Largest difference, in units of the largest number."""
+    """Return largest difference, in units of the largest number."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 
@@ -130,7 +130,7 @@ def check_kernels(
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """The objective of a short fit on the card beside that of a processor."""
+    """Return the objective of a short fit on the card beside that of a processor."""
     rng, (n, p) = np.random.default_rng(args.seed), (200, 20) if args.quick else (5000, 196)
     y = np.arange(n) % 2
     x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
@@ -148,7 +148,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """The scan of all sub-classes, beside sgemm."""
+    """Measure the scan of all components, and sgemm."""
     xp, rng = backend.xp, np.random.default_rng(args.seed)
     x, columns = backend.asarray(rng.random((n, p)), np.float32), k * (DIMS + 1)
     scores = reference.error_scores(*made(k, p, DIMS, args.seed), np.full(p, 0.5))
@@ -173,7 +173,7 @@ def scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace)
 
 
 def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Images of rows of equal sub-classes."""
+    """Return images of rows of equal sub-classes."""
     rng = np.random.default_rng(args.seed)
     x, (means, bases) = backend.asarray(rng.random((n, p)), np.float32), made(k, p, min(WIDTH, p), args.seed)
     groups, q = group_rows(rng.integers(0, k, n), k), min(WIDTH, p)

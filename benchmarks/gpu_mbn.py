@@ -93,7 +93,7 @@ def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:
-    """A line of the result: rows whose codes differ."""
+    """Return a line of the result: rows whose codes differ."""
     make = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}[
         kernel
     ]
@@ -112,7 +112,7 @@ def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: A
 
 
 def pixels(rng: np.random.Generator, n: int, p: int, stored: str) -> np.ndarray:
-    """Rows of numbers from 1 to 255."""
+    """Return rows of numbers from 1 to 255."""
     return (rng.random((n, p)) * 254 + 1).astype(stored)
 
 
@@ -130,7 +130,7 @@ def documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
 
 
 def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Giga floating-point operations a second, argmin included, and of the products alone."""
+    """Return giga floating-point operations per second, argmin included, and of the products alone."""
     from scalelatent.models.mbn.kernels import gpu
 
     rng, cupy, n = np.random.default_rng(args.seed), backend.xp, args.rows
@@ -156,7 +156,7 @@ def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[s
 
 
 def code_rate(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Nanoseconds a look-up, and to make the lists."""
+    """Return nanoseconds a look-up, and to make the lists."""
     rng, k = np.random.default_rng(args.seed), below // 2
     x = rng.integers(0, below, (args.rows, args.clusterings)).astype(np.int32)
     centroids = rng.integers(0, below, (1, k, args.clusterings)).astype("u2")
@@ -171,7 +171,7 @@ def code_rate(backend: CupyBackend, below: int, args: argparse.Namespace) -> dic
 
 
 def sparse_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Documents of 2,000 columns, half of them in the clustering."""
+    """Measure documents of 2,000 columns, half of which a clustering uses."""
     rng, cupy = np.random.default_rng(args.seed), backend.xp
     x, w = documents(rng, min(args.rows, 20_000), 2000), documents(rng, k, 2000)
     bank = backend.kernel("mbn_make_sparse_bank")(w, np.arange(0, 2000, 2), "euclidean")

@@ -25,7 +25,7 @@ SCRIPTS = {
     "linear_mixture": ([], 24),
 }
 DEVICES = ("auto", "gpu", "cpu")
-# Seconds that a script may go on after it starts no further part, and the limit of a fit.
+# Seconds that a script may continue after it starts no further part, and the limit of a fit.
 MARGIN, FIT_SECONDS = 12, 25
 
 

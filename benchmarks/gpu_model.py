@@ -44,7 +44,7 @@ H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9)
 
 @dataclass(frozen=True)
 class Work:
-    """What a call does. Bytes are those of the card's memory, each array counted once a kernel."""
+    """Work of a call. Bytes are those of the GPU's memory; each array counts once per kernel."""
 
     bytes: float = 0
     flops: float = 0  # of matrix products and other sums, float32

@@ -1,4 +1,4 @@
-"""What the experiments of compositional networks share: which kinds were found, what is drawn."""
+"""Shared code of the experiments with compositional networks: found features, figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOUND = 0.9
 
 
 def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
-    """Intersection over union of two binary arrays (h, w), best over translations."""
+    """Return intersection over union of two binary arrays (h, w), best over translations."""
     kh, kw = kind.shape
     wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
     both = np.lib.stride_tricks.sliding_window_view(wide, kind.shape)
@@ -25,12 +25,12 @@ def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
 
 
 def overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Of each kind (k, h, w) the best overlap with a feature (F, 1, h, w)."""
+    """Return the best overlap of each kind (k, h, w) with a feature (F, 1, h, w)."""
     return np.array([max(overlap(f[0], kind) for f in weights) for kind in kinds])
 
 
 def n_found(weights: np.ndarray, kinds: np.ndarray) -> int:
-    """Kinds that are a feature."""
+    """Return kinds that are a feature."""
     return int((overlaps(weights, kinds) >= FOUND).sum())
 
 
@@ -52,7 +52,7 @@ def true_compression(images: ImageSet, n: int) -> float:
 
 
 def tiles(features: np.ndarray, columns: int) -> np.ndarray:
-    """Features (n, h, w) beside and below each other, grey between them: floats of 0 to 1."""
+    """Return features (n, h, w) beside and below each other, grey between them: floats of 0 to 1."""
     n, h, w = features.shape
     rows = -(-n // columns)
     out = np.full((rows * (h + 1) + 1, columns * (w + 1) + 1), 0.6)

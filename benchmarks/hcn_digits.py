@@ -3,20 +3,20 @@
     python benchmarks/hcn_digits.py [--parts hcn,layers,rivals] [--seeds 3]
 
 The first 40 training digits of each class of MNIST, through oriented filters. Features are learned with
-templates, online; then templates afresh, each from a digit, as `template_passes` does after a fit (0: they
+templates, online; then templates again, each from a digit, as `template_passes` does after a fit (0: they
 stay as they were). Errors on the test digits as they are and under six corruptions of their grey values (see
 `data make --help`), drawn by --seed: flips of 10 % of the pixels, a border of up to 3, a patch of 8 x 8
 random pixels, a grid every 7, three lines across, deletion of 10 % of the pixels and of three rows or
-columns. All settings were chosen on training digits that nothing learns from (rows 50000 and after). Told for
-each seed of the network:
+columns. All settings were chosen on training digits that nothing learns from (rows 50000 and after). Results
+for each seed of the network:
 
 hcn     errors; edges of images that templates make without noise, over those of the training digits; CPU
         seconds of a fit, one thread
-objects  two test digits in one image of 28 x 64, told by the templates of one digit each under another class
-        layer (`with_classes`, section 2.4): both, and where
+objects  two test digits in one image of 28 x 64, classified by the templates of one digit each under another
+        class layer (`with_classes`, section 2.4): both, and where
 more    templates from more digits of a class under the same features
 trial   one setting, on --each digits of a class: the same on 400 held-out training digits, which all settings
-        were chosen by; told by its command
+        were chosen by; named by its command
 layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
         templates as they were learned with the features; and of templates from digits, as those of the
         network, over fixed features: an edge each, or an edge anywhere in 3 x 3 pixels
@@ -82,20 +82,20 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Grey images and labels, without the margin of MNIST."""
+    """Return grey images and labels, without the margin of MNIST."""
     x, y = mnist(rows, part)
     return x.reshape(-1, SIDE, SIDE), y.astype(np.int64)
 
 
 def first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
-    """The first training digits of each class, in their order."""
+    """Return the first training digits of each class, in their order."""
     x, y = digits(slice(0, max(5_000, 12 * CLASSES * n)))
     chosen = np.sort(np.concatenate([np.flatnonzero(y == code)[:n] for code in range(CLASSES)]))
     return x[chosen], y[chosen]
 
 
 def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """Images as `data make` corrupts them; "clean": as they are."""
+    """Return images as `data make` corrupts them; "clean": as they are."""
     if name == "clean":
         return x
     how = {**CORRUPTIONS[name], "seed": seed, "threshold": None, "base_rows": [0, len(x)]}
@@ -103,7 +103,7 @@ def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
 
 
 def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
-    """The network of all fits here."""
+    """Return the network of all fits here."""
     return sl.HierarchicalCompositionalNetwork(
         [(args.features, args.feature_size)],
         templates=args.templates,
@@ -125,7 +125,7 @@ def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
 
 
 def errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, float]:
-    """Shares of test digits, or of held-out training digits, that are told wrong, clean and corrupted."""
+    """Return the error rates on test digits, or on held-out training digits, clean and corrupted."""
     x, y = digits(TRIED) if held_out else digits(slice(0, args.test_rows), "test")
     found = {}
     for name in ("clean", *CORRUPTIONS):
@@ -137,12 +137,12 @@ def errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, flo
 
 
 def edges(x: np.ndarray, args: Any) -> np.ndarray:
-    """What the filters find, bool (images, filters, 28, 28)."""
+    """Return the edges of images, bool (images, filters, 28, 28)."""
     return OrientedFilters(args.filters, args.filter_size).edges(np.ascontiguousarray(x))
 
 
 def spread(on: np.ndarray) -> np.ndarray:
-    """The largest of 3 x 3 pixels around each."""
+    """Return the largest of 3 x 3 pixels around each."""
     wide = np.pad(on, ((0, 0), (0, 0), (1, 1), (1, 1)))
     rows = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
     return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
@@ -156,7 +156,7 @@ def edges_drawn(model: Any, x: np.ndarray, args: Any) -> float:
 
 
 def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
-    """How dense templates and features are; errors on the training digits."""
+    """Return the density of templates and features, and errors on the training digits."""
     of_images = edges(x, args).sum() / len(x)
     features, templates = (w.reshape(len(w), -1).sum(axis=1) for w in model.weights_)
     return {
@@ -199,7 +199,7 @@ class Form(torch.nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Convolutional:
-    """A network that tells the classes of grey images."""
+    """A network that classifies grey images."""
 
     net: Form
     args: Any
@@ -227,7 +227,7 @@ class Convolutional:
 
 
 def side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images of two test digits each, their labels, and the column where the second begins."""
+    """Return images of two test digits each, their labels, and the column where the second begins."""
     x, y = digits(slice(0, 2 * n), "test")
     wide, begins = np.zeros((n, SIDE, WIDE), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
     for row, at in enumerate(begins):
@@ -235,8 +235,8 @@ def side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return wide, np.stack([y[:n], y[n:]], axis=1), begins
 
 
-def told_side_by_side(model: Any, args: Any) -> dict[str, float]:
-    """Shares of images whose digits are both told right, of digits, and of those that lie where they do."""
+def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
+    """Return the shares of images with two correct digits, of correct digits, and of correct positions."""
     wide, y, begins = side_by_side(args.wide_rows, args.seed)
     found = model.with_classes((SIDE, WIDE)).predict(wide)
     order = np.argsort(found.positions[:, :, 1], axis=1)
@@ -252,13 +252,13 @@ def told_side_by_side(model: Any, args: Any) -> dict[str, float]:
 
 
 def nearest(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
-    """The nearest digits by grey values."""
+    """Return the nearest digits by grey values."""
     model = KNeighborsClassifier(k, algorithm="brute").fit(x.reshape(len(x), -1) / 255.0, y)
     return lambda images: model.predict(images.reshape(len(images), -1) / 255.0)
 
 
 def exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
-    """The training digit whose edges best explain an image, each within two pixels of where it lies."""
+    """Return the training digit whose edges best explain an image, each within two pixels of its position."""
     off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
     of = edges(x, args).reshape(len(x), -1).astype(np.float32)
 
@@ -301,12 +301,12 @@ def rivals(
 
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
-    """The noise by which a network reads held-out training digits best."""
+    """Return the noise by which a network reads held-out training digits best."""
     return chosen([reading(model, *noise) for noise in READINGS], TRIED)
 
 
 def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) -> tuple[str, float, Predict]:
-    """The way with the least error on held-out training digits."""
+    """Return the way with the least error on held-out training digits."""
     x, y = digits(rows)
     found = []
     for name, fit in ways:
@@ -317,7 +317,7 @@ def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) ->
 
 
 def with_pools(model: Any, **pools: Any) -> Any:
-    """The same weights under other pools."""
+    """Return the same weights under other pools."""
     other, network = copy.copy(model), model._network
     other._network = replace(network, net=replace(network.net, **pools))
     return other
@@ -361,13 +361,13 @@ def fixed_features(filters: int) -> dict[str, np.ndarray]:
 
 
 def reading(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
-    """The same weights, that read images with other chances of noise than they were learned with."""
+    """Return the same weights, that read images with other chances of noise than they were learned with."""
     other = copy.copy(model).set_params(read_noise=(p01, p10))
     return f"p01 {p01:g}, p10 {p10:g}", lambda: other.predict
 
 
 def grey(on: np.ndarray, args: Any) -> np.ndarray:
-    """What channels stand for: each is its filter, (n, channels, h, w) as (n, h + size - 1, w + size - 1)."""
+    """Draw channels (n, channels, h, w) as images (n, h + size - 1, w + size - 1) of their filters."""
     half = OrientedFilters(args.filters, args.filter_size).weights
     kernels = torch.tensor(np.concatenate([half, -half])[:, None], dtype=torch.float32)
     drawn = torch.nn.functional.conv_transpose2d(torch.tensor(on, dtype=torch.float32), kernels)[:, 0].numpy()
@@ -424,7 +424,7 @@ def main() -> None:
     """Each part by itself, all seeds of it."""
     arguments = parser(__doc__, "hcn_digits")
     arguments.add_argument("--parts", default=PARTS)
-    arguments.add_argument("--seeds", type=int, default=3, help="so many networks, from --seed on")
+    arguments.add_argument("--seeds", type=int, default=3, help="number of networks, from --seed on")
     arguments.add_argument("--test-rows", type=int, default=10_000, help="clean ones")
     arguments.add_argument("--corrupted-rows", type=int, default=10_000, help="under each corruption")
     arguments.add_argument("--features", type=int, default=32)
@@ -497,7 +497,7 @@ def main() -> None:
             of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
             say(f"hcn{of}", str(seed), found)
         if "objects" in parts:
-            say("objects", str(seed), told_side_by_side(of_digits(), args))
+            say("objects", str(seed), classify_side_by_side(of_digits(), args))
         if "more" in parts:
             found = {}
             for each in args.more:

@@ -3,9 +3,9 @@
     python benchmarks/hcn_gray.py [--sizes 3 7] [--seed 0] [--unlabelled] [--passes 100]
 
 100 images of `data make traits --blur 1 --grain 10`: 8 oriented filters make their channels, of 3 x 3 and of
-7 x 7, on from a step of 16 grey levels, and a template for each of the four patterns, or without their labels
-as many clusters, lies over 6 features of 15 x 15 (a trait of 13, and its edges on both sides). Settings were
-chosen on seeds from 10 on. Told of each size: errors of the four patterns; which features are which trait
+7 x 7, on from a step of 16 grey levels. On top of 6 features of 15 x 15 (a trait of 13, and its edges on both
+sides) is a template for each of the four patterns, or as many clusters without their labels. Settings were
+chosen on seeds from 10 on. Results of each size: errors of the four patterns; which features are which trait
 (those that the trait's two templates have, and no other); weights on, and those that are others than before
 the last ten passes. Clusters are matched to the patterns by the training images.
 
@@ -35,7 +35,7 @@ TRAITS = ("square", "circle", "forward", "backward")
 
 
 def traits_of(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int]]:
-    """Of each trait the features that its two templates have, and no other.
+    """Return the features of each trait that its two templates have, and no other.
 
     Templates are (templates, features) of bool; ``patterns`` is the pattern of each.
     """

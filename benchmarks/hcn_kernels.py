@@ -168,7 +168,7 @@ def numpy_rate(seed: int) -> float:
 
 
 def instructions() -> dict[str, dict[str, int]]:
-    """How often some words stand in the machine code of the sweeps."""
+    """Count some instructions in the machine code of the sweeps."""
     words = ("vpminsd", "vpmaxsd", "vdiv", "idiv", "call")
     out = {}
     for dispatcher, types in jit._entries["hcn"]:

@@ -4,7 +4,7 @@ pieces   of passes over images of the two traits on one thread, 4 features of 13
          class, messages as they are after some passes: ORs and pools against the trees of places and weights;
          the messages of trees to what they make against a bare loop, their arithmetic over arrays of one tree
          in the first-level cache; a forward pass of fixed weights against its convolutions as matrix products
-         of float64 windows that lie ready
+         of float64 windows that are in memory
 cluster  an online epoch of --rows digits, 16 features of 3 x 3 over 16 oriented filters, 8 templates a
          class, by two workers of one thread against two threads of this process, and whether the bits are
          the same. Needs SCALELATENT_DATA
@@ -12,7 +12,7 @@ kept     what kept messages of digits take, 64 features under 32 templates a cla
          both readings of section 4.4: the first 2 digits of each class as one leaf, twelve passes, and the
          first 40 of each in leaves as they are chosen, six passes. A fit each, in a process of its own on one
          thread: of all leaves of a pass the most that was kept, all leaves in the run folder at any time, the
-         peak of the process, and what `plan` told of both. What is learned is not looked at: errors swing.
+         peak of the process, and the predictions of `plan` for both. Errors vary, and are not reported.
          Needs SCALELATENT_DATA
 """
 
@@ -56,7 +56,7 @@ SIZES = [(2, 12), (40, 6)]
 
 @numba.njit(nogil=True, error_model="numpy", fastmath=False)
 def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
-    """What a tree tells of its pixel, again and again: places and weights without its own messages."""
+    """Compute the message of a tree to its pixel repeatedly, without its messages to places and weights."""
     zero, out = np.int32(0), np.int32(0)
     for _ in range(rounds):
         total = zero
@@ -69,7 +69,7 @@ def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
 
 
 def pieces(seed: int) -> dict[str, Any]:
-    """Milliseconds of the parts of a pass, and what they are held against."""
+    """Return the milliseconds of the parts of a pass, and of the operations to compare them with."""
     x, y = image_set("traits", seed=seed).rows(0, IMAGES)
     params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "online": False, "random_state": seed}
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net
@@ -141,7 +141,7 @@ def pieces(seed: int) -> dict[str, Any]:
 
 
 def cluster(rows: int, seed: int) -> dict[str, Any]:
-    """Seconds of an online epoch here and on workers."""
+    """Return seconds of an online epoch here and on workers."""
     x, y = mnist()
     ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
     params: dict[str, Any] = {
@@ -188,7 +188,7 @@ class Leaves(sl.Callback):
 def kept_by_a_fit(
     side: int, p_weight: tuple[float, float], each: int, passes: int, seed: int
 ) -> dict[str, Any]:
-    """What a fit's messages take in memory and in its run folder."""
+    """Return the size of a fit's messages in memory and in its run folder."""
     warnings.simplefilter("ignore")  # that weights still change
     x, y = mnist(slice(0, 5000))
     rows = np.sort(np.concatenate([np.flatnonzero(y == code)[:each] for code in range(10)]))
@@ -217,16 +217,16 @@ def kept_by_a_fit(
         "kept bytes a pair": round(most / len(rows) / pairs, 3),
         "kept gb by pass": [round(size / 1e9, 3) for size in leaves.passes.values()],
         "run folder gb": round(leaves.all / 1e9, 2),
-        "run folder told gb": round(reported["disk_bytes"] / 1e9, 2),
+        "run folder predicted gb": round(reported["disk_bytes"] / 1e9, 2),
         "peak gb": round(peak_bytes() / 1e9, 2),
-        "peak told gb": round(reported["peak_bytes_per_worker"] / 1e9, 2),
+        "peak predicted gb": round(reported["peak_bytes_per_worker"] / 1e9, 2),
         "weights on": m.history_[-1]["weights_on_by_layer"],
         "seconds": round(seconds),
     }
 
 
 def kept(seed: int) -> list[dict[str, Any]]:
-    """What kept messages of digits take, a fit after the other."""
+    """Return the size of kept messages of digits, fit after fit."""
     found = []
     for size in SIZES:
         for reading in READINGS:

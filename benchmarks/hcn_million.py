@@ -45,7 +45,7 @@ FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 
 def letters(folder: Path, rows: int, seed: int) -> Dataset:
-    """The images, made once."""
+    """Return the images, made once."""
     place = folder / f"letters-{rows}.zarr"
     found: Dataset = open_or(place, lambda: make_images(place, "letters", rows, seed=seed))
     return found
@@ -164,7 +164,7 @@ def killed(ds: Dataset, args: Any) -> dict[str, Any]:
         pids = sorted(client.run(os.getpid).values())
 
         class Kill(sl.Callback):
-            """End a worker two seconds after the learning has begun."""
+            """End a worker two seconds after the learning has started."""
 
             done = False
 

@@ -3,11 +3,11 @@
     python benchmarks/hcn_mnist.py [--rows 60000] [--parts 32x8,32x12,64x10]
     python benchmarks/hcn_mnist.py --folder FOLDER --rows 1000000
 
-MNIST, pixels above 127 on. FEATURESxSIZE: so many features of that size a side, one epoch of the training
-images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once). Told:
-compression of the first --test-rows test images, and test errors of logistic regression on S, of which each
-feature's largest within three places of each third one is taken, beside one on the pixels, both on the first
---labelled training images, their penalty chosen on the images after. Draws
+MNIST, pixels above 127 on. FEATURESxSIZE: number and side of the features, one epoch of the training
+images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once).
+Results: compression of the first --test-rows test images, and test errors of logistic regression on S, of
+which each feature's largest within three places of each third one is taken, beside one on the pixels, both
+on the first --labelled training images, their penalty chosen on the images after. Draws
 results/hcn_mnist_FEATURESxSIZE.png. Needs SCALELATENT_DATA.
 """
 
@@ -33,7 +33,7 @@ PENALTIES = (0.01, 0.1)
 
 
 def pooled(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
-    """The largest of each feature within ``reach`` places of each third one: (rows, spots * F)."""
+    """Return the largest of each feature within ``reach`` places of each third one: (rows, spots * F)."""
     wide = np.pad(s, ((0, 0), (reach, reach), (reach, reach), (0, 0)))
     parts = [
         wide[:, i : i + 2 * reach + 1, j : j + 2 * reach + 1].max(axis=(1, 2))
@@ -44,7 +44,7 @@ def pooled(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
 
 
 def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float:
-    """Test error of logistic regression; the penalty is chosen on the validation rows."""
+    """Return test error of logistic regression; the penalty is chosen on the validation rows."""
     fits = []
     for penalty in PENALTIES:
         model = LogisticRegression(C=penalty, max_iter=200).fit(given["train"], labels["train"])
@@ -56,7 +56,7 @@ def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float
 def described(
     model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Compression of images by what was found in them, and what that makes."""
+    """Return compression of images by what was found in them, and what that makes."""
     layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     evidence = layer.evidence(on * np.float32(THRESHOLD + 1))
@@ -68,7 +68,7 @@ def described(
 
 
 def images(args: Any) -> Any:
-    """The training images."""
+    """Return the training images."""
     if args.rows <= 60_000:
         return Dataset.from_arrays(mnist(slice(0, args.rows))[0].reshape(-1, 28, 28))
     if args.folder is None:

@@ -106,7 +106,7 @@ def alphabet(args: Any) -> dict[str, Any]:
 
 
 def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int) -> list[list[int]]:
-    """Letters found after so many images: [images, letters] of some moments."""
+    """Return the letters found after some numbers of images, as pairs [images, letters]."""
     images = letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
     learner, backend = EvidenceLearner(layer, forgetting, 5, seed), make_backend("cpu")

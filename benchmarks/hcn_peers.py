@@ -90,8 +90,8 @@ def evidence(a):
     return np.stack([np.zeros_like(a), a], axis=-1)
 seconds, found = [], []
 for k in range(seeds):
-    told = {s: np.full(s.shape, prior), pixels: x[k], weights: first[k]}
-    arrays = bp.init(evidence_updates={group: evidence(a) for group, a in told.items()})
+    known = {s: np.full(s.shape, prior), pixels: x[k], weights: first[k]}
+    arrays = bp.init(evidence_updates={group: evidence(a) for group, a in known.items()})
     if not k:
         jax.block_until_ready(run(arrays))
     begin = time.perf_counter()
@@ -106,7 +106,7 @@ print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
 
 
 def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Beliefs of W, and the sweeps that were done before nothing moved."""
+    """Return beliefs of W, and the sweeps that were done before nothing moved."""
     backend, beliefs, half = make_backend("cpu"), to_units(first), ROWS // 2
     leaves = [start_leaf(LAYER, half) for _ in range(2)]
 
@@ -125,7 +125,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
 
 
 def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Beliefs of W after as many epochs, in one chain of minibatches of five images."""
+    """Return beliefs of W after as many epochs, in one chain of minibatches of five images."""
     backend, learner = make_backend("cpu"), EvidenceLearner(LAYER, 0.95, 5, seed)
     state = learner.start(seed)
     for epoch in range(ITERATIONS):
@@ -161,7 +161,7 @@ class AllAtOnce:
         self.n = ROWS * n
 
     def __call__(self, evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-        """Beliefs of W in the layout of the kernels."""
+        """Return beliefs of W in the layout of the kernels."""
         prior, zero = np.float32(log_odds(LAYER.p_sparsity)), np.float32(0)
         first = first[0, ::-1, ::-1].astype(np.float32)
         b = np.repeat(from_units(evidence).astype(np.float32).ravel(), self.sizes)
@@ -185,7 +185,7 @@ class AllAtOnce:
 
 
 def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
-    """Letters found, and compression of the images with the features that pay."""
+    """Return letters found, and compression of the images with the features that pay."""
     weights, backend = beliefs > 0, make_backend("cpu")
     for _ in range(2):
         reduction = DescriptionLength(Decoder(LAYER, weights))
@@ -197,7 +197,7 @@ def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, 
 
 
 def pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Beliefs of W of all seeds, seconds and versions; or why it did not run."""
+    """Return beliefs of W of all seeds, seconds and versions; or why it did not run."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "given.npz", **given)
         files = [str(Path(folder) / name) for name in ("given.npz", "found.npy")]

@@ -4,8 +4,8 @@
 
 An image of each set and generator seed, the best of ten restarts by compression, the same settings for all
 seeds (chosen on the seeds 100 to 105). Beside each compression stands that of what the generator put where,
-and that of its features, decoded as ours are: windows lie inside the image, so that a letter at its edge may
-fit in no window where others fit. --border: each image gets so many unknown pixels on each side, which cost
+and that of its features, decoded as ours are: windows are inside the image, so that a letter at its edge may
+fit in no window where others fit. --border: each image gets this many unknown pixels on each side, which cost
 nothing, and features may stick out. A kind is found where a feature has an intersection over union of .9 with
 it, best over translations. Draws results/hcn_single.png of the first seed. --timings: seconds of a fit on one
 core instead, in a part of their own; for a quiet machine.
@@ -79,7 +79,7 @@ def estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalComposition
 
 
 def placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Kinds in the first image, and how often each lies there."""
+    """Return the kinds in the first image, and how often each occurs."""
     kinds = images.truth(0, 1)[0][:, 0]
     found: tuple[np.ndarray, np.ndarray] = np.unique(kinds[kinds >= 0], return_counts=True)
     return found

@@ -3,19 +3,19 @@
     python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips] [--seeds 5]
 
 100 training and 10,000 test images of `data make traits` for each seed (of the images and of the network): a
-square or a circle, and one of two diagonals. Told for each seed:
+square or a circle, and one of two diagonals. Results for each seed:
 
 clusters    4 templates without labels, 4 features of 13 x 13: test error of the four patterns, matched to the
             templates by the training images
-supervised  2 templates for each of two categories, which no trait alone tells
+supervised  2 templates for each of two categories, which no single trait determines
 few         one template a pattern; 4 labelled and 96 unlabelled images
 filled      under the network of `clusters`, one half of each trait of 1,000 test images is hidden: share of
-            the pixels filled in that lie within one pixel of a true one
+            the pixels filled in that are within one pixel of a true one
 leaves      `clusters` with the messages of 2, 5 and 20 leaves, which all move at once; damping .1, .1 and .05
 flips       `supervised` where 0 to 10 % of the pixels of training images are flipped, and p01 and p10 say so
             (at least .001; 200 passes at most), on the same test images; beside it two convolutional
             networks, one of the same form (pools, 4 linear features of 13 x 13, the best of 2 templates of a
-            class) and a standard one with ReLU, with the weight decay that tells 1,000 other images best
+            class) and a standard one with ReLU, with the weight decay that classifies 1,000 other images best
 
 A record of history_ is of up to ten passes. CPU seconds of a fit are those of the process, one thread. Draws
 results/hcn_traits.png.
@@ -48,7 +48,7 @@ DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
 def rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels; training images come first."""
+    """Return images and labels; training images come first."""
     x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP, **how).rows(start, stop)
     assert y is not None
     return x, y.astype(np.int64)
@@ -82,12 +82,12 @@ def fitted(
 
 
 def error(found: np.ndarray, true: np.ndarray) -> float:
-    """Share of images that are told wrong."""
+    """Return the share of wrongly classified images."""
     return round(float((found != true).mean()), 6)
 
 
 def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Errors of patterns without labels: a pattern is one cluster, matched by the training images."""
+    """Return errors of patterns without labels: a pattern is one cluster, matched by the training images."""
     x, y = rows(seed, "pattern", 0, TRAINING)
     model, reported = fitted(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)
@@ -102,7 +102,7 @@ def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
-    """Test error of a network that was told the labels of all images, or of the first of each pattern."""
+    """Return the test error of a network with the labels of all images, or of the first of each pattern."""
     x, y = rows(seed, labels, 0, TRAINING)
     if n_labelled < TRAINING:
         first = [np.flatnonzero(y == code)[0] for code in range(n_labelled)]
@@ -137,14 +137,14 @@ def trained(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) ->
     return net
 
 
-def told_by(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+def predict_by(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
     """Categories of images."""
     with torch.no_grad():
         return net(torch.tensor(x[:, None], dtype=torch.float32)).argmax(dim=1).numpy()
 
 
 def flips(seed: int, share: float) -> dict[str, Any]:
-    """Test errors of networks whose training images have so many flipped pixels."""
+    """Return test errors of networks whose training images have a share of flipped pixels."""
     x, y = rows(seed, "category", 0, TRAINING, noise=share)
     test, true = rows(seed, "category", TRAINING, TRAINING + TEST)
     others = rows(seed, "category", TRAINING + TEST, TRAINING + TEST + 1_000)
@@ -153,13 +153,13 @@ def flips(seed: int, share: float) -> dict[str, Any]:
     errors = {"compositional": error(model.predict(test), true)}
     for name in networks():
         nets = [trained(seed, name, x, y, decay) for decay in DECAYS]
-        net = min(nets, key=lambda net: error(told_by(net, others[0]), others[1]))
-        errors[name] = error(told_by(net, test), true)
+        net = min(nets, key=lambda net: error(predict_by(net, others[0]), others[1]))
+        errors[name] = error(predict_by(net, test), true)
     return {"errors": errors, **reported}
 
 
 def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Which pixels are given where the upper, lower, left or right half of both traits is hidden."""
+    """Draw masks of known pixels that hide the upper, lower, left or right half of both traits."""
     known, rng = np.ones((n, *shape), bool), np.random.default_rng(seed)
     middle, width = 1 + SIZE // 2, SIZE + 3
     for given in known:
@@ -172,7 +172,7 @@ def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def filled(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """What is filled in where one half of each trait is hidden."""
+    """Measure the pixels that are filled in if one half of each trait is hidden."""
     x, _ = rows(seed, "pattern", TRAINING, TRAINING + FILLED)
     known, true = halves(FILLED, x.shape[1:], seed), x.astype(bool)
     whole = model.inpaint(x, known)[:, 0].astype(bool)
@@ -200,7 +200,7 @@ def main() -> None:
     """Each part by itself, all seeds of it."""
     arguments = parser(__doc__, "hcn_traits")
     arguments.add_argument("--parts", default=PARTS)
-    arguments.add_argument("--seeds", type=int, default=5, help="so many, from --seed on")
+    arguments.add_argument("--seeds", type=int, default=5, help="number of seeds, from --seed on")
     args = arguments.parse_args()
     parts = args.parts.split(",")
     torch.set_num_threads(1)

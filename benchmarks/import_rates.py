@@ -42,7 +42,7 @@ SCALE = 4  # how many times larger the second file is whose peak is measured
 
 
 def digit_rows(n: int) -> np.ndarray:
-    """(n, 28, 28) uint8."""
+    """Return (n, 28, 28) uint8."""
     return digit_images(n)[0]
 
 
@@ -55,7 +55,7 @@ def photo(i: int) -> Any:
 
 
 def sparse_rows(n: int) -> Any:
-    """(n, 47236) CSR float32 with 76 entries a row, the measures of RCV1."""
+    """Return (n, 47236) CSR float32 with 76 entries a row, the measures of RCV1."""
     import scipy.sparse
 
     rng = np.random.Generator(np.random.Philox(1))
@@ -228,7 +228,7 @@ def read_svmlight(path: Path) -> Any:
 
 
 def read_batches(batches: Any) -> Any:
-    """Columns of record batches as they are: Arrow arrays, one a column."""
+    """Return columns of record batches as they are: Arrow arrays, one a column."""
     for batch in batches:
         for column in batch.columns:
             flat = column.flatten() if hasattr(column, "flatten") else column
@@ -336,7 +336,7 @@ WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
 
 
 def pack(parts: Any, floats: bool) -> None:
-    """What a dataset does with rows: SHA-256 and, unless they are floats, LZ4; nothing is written."""
+    """Process rows as a dataset does: SHA-256 and, unless they are floats, LZ4; nothing is written."""
     import numcodecs
 
     codec = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.NOSHUFFLE)
@@ -348,7 +348,7 @@ def pack(parts: Any, floats: bool) -> None:
 
 
 def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -> dict[str, float]:
-    """MB/s of reading, of reading, hashing and packing, and of importing."""
+    """Return MB/s of reading, of reading, hashing and packing, and of importing."""
     floats = "float" in name or name in WHERE or name == "csv"
     seconds = fastest(
         {
@@ -367,12 +367,12 @@ def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -
 
 
 def source_bytes(path: Path) -> int:
-    """Bytes of a file or of all files of a folder."""
+    """Return bytes of a file or of all files of a folder."""
     return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
 
 
 def peak_of_child(name: str, path: Path, out: str) -> float:
-    """Peak memory in MiB of a process that imports and does nothing else."""
+    """Return peak memory in MiB of a process that imports and does nothing else."""
     run = [sys.executable, __file__, "--child", name, str(path), out]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=600)
     return float(json.loads(done.stdout.splitlines()[-1]))

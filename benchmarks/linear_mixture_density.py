@@ -46,7 +46,7 @@ def density(seed: int, jobs: int, **params: Any) -> Any:
 
 
 def likelihood(args: Any) -> list[dict[str, Any]]:
-    """Test rows under mixtures of several sizes."""
+    """Measure likelihoods of test rows under mixtures of several sizes."""
     x, test = continuous("train", args), continuous("test", args)
     sizes = [(k, 10) for k in (1, 10, 50, 100, 200)] + [(50, h) for h in (0, 5, 20, 40)]
     runs = [(kind, k, h) for kind in LIKELIHOODS for k, h in sizes if kind == "ppca" or k <= 50]
@@ -78,7 +78,7 @@ BESIDE_ROWS, PASSES, PCA_DIMS = 20_000, 30, 40
 
 
 def beside(args: Any) -> list[dict[str, Any]]:
-    """Test rows under ours and the models of others."""
+    """Measure likelihoods of test rows under our models and those of others."""
     args.size = 16
     x, test = continuous("train", args)[:BESIDE_ROWS], continuous("test", args)
     pca = PCA(PCA_DIMS, random_state=args.seed).fit(x)

@@ -6,7 +6,7 @@ thread but for `threads` and `fits`. Ten classes, h = 10, images of 16 direction
 pass         E-step of 60,000 rows in memory, statistics in float64 included, against its products alone: rows
              of a class with the columns of its sub-classes (the best of three block sizes), rows of a
              sub-class with its basis and back; the M-step's share of both; what six tangents of each row add,
-             against the products of so many made rows, group by group
+             against the products of as many made rows, group by group
 threads      median seconds of a pass of a fit of 60,000 rows by two threads and by one
 fits         USPS by 200 sub-classes, MNIST averaged to 16 x 16 by 1,000: seconds of a fit, against the
              floating-point operations of its passes at the rate of sgemm in two threads
@@ -67,7 +67,7 @@ class OnePass:
         self.state = self.em.update(self.state, {"train": self.stats})
 
     def run(self) -> Stats:
-        """The E-step."""
+        """Return the E-step."""
         prepared, stats = self.work.prepare(self.state, self.backend), Stats.zeros(self.work.layout())
         for a in range(0, len(self.x), self.block):
             part = slice(a, a + self.block)
@@ -96,7 +96,7 @@ class OnePass:
                 np.matmul(rows, w, out=out[: len(rows)])
 
     def images(self, times: int) -> None:
-        """Rows of each sub-class, so many times, with its basis and back."""
+        """Multiply the rows of each component with its basis and back, some times."""
         counts = np.maximum(self.stats["count"].astype(int) // (-(-len(self.x) // self.block)), 1)
         bases, image = (
             self.state.components.bases.astype(np.float32),
@@ -162,7 +162,7 @@ def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str
 
 
 def sgemm(jobs: int, p: int, rounds: int) -> float:
-    """Operations a second of products of 2,048 rows with 1,100 columns in so many threads."""
+    """Return the operations per second of products of 2,048 rows with 1,100 columns in some threads."""
     rows, columns = 2048, 1100
     x, w = np.ones((rows, p), np.float32), np.ones((p, columns), np.float32)
     out = [np.empty((rows, columns), np.float32) for _ in range(jobs)]
@@ -209,7 +209,7 @@ def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
 
 
 def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """What tangent distance costs."""
+    """Measure the time of tangent distance."""
     n, k = (2000, 10) if quick else (20_000, 100)
     x, y = rng.random((n, 256), dtype=np.float32).reshape(n, 16, 16), np.arange(n) % CLASSES
     common: dict[str, Any] = {
@@ -245,7 +245,7 @@ def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict
 
 
 def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Rows of many features."""
+    """Measure passes over rows of many features."""
     n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
     ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.products, b) for b in BLOCKS[:2]}
@@ -257,7 +257,7 @@ def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
 
 
 def row(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Rows one by one."""
+    """Measure `partial_fit` of single rows."""
     x, y = rng.random((2000, 256), dtype=np.float32), np.arange(2000) % CLASSES
     common: dict[str, Any] = {"n_dims": 12, "max_iter": 2, "n_jobs": 1, "random_state": 0}
     classifier = sl.LinearMixtureClassifier(n_components=10, **common).fit(x, y)

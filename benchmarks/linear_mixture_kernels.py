@@ -33,19 +33,19 @@ WIDE = ((3300, 300, 10),)
 
 
 def made(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Means and orthonormalise bases."""
+    """Return means and orthonormal bases."""
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
 def rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
-    """Giga floating-point operations a second of each way, at its fastest."""
+    """Return giga floating-point operations per second of each way, at its fastest."""
     for way in ways.values():
         way()
     return {name: flops / seconds / 1e9 for name, seconds in fastest(ways, rounds).items()}
 
 
 def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Rates of the scan and of sgemm."""
+    """Return rates of the scan and of sgemm."""
     n, columns = (4096 if k < 1000 else 1024), k * (h + 1)
     x = rng.random((n, p), dtype=np.float32)
     scores = error_scores(*made(p, k, h, rng), np.full(p, 0.5))
@@ -69,7 +69,7 @@ def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[
 
 
 def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Rates of images and of their products."""
+    """Return rates of images and of their products."""
     n, q = k * each, 16
     x, (means, bases) = rng.random((n, p), dtype=np.float32), made(p, k, q, rng)
     groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), k)
@@ -104,7 +104,7 @@ def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> 
 
 
 def distance(p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """What tangent distance adds to recognition."""
+    """Measure the time that tangent distance adds to recognition."""
     k, n = 1000, 512
     x, scores = rng.random((n, p), dtype=np.float32), error_scores(*made(p, k, 10, rng), np.full(p, 0.5))
     scorer, tangent_scores = cpu.make_scorer(scores, np.array([0, k])), cpu.pack_tangent_scores(scores)

@@ -7,12 +7,12 @@ digits  for each number of sub-classes a fit of the MNIST rows 0:50000 that the 
 small   the same fits of the rows cropped by 2 and averaged to 16 x 16, 100 sub-classes a class, settings of
         `linear_mixture_paper.py` for tangent distance (chosen on rows 50000:60000); errors by both
 scale   peak memory of the workers in passes over a tenth, three tenths and all of the digits: 100 sub-classes
-        on workers of 2 GB, 500 on workers of 4 GB, beside what `plan` tells; --cache 0 without the rows that
-        workers keep
+        on workers of 2 GB, 500 on workers of 4 GB, next to the prediction of `plan`; --cache 0 without the
+        row cache of workers
 rates   a pass over all digits by two threads of this process and by two workers, 100 and 500 sub-classes:
         it needs a machine without other work
 
-The dataset is made in FOLDER once; an interrupted fit of `digits` goes on where it stopped. --timings adds
+The dataset is made in FOLDER once; an interrupted fit of `digits` resumes where it stopped. --timings adds
 seconds, which need a machine without other work. Needs SCALELATENT_DATA.
 """
 
@@ -41,7 +41,7 @@ class Tell(sl.Callback):
 
 
 def errors(model: Any, held: Any, test: Any) -> dict[str, float]:
-    """Of validation and test rows; by tangent distance too where the model has tangents."""
+    """Return the errors on validation and test rows, and by tangent distance if the model has tangents."""
     out = {"passes": model.n_iter_}
     for name, recognition in (("", "error"), ("_tangent_distance", "tangent-distance")):
         if recognition == "error" or model.tangents:
@@ -97,7 +97,7 @@ SMALL = {
 
 
 def averaged_rows(folder: Path, ds: Any, name: str) -> Any:
-    """The rows at 16 x 16, written once."""
+    """Return the rows at 16 x 16, written once."""
     place = folder / f"{name}-16.zarr"
     return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
@@ -131,7 +131,7 @@ def peaks(k: int, train: Any, args: Any) -> None:
 
 
 def rates(k: int, train: Any, args: Any) -> dict[str, Any]:
-    """Seconds of a pass by threads of this process and by worker processes, both reading from disk."""
+    """Return seconds of a pass by threads of this process and by worker processes, both reading from disk."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=PASSES, tol=0)
     model.set_params(random_state=args.seed, n_jobs=args.workers)
 

@@ -70,7 +70,7 @@ WAYS = ("plain", "light tangents", "tangent distance")
 
 @functools.cache
 def rows_of(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, labels) of the training or test part."""
+    """Return (rows, labels) of the training or test part."""
     if name.startswith("usps"):
         x, y = usps(part)
         return (x[: int(name[4:])], y[: int(name[4:])]) if name != "usps" and part == "train" else (x, y)
@@ -87,7 +87,7 @@ def shape_of(name: str) -> tuple[int, int]:
 
 
 def splits(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
-    """(training, held) numbers of training rows: folds, or of MNIST its last 10,000."""
+    """Return (training, held) numbers of training rows: folds, or of MNIST its last 10,000."""
     _, y = rows_of(name, "train")
     if name.startswith("mnist") and not rows:
         yield np.arange(len(y) - HELD), np.arange(len(y) - HELD, len(y))
@@ -108,14 +108,14 @@ def fit(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params:
 
 
 def scores(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
-    """Errors of classes, by tangent distance where tangents are given."""
+    """Return errors of classes, by tangent distance where tangents are given."""
     model._fitted = replace(model._fitted, tangent_spec=moved)
     model.set_params(recognition="error" if moved is None else "tangent-distance")
     return np.asarray(-model.decision_function(x), dtype=np.float64)
 
 
 def at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
-    """Error at each share of rejects, by the ratio of the two best classes or by the best error."""
+    """Return error at each share of rejects, by the ratio of the two best classes or by the best error."""
     certain = confidence(found) if by == "ratio" else -found.min(axis=1)
     share, error = reject_curve(certain, found.argmin(axis=1) != y)
     return [float(error[np.searchsorted(share, r)]) for r in REJECTS]
@@ -136,7 +136,7 @@ def paired_p(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Mean and standard deviation over seeds, as shares."""
+    """Return mean and standard deviation over seeds, as shares."""
     given = np.array(list(values), dtype=float)
     return {
         "mean": round(float(given.mean()), 5),
@@ -148,7 +148,7 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 
 
 class Search:
-    """Errors of settings on held-out training rows, kept in a file, so that a search goes on."""
+    """Errors of settings on held-out training rows, stored in a file, so that a search resumes."""
 
     def __init__(self, name: str, args: Any) -> None:
         self.name, self.args = name, args
@@ -158,7 +158,7 @@ class Search:
         )
 
     def errors(self, **params: Any) -> dict[str, float]:
-        """Held-out error of a setting by both ways of recognition."""
+        """Return held-out error of a setting by both ways of recognition."""
         params = {"tangents": SIX, "tangent_smoothing": 0.6, **params}
         if self._key(params) not in self.known:
             self._measure(params)
@@ -190,23 +190,23 @@ class Search:
         self.path.write_text(json.dumps(self.known, indent=1))
 
     def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The setting with the smallest error, the first of equals."""
+        """Return the setting with the smallest error, the first of equals."""
         tried = list(settings)
         return min(tried, key=lambda setting: self.errors(**setting)[way])
 
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """All combinations."""
+    """Return all combinations."""
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 
 def tangent_settings(name: str) -> list[dict[str, Any]]:
-    """Of tangent distance, tried on each fit."""
+    """Return the settings of tangent distance that are tried on each fit."""
     return grid(tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9))
 
 
 def choose(name: str, args: Any) -> dict[str, Any]:
-    """Settings of the three ways: sizes and smoothing first, then likelihood, then tangents."""
+    """Return settings of the three ways: sizes and smoothing first, then likelihood, then tangents."""
     search, out = Search(name, args), {}
     large = name.startswith("mnist")
     sizes = grid(
@@ -239,20 +239,20 @@ def choose(name: str, args: Any) -> dict[str, Any]:
 
 
 def chosen(args: Any, name: str, way: str) -> dict[str, Any]:
-    """The settings that a search has found for a way."""
+    """Return the settings that a search has found for a way."""
     parts = json.loads(args.out.read_text())["parts"]
     return dict(parts[f"choose_{name}"]["result"][way]["settings"])
 
 
 def frame_of(name: str, settings: dict[str, Any]) -> TangentSpec:
-    """Tangents of tangent distance."""
+    """Return tangents of tangent distance."""
     return TangentSpec(
         tuple(settings.get("tangents", SIX)), shape_of(name), float(settings.get("tangent_smoothing", 0.6))
     )
 
 
 def table2(name: str, args: Any) -> dict[str, Any]:
-    """Test errors of the ways, each with the settings chosen for it; written after each seed."""
+    """Return test errors of the ways, each with the settings chosen for it; written after each seed."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     settings = {way: chosen(args, "mnist16" if name == "mnist28" else name, way) for way in WAYS}
@@ -292,7 +292,7 @@ def table2(name: str, args: Any) -> dict[str, Any]:
 
 
 def wrong_of(rows: list[str], n: int) -> np.ndarray:
-    """(seeds, n) of the numbers of wrong rows."""
+    """Return (seeds, n) of the numbers of wrong rows."""
     out = np.zeros((len(rows), n))
     for one, some in zip(out, rows, strict=True):
         one[[int(row) for row in some.split()]] = 1.0
@@ -300,7 +300,7 @@ def wrong_of(rows: list[str], n: int) -> np.ndarray:
 
 
 def larger(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of 16 x 16 pixels for 28 x 28, of which 24 x 24 are those: lengths in pixels grow."""
+    """Return settings of 16 x 16 pixels for 28 x 28, of which 24 x 24 are those: lengths in pixels grow."""
     return settings | {
         key: round(1.5 * settings[key], 2) for key in ("smoothing", "tangent_smoothing") if settings.get(key)
     }
@@ -598,7 +598,7 @@ def search(name: str, args: Any) -> dict[str, Any]:
 
 
 def stored(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
-    """Rows on disk."""
+    """Return rows on disk."""
     writer = create_dataset(place, len(x), x.shape[1:], str(x.dtype), y_dtype="uint8")
     for shard in range(writer.n_shards):
         a, b = writer.shard_bounds(shard)
@@ -612,7 +612,7 @@ DRAWN = (1000, 2000, 5000, 20_000)
 
 
 def temperature(name: str, args: Any) -> dict[str, Any]:
-    """Temperatures that disjoint draws of training rows choose, as a fit chooses its own."""
+    """Return temperatures that disjoint draws of training rows choose, as a fit chooses its own."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     model = fit(name, x, y, args.seed, args.jobs, **chosen(args, name, "plain"))
@@ -780,7 +780,7 @@ def main() -> None:
     arguments.add_argument("--parts", required=True, help=f"of {', '.join(parts)}, with _DATA")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--jobs", type=int, default=1)
-    arguments.add_argument("--resume", action="store_true", help="go on with parts of ways that were cut")
+    arguments.add_argument("--resume", action="store_true", help="resume interrupted parts")
     args = arguments.parse_args()
     wanted = [part.rsplit("_", 1) for part in args.parts.split(",")]
     if unknown := [what for what, *_ in wanted if what not in parts]:

@@ -48,7 +48,7 @@ def rows_of(p: int, part: str = "train") -> np.ndarray:
 def log_likelihood(
     x: np.ndarray, means: np.ndarray, loadings: np.ndarray, noise: np.ndarray, weights: np.ndarray
 ) -> float:
-    """Mean of a row under Gaussians loadings loadings' + diag(noise)."""
+    """Return mean of a row under Gaussians loadings loadings' + diag(noise)."""
     arrays = (np.asarray(a, dtype=np.float64) for a in (means, loadings, noise, weights))
     means, loadings, noise, weights = arrays
     scores = reference.factor_scores(means, loadings, noise, weights / weights.sum(), means.mean(axis=0))
@@ -61,7 +61,7 @@ def log_likelihood(
 
 
 def of_density(model: Any, x: np.ndarray) -> float:
-    """Log-likelihood of rows under one of ours, through the same formula."""
+    """Return log-likelihood of rows under one of ours, through the same formula."""
     values, noise = model.variances_, model.noise_
     loadings = model.bases_ * np.sqrt(np.maximum(values - noise[:, None], 0.0))[:, None, :]
     wide = np.repeat(noise[:, None], x.shape[1], axis=1)
@@ -69,7 +69,7 @@ def of_density(model: Any, x: np.ndarray) -> float:
 
 
 def seconds_of(call: Any) -> float:
-    """Wall time."""
+    """Return wall time."""
     begin = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def seconds_of(call: Any) -> float:
 
 
 def pass_seconds(model: Any) -> float:
-    """Median seconds of the passes of the main phase."""
+    """Return median seconds of the passes of the main phase."""
     return float(np.median([record["seconds"] for record in model.history_[-4:]]))
 
 
@@ -107,7 +107,7 @@ def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -
 
 
 def of_mfa(model: Any, x: np.ndarray) -> float:
-    """Log-likelihood of rows under one of torch-mfa, through the same formula as ours."""
+    """Return log-likelihood of rows under one of torch-mfa, through the same formula as ours."""
     import torch
 
     weights = torch.softmax(model.PI_logits, 0)
@@ -145,7 +145,7 @@ def mfa(args: Any) -> dict[str, Any]:
 
 
 def a_pass(fit: Any, few: int = 1, more: int = 3) -> float:
-    """Seconds of the processor, which other work of the machine leaves much as they are."""
+    """Return seconds of the processor, which other work of the machine leaves much as they are."""
     taken = []
     for passes in (few, more):
         begin = time.process_time()

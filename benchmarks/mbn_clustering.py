@@ -72,7 +72,7 @@ NAMES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil20": "
 
 
 def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and classes of a data set."""
+    """Return rows and classes of a data set."""
     small = data_folder() / "small"
     if name == "wine":
         from sklearn.datasets import load_wine
@@ -95,13 +95,13 @@ def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
-    """Scores of fixed features, over seeds of k-means."""
+    """Return scores of fixed features, over seeds of k-means."""
     scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
     return summary([(score.nmi, score.accuracy) for score in scores])
 
 
 def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Mean and standard deviation in percent."""
+    """Return mean and standard deviation in percent."""
     values = 100 * np.array(pairs)
     return {
         "nmi": round(float(values[:, 0].mean()), 2),
@@ -134,7 +134,7 @@ def networks(
     earlier: dict[str, Any] | None = None,
     **params: Any,
 ) -> dict[str, Any]:
-    """Scores of the output of networks of several seeds, behind those of ``earlier``."""
+    """Return scores of the output of networks of several seeds, behind those of ``earlier``."""
     c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
     first = earlier["seeds"] if earlier else 0
     if first >= seeds and earlier:
@@ -184,7 +184,7 @@ class FirstLayer:
         return plan_layers(self._model(decay), self.train, decay, seed)
 
     def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
-        """What ``fit_transform`` of a network with this decay gives, and its k."""
+        """Return the output of ``fit_transform`` of a network with this decay, and its k."""
         model, layers, codes = self._model(decay), self._layers(decay), self.codes
         for layer in layers[1:]:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
@@ -195,7 +195,7 @@ class FirstLayer:
         return z, [layer.k for layer in layers]
 
     def network(self, y: np.ndarray, decay: float, restarts: int) -> dict[str, Any]:
-        """Scores of the network with this decay."""
+        """Return scores of the network with this decay."""
         begin = time.perf_counter()
         z, ks = self.output(decay)
         above = time.perf_counter() - begin
@@ -265,7 +265,7 @@ def keep(args: Any, name: str, found: dict[str, Any]) -> None:
 
 
 def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
-    """What "auto" chooses with each of some seeds, and its seconds, without the fit."""
+    """Return the decays that "auto" chooses with some seeds, and its seconds without the fit."""
     from scalelatent.models.mbn.decay import choose_decay
 
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, n_clusterings=args.clusterings, n_jobs=args.jobs)
@@ -279,7 +279,7 @@ def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str
 
 
 def _earlier(path: Any, name: str) -> dict[str, Any]:
-    """What earlier runs found on a data set: what this one skips stays."""
+    """Return the results of earlier runs on a data set, which stay if this run skips them."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
         return {}

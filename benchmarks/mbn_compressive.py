@@ -26,7 +26,7 @@ from scalelatent.evaluation import kmeans_scores, retrieval_accuracy
 
 
 def timed(call: Any) -> tuple[Any, float]:
-    """(result, seconds)."""
+    """Return (result, seconds)."""
     begin = time.perf_counter()
     return call(), time.perf_counter() - begin
 
@@ -49,7 +49,7 @@ def compress(
 
 
 def network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """(output of training images, of test images, seconds of the fit, seconds of the test images)."""
+    """Return (output of training images, of test images, seconds of the fit, seconds of the test images)."""
     if args.fitted:
         with np.load(args.fitted / "outputs.npz") as kept:
             z, zt, (seconds, slow) = kept["train"], kept["test"], kept["seconds"].tolist()

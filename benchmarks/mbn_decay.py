@@ -1,4 +1,4 @@
-"""What tells a good decay from a bad one without labels: criteria against the classes.
+"""Criteria that choose a decay without labels, compared with the classes.
 
     python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 3]
 
@@ -34,7 +34,7 @@ CRITERIA = ("outputs", "silhouette", "seeds", "halves", "auto")
 
 
 def rows_of(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most 1,000 rows of a data set, and their classes."""
+    """Return at most 1,000 rows of a data set, and their classes."""
     from sklearn import datasets
 
     toys = {"iris": datasets.load_iris, "cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
@@ -44,14 +44,14 @@ def rows_of(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def alignment(a: np.ndarray, b: np.ndarray) -> float:
-    """Linear centred kernel alignment of two outputs, 0 to 1."""
+    """Return linear centred kernel alignment of two outputs, 0 to 1."""
     a, b = a - a.mean(axis=0), b - b.mean(axis=0)
     own = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
     return float(np.linalg.norm(a.T @ b) ** 2 / own) if own else 0.0
 
 
 def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
-    """Criteria and NMI of each decay."""
+    """Return criteria and NMI of each decay."""
     from sklearn.metrics import silhouette_score
 
     k, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
@@ -86,7 +86,7 @@ def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, flo
 
 
 def losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
-    """Points of NMI below the best decay of one data set, mean over seeds, by criterion."""
+    """Return points of NMI below the best decay of one data set, mean over seeds, by criterion."""
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
     best = max(scores.values())
     lost = {

@@ -157,7 +157,7 @@ SHAPES = tuple(_MAKERS)
 
 
 def synthetic_points(shape: str, seed: int = 0) -> Points:
-    """Points in the plane and their classes."""
+    """Return points in the plane and their classes."""
     rows, classes = _MAKERS[shape](np.random.Generator(np.random.Philox(seed)))
     return rows.astype(np.float32), classes
 

@@ -70,7 +70,7 @@ def sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
 
 
 def measure(options: Any, pools: str, folder: Path) -> dict[str, Any]:
-    """The figures of one fit."""
+    """Return the figures of one fit."""
     x, y = mnist(slice(0, options.rows))
     ds = sl.Dataset.from_arrays(x, y).save(folder / "train.zarr")
     threads, columns = resolve_jobs(None), 784 // 2

@@ -1,11 +1,11 @@
 """Clusterings of a multilayer bootstrap network, one thread: python benchmarks/mbn_kernels.py
 
 dense    nearest of k centroids on half of the columns of MNIST (noise of its shape without data), uint8 rows
-         as they lie on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
+         as stored on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
          a large square product, BLAS tiles with numpy's argmax, and faiss-cpu where it is installed
 codes    shared units of rows of codes: nanoseconds a look-up (row x clustering x clustering below), on codes
          of random clusterings of the same rows, for the layers of 8,000 to 31 centroids, eight clusterings at
-         once as in a fit and one alone, and how many times longer a float32 one-hot product takes (of so many
+         once as in a fit and one alone, and how many times longer a float32 one-hot product takes (of as many
          rows as fit, scaled)
 sparse   nearest centroids of documents on half of the columns: RCV1's subset, its 2,000 commonest stems and
          its whole vocabulary (without data rows of that density, columns drawn by Zipf's law), counts and
@@ -32,7 +32,7 @@ SETS = 8
 
 
 def images(n: int, seed: int) -> tuple[np.ndarray, str]:
-    """Rows of uint8, and what they are."""
+    """Return rows of uint8, and what they are."""
     try:
         return mnist(slice(0, n))[0], "MNIST"
     except SystemExit:
@@ -40,7 +40,7 @@ def images(n: int, seed: int) -> tuple[np.ndarray, str]:
 
 
 def blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Tiles of a matrix product, and numpy's argmax of each: what one writes without a kernel."""
+    """Return the nearest centroids from tiles of a matrix product and numpy's argmax, without a kernel."""
     half = 0.5 * np.einsum("jc,jc->j", w, w)
     out = np.empty(len(x), dtype=np.int64)
     for a in range(0, len(x), TILE_ROWS):
@@ -56,7 +56,7 @@ def blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def dense_rates(k: int, seed: int) -> dict[str, Any]:
-    """Giga floating-point operations a second of each way, and agreement."""
+    """Return giga floating-point operations per second of each way, and agreement."""
     rows, what = images(60_000, seed)
     rng = np.random.default_rng(seed)
     x, columns = rows[:4096], np.sort(rng.permutation(784)[:392])
@@ -108,7 +108,7 @@ def random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.nd
 
 
 def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS) -> dict[str, Any]:
-    """Some upper clusterings over the first 8,192 rows, whose centroids are others."""
+    """Measure upper clusterings over the first 8,192 rows, whose centroids are other rows."""
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]
     x = np.ascontiguousarray(codes[:8192])
@@ -141,14 +141,14 @@ def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = 
 
 
 def one_hot(codes: np.ndarray, below: int) -> np.ndarray:
-    """(rows, clusterings * below) float32."""
+    """Return (rows, clusterings * below) float32."""
     out = np.zeros((len(codes), codes.shape[1] * below), dtype=np.float32)
     out[np.arange(len(codes))[:, None], np.arange(codes.shape[1]) * below + codes] = 1.0
     return out
 
 
 def documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
-    """Rows of counts of the commonest stems (None: all), none empty."""
+    """Return rows of counts of the commonest stems (None: all), none empty."""
     file = Path(os.environ.get("SCALELATENT_DATA", "")) / "rcv1" / "rcv1v2_subset27613.npz"
     if file.exists():
         with np.load(file) as arrays:
@@ -172,7 +172,7 @@ def documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
 
 
 def take(x: CsrRows, rows: np.ndarray) -> CsrRows:
-    """Rows by number."""
+    """Return rows by number."""
     lengths = np.diff(x.indptr)[rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     at = np.repeat(x.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
@@ -180,7 +180,7 @@ def take(x: CsrRows, rows: np.ndarray) -> CsrRows:
 
 
 def sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict[str, Any]:
-    """Documents as CSR rows, of counts or of their logarithms, against the same rows made dense."""
+    """Measure CSR rows of counts or of their logarithms, and the same rows made dense."""
     rng = np.random.default_rng(seed)
     rows, what = documents(vocabulary, seed)
     if not counts:

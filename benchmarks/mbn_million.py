@@ -7,7 +7,7 @@ documents  804,414 documents resampled from the subset of RCV1-v2 (counts of the
            sparse rows, cosine, V = 32, k1 = 500
 
 The rate of one process is that of the first --part rows with as many threads as the cluster has workers,
-taken before and after (the faster counts). Datasets are made in FOLDER once; an interrupted fit goes on.
+taken before and after (the faster counts). Datasets are made in FOLDER once; an interrupted fit resumes.
 Needs SCALELATENT_DATA.
 """
 

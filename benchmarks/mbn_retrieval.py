@@ -3,8 +3,9 @@
     python benchmarks/mbn_retrieval.py [--k1 500,2000] [--clusterings 200]
 
 The subset of RCV1-v2 (27,613 documents, counts of the 2,000 commonest terms), leaf topics, half of it to
-learn from, the other half to search in: each document asks for the others, and the mean share of the first 1,
-3, 7, 15, … that share a topic with it is told. Needs SCALELATENT_DATA. Draws results/mbn_retrieval.png.
+learn from, the other half to search in: each document is a query, and the mean share of the first 1, 3, 7,
+15, … documents that share a topic with it is reported. Needs SCALELATENT_DATA. Draws
+results/mbn_retrieval.png.
 """
 
 from __future__ import annotations

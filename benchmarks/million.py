@@ -3,7 +3,7 @@ python benchmarks/million.py FOLDER
 
 Writes the dataset (validation 50000:60000 and the test set stay untouched), starts worker processes, fits,
 scores, and reports passes, seconds, bytes read and the largest resident size of a worker. An interrupted run
-goes on where it stopped. Needs SCALELATENT_DATA.
+resumes where it stopped. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations

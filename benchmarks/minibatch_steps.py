@@ -1,4 +1,4 @@
-"""What a minibatch step costs beyond its computing: python benchmarks/minibatch_steps.py
+"""Time of a minibatch step beyond its computation: python benchmarks/minibatch_steps.py
 
 in_process   milliseconds a step of a learner that computes nothing, rows in memory and stored
 dask         the same on a LocalCluster of 2 workers with 1 thread, its steps all on one worker ("one") and
@@ -116,7 +116,7 @@ def maker(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
 
 
 def on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Overheads on two workers."""
+    """Return overheads on two workers."""
     out, busy, steps = [], 0.02, 48
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):
@@ -138,7 +138,7 @@ def on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]
 
 
 def choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """What "auto" does with steps of several lengths."""
+    """Measure the choices of "auto" for steps of several lengths."""
     out, chains = [], 4
     for seconds in (2e-4, 5e-3, 4e-2):
         figures: dict[str, Any] = {"chain_ms": 1e3 * seconds}
@@ -153,7 +153,7 @@ def choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
 
 
 def stored_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset]:
-    """The same rows in memory and on disk."""
+    """Return the same rows in memory and on disk."""
     rng = np.random.Generator(np.random.Philox(seed))
     x = rng.standard_normal((n, FEATURES), dtype=np.float32)
     memory = sl.Dataset.from_arrays(x, rng.integers(0, 10, n))

@@ -23,7 +23,7 @@ _late = 0.0  # sleeping takes a little longer than it was asked to: the next blo
 
 
 def speed_here(speeds: tuple[float, ...]) -> float | None:
-    """Speed of the worker of this thread, by its number; None where there is none."""
+    """Return speed of the worker of this thread, by its number; None where there is none."""
     from distributed import get_worker
 
     try:
@@ -89,7 +89,7 @@ class Paced:
 
 
 def computed(dask_worker: Any) -> list[tuple[int, int, float, float]]:
-    """The blocks that a worker has computed."""
+    """Return the blocks that a worker has computed."""
     return list(sys.modules["scalelatent.paced_learner"].blocks)
 
 

@@ -180,7 +180,10 @@ def main() -> None:
     args.add_argument("experiment", choices=EXPERIMENTS)
     args.add_argument("--jobs", type=int, default=None, help="threads; all cores by default")
     args.add_argument(
-        "--partial", type=Path, default=None, help="starts: keep what is done here, and go on from it"
+        "--partial",
+        type=Path,
+        default=None,
+        help="starts: file of finished results, from which a later run resumes",
     )
     a = args.parse_args()
     more = {"partial": a.partial} if a.experiment == "starts" else {}

@@ -1,4 +1,4 @@
-"""What partial_fit of one row costs beyond its mathematics: python benchmarks/partial_fit.py
+"""Time of partial_fit of one row beyond its mathematics: python benchmarks/partial_fit.py
 
 The mathematics is :meth:`RunningCapsule.learn` on rows and codes that need no check; partial_fit adds checks,
 class codes, the attributes. Medians over single calls, taken in turn; models fitted before, MNIST-sized rows.
@@ -17,7 +17,7 @@ from scalelatent.models.capsule.partial_fit import get_cpu_backend, stream_optio
 
 
 def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:
-    """Median microseconds of a call and of its mathematics."""
+    """Return median microseconds of a call and of its mathematics."""
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, 255, (2000, features), dtype=np.uint8), np.arange(2000) % 10
     fitted = {"max_iter": 3, "n_epochs": 1, "projection": None, "random_state": seed, "n_jobs": 1}

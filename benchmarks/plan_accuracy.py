@@ -1,5 +1,6 @@
-"""What `plan` tells of a job against what it takes: twelve jobs of all kinds, and the peak memory of a fit on
-50,000 and on 800,000 rows.
+"""Predictions of `plan` against measured time and memory of twelve jobs of all kinds.
+
+The peak memory of a fit is measured on 50,000 and on 800,000 rows.
 
     python benchmarks/plan_accuracy.py [--only NAME…] [--base MNIST.zarr]
 
@@ -82,8 +83,9 @@ FEW, MOST = 50_000, 800_000
 
 
 def command(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
-    """What a verb prints as JSON, its seconds, the peak of its process in bytes, its CPU seconds and those of
-    its workers.
+    """Run a verb; return its JSON, its seconds, the peak of its process in bytes, and its CPU seconds.
+
+    The CPU seconds include those of its workers.
     """
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -130,7 +132,7 @@ def job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
 
 
 def measured(file: Path) -> dict[str, Any]:
-    """What was told and what was taken."""
+    """Return the predicted and the measured time and memory of a job."""
     command("plan", str(file))
     reported = command("plan", str(file))[0]["plan"]
     done, seconds, peak, cpu = command("fit", str(file))
@@ -161,7 +163,7 @@ print(json.dumps(peak_bytes()))
 
 
 def growth(place: Path) -> dict[str, int]:
-    """Peak bytes of a fit in one process by the number of rows."""
+    """Return peak bytes of a fit in one process by the number of rows."""
     found = {}
     for rows in (FEW, MOST):
         out = subprocess.run(
@@ -182,7 +184,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="plan-accuracy-") as temporary:
         folder = Path(temporary)
         rows = make_rows(folder, given.base)
-        print("| job | told | took | told / took | told peak | peak | told / peak |")
+        print("| job | predicted | took | predicted / took | predicted peak | peak | predicted / peak |")
         print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
         for name in wanted:
             try:

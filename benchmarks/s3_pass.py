@@ -201,7 +201,7 @@ def troubled_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int
 
 
 def fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Least seconds of each function, taken in turn."""
+    """Return least seconds of each function, taken in turn."""
     least = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -231,7 +231,7 @@ def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
-    """All objects of the rows by eight plain connections."""
+    """Read all objects of the rows by eight plain connections; return the seconds."""
     source = dataset._columns.x
     keys = [source.shard_key(i) for i in range(-(-len(dataset) // source.shard_rows))]  # type: ignore[attr-defined]
     paths = [f"/{BUCKET}/noise.zarr/{key}" for key in keys]
@@ -251,7 +251,7 @@ def plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float) -> dict[str, Any]:
-    """All figures."""
+    """Return all figures."""
     disk = stored_rows(folder, rows, seed)
     with s3_server() as (port, delay):
         lead_to(port)
@@ -299,7 +299,7 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
 
 
 def troubled(folder: Path, a: Any) -> dict[str, Any]:
-    """The same fit from the server alone, and through the proxy."""
+    """Measure the same fit from the server alone, and through the proxy."""
     disk = stored_rows(folder, a.rows, a.seed)
     found: dict[str, Any] = {}
     weights = []
@@ -328,7 +328,7 @@ PASSES, LISTINGS, FORK_SECONDS, MARK = 10, 500, 15.0, "zarr.json"
 
 
 def opened(client: str) -> sl.Dataset:
-    """The rows by one of the clients, over connections of its own."""
+    """Return the rows by one of the clients, over connections of its own."""
     if client == "s3fs":
         forget_connections()
         return sl.open_dataset(f"s3://{BUCKET}/noise.zarr")
@@ -336,14 +336,14 @@ def opened(client: str) -> sl.Dataset:
 
 
 def obstore_bucket(prefix: str | None = None) -> Any:
-    """The bucket, or what lies below a prefix of it, by obstore: it tries up to ten times again."""
+    """Return the bucket, or a prefix of it, in obstore, which retries up to ten times."""
     from obstore.store import S3Store
 
     return S3Store(BUCKET, prefix=prefix, client_options={"allow_http": True, "timeout": "60s"})
 
 
 def failed_listings(client: str) -> int:
-    """How many listings of a folder end in an error."""
+    """Count the listings of a folder that end in an error."""
     import obstore
 
     forget_connections()
@@ -361,7 +361,7 @@ def failed_listings(client: str) -> int:
 
 
 def after_fork(client: str) -> tuple[str, str]:
-    """What a process says that is forked from this one and reads what this one has, and then this one."""
+    """Read the dataset in a forked process and then in this one; return the result of each as text."""
     import obstore
 
     forget_connections()

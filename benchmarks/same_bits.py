@@ -74,7 +74,7 @@ def images(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 
 def digest(model: Any, folder: Path) -> str:
-    """Digest of all arrays of the saved model; its metadata names the files of a run folder."""
+    """Return digest of all arrays of the saved model; its metadata names the files of a run folder."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save(folder)
     total = hashlib.sha256()

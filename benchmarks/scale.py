@@ -1,4 +1,4 @@
-"""What a pass over a billion rows takes on 1,000 workers, from what passes here cost:
+"""Estimated time of a pass over a billion rows on 1,000 workers, from the cost of measured passes:
 
     python benchmarks/scale.py FOLDER [--parts passes,page] [--kinds capsule,linear_mixture,mbn,crbm,hcn]
     python benchmarks/scale.py FOLDER --quickest --seconds 450
@@ -6,7 +6,7 @@
 
 passes       one pass (online: an epoch; mbn: the codes of its first layer) of each kind over each number of
              rows by each number of workers of a local cluster. Each is a part of results/scale.json: what is
-             there is not measured again without --again, so that an interrupted run goes on. No pass begins
+             there is not measured again without --again, so that an interrupted run resumes. No pass begins
              that, by those before it, would end after --seconds
 page         scale.md, from results/scale.json and results/simulated_cluster.json
 ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap networks, an epoch of a
@@ -175,11 +175,11 @@ class Over(KeyboardInterrupt):
 
 
 class Seen(sl.Callback):
-    """Seconds of the passes of a stage; of a map, which tells none, until the next stage."""
+    """Seconds of the passes of a stage, or of a map, which reports no passes, until the next stage."""
 
     def __init__(self, stage: str, wanted: int = PASSES) -> None:
         self.stage, self.wanted, self.began, self.passes = stage, wanted, 0.0, list[float]()
-        self.parts = 0.0  # of an epoch that is told in parts
+        self.parts = 0.0  # of an epoch that is reported in parts
         self.checkpoint_bytes = 0
 
     def on_stage(self, info: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ class Seen(sl.Callback):
         if record["stage"] == self.stage and record.get("phase", "em") == "em":
             self.passes.append(self.parts + float(record["seconds"]))
             self.parts = 0.0
-            # A checkpoint follows a pass only after it was told: the next one ends it.
+            # A checkpoint is written after its pass was reported, so the next pass ends it.
             if len(self.passes) > self.wanted:
                 raise Over
 
@@ -207,13 +207,13 @@ class Seen(sl.Callback):
 
     @property
     def seconds(self) -> float:
-        """Of the fastest of the second, third and fourth pass."""
+        """Return the seconds of the fastest of the second, third and fourth pass."""
         return min(self.passes[1:PASSES] or self.passes)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """So many rows, for the functions of the engine that cut them."""
+    """A number of rows, for the functions of the engine that divide them."""
 
     n: int
     n_features: int
@@ -223,7 +223,7 @@ class Rows:
 
 
 def cut(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """How a pass of a batch learner is cut: its spans, rows of a span, levels of the tree above spans."""
+    """Return the division of a pass of a batch learner: spans, rows of a span, levels of the tree above."""
     grid = choose_grid(Rows(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
     rows = min(n, grid.leaf_rows * FAN_IN**level)
@@ -231,7 +231,7 @@ def cut(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str
 
 
 def cut_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
-    """How the codes of a layer are cut: tiles, their rows by their share of columns, readings of a row."""
+    """Return the division of the codes of a layer: tiles, rows times share of columns, reads of a row."""
     tiles = tile_layout(n, row_bytes, coder)
     width = int(coder.output()[0][0])
     strips, parts = -(-n // tiles["shard_rows"]), -(-width // tiles["tile_columns"])
@@ -240,7 +240,7 @@ def cut_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
 
 
 def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
-    """What is counted of a pass, here and of a billion rows."""
+    """Return the counts of a pass, measured and for a billion rows."""
     store, pieces = EngineStore(run / "engine"), ds.pieces()
     found: dict[str, Any] = {
         "row_bytes": ds.nbytes / len(ds),
@@ -278,7 +278,7 @@ def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
 
 
 def busy() -> float:
-    """Share of this machine's processors that other work takes at this moment."""
+    """Return share of this machine's processors that other work takes at this moment."""
     return psutil.cpu_percent(interval=1.0) / 100
 
 
@@ -303,7 +303,7 @@ def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
 
 
 def wanted(a: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """(kind, rows, workers) of the passes that are asked for; those that give constants first."""
+    """Return (kind, rows, workers) of the passes that are asked for; those that give constants first."""
     out = []
     for name in a.kinds.split(","):
         case = CASES[name]
@@ -346,7 +346,7 @@ def measure(a: argparse.Namespace) -> None:
 
 
 def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """The passes that were measured, with their dates."""
+    """Return the passes that were measured, with their dates."""
     parts = json.loads(out.read_text(encoding="utf-8"))["parts"] if out.exists() else {}
     return {
         (r["kind"], r["rows"], r["workers"]): r | {"date": part["machine"]["date"]}
@@ -356,7 +356,7 @@ def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
 
 
 def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
-    """Seconds of a row and of a pass beside its rows, by two passes of one worker."""
+    """Return seconds of a row and of a pass beside its rows, by two passes of one worker."""
     own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
     if len(own) < 2:
         return None
@@ -373,7 +373,7 @@ def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) 
 
 
 def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
-    """What a span, a shard and a step cost with most simulated workers, or (0) with fewest.
+    """Return the cost of a span, a shard and a step with the most simulated workers, or (0) with the fewest.
 
     Tasks and messages are counted; what the scheduler computes of a message was measured in batch passes with
     as many workers, whose messages of spans outnumber heartbeats by far.
@@ -404,7 +404,7 @@ def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
 
 
 def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
-    """Seconds that a step beyond its computing takes two workers, of a state about as large."""
+    """Return seconds that a step beyond its computing takes two workers, of a state about as large."""
     kept = json.loads((RESULTS / "minibatch_steps.json").read_text(encoding="utf-8"))["results"]
     spread = [r for r in kept["dask_2_workers"] if "all_beyond_computing_ms" in r]
     nearest = min(
@@ -415,7 +415,7 @@ def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
 
 
 def tell(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> dict[str, Any]:
-    """The parts of a pass and its seconds; bytes, tasks, messages and dollars of requests.
+    """Return the parts of a pass and its seconds; bytes, tasks, messages and dollars of requests.
 
     ``r``: what was counted of a pass, and the constants of its kind.
     """
@@ -478,12 +478,12 @@ def table(head: str, rows: list[list[str]]) -> list[str]:
 
 
 def three(number: float) -> str:
-    """Three figures."""
+    """Return three figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Passes that gave no constants, beside what the model tells of them."""
+    """Return the passes that gave no constants, next to the predictions of the model."""
     out = []
     for (kind, n, workers), r in sorted(
         pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])
@@ -491,7 +491,7 @@ def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str
         constants = constants_of(kind, pieces)
         if constants is not None and not (workers == 1 and n in constants["from"]):
             reported = tell(r | constants, n, workers)["seconds"]
-            same = {"kind": kind, "rows": n, "workers": workers, "told": reported, "took": r["seconds"]}
+            same = {"kind": kind, "rows": n, "workers": workers, "predicted": reported, "took": r["seconds"]}
             out.append(same | {"ratio": reported / r["seconds"]})
     return out
 
@@ -552,16 +552,16 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
     found = checked(pieces)
     if found:
         good = sum(abs(r["ratio"] - 1) <= 0.2 for r in found)
-        lines += ["", "## Told and measured, seconds of a pass", ""]
+        lines += ["", "## Predicted and measured, seconds of a pass", ""]
         lines += [f"Within 20 %: {good} of {len(found)}. Those that gave the constants are left out."]
         lines += table(
-            "kind|rows|workers|told|took|told / took",
+            "kind|rows|workers|predicted|took|predicted / took",
             [
                 [
                     r["kind"],
                     f"{r['rows']:,}",
                     str(r["workers"]),
-                    *(f"{r[k]:.3g}" for k in ("told", "took", "ratio")),
+                    *(f"{r[k]:.3g}" for k in ("predicted", "took", "ratio")),
                 ]
                 for r in found
             ],
@@ -598,7 +598,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
 
 
 def spread_words() -> list[str]:
-    """What a step costs the scheduler, by its chains."""
+    """Return the table of the cost of a step for the scheduler, by its chains."""
     steps = {int(name.split()[1]): r for name, r in of_scheduler().items() if name.startswith("online")}
     rows = [
         [str(chains), *(three(r[key]) for key in ("workers", "tasks", "messages")), three(1e3 * r["seconds"])]
@@ -649,7 +649,7 @@ def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
 
 
 def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
-    """Rows whose outputs are ten zeros and ones: which class they are of."""
+    """Return rows whose outputs are ten zeros and ones: which class they are of."""
 
     def make() -> Dataset:
         classes = ds.read_y(0, len(ds))

@@ -60,7 +60,7 @@ class Passes(sl.Callback):
 
 
 def in_memory(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """What GridSearchCV needs: all rows as one array."""
+    """Return all rows as one array, which GridSearchCV needs."""
     return dataset.read_x(0, len(dataset)), dataset.read_y(0, len(dataset))
 
 

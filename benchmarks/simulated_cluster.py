@@ -1,4 +1,4 @@
-"""What the loops of a fit cost the scheduler, on a simulated cluster of up to 1,000 workers.
+"""Cost of the loops of a fit for the scheduler, on a simulated cluster of up to 1,000 workers.
 
 The scheduler is a real one in a process of its own. The workers are real Worker objects, packed into a few
 processes: they get, answer and exchange the messages of 1,000 machines, only their spans hold a few rows. The
@@ -130,7 +130,7 @@ def receive(pipe: Any, seconds: float) -> Any:
 
 
 def patient(make: Callable[[], Any], times: int = 5) -> Any:
-    """What is made, tried again: 1,000 workers of a few processes do not always all answer in a minute."""
+    """Return ``make()`` after retries: 1,000 workers in a few processes do not always answer in a minute."""
     from scalelatent.errors import RunError
 
     for _ in range(times - 1):
@@ -234,7 +234,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
 def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
 ) -> Iterator[dict[str, Any]]:
-    """Steps of a learner that computes nothing, by so many chains, each on a worker of its own."""
+    """Measure steps of a learner that computes nothing, with some chains, each on its own worker."""
     from idle_learner import Idle
 
     from scalelatent.engine.callbacks import Callbacks
@@ -267,7 +267,7 @@ def measure_steps(
 
 
 def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
-    """A map of so many shards for each worker; the second one: the first starts threads and opens files."""
+    """Measure the second map of some shards per worker; the first one starts threads and opens files."""
     from simulated_learner import Echo
 
     from scalelatent.engine.checkpoints import EngineStore
@@ -293,7 +293,7 @@ def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
 
 
 def idle_share(client: Any, seconds: float = 5.0) -> float:
-    """Share of a core that the scheduler takes while nothing is computed: heartbeats."""
+    """Return share of a core that the scheduler takes while nothing is computed: heartbeats."""
     time.sleep(2)
     before = client.run_on_scheduler(meter)
     time.sleep(seconds)
@@ -334,7 +334,7 @@ def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 
 
 def bounds(found: dict[str, Any]) -> dict[str, Any]:
-    """What follows: how many workers (one thread each) a scheduler keeps busy with spans of so many seconds.
+    """Return the number of workers (one thread each) that a scheduler keeps busy, by the seconds of spans.
 
     Rows do not come into it: a pass has between 4 and 32 spans for each thread (`choose_level`), however many
     rows each of them holds.

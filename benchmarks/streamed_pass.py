@@ -64,7 +64,7 @@ def with_fresh_pages(call: Callable[[], Any]) -> None:
 
 
 def computing(context: PassContext) -> tuple[float, float]:
-    """Processor seconds of the thread that computes, and seconds that it waits for rows, of a pass."""
+    """Return processor seconds of the thread that computes, and seconds that it waits for rows, of a pass."""
     (grid,) = context.stage.grids.values()
     begin = time.thread_time()
     context.run_span(Span("train", grid.depth, 0), StopEvent())
@@ -121,7 +121,7 @@ class Seconds(sl.Callback):
 def timed_fit(
     dataset: sl.Dataset, passes: int, d: int, architecture: str = "multiclass", **where: Any
 ) -> Seconds:
-    """A fit of so many passes of plain EM."""
+    """Time some passes of plain EM."""
     seconds = Seconds()
     model = sl.CapsuleRegression(
         capsule_dim=d,
@@ -137,8 +137,9 @@ def timed_fit(
 
 
 def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], list[float], list[float]]:
-    """Of each pass on a cluster: seconds, how many of them the busiest worker did not compute, and CPU
-    seconds of this process, which has driver and scheduler.
+    """Return the seconds of each pass on a cluster, idle seconds of the busiest worker, and CPU seconds.
+
+    The CPU seconds are those of this process, which has driver and scheduler.
     """
     from distributed import get_task_stream
 
@@ -154,13 +155,13 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
                     key = (int(name[1][2:]), task["worker"])
                     busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
-    # A pass may have begun behind the last one; it was called off.
+    # A pass may have started behind the last one, and was cancelled.
     idle = [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
     return seconds[2:], idle, np.diff(reported.cpu)[1:].tolist()
 
 
 def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """The same fits in process and on a cluster, in turn."""
+    """Measure the same fits in one process and on a cluster, in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
     with sl.cluster("local", workers=2, memory_limit="6GB", dashboard_address=None) as client:
         for d in (2, 8):
@@ -211,7 +212,7 @@ def _no_client() -> Any:
 
 
 def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Peaks of workers at a tenth of the rows and at all of them."""
+    """Return peaks of workers at a tenth of the rows and at all of them."""
     # A worker's half of a tenth of the rows is 37 MiB: a larger cache would be full at all of them alone.
     os.environ["SCALELATENT_CACHE_BYTES"] = str(24 * 2**20)
     out = {}
@@ -227,7 +228,7 @@ def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
 
 
 def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Bytes that one pass of all_vs_all reads."""
+    """Return bytes that one pass of all_vs_all reads."""
     os.environ["SCALELATENT_CACHE_BYTES"] = "0"
     dataset = stored_rows(folder, rows // 10, seed)
     with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
@@ -245,7 +246,7 @@ def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
 
 
 def kept(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """What keeping rows gains where every processor computes."""
+    """Measure the gain of a row cache if every processor computes."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
         stage = make_stage("capsule_estep", learner(d, seed)[0], {"train": dataset}, "cpu", dataset.classes)

@@ -1,4 +1,4 @@
-"""What it costs to run a job on a cluster: submit to first span, CPU of driver and scheduler, sizes of tasks.
+"""Cost of running a job on a cluster: submit to first span, CPU of driver and scheduler, sizes of tasks.
 
 Scheduler and workers are processes of their own on loopback, as on a cluster. A first job warms them; then
 each round submits one from the command line (a new process) and one from this one, in turn. The CPU shares
@@ -116,7 +116,7 @@ def start(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]
 
 
 def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
-    """Seconds from the start of the command, or of the call, to the first span of the job."""
+    """Return seconds from the start of the command, or of the call, to the first span of the job."""
     found: dict[str, list[dict[str, float]]] = {"command line": [], "submit_job": []}
     for i in range(rounds):
         for way in found:
@@ -145,7 +145,7 @@ def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict
 
 
 def driver_threads(dask_worker: Any = None) -> dict[str, float]:
-    """CPU seconds of the driver's threads in this worker: its own, and its client's event loop."""
+    """Return CPU seconds of the driver's threads in this worker: its own, and its client's event loop."""
     import threading
 
     import psutil
@@ -161,7 +161,7 @@ def driver_threads(dask_worker: Any = None) -> dict[str, float]:
 
 
 def shares(client: Client, folder: Path, address: str, scheduler: int, rows: int, seconds: float) -> Any:
-    """CPU shares of driver and scheduler while a fit runs."""
+    """Return CPU shares of driver and scheduler while a fit runs."""
     import psutil
 
     process = psutil.Process(scheduler)

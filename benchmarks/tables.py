@@ -58,7 +58,7 @@ def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callab
 
 
 def read(name: str) -> Any:
-    """What a file in results/ has measured."""
+    """Return the results in a file of results/."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "parts" in content:
         return {part: found["result"] for part, found in content["parts"].items()}
@@ -66,17 +66,17 @@ def read(name: str) -> Any:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """A share as per cent."""
+    """Return a share as per cent."""
     return f"{100 * share:.{digits}f} %"
 
 
 def mib(size: float) -> str:
-    """Bytes in MiB."""
+    """Return bytes in MiB."""
     return f"{size / 2**20:.0f} MiB"
 
 
 def rounded(number: float) -> str:
-    """Three figures, with commas."""
+    """Return three figures, with commas."""
     size = 10 ** max(0, len(str(int(number))) - 3)
     return f"{round(number / size) * size:,.0f}"
 
@@ -424,12 +424,12 @@ _ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28",
 
 
 def _mean(found: dict[str, float]) -> str:
-    """Mean and spread over seeds."""
+    """Return mean and spread over seeds."""
     return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
 
 
 def _setting(given: dict[str, Any]) -> str:
-    """Settings of a way in short."""
+    """Return settings of a way in short."""
     if "n_components" not in given:  # neighbours
         return f"smoothing {given['smoothing']:g}, {len(given['tangents'])} tangents"
     words = [f"k = {given['n_components']}, h = {given['n_dims']}", f"smoothing {given['smoothing']:g}"]
@@ -529,7 +529,7 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
-@shown("two traits|seeds|error: median, worst|the paper's|begun again|weights on, of each layer")
+@shown("two traits|seeds|error: median, worst|the paper's|restarts|weights on, of each layer")
 def two_traits() -> Iterable[Iterable[Any]]:
     found = read("hcn_traits")
     kinds = {
@@ -596,20 +596,20 @@ READ_BY = {
 
 
 def over_seeds(shares: list[float]) -> str:
-    """The median as per cent, and the least and the most where there are several."""
+    """Return the median as per cent, and the least and the most where there are several."""
     reported = percent(statistics.median(shares), 1)
     return reported if len(shares) == 1 else f"{reported} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
 
 
 def spread_of(values: list[float]) -> str:
-    """The median, and the least and the most where there are several."""
+    """Return the median, and the least and the most where there are several."""
     reported = f"{statistics.median(values):,.4g}"
     return reported if len(values) == 1 else f"{reported} ({min(values):,.4g} - {max(values):,.4g})"
 
 
 @shown(
     "templates learned and read by|features on|weights of one|templates on|weights of one|"
-    "edges over those of a digit|training error|CPU ms an image told"
+    "edges over those of a digit|training error|CPU ms per image"
 )
 def digit_templates() -> Iterable[Iterable[Any]]:
     found = read("hcn_digits") | read("hcn_digits_more")
@@ -764,14 +764,14 @@ def parts_layers() -> Iterable[Iterable[Any]]:
 
 @shown(
     "64 features, 32 templates a class|p_weight|digits, leaves|passes|8 bytes a pair, all templates|"
-    "kept of a pass, the most|bytes a pair|run folder, told|peak of the process, told"
+    "kept of a pass, the most|bytes a pair|run folder, predicted|peak of the process, predicted"
 )
 def kept_messages() -> Iterable[Iterable[Any]]:
     for r in read("hcn_layers")["kept"]:
         weights = ", ".join(f"{p:g}" for p in r["p_weight"])
         sizes = f"{r['eight bytes a pair, gb']:.1f} GB", f"{r['kept gb']:.2f} GB"
-        folder = f"{r['run folder gb']:.1f}, {r['run folder told gb']:.1f} GB"
-        peak = f"{r['peak gb']:.1f}, {r['peak told gb']:.1f} GB"
+        folder = f"{r['run folder gb']:.1f}, {r['run folder predicted gb']:.1f} GB"
+        peak = f"{r['peak gb']:.1f}, {r['peak predicted gb']:.1f} GB"
         digits = f"{r['digits']}, {r['leaves']}"
         yield (
             r["features"],
@@ -973,7 +973,7 @@ def mixture_clusters() -> Iterable[Iterable[Any]]:
             yield way, _mean(r["nmi"]), _mean(r["accuracy"])
 
 
-@shown("job|told|took|told / took|told peak|peak|told / peak")
+@shown("job|predicted|took|predicted / took|predicted peak|peak|predicted / peak")
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():
         took = f"{r['seconds']:.1f} s ({r['cpu_seconds']:.1f} s of CPU)"
@@ -1005,7 +1005,7 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown("client of S3|alone|a delay|by the proxy|failed of listings broken off|forked process|its parent then")
+@shown("client of S3|alone|a delay|by the proxy|failed interrupted listings|forked process|its parent then")
 def s3_clients() -> Iterable[Iterable[Any]]:
     found = read("s3_pass")["clients"]
     for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):
@@ -1125,6 +1125,7 @@ RIVALS: dict[str, dict[str, str]] = {
     },
     "labels": {
         "ConditionalRBM": "conditional RBM",
+        "ConditionalRBM, 30 epochs": "30 epochs",
         "one-vs-rest logistic regression": "one-vs-rest logistic",
         "classifier chain": "chain",
         "ten classifier chains": "ten chains",
@@ -1142,19 +1143,22 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return the records of all seeds of a task, by set and method, in the order of the columns."""
+    """Return the records of a task by set and method, of the seeds that all methods of a set have."""
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
-    return {
-        name: {
-            method: list(found[f"{task}/{name}/{method}"].values())
-            for method in RIVALS[task]
-            if f"{task}/{name}/{method}" in found
+    out = {}
+    for name in sets:
+        methods = {m: found[part] for m in RIVALS[task] if (part := f"{task}/{name}/{m}") in found}
+        ended = [seeds for seeds in methods.values() if not any("over_seconds" in r for r in seeds.values())]
+        common = set.intersection(*map(set, ended)) if ended else set()
+        out[name] = {
+            method: [r for seed, r in seeds.items() if seed in common or "over_seconds" in r]
+            for method, seeds in methods.items()
         }
-        for name in sets
-    }
+    return out
 
 
+# Cells are means over the seeds on file, with the median of the CPU seconds.
 def _rival_rows(task: str, *keys: str, digits: int = 1) -> Iterable[Iterable[Any]]:
     for name, methods in rivals(task).items():
         yield name, *(_rival_cell(methods.get(method, []), keys, digits) for method in RIVALS[task])
@@ -1171,11 +1175,8 @@ def _rival_cell(seeds: list[dict[str, Any]], keys: Iterable[str], digits: int) -
     if not means:
         return ""
     seconds = statistics.median(record["cpu_seconds"] for record in seeds)
-    return (
-        f"{' / '.join(means)} ({seconds:.2g} s)"
-        if seconds < 100
-        else f"{' / '.join(means)} ({seconds:.0f} s)"
-    )
+    taken = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}" if seconds >= 0.01 else "< 0.01"
+    return f"{' / '.join(means)} ({taken} s)"
 
 
 def _rival_head(task: str) -> str:

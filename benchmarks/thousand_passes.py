@@ -64,7 +64,7 @@ class Sizes(sl.Callback):
 
 
 def growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
-    """MiB after each fifth of the fit; bytes a pass over the last half (least squares)."""
+    """Return MiB after each fifth of the fit; bytes a pass over the last half (least squares)."""
     fifths = [seen[len(seen) * k // 5 - 1] for k in range(1, 6)]
     half = seen[len(seen) // 2 :]
     slope = np.polyfit([row["pass"] for row in half], [row[what] for row in half], 1)[0]

@@ -1,4 +1,4 @@
-"""Public names say what they take and give, with an example."""
+"""Public names document their parameters and results, with an example."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Broken(Callback):
         raise OSError("no server")
 
 
-def test_a_callback_that_fails_is_warned_of_once() -> None:
+def test_a_failing_callback_gives_one_warning() -> None:
     broken = Unfailing([Broken()])
     with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")

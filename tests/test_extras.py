@@ -1,4 +1,4 @@
-"""What needs a package that is not installed names the extra that brings it."""
+"""The error of a missing package names the extra that installs it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _jobs_of_slurm(folder: Path) -> Any:
     return module.make_cluster(module.parse([str(folder)]))
 
 
-# Extra, package, and what asks for it.
+# Extra, package, and the call that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("anndata", "anndata", lambda _: data.Dataset.from_anndata(X)),
     ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
@@ -59,7 +59,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_h5ad(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
-    ("hf", "datasets", lambda folder: data.import_hf(folder, folder / "out")),
+    ("arrow", "pyarrow", lambda folder: data.import_hf(folder, folder / "out")),
     ("mlflow", "mlflow", lambda _: MlflowTracking()),
     ("onnx", "onnx", lambda folder: _model().to_onnx(folder / "m.onnx")),
     ("polars", "polars", _framed),
@@ -70,20 +70,21 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("torch", "torch", lambda _: ROWS.to_torch()),
     ("xarray", "xarray", lambda _: ROWS.to_xarray()),
 ]
-# Of a cluster that its user starts and passes on, of CUDA's other version, and of those who work on this.
-OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
+# Extras for clusters that users start, for the other CUDA version, another name of arrow, and extras
+# for contributors.
+OTHERS = {"k8s", "cuda13", "hf", "bench", "docs", "test"}
 
 
 @pytest.mark.parametrize(("extra", "package", "call"), NEEDS)
-def test_the_extra_is_named(
+def test_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str, package: str, call: Callable[[Path], Any]
 ) -> None:
-    # MATLAB's 7.3 is HDF5 behind a header.
+    # MATLAB 7.3 files are HDF5 with a header.
     head = b"MATLAB 7.3 MAT-file".ljust(512)
     for name in ("a.h5", "a.mat"):
         (tmp_path / name).write_bytes((head if name == "a.mat" else b"") + b"\x89HDF\r\n\x1a\n")
     monkeypatch.setitem(sys.modules, package, None)
-    # What has been imported before is known by other names, too.
+    # Modules that were imported earlier have other names, too.
     monkeypatch.delitem(sys.modules, "scalelatent.data.torch_rows", raising=False)
     for protocol in ("s3", "gs", "az"):
         monkeypatch.delitem(known, protocol, raising=False)
@@ -95,6 +96,6 @@ def test_the_extra_is_named(
     assert sorted(file for file in tmp_path.iterdir() if file.name != "tls") == files
 
 
-def test_every_extra_is_asked_for() -> None:
+def test_every_extra_is_needed_by_a_test() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {extra for extra, _, _ in NEEDS} == set(project["optional-dependencies"]) - OTHERS

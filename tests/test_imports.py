@@ -1,4 +1,4 @@
-"""What an import costs and brings along."""
+"""Modules that an import loads, and the rules of imports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("code", ["import scalelatent", "import scalelatent.cli"])
-def test_nothing_heavy_is_imported(code):
+def test_importing_the_package_loads_no_heavy_module(code):
     loaded = loaded_after(code)
     assert not loaded & set(HEAVY)
 
@@ -39,12 +39,12 @@ def test_numpy_is_not_needed_to_print_help():
 
 @pytest.mark.parametrize("module", ["submit", "control", "clusterdriver"])
 def test_verbs_of_submitted_jobs_load_no_models(module):
-    """Half a second of each `submit`, `status` and `cancel`."""
+    """They would take half a second in each `submit`, `status` and `cancel`."""
     assert not loaded_after(f"import scalelatent.jobs.{module}") & (set(HEAVY) - {"pydantic"} | {"numpy"})
 
 
 @pytest.mark.parametrize("name", ["CapsuleRegression", "MultilayerBootstrapNetwork", "CompressiveMBN"])
-def test_an_estimator_loads_little_beside_the_base_classes_of_scikit_learn(name):
+def test_an_estimator_loads_little_except_base_classes_of_scikit_learn(name):
     """Compilers, clusters and storage are loaded by the first fit that needs them."""
     loaded = loaded_after(f"import scalelatent as sl; sl.{name}")
     beside = loaded - loaded_after("import sklearn.base, sklearn.utils.multiclass")
@@ -64,12 +64,12 @@ PACKAGES = {
     "cupy": "cupy-cuda13x",
     "cupy_backends": "cupy-cuda13x",
 }
-# IPython is asked for in the kernel of a notebook alone, which is there by it.
+# IPython is used only in the kernel of a notebook, where it is installed.
 OTHERS = {"scalelatent", "IPython"}
 
 
 def _imported() -> dict[str, str]:
-    """Distribution -> a file that imports it."""
+    """Return the imported distributions, each with a file that imports it."""
     found = {}
     for file in sorted((ROOT / "scalelatent").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -81,7 +81,7 @@ def _imported() -> dict[str, str]:
     return found
 
 
-def test_what_is_imported_is_declared_and_nothing_else():
+def test_imported_packages_are_the_declared_ones():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = [v for k, v in project["optional-dependencies"].items() if k not in ("test", "bench", "docs")]
     needed, wished = (
@@ -93,7 +93,7 @@ def test_what_is_imported_is_declared_and_nothing_else():
     assert needed - imported.keys() == set()
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_can_be_imported():
     for name in sl.__all__:
         assert getattr(sl, name) is not None
         assert name in dir(sl)
@@ -101,7 +101,7 @@ def test_every_public_name_is_there():
         _ = sl.CapsulRegression
 
 
-def test_show_versions(capsys):
+def test_show_versions_lists_packages(capsys):
     sl.show_versions()
     text = capsys.readouterr().out
     assert text.startswith(f"scalelatent    {sl.__version__}\n")

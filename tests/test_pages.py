@@ -54,3 +54,20 @@ def test_page_of_the_command_line_has_each_verb() -> None:
     ).stdout
     for verb in ("fit", "submit", "resume", "data import images", "data make digits", "cluster up"):
         assert f"\n## scalelatent {verb}\n" in page
+
+
+MARKDOWN = subprocess.run(
+    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
+).stdout.split()
+
+
+@pytest.mark.skipif(not MARKDOWN, reason="no git checkout")
+@pytest.mark.parametrize("name", [name for name in MARKDOWN if not name.startswith(".github/changes/")])
+def test_links_of_pages_exist_in_a_checkout(name: str) -> None:
+    """Links to pages that only a build writes are dead on a code host."""
+    text = re.sub(
+        r"^```.*?^```$", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
+    files = [target.partition("#")[0] for target in targets if not re.match(r"https?:|mailto:|#", target)]
+    assert [file for file in files if not ((ROOT / name).parent / file).exists()] == []

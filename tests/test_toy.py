@@ -1,4 +1,4 @@
-"""A model of another package does all that ours do, with no line of it in scalelatent."""
+"""A model of another package has all features of the own models, without a line in scalelatent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOY = Path(__file__).parent / "toy"
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch):
-    """The package is on the path of this process and of those that it starts."""
+    """Add the package to the path of this process and of those that it starts."""
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), os.environ.get("PYTHONPATH", "")]))
     kinds.known_kinds.cache_clear()
@@ -46,7 +46,7 @@ def toy(**params: Any) -> Any:
 
 
 class StopAfter(Callback):
-    """Interrupts a fit after so many passes."""
+    """Callback that interrupts a fit after some passes."""
 
     def __init__(self, passes: int) -> None:
         self.passes = passes
@@ -56,7 +56,7 @@ class StopAfter(Callback):
             raise KeyboardInterrupt
 
 
-def test_it_is_kmeans(rows: str) -> None:
+def test_the_toy_model_is_kmeans(rows: str) -> None:
     ds = sl.open_dataset(rows)
     model = toy().fit(ds)
     x = ds.read_x(0, len(ds))
@@ -66,7 +66,7 @@ def test_it_is_kmeans(rows: str) -> None:
     np.testing.assert_array_equal(peer.predict(x), model.transform(ds).argmax(axis=1))
 
 
-def test_it_is_saved_loaded_resumed_and_planned(rows: str, tmp_path: Path) -> None:
+def test_the_toy_model_is_saved_loaded_resumed_and_planned(rows: str, tmp_path: Path) -> None:
     ds, run = sl.open_dataset(rows), str(tmp_path / "run")
     whole = toy().fit(ds)
     with pytest.raises(KeyboardInterrupt):
@@ -80,7 +80,7 @@ def test_it_is_saved_loaded_resumed_and_planned(rows: str, tmp_path: Path) -> No
     assert model.plan(ds)["seconds"]["estep"] > 0
 
 
-def test_it_is_searched(rows: str) -> None:
+def test_the_toy_model_is_searched(rows: str) -> None:
     search = sl.Search(toy(), {"n_clusters": [1, 3]}, cv=2).fit(sl.open_dataset(rows))
     assert search.best_params_ == {"n_clusters": 3}
 
@@ -107,7 +107,7 @@ n_clusters = 3
 """
 
 
-def test_jobs_know_it(rows: str, tmp_path: Path) -> None:
+def test_jobs_fit_the_toy_model(rows: str, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     assert "kmeans" in command("--help", cwd=tmp_path)
     assert "n_clusters" in command("plan", "job.toml", cwd=tmp_path)
@@ -142,7 +142,7 @@ def test_a_cluster_gives_the_same_bits(rows: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_tasks_and_the_page_name_it(rows: str, tmp_path: Path) -> None:
+def test_tasks_and_the_page_name_the_toy_model(rows: str, tmp_path: Path) -> None:
     from distributed import Client, LocalCluster
 
     from scalelatent.monitor import ClusterLog, install

@@ -1,4 +1,4 @@
-"""What a user's type checker makes of calls with all that is accepted."""
+"""A user's type checker accepts valid calls and refuses others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ds.save("copy.zarr", chunk_row=3)
 """
 
 
-def test_the_names_that_are_told_are_there():
+def test_the_typed_names_exist():
     assert scalelatent.typing.__all__ == sorted(scalelatent.typing.__all__)
     assert all(hasattr(scalelatent.typing, name) for name in scalelatent.typing.__all__)
 
@@ -69,7 +69,7 @@ def test_the_names_that_are_told_are_there():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-def test_a_users_type_checker_takes_what_is_accepted_and_nothing_else(tmp_path):
+def test_a_users_type_checker_accepts_valid_calls_only(tmp_path):
     (tmp_path / "user.py").write_text(USER + REFUSED)
     (tmp_path / "mypy.ini").write_text("[mypy]\nignore_missing_imports = true\nfollow_imports = silent\n")
     done = subprocess.run(

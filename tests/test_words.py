@@ -26,8 +26,11 @@ INSTEAD = {
 }
 # A first word that makes a docstring a fragment; a question is a sentence.
 FRAGMENT = re.compile(r"^(?:Of|Those|What|Which|Whether|How|Where|That|With)\b(?!.*\?$)")
-FOLDERS = ["scalelatent"]
-FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+FOLDERS = ["scalelatent", "tests", "benchmarks", "cluster", ".ci"]
+# This file lists the words.
+FILES = sorted(
+    path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__).resolve()
+)
 
 
 def sentences(path: Path) -> list[tuple[int, str]]:

@@ -1,7 +1,8 @@
 """Pages whose text is a Markdown file of the repository, so that each text exists once.
 
 A page that consists of the line `repository-file: PATH` shows that file. Links to files that are pages too
-become links between pages; links to other files become their path in the repository.
+become links between pages; links to other files become their path in the repository. Links of any page to an
+example or a lesson name its source, so that they also work in a checkout; they become links to its page.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(r"^repository-file: (\S+)$", re.MULTILINE)
+# Folders of scripts, and the folders in which the build writes their pages.
+BUILT = {"examples": "gallery", "lessons": "start/lessons"}
+SCRIPT = re.compile(r"\]\(((?:\.\./)*)(examples|lessons)/(\w+)\.(?:py|rst)\)")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -26,7 +30,13 @@ def _find_pages(srcdir: Path) -> dict[Path, str]:
     return pages
 
 
+def _link_script(match: re.Match[str]) -> str:
+    name = "index" if match[3] == "GALLERY_HEADER" else match[3]
+    return f"]({match[1]}{BUILT[match[2]]}/{name}.rst)"
+
+
 def _show(app, docname: str, content: list[str]) -> None:
+    content[0] = SCRIPT.sub(_link_script, content[0])
     found = LINE.search(content[0])
     if not found:
         return

@@ -187,7 +187,9 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
     values = {key: state[key] for key in keys if state.get(key) is not None}
     if "search" in state:
         values["search"] = state["search"]
-    values |= {"run": folder.url, "model": folder.model_url}
+    values["run"] = folder.url
+    if folder.has_model:
+        values["model"] = folder.model_url
     if folder.has_report:
         values["report"] = folder.report_url
     return values

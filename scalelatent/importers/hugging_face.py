@@ -1,7 +1,12 @@
-"""Import Hugging Face datasets from a disk: columns of numbers, or of images, which are decoded."""
+"""Import Hugging Face datasets from a disk: columns of numbers, or of images, which are decoded.
+
+The Arrow files are read without the package ``datasets``. Even to open a folder, this package pickles with
+``dill``, which fails for some of its versions on Python 3.14.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +27,6 @@ from .image_folder import ImageDecoder
 if TYPE_CHECKING:
     from typing import Unpack
 
-    import datasets
     import pyarrow
 
     from .files import PathOrUrl
@@ -50,7 +54,7 @@ def import_hf(
     Parameters
     ----------
     folder : path
-        The folder. Needs datasets: ``pip install 'scalelatent[hf]'``.
+        The folder. Needs pyarrow: ``pip install 'scalelatent[arrow]'``.
     url : str
         Dataset to write.
     split : str, optional
@@ -88,12 +92,13 @@ def import_hf(
     source_name = f"Hugging Face dataset {os.fspath(folder)}"
     decoder = ImageDecoder(size, crop, color)
     with arrow_errors(source_name):
-        source = _open(folder, split, source_name)
+        source, features_json = _open(Path(folder), split, source_name)
         if not len(source):
             raise DataError(f"{source_name} holds no rows; nothing to import")
         others = [name for name in source.column_names if name not in (label, weight)]
         names = others if features is None else list(features)
-        images = [name for name in names if type(source.features.get(name)).__name__ == "Image"]
+        kinds = {name: value for name, value in features_json.items() if isinstance(value, dict)}
+        images = [name for name in names if kinds.get(name, {}).get("_type") == "Image"]
         if images and len(names) > 1:
             raise DataError(
                 f"{source_name}: column {images[0]!r} holds images, and there are others "
@@ -101,14 +106,14 @@ def import_hf(
                 "--label (label=)"
             )
         columns = FrameColumns(
-            source.features.arrow_schema,
+            source.schema,
             source_name,
             label=label,
             weight=weight,
             features=[] if images else names,
         )
         # Only the type ClassLabel has names.
-        label_names = None if label is None else getattr(source.features.get(label), "names", None)
+        label_names = None if label is None else kinds.get(label, {}).get("names")
         labels = np.array(label_names) if label_names else None
         x: _ColumnsReader = (
             _ImagesReader(source, columns, labels, images[0], decoder)
@@ -117,7 +122,7 @@ def import_hf(
         )
         classes: np.ndarray | None = None if labels is None else np.unique(labels)
         if labels is None and x.label_type is not None and x.label_type.kind == "U":
-            classes = np.unique(columns.labels(source.with_format("arrow").select_columns([label])[:]))
+            classes = np.unique(columns.labels(source.select([label])))
         return write_table(
             url,
             x,
@@ -130,23 +135,31 @@ def import_hf(
         )
 
 
-def _open(folder: PathOrUrl, split: str | None, source_name: str) -> datasets.Dataset:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{source_name} needs datasets: install it with pip install 'scalelatent[hf]'"
-        ) from error
-    if not Path(folder).is_dir():
+def _open(folder: Path, split: str | None, source_name: str) -> tuple[pyarrow.Table, dict[str, Any]]:
+    """Return the rows, which stay on disk, and the types of the columns as JSON."""
+    import pyarrow
+
+    if not folder.is_dir():
         raise DataError(f"{source_name} does not exist, or is no folder; check the path")
-    found = datasets.load_from_disk(os.fspath(folder))
-    if isinstance(found, datasets.Dataset):
-        if split is not None:
+    try:
+        if (folder / "dataset_dict.json").exists():
+            splits = json.loads((folder / "dataset_dict.json").read_bytes())["splits"]
+            if split is None or split not in splits:
+                raise DataError(
+                    f"{source_name} has the splits {', '.join(splits)}; choose one with --split (split=)"
+                )
+            folder = folder / split
+        elif split is not None:
             raise DataError(f"{source_name} has no splits; leave --split out (split=None)")
-        return found
-    if split not in found:
-        raise DataError(f"{source_name} has the splits {', '.join(found)}; choose one with --split (split=)")
-    return found[split]
+        features = json.loads((folder / "dataset_info.json").read_bytes())["features"]
+        names = [file["filename"] for file in json.loads((folder / "state.json").read_bytes())["_data_files"]]
+        files = [pyarrow.memory_map(str(folder / name)) for name in names]
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{source_name} cannot be read ({type(error).__name__}: {error}); give a folder that "
+            "`save_to_disk` of the package datasets wrote"
+        ) from error
+    return pyarrow.concat_tables(pyarrow.ipc.open_stream(file).read_all() for file in files), features
 
 
 class _ColumnsReader(TableReader):
@@ -154,7 +167,7 @@ class _ColumnsReader(TableReader):
 
     def __init__(
         self,
-        source: datasets.Dataset,
+        source: pyarrow.Table,
         columns: FrameColumns,
         names: np.ndarray | None,
         image_columns: Sequence[str] = (),
@@ -162,8 +175,8 @@ class _ColumnsReader(TableReader):
     ) -> None:
         row_bytes = row_bytes or max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
         rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes))
-        selected = source.select_columns([*columns.all_names, *image_columns]).with_format("arrow")
-        super().__init__(selected.iter(rows), columns, len(source))
+        selected = source.select([*columns.all_names, *image_columns])
+        super().__init__(iter(selected.to_batches(rows)), columns, len(source))
         self._names = names
         if names is not None:
             self.label_type = names.dtype
@@ -186,14 +199,14 @@ class _ImagesReader(_ColumnsReader):
 
     def __init__(
         self,
-        source: datasets.Dataset,
+        source: pyarrow.Table,
         columns: FrameColumns,
         names: np.ndarray | None,
         column: str,
         decoder: ImageDecoder,
     ) -> None:
         self._column, self._decoder, self.name = column, decoder, columns.what
-        first = self._decode(source.with_format("arrow")[:1][column][0].as_py(), 0)
+        first = self._decode(source.column(column)[0].as_py(), 0)
         super().__init__(source, columns, names, [column], first.nbytes)
         self.shape, self.dtype = (len(source), *first.shape), first.dtype
         self._pool = ThreadPoolExecutor(dask.system.cpu_count(), "scalelatent-decode")

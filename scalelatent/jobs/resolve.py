@@ -50,9 +50,9 @@ def load_job(
     except FileNotFoundError:
         raise JobError(f"job file {file} does not exist (looked in {Path.cwd()})") from None
     except IsADirectoryError:
-        raise JobError(
-            f"{file} is a folder, not a job file; to resume a run folder: scalelatent resume {file}"
-        ) from None
+        jobs = sorted(file.glob("*.toml"))
+        step = f"give {jobs[0]}" if jobs else f"to resume a run folder: scalelatent resume {file}"
+        raise JobError(f"{file} is a folder, not a job file; {step}") from None
     except UnicodeDecodeError as error:
         raise JobError(f"job file {file} cannot be read: {error}; save it as UTF-8") from None
     except (OSError, ValueError) as error:  # ValueError: an invalid file name

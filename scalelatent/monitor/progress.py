@@ -185,7 +185,8 @@ class ProgressDisplay(Callback):
 
     def _print(self, text: str) -> None:
         self._shown_at = time.monotonic()
-        self.console.print(text, highlight=False, soft_wrap=True)
+        with suppress(SystemExit):  # rich ends the process when the reader of its output has ended
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     @property
     def _after_fit(self) -> bool:

@@ -158,7 +158,10 @@ def _without(rows: SimpleNamespace) -> np.ndarray:
 def test_a_shard_that_kills_workers_is_excluded_on_request(
     poisoned: Any, fit: Any, same: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
 ) -> None:
-    """Moments, projection and passes go on without it, and a resumed fit too, when it can be read again."""
+    """Moments, projection and passes continue without the shard.
+
+    A resumed fit excludes it even if it can be read again.
+    """
     mark.touch()
     events, options = Events(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
     with pytest.raises(KeyboardInterrupt):
@@ -210,7 +213,7 @@ class Removes(Events):
 def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
     poisoned: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """Of such a pass the driver hears at its M-step alone, which fails with what a span has found."""
+    """The driver waits only for the M-step of a short pass, which fails with the error of a span."""
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
     events, train = Removes(shard), open_dataset(tmp_path / "rows")

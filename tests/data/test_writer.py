@@ -142,9 +142,9 @@ def test_an_existing_output_is_not_overwritten(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="not a scalelatent dataset, so it is not replaced"):
             _create(tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").exists()
-    _create(tmp_path / "begun")
+    _create(tmp_path / "started")
     with pytest.raises(DataError, match=r"unfinished.*--resume"):
-        _create(tmp_path / "begun")
+        _create(tmp_path / "started")
     (tmp_path / "empty").mkdir()
     _create(tmp_path / "empty")
 

@@ -115,7 +115,7 @@ def test_a_fit_without_labels_is_refused(digits: Arrays, tmp_path: Path, form: s
         _fit(*rows[form])
     if form == "stored":
         assert str(tmp_path / "ds") in str(raised.value)
-        assert "import them with the rows" in str(raised.value)
+        assert "import the rows with their labels" in str(raised.value)
 
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "zarr"])

@@ -156,10 +156,7 @@ def test_a_resumed_fit_keeps_the_decay(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_wine_is_clustered_better_than_with_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the default, layers shrink too slowly (the paper's Table 3:
-
-    NMI 55, and 77 with the best decay).
-    """
+    """The default decay shrinks layers too slowly (the paper's Table 3: NMI 55, and 77 with the best)."""
     from sklearn.datasets import load_wine
 
     from scalelatent.evaluation import kmeans_scores

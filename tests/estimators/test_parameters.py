@@ -152,7 +152,7 @@ def test_warm_start_with_another_shape_is_refused(digits: Arrays, change: dict[s
 
 
 def test_a_warm_start_without_the_earlier_projection_computes_its_own(digits: Arrays) -> None:
-    """With as many directions as features, the weights have the same shape, but in other axes."""
+    """If there are as many directions as features, weights have the same shape in other axes."""
     model = _fit(digits, projection=64, warm_start=True)
     model.set_params(projection=None).fit(*digits)
     assert model.projection_ is None

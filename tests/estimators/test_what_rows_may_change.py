@@ -1,7 +1,7 @@
-"""What may change in the rows of a fit, and what must not change in its result: one table for all models.
+"""Changes of the rows of a fit, and their effect on the result: one table for all models.
 
 Each model is fitted twice, before and after a change of the rows, and gives results for the same held-out
-rows. An entry of the table says what holds for the two results:
+rows. An entry of the table declares the relation of the two results:
 
 same    They have the same bits.
 close   They differ by float32 rounding: at most by ``Model.rounding``.

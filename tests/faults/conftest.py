@@ -26,4 +26,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         )
     same = sum(row[3] == "same bits" for row in rows)
-    terminalreporter.write_line(f"{len(rows)} faults: {same} ended with the same bits, the others as told")
+    terminalreporter.write_line(
+        f"{len(rows)} faults: {same} ended with the same bits, the others as declared"
+    )

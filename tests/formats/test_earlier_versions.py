@@ -1,4 +1,4 @@
-"""What earlier versions left on disk still opens, and interrupted fits go on."""
+"""Files of earlier versions open, and their interrupted fits resume."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def test_there_are_earlier_versions() -> None:
+def test_archives_of_earlier_versions_exist() -> None:
     assert VERSIONS
 
 
-def test_datasets_open(left: Path) -> None:
+def test_datasets_of_earlier_versions_open(left: Path) -> None:
     ds = sl.open_dataset(left / "rows.zarr")
     x, y = rows()
     assert_array_equal(ds.read_x(0, len(ds)), x)
@@ -40,17 +40,17 @@ def test_datasets_open(left: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*fits(), "incremental"])
-def test_models_load(left: Path, name: str) -> None:
+def test_models_of_earlier_versions_load(left: Path, name: str) -> None:
     assert_allclose(learned(sl.load_model(left / f"{name}.model")), np.load(left / f"{name}.npy"), rtol=1e-6)
 
 
-def test_networks_load_with_their_centroids(left: Path) -> None:
+def test_bootstrap_networks_of_earlier_versions_load_with_their_centroids(left: Path) -> None:
     found = sl.load_model(left / "network.model").transform(rows()[0])
     assert_allclose(found, np.load(left / "network.npy"), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", list(fits()))
-def test_interrupted_fits_go_on(left: Path, name: str) -> None:
+def test_interrupted_fits_of_earlier_versions_resume(left: Path, name: str) -> None:
     model, paired = fits()[name]
     reported: list[int] = []
 
@@ -76,6 +76,6 @@ def test_interrupted_incremental_fits_are_refused(left: Path) -> None:
     assert "algorithm" in str(error.value)
 
 
-def test_old_names_lead_somewhere() -> None:
+def test_every_old_name_has_a_new_one() -> None:
     for module in MOVED.values():
         importlib.import_module(module)

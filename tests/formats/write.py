@@ -30,7 +30,7 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
 
 
 def fits() -> dict[str, tuple[object, bool]]:
-    """Name -> (estimator, whether it learns pairs)."""
+    """Return the estimators by name, and whether each one learns pairs."""
     capsule = {
         "capsule_dim": 2, "random_state": 0, "projection": None, "fit_intercept": False, "ridge": 0
     }  # fmt: skip
@@ -46,7 +46,7 @@ def learned(model: object) -> np.ndarray:
 
 
 class Interrupt(sl.Callback):
-    """Ends a fit after two passes."""
+    """Callback that ends a fit after two passes."""
 
     passes = 0
 

@@ -78,7 +78,7 @@ def test_the_compiled_kernel_equals_its_reference() -> None:
 
 
 def test_tangents_are_derivatives_of_the_smoothed_image() -> None:
-    """With fields 1 and 0 an image changes by its x-derivative, as scipy computes it."""
+    """If the fields are 1 and 0, an image changes by its x-derivative, as scipy computes it."""
     ndimage = pytest.importorskip("scipy.ndimage")
     image = np.zeros((1, 16, 16), np.uint8)
     image[0, 4:12, 5:10] = 90
@@ -159,7 +159,7 @@ def test_same_bits_whatever_the_shards_threads_and_processes(tmp_path: Path) -> 
     one = make_digits(tmp_path / "1", 3000, n_jobs=1, seed=4)
     two = make_digits(tmp_path / "2", 3000, n_jobs=3, seed=4, shard_rows=256)
     assert _content(one) == _content(two)
-    # a dataset begun here, its shards made by another process in another order
+    # This process starts the dataset; another one makes its shards in another order.
     from scalelatent.data import DatasetWriter, create_dataset
 
     provenance = {k: v for k, v in one.attrs["provenance"].items() if k != "scalelatent"}

@@ -508,9 +508,9 @@ def test_blocks_of_passes_suit_gpus_by_default(fake):
 
 def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
     """Half a pass may be stored by its leaves."""
-    for begun, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
-        folder = tmp_path / f"{begun}-{resumed}"
-        assert _grid(begun, folder) == _grid(resumed, folder, resume=True)
+    for first, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
+        folder = tmp_path / f"{first}-{resumed}"
+        assert _grid(first, folder) == _grid(resumed, folder, resume=True)
 
 
 @pytest.mark.parametrize("out", [False, True])

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 import scalelatent.data as data
 from scalelatent.errors import DataError
 
-hf = pytest.importorskip("datasets")
-
 N = 60
 PIXELS = np.random.default_rng(0).integers(0, 256, (N, 6, 5)).astype("u1")
 CODES = np.arange(N) % 3
 NAMES = ["cat", "ant", "bee"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    hf.disable_progress_bars()
 
 
 def _png(pixels: np.ndarray) -> bytes:
@@ -32,15 +27,26 @@ def _png(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def _save(columns: dict[str, Any], features: dict[str, Any], folder: Path) -> Path:
-    hf.Dataset.from_dict(columns, features=hf.Features(features)).save_to_disk(folder)
+def _save(table: pa.Table, features: dict[str, Any], folder: Path) -> Path:
+    """Write a folder as `save_to_disk` of datasets 5.2 does, in two files."""
+    folder.mkdir(parents=True)
+    names = [f"data-0000{i}-of-00002.arrow" for i in range(2)]
+    for name, part in zip(names, (table.slice(0, 7), table.slice(7)), strict=True):
+        with pa.ipc.new_stream(folder / name, table.schema) as file:
+            file.write_table(part)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
     return folder
 
 
 def _images(folder: Path, pixels: list[np.ndarray] | None = None) -> Path:
     found = list(PIXELS) if pixels is None else pixels
-    columns = {"image": [{"bytes": _png(p), "path": None} for p in found], "label": CODES[: len(found)]}
-    return _save(columns, {"image": hf.Image(), "label": hf.ClassLabel(names=NAMES)}, folder)
+    table = pa.table(
+        {"image": [{"bytes": _png(p), "path": None} for p in found], "label": CODES[: len(found)]}
+    )
+    return _save(
+        table, {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}, folder
+    )
 
 
 def test_images_and_names_of_classes_are_read(tmp_path: Path) -> None:
@@ -54,16 +60,16 @@ def test_images_and_names_of_classes_are_read(tmp_path: Path) -> None:
 
 def test_columns_of_numbers_are_read_from_a_split(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(N, 4)).astype("f4")
-    columns = {"v": values.tolist(), "kind": np.array(NAMES)[CODES], "w": np.arange(N) / 4}
-    features = {
-        "v": hf.List(hf.Value("float32"), length=4),
-        "kind": hf.Value("string"),
-        "w": hf.Value("float64"),
-    }
-    whole = hf.Dataset.from_dict(columns, features=hf.Features(features))
-    # Rows are selected by indices, which are stored next to the rows.
-    chosen = whole.select(range(N - 1, -1, -1))
-    hf.DatasetDict({"train": whole, "test": chosen}).save_to_disk(tmp_path / "in")
+    table = pa.table(
+        {
+            "v": pa.array(values.tolist(), pa.list_(pa.float32(), 4)),
+            "kind": np.array(NAMES)[CODES],
+            "w": np.arange(N) / 4,
+        }
+    )
+    for split, rows in (("train", table), ("test", table.take(np.arange(N)[::-1]))):
+        _save(rows, {"v": {"_type": "List"}, "kind": {"_type": "Value"}}, tmp_path / "in" / split)
+    (tmp_path / "in" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     ds = data.import_hf(tmp_path / "in", tmp_path / "ds", split="test", label="kind", weight="w")
     np.testing.assert_array_equal(ds.read_x(0, N), values[::-1])
     assert ds.read_y(0, 3).tolist() == np.array(NAMES)[CODES[::-1]][:3].tolist()
@@ -72,9 +78,25 @@ def test_columns_of_numbers_are_read_from_a_split(tmp_path: Path) -> None:
         data.import_hf(tmp_path / "in", tmp_path / "other", label="kind")
 
 
+def test_a_folder_of_the_package_datasets_is_read(tmp_path: Path) -> None:
+    hf = pytest.importorskip("datasets")
+    columns = {"v": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "label": [0, 1, 2]}
+    features = {"v": hf.List(hf.Value("float32"), length=2), "label": hf.ClassLabel(names=NAMES)}
+    whole = hf.Dataset.from_dict(columns, features=hf.Features(features))
+    whole.select([2, 0]).save_to_disk(tmp_path / "in")
+    ds = data.import_hf(tmp_path / "in", tmp_path / "ds", label="label")
+    assert ds.read_x(0, 2).tolist() == [[5, 6], [1, 2]]
+    assert ds.read_y(0, 2).tolist() == ["bee", "cat"]
+
+
 def test_wrong_splits_columns_and_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"does not exist, or is no folder"):
         data.import_hf(tmp_path / "no", tmp_path / "ds")
+    (tmp_path / "text").mkdir()
+    with pytest.raises(
+        DataError, match=r"text cannot be read \(FileNotFoundError.*give a folder that `save_to_disk`"
+    ):
+        data.import_hf(tmp_path / "text", tmp_path / "ds")
     odd = _images(tmp_path / "odd", [*PIXELS[:9], PIXELS[9, :3]])
     with pytest.raises(DataError, match=r"image of row 9 is \(3, 5\) uint8, but that of row 0 is \(6, 5\)"):
         data.import_hf(odd, tmp_path / "ds", label="label")

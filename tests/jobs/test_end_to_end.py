@@ -259,6 +259,17 @@ def test_the_demo_fits_reports_and_names_the_next_steps(tmp_path):
     assert not (folder / "run").exists()
 
 
+def test_a_demo_that_was_stopped_before_it_was_ready_starts_again(tmp_path):
+    from scalelatent.errors import JobError
+    from scalelatent.jobs.demo import MARKER, prepare
+
+    (tmp_path / MARKER).write_text("")
+    (tmp_path / "train.zarr").mkdir()
+    prepare(tmp_path, rows=1000)
+    with pytest.raises(JobError, match="already contains a demo"):
+        prepare(tmp_path, rows=1000)
+
+
 def test_the_demo_changes_no_other_folder(tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
     said = scalelatent("demo", "--rows", 2000, "--out", tmp_path, "--overwrite", cwd=tmp_path, code=2)

@@ -148,6 +148,18 @@ def test_stages_after_the_fit_are_printed():
     assert show.console.file.getvalue().splitlines()[1:] == ["saving", "scoring on 1,000 rows"]
 
 
+def test_a_fit_continues_when_the_reader_of_its_lines_has_ended():
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    show = ProgressDisplay(Console(file=Gone(), width=160), every_passes=1)
+    show.on_fit_start({})
+    for number in (1, 2):
+        show.on_pass_end(record(number))
+    assert show.console.quiet
+
+
 @pytest.mark.parametrize("announced", [False, True])
 def test_compiling_is_announced_once(announced):
     show = ProgressDisplay(console(), announced=announced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,19 @@ def test_a_second_fit_into_a_run_folder_is_refused_before_the_plan(places: Path,
     said = scalelatent("fit", "job.toml", cwd=tmp_path, code=2).err
     assert "already contains a run (state: done)" in said
     assert "plan" not in said
+
+
+def test_a_folder_in_place_of_a_job_file_is_described(places: Path, tmp_path: Path) -> None:
+    said = scalelatent("plan", places / "runs" / "run", cwd=tmp_path, code=2).err
+    assert f"to resume a run folder: scalelatent resume {places / 'runs' / 'run'}" in said
+    (tmp_path / "job.toml").write_text("")
+    assert (
+        f"not a job file; give {tmp_path / 'job.toml'}"
+        in scalelatent("plan", tmp_path, cwd=tmp_path, code=2).err
+    )
+
+
+def test_a_run_without_a_model_names_none(places: Path, tmp_path: Path) -> None:
+    shutil.copytree(places / "runs" / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model.zarr")
+    assert "model.zarr" not in scalelatent("attach", "run", cwd=tmp_path).out

@@ -82,7 +82,7 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
     def step(name):
         def run(*args, **more):
             if name == slow:
-                assert reported.wait(10), "the step is over before its line was told"
+                assert reported.wait(10), "the step ended before its line was printed"
                 raise JobError("the step ended")
 
         return run

@@ -214,10 +214,10 @@ if __name__ == "__main__":
         return compiled(*args)
 
     dispatcher._compiler.compile = slowly
-    told = []
-    with observe_compilation(lambda name, seconds: told.append((name, seconds is None))):
+    events = []
+    with observe_compilation(lambda name, seconds: events.append((name, seconds is None))):
         print(plus(1), minus(1))
-    print(sorted(set(name for name, _ in told)), len(told))
+    print(sorted(set(name for name, _ in events)), len(events))
 """
 
 

@@ -317,12 +317,12 @@ def test_jobs_on_nodes_take_no_loopback(jobqueue, tmp_path, monkeypatch, words):
 
 
 @pytest.fixture
-def told_of(tmp_path, monkeypatch):
+def run_script(tmp_path, monkeypatch):
     """Return output and exit status of a script, with stand-ins for `scalelatent` and other programs."""
     stands = {
-        "scalelatent": 'echo "scalelatent $*"; touch told',
+        "scalelatent": 'echo "scalelatent $*"; touch done',
         "squeue": "true",
-        "srun": "until [ -e told ]; do sleep 0.05; done",
+        "srun": "until [ -e done ]; do sleep 0.05; done",
     }
     (tmp_path / "bin").mkdir()
     for name, does in stands.items():
@@ -343,18 +343,18 @@ def told_of(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("getent") is None, reason="needs getent")
 @pytest.mark.parametrize("address", ["localhost", "127.0.1.1", "::1"])
-def test_several_machines_refuse_loopback(told_of, tmp_path, address):
+def test_several_machines_refuse_loopback(run_script, tmp_path, address):
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("box 1 0\n")
     alone = f"error: {address} is a loopback address"
-    status, said = told_of("ssh/up", str(hosts), ADDRESS=address)
+    status, said = run_script("ssh/up", str(hosts), ADDRESS=address)
     assert (status, said) == (2, f"{alone}: set ADDRESS to the address of this machine in the network\n")
     job = {"ADDRESS": address, "SLURM_JOB_ID": "1"}
-    status, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
+    status, said = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
     assert status == 2
     assert said.startswith(alone)
     assert "set ADDRESS to its address in the network" in said
-    _, said = told_of("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
+    _, said = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
     assert "scalelatent cluster up --workers 0 --host 127.0.0.1 " in said
 
 

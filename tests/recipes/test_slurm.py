@@ -180,7 +180,7 @@ def test_a_node_fails_and_the_allocation_ends_in_order(
     assert state_of(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
     slurm.start_node(NODES[1])
     assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
-    # Dask tells of workers that were lost at length; of the run there is a line.
+    # Dask logs lost workers at length; the run logs one line.
     assert "cancelled; resume with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
     ended = RunFolder(str(run)).records("events.jsonl")[-1]
     assert (ended["state"], "traceback" in ended) == ("cancelled", False)

@@ -1,4 +1,4 @@
-"""One S3 server a session, and a bucket of its own for every test."""
+"""One S3 server per session, and a bucket for every test."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SECRET = "never-to-be-written-down"
 
 @dataclass
 class S3:
-    """A bucket: its address, and the door of its server."""
+    """A bucket: its URL, and the request counter of its server."""
 
     url: str
     door: Door
     endpoint: str
 
     def at(self, key: str) -> str:
-        """Address of a key."""
+        """Return the URL of a key."""
         return f"{self.url}/{key}"
 
 
@@ -41,7 +41,7 @@ def _server() -> Iterator[tuple[str, Door]]:
 
 
 def lead_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
-    """Have the environment lead to the server, without the credentials of this user."""
+    """Make the environment point to the server, without the credentials of this user."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
         patch.delenv(name)
     for name, value in {
@@ -58,7 +58,7 @@ def lead_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, Door]) -> Door:
-    """The server's door, and an environment that leads to it."""
+    """Return the request counter of the server, with an environment that points to it."""
     endpoint, door = _server
     lead_to(monkeypatch, endpoint, tmp_path)
     monkeypatch.setattr(objects, "FIRST_PAUSE", 0.005)
@@ -67,7 +67,7 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, D
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """For a test that changes the environment: connections made in it do not outlive it."""
+    """Close connections that a test made in a changed environment."""
     objects.forget_connections()
     yield
     objects.forget_connections()
@@ -75,7 +75,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def s3(aws: Door, _server: tuple[str, Door]) -> S3:
-    """An empty bucket."""
+    """Return an empty bucket."""
     bucket = f"b-{uuid.uuid4().hex[:12]}"
     objects._filesystem("s3", os.getpid()).mkdir(bucket)
     aws.requests.clear()
@@ -85,8 +85,8 @@ def s3(aws: Door, _server: tuple[str, Door]) -> S3:
 
 @pytest.fixture(scope="session")
 def _google() -> Iterator[str]:
-    """An emulator of Google's storage on loopback."""
-    # Read when gcsfs is imported: else it asks Google for the kind of each bucket.
+    """Start an emulator of Google's storage on loopback."""
+    # It is read when gcsfs is imported; otherwise gcsfs asks Google for the kind of each bucket.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     emulator = pytest.importorskip("gcp_storage_emulator.server")
     pytest.importorskip("gcsfs")
@@ -97,9 +97,9 @@ def _google() -> Iterator[str]:
 
 @pytest.fixture
 def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
-    """Address of an empty bucket of that emulator."""
+    """Return the URL of an empty bucket of the emulator."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", _google)
-    monkeypatch.setenv("NO_GCE_CHECK", "true")  # no search for credentials on the network
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # Without it, the network is searched for credentials.
     objects.forget_connections()
     bucket = f"b-{uuid.uuid4().hex[:12]}"
     objects._filesystem("gs", os.getpid()).mkdir(bucket)
@@ -109,7 +109,7 @@ def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
 
 @pytest.fixture(params=["disk", "memory", "s3", "gs"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
-    """An address of each kind where nothing lies."""
+    """Return an unused path or URL of each kind."""
     if request.param == "disk":
         return f"{tmp_path}/place"
     if request.param == "memory":
@@ -121,7 +121,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def _new_workers() -> Iterator[None]:
-    """Workers find the store's address in the environment, which a forked one has of an earlier time."""
+    """Start new workers, because a forked worker has the environment of an earlier test."""
     import dask
 
     with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):

@@ -1,4 +1,4 @@
-"""An S3 server on loopback: moto's, behind a door that can be slow, overloaded or shut."""
+"""An S3 server on loopback: moto's, behind a proxy that can be slow, overloaded or closed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Door:
                 self.gate.wait(timeout=20)
             if self.lost is not None and self.lost(method, path):
                 b"".join(self._application(environ, lambda *answer: lambda data: None))
-                environ["CONTENT_LENGTH"] = "0"  # it was read
+                environ["CONTENT_LENGTH"] = "0"  # The body has been read.
                 return _answer(environ, start, "503 Slow Down", SLOW_DOWN)
             body = b"".join(self._application(environ, start))
             if cut and len(body) > 1:
@@ -86,7 +86,7 @@ class Door:
 
     @contextmanager
     def breaking_off(self, share: float) -> Iterator[None]:
-        """Send half of a share of the answers, and close."""
+        """Send only half of a share of the answers."""
         self.cut = share
         try:
             yield
@@ -104,7 +104,7 @@ class Door:
 
     @contextmanager
     def losing_first(self, method: str, end: str) -> Iterator[None]:
-        """Do the first request of a method for a path that ends so, and answer 503."""
+        """Do the first request of a method for a path with this ending, and answer 503."""
         left = [True]
         self.lost = lambda asked, path: asked == method and path.endswith(end) and bool(left and left.pop())
         try:
@@ -123,7 +123,7 @@ def _answer(environ: dict[str, Any], start: Any, status: str, body: bytes) -> li
 
 @contextmanager
 def serving(seed: int = 0) -> Iterator[tuple[str, Door]]:
-    """A server on a free port of loopback: its address and its door."""
+    """Serve on a free port of loopback; yield its URL and its proxy."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 

@@ -43,7 +43,7 @@ Y = np.arange(650) % 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset of two segments, `a.zarr`."""
+    """Return a folder with a dataset of two parts, `a.zarr`."""
     folder = tmp_path_factory.mktemp("stores")
     Dataset.from_arrays(X[:600], Y[:600]).save(folder / "a.zarr", chunk_rows=20, shard_rows=100)
     append_rows(folder / "a.zarr", Dataset.from_arrays(X[600:], Y[600:]))
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def filled(store: Any, source: Path) -> Any:
-    """A zarr store with a folder's files in it."""
+    """Return a zarr store with the files of a folder."""
     make = default_buffer_prototype().buffer.from_bytes
     for file in source.rglob("*"):
         if file.is_file():
@@ -85,7 +85,7 @@ STORES = {
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_rows_of_a_store(kind: str, folder: Path) -> None:
+def test_rows_of_a_store_equal_those_of_its_files(kind: str, folder: Path) -> None:
     plain, ds = open_dataset(folder / "a.zarr"), open_dataset(STORES[kind](folder))
     assert ds.fingerprint() == plain.fingerprint()
     np.testing.assert_array_equal(ds.read_x(0, 650), X)
@@ -111,7 +111,7 @@ def test_rows_of_a_store_in_memory_are_in_memory(folder: Path) -> None:
     assert int(reported.stdout) == X.sum(), reported.stderr.decode()
 
 
-def test_a_fit_of_a_store_is_that_of_its_files(folder: Path) -> None:
+def test_a_fit_on_a_store_equals_that_on_its_files(folder: Path) -> None:
     def fitted(rows: Any) -> Any:
         return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(rows)
 
@@ -129,7 +129,7 @@ def test_a_store_is_read_and_not_written(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_dataset(store).save(tmp_path / "b.zarr").read_x(0, 650), X)
 
 
-def test_damage_is_named_by_file_and_rows(folder: Path) -> None:
+def test_the_error_of_damage_names_file_and_rows(folder: Path) -> None:
     store = STORES["memory"](folder)
     ds = open_dataset(store)
     sync(store.delete("x/c/3/0"))
@@ -140,7 +140,7 @@ def test_damage_is_named_by_file_and_rows(folder: Path) -> None:
         ds.read_x(250, 350)
 
 
-def test_what_is_no_place(folder: Path) -> None:
+def test_objects_that_are_not_a_store_are_refused(folder: Path) -> None:
     with pytest.raises(DataError, match=r"a builtins.dict is not a location: give a path"):
         open_dataset({})  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no storage_options"):
@@ -151,7 +151,7 @@ def test_what_is_no_place(folder: Path) -> None:
         open_dataset(MemoryStore())
 
 
-def test_a_mark_from_another_process_says_what_to_do(folder: Path) -> None:
+def test_the_error_of_options_of_another_process_names_the_next_step(folder: Path) -> None:
     spec = open_dataset(STORES["fsspec"](folder)).spec() | {"access": "0" * 16}
     with pytest.raises(DataError, match="open it again with open_dataset"):
         Dataset.from_spec(spec)
@@ -159,7 +159,7 @@ def test_a_mark_from_another_process_says_what_to_do(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fsspec", "path in obstore"])
 def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path) -> None:
-    """obstore would wait for ever, in this process too."""
+    """In a forked process, obstore would wait forever, and so would this process."""
     ds = open_dataset(STORES[kind](folder))
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
@@ -183,7 +183,7 @@ def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path
     else:
         assert "Start processes with 'spawn' or 'forkserver'" in reported
         assert "try again when this process can read" in reported
-        assert "Restore" not in reported  # as of rows that are lost
+        assert "Restore" not in reported  # This advice is for lost rows.
     assert ds.read_x(0, 650).sum() == X.sum()
 
 
@@ -212,7 +212,7 @@ def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Pa
     np.testing.assert_array_equal(rows.read_x(0, len(rows)), X[5:9])
 
 
-def test_stores_are_asked_without_threads_that_wait(folder: Path) -> None:
+def test_stores_are_read_without_waiting_threads(folder: Path) -> None:
     reported = subprocess.run(
         [sys.executable, "-c", ONE_THREAD, f"file://{folder}/a.zarr"], capture_output=True, timeout=100
     )
@@ -228,7 +228,7 @@ def options_of(s3: S3) -> dict[str, Any]:
 
 @pytest.fixture
 def options(s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None) -> dict[str, Any]:
-    """Options that lead to the server, which the environment no longer does."""
+    """Return options that point to the server, to which the environment no longer points."""
     made = options_of(s3)
     make_digits(s3.at("digits.zarr"), 300)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
@@ -263,7 +263,7 @@ def test_secrets_are_not_shown(s3: S3, options: dict[str, Any]) -> None:
     assert SECRET not in str(error.value)
 
 
-def test_a_run_folder_and_a_model_hold_no_secret(s3: S3, options: dict[str, Any], tmp_path: Path) -> None:
+def test_run_folders_and_models_contain_no_secret(s3: S3, options: dict[str, Any], tmp_path: Path) -> None:
     ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
     model.fit(ds, run_dir=tmp_path / "run")
@@ -305,7 +305,9 @@ def job_file(folder: Path, train: str, options: str, more: str = "") -> Path:
     return file
 
 
-def test_a_job_with_options(s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None, tmp_path: Path) -> None:
+def test_a_job_may_have_storage_options(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None, tmp_path: Path
+) -> None:
     make_digits(s3.at("digits.zarr"), 300)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     objects.forget_connections()
@@ -343,7 +345,7 @@ def test_credentials_among_the_options_of_a_job_are_refused(options: dict[str, A
 # -- Azure -------------------------------------------------------------------------------------------------
 
 
-# The account and key that every Azurite has.
+# Every Azurite has this account and key.
 _AZURITE = (
     "AccountName=devstoreaccount1;AccountKey="
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -352,7 +354,7 @@ _AZURITE = (
 
 @pytest.fixture
 def azure(monkeypatch: pytest.MonkeyPatch, fresh: None) -> Iterator[str]:
-    """Connection string of an Azurite on loopback with an empty container `con`."""
+    """Return the connection string of an Azurite on loopback with an empty container `con`."""
     pytest.importorskip("adlfs")
     program = shutil.which("azurite-blob")
     if program is None:
@@ -380,7 +382,7 @@ def azure(monkeypatch: pytest.MonkeyPatch, fresh: None) -> Iterator[str]:
         server.wait()
 
 
-def test_azure(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_in_azure_are_read_and_written(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure)
     Dataset.from_arrays(X, Y).save("az://con/a.zarr", chunk_rows=20, shard_rows=100)
     place = locate("az://con/k")
@@ -398,7 +400,7 @@ def test_azure(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NotToBeSent(LoggingStore):
-    """A store that lives in this process."""
+    """A store that exists only in this process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(LocalStore(folder), "ERROR")
@@ -414,12 +416,12 @@ def capsule(**fit: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_workers_are_lent_the_options(s3: S3, options: dict[str, Any], tmp_path: Path) -> None:
+def test_workers_receive_the_options(s3: S3, options: dict[str, Any], tmp_path: Path) -> None:
     ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
     alone = capsule(rows=ds)
     with sl.cluster("local", workers=1, threads=1) as client:
         model = capsule(rows=ds, client=client, run_dir=tmp_path / "run")
-        client.cluster.scale(2)  # one that joins later is lent them, too
+        client.cluster.scale(2)  # A worker that joins later receives them, too.
         client.wait_for_workers(2, timeout=60)
         client.retire_workers(list(client.scheduler_info()["workers"])[:1])
         out = model.predict(ds, out=tmp_path / "labels.zarr", client=client)
@@ -436,10 +438,10 @@ def test_workers_are_lent_the_options(s3: S3, options: dict[str, Any], tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
+def test_stores_are_read_on_a_cluster(folder: Path, tmp_path: Path) -> None:
     plain = capsule(rows=open_dataset(folder / "a.zarr")).predict_proba(X)
     with sl.cluster("local", workers=2, threads=1) as client:
-        for kind in ("fsspec", "zip", "memory"):  # the last one is written where the workers find it
+        for kind in ("fsspec", "zip", "memory"):  # The last one is written to a place that the workers find.
             ds = open_dataset(STORES[kind](folder))
             model = capsule(rows=ds, client=client, run_dir=tmp_path / kind)
             np.testing.assert_array_equal(model.predict_proba(X), plain)
@@ -452,7 +454,7 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
         workers = set(client.nthreads())
         with pytest.raises(DataError, match=r"store://.* cannot see it .*Dataset\.save"):
             client.submit(lambda rows: rows.read_x(0, 1), cached).result(timeout=60)
-        assert set(client.nthreads()) == workers  # which unpickle it while they listen
+        assert set(client.nthreads()) == workers  # They unpickle it while they listen.
         paired = open_dataset(folder / "a.zarr").without_labels().with_target(cached)
         with pytest.raises(RunError, match=r"worker\(s\) tcp://.* cannot open store://.*only-here"):
             send_access(client, paired)
@@ -465,7 +467,7 @@ def test_stores_on_a_cluster(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_submitted_job_with_options(
+def test_a_submitted_job_may_have_storage_options(
     s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None, tmp_path: Path
 ) -> None:
     make_digits(s3.at("digits.zarr"), 300)

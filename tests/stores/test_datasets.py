@@ -1,4 +1,4 @@
-"""Datasets in an object store: written by one PUT a shard, read by several ranged requests at once."""
+"""Datasets in an object store: one PUT writes a shard, and several ranged requests at once read it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def test_a_shard_is_one_put(s3: S3) -> None:
     puts = [path for method, path, _ in s3.door.requests if method in ("PUT", "POST") and "/x/c/" in path]
     assert sorted(re.findall(r"x/c/(\d+)/0", " ".join(puts))) == [str(i) for i in range(6)]
     last = [path for method, path, _ in s3.door.requests if method == "PUT"][-1]
-    assert last.endswith("a.zarr/zarr.json")  # what says that it is whole
+    assert last.endswith("a.zarr/zarr.json")  # This file marks the dataset as complete.
 
 
-def test_nothing_is_deleted_where_nothing_lay(s3: S3) -> None:
+def test_writing_to_an_empty_place_deletes_nothing(s3: S3) -> None:
     save(s3.at("a.zarr"))
     deletes = [path for method, path, _ in s3.door.requests if method == "DELETE" or "?delete" in path]
-    assert len(deletes) <= 1, deletes  # the markers of written shards, at the end
+    assert len(deletes) <= 1, deletes  # Only the markers of written shards are deleted, at the end.
     listings = [path for method, path, _ in s3.door.requests if method == "GET" and "list-type" in path]
     assert len(listings) < 10, listings
 
 
-def test_importers_read_their_files_there(s3: S3, tmp_path: Path) -> None:
+def test_importers_read_files_in_a_store(s3: S3, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet
 
@@ -66,7 +66,7 @@ def test_importers_read_their_files_there(s3: S3, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compressor", ["auto", None, "zstd"])
 @pytest.mark.parametrize("shard_rows", [100, 300])
-def test_rows_come_back(s3: S3, compressor: str | None, shard_rows: int) -> None:
+def test_rows_are_read_back_from_a_store(s3: S3, compressor: str | None, shard_rows: int) -> None:
     ds = Dataset.from_arrays(X, Y, sample_weight=np.arange(600.0)).save(
         s3.at("a.zarr"), chunk_rows=100, shard_rows=shard_rows, compressor=compressor
     )
@@ -87,16 +87,16 @@ def test_an_index_is_read_once_and_chunks_by_their_range(s3: S3) -> None:
     ds.read_x(0, 200)
     ds.read_x(100, 130)
     asked = [(path[-7:], byte_range) for _, path, byte_range in s3.door.requests]
-    assert sum(str(r).startswith("bytes=-") for _, r in asked) == 2  # two shards, two indexes
+    assert sum(str(r).startswith("bytes=-") for _, r in asked) == 2  # Two shards have two indexes.
     assert len(asked) == 2 + 10 + 2
     assert all(r is not None for _, r in asked)
 
 
-def test_a_pass_has_several_chunks_in_flight_and_calm_order(s3: S3) -> None:
+def test_a_pass_requests_several_chunks_at_once_and_keeps_their_order(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
-    ds.read_x(0, 600)  # indexes
+    ds.read_x(0, 600)  # The indexes are read first.
     reader = Reader(ds, None, Meter())
-    s3.door.gate = threading.Barrier(3)  # each of three requests waits for the other two
+    s3.door.gate = threading.Barrier(3)  # Each of three requests waits for the other two.
     try:
         blocks = [(a, a + 50) for a in range(0, 600, 50)]
         found = [block.x for block in iter_blocks(reader, blocks, StopEvent())]
@@ -115,14 +115,14 @@ def test_a_reader_that_stops_early_leaves_no_thread(s3: S3) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("scalelatent-read")]
 
 
-def test_reading_and_writing_through_503(s3: S3) -> None:
+def test_reads_and_writes_survive_answers_of_503(s3: S3) -> None:
     with s3.door.turning_away(0.15):
         ds = save(s3.at("a.zarr"))
         np.testing.assert_array_equal(ds.read_x(0, 600), X)
     assert s3.door.turned_away > 5
 
 
-def test_answers_that_break_off_are_asked_for_again(s3: S3) -> None:
+def test_incomplete_answers_are_requested_again(s3: S3) -> None:
     with s3.door.breaking_off(0.15):
         ds = save(s3.at("a.zarr"))
         np.testing.assert_array_equal(ds.read_x(0, 600), X)
@@ -131,7 +131,7 @@ def test_answers_that_break_off_are_asked_for_again(s3: S3) -> None:
     assert s3.door.broken_off > 5
 
 
-def test_a_missing_and_a_damaged_object_in_the_middle_of_a_pass(s3: S3) -> None:
+def test_missing_and_damaged_objects_are_reported_within_a_pass(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
     place = locate(s3.at("a.zarr"))
     whole = place.read("x/c/3/0")
@@ -152,7 +152,7 @@ def test_a_missing_and_a_damaged_object_in_the_middle_of_a_pass(s3: S3) -> None:
     np.testing.assert_array_equal(ds.read_x(0, 600), X)
 
 
-def test_denied_in_the_middle_of_a_pass(s3: S3) -> None:
+def test_a_denied_request_is_reported_within_a_pass(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
     with (
         s3.door.denying(lambda method, path: path.endswith("x/c/3/0")),
@@ -161,7 +161,7 @@ def test_denied_in_the_middle_of_a_pass(s3: S3) -> None:
         ds.read_x(0, 600)
 
 
-def test_a_writer_that_broke_off_goes_on(s3: S3) -> None:
+def test_an_interrupted_writer_resumes(s3: S3) -> None:
     url = s3.at("a.zarr")
     layout: dict[str, Any] = {"y_dtype": "i8", "chunk_rows": 20, "shard_rows": 100}
     writer = create_dataset(url, 600, (8,), "u1", **layout)
@@ -171,7 +171,7 @@ def test_a_writer_that_broke_off_goes_on(s3: S3) -> None:
     with denied, pytest.raises(DataError, match=r"writing shard 2 .*permission denied.*--resume"):
         writer.write_shard(
             2, X[200:300], Y[200:300]
-        )  # its rows are there, its marker is not: it does not count
+        )  # Its rows exist without its marker, so the shard does not count.
     with pytest.raises(DataError, match="is incomplete: its writer finished only 2 shards"):
         open_dataset(url)
     writer = create_dataset(url, 600, (8,), "u1", **layout, resume=True)
@@ -184,7 +184,7 @@ def test_a_writer_that_broke_off_goes_on(s3: S3) -> None:
     assert "_shards" not in locate(url).keys("")
 
 
-def test_digits_and_imports(s3: S3, tmp_path: Any) -> None:
+def test_generators_and_importers_write_to_a_store(s3: S3, tmp_path: Any) -> None:
     here = make_digits(str(tmp_path / "digits.zarr"), 300)
     there = make_digits(s3.at("digits.zarr"), 300)
     assert there.fingerprint() == here.fingerprint()
@@ -194,12 +194,12 @@ def test_digits_and_imports(s3: S3, tmp_path: Any) -> None:
     np.savez(tmp_path / "bad.npz", x=np.full((10, 3), np.nan), y=np.zeros(10))
     with pytest.raises(DataError):
         import_npz(tmp_path / "bad.npz", s3.at("bad.npz"))
-    assert locate(s3.at("bad.npz")).is_empty()  # nothing half-written is left
+    assert locate(s3.at("bad.npz")).is_empty()  # No incomplete file remains.
     with pytest.raises(DataError, match=r"exists; choose another output"):
         import_npz(tmp_path / "a.npz", s3.at("npz.zarr"))
 
 
-def test_what_is_no_dataset(s3: S3) -> None:
+def test_urls_without_a_dataset_are_refused(s3: S3) -> None:
     with pytest.raises(DataError, match=r"s3://.*/nothing does not exist; create a dataset"):
         open_dataset(s3.at("nothing"))
     with pytest.raises(DataError, match="there is no bucket 'no-such-bucket'"):

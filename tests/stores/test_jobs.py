@@ -1,4 +1,4 @@
-"""A job from its data to its report with everything in an object store, and the bits of one on a disk."""
+"""A job with data, run folder and report in an object store has the bits of a job on a disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PASSES = 8
 
 
 def job_file(folder: Path, base: str, **more: str) -> Path:
-    """A job whose data and run folder lie below an address."""
+    """Write a job file whose data and run folder are below a URL."""
     sections: dict[str, str] = {"job": "", "data": "", "engine": "", "cluster": ""} | more
     file = folder / f"job-{uuid.uuid4().hex[:6]}.toml"
     file.write_text(
@@ -66,7 +66,7 @@ def job_file(folder: Path, base: str, **more: str) -> Path:
 
 
 def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
-    """What the job does, without the job."""
+    """Fit as the job does, without a job."""
     model = sl.CapsuleRegression(
         capsule_dim=2, max_iter=PASSES, projection=20, tol=None, random_state=3, n_jobs=1
     )
@@ -76,7 +76,7 @@ def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
 
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same fit from a disk and without a run folder: the oracle."""
+    """Return the same fit from a disk and without a run folder."""
     folder = tmp_path_factory.mktemp("oracle")
     rows = sl.data.make_digits(str(folder / "train.zarr"), 600, shard_rows=100)
     model = fit(rows)
@@ -86,13 +86,13 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def base(s3: S3, on_disk: Any) -> str:
-    """An address with the training rows."""
+    """Return a URL with the training rows."""
     sl.data.make_digits(s3.at("train.zarr"), 600, shard_rows=100)
     return s3.url
 
 
 def call(*arguments: str) -> Any:
-    """A command of the command line with ``--json``; what it printed."""
+    """Run a command with ``--json``, and return its output."""
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     assert SECRET not in result.output
@@ -105,7 +105,7 @@ def same_bits(url: str, on_disk: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_cycle(s3: S3, on_disk: Any, tmp_path: Path) -> None:
+def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, on_disk: Any, tmp_path: Path) -> None:
     base = s3.url
     error = 1.0 - on_disk.score(sl.open_dataset(on_disk.place)[100:200])
     with s3.door.turning_away(0.04):
@@ -143,9 +143,7 @@ def test_the_whole_cycle(s3: S3, on_disk: Any, tmp_path: Path) -> None:
         assert SECRET.encode() not in store.read(key), key  # type: ignore[operator]
 
 
-def test_a_run_folder_is_its_own_where_the_answer_to_its_first_file_was_lost(
-    s3: S3, base: str, tmp_path: Path
-) -> None:
+def test_a_run_folder_is_created_if_the_first_answer_is_lost(s3: S3, base: str, tmp_path: Path) -> None:
     job = load_job(job_file(tmp_path, base))
     with s3.door.losing_first("PUT", "/run/job.json"):
         folder = RunFolder.create(job.job.out, job)
@@ -155,7 +153,7 @@ def test_a_run_folder_is_its_own_where_the_answer_to_its_first_file_was_lost(
         RunFolder.create(job.job.out, job)
 
 
-def test_a_fit_with_its_run_folder_in_a_store(s3: S3, base: str, on_disk: Any) -> None:
+def test_a_fit_may_have_its_run_folder_in_a_store(s3: S3, base: str, on_disk: Any) -> None:
     from scalelatent.engine.callbacks import Callback
 
     class Break(Callback):
@@ -174,10 +172,10 @@ def test_a_fit_with_its_run_folder_in_a_store(s3: S3, base: str, on_disk: Any) -
         model = fit(rows, run_dir=f"{base}/run", resume=True)
     np.testing.assert_array_equal(model.W_, on_disk.W_)
     assert [record["pass"] for record in model.history_] == list(range(1, PASSES + 1))
-    assert locate(f"{base}/run/engine/scratch").is_empty()  # temporary rows are gone
+    assert locate(f"{base}/run/engine/scratch").is_empty()  # Temporary rows are deleted.
 
 
-def test_the_cycle_in_memory(on_disk: Any, tmp_path: Path) -> None:
+def test_a_job_runs_from_data_to_report_in_memory(on_disk: Any, tmp_path: Path) -> None:
     base = f"memory://cycle-{uuid.uuid4().hex[:8]}"
     sl.data.make_digits(f"{base}/train.zarr", 600, shard_rows=100)
     result = run_new_job(load_job(job_file(tmp_path, base)))
@@ -187,7 +185,7 @@ def test_the_cycle_in_memory(on_disk: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_resume_after_sigkill(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
+def test_resume_after_a_kill_gives_the_same_bits(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scalelatent", "fit", str(job_file(tmp_path, base))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     place, deadline = locate(f"{base}/run"), time.monotonic() + 90
@@ -202,7 +200,7 @@ def test_resume_after_sigkill(s3: S3, base: str, on_disk: Any, tmp_path: Path) -
     assert process.returncode == -signal.SIGKILL
     folder = RunFolder.open(f"{base}/run")
     state = folder.read_state()
-    assert state["state"] == "failed"  # at once: its process is seen to be gone
+    assert state["state"] == "failed"  # The end of its process is noticed at once.
     assert f"scalelatent resume {base}/run" in state["error"]
     assert not folder.has_model
     assert call("resume", f"{base}/run")["state"] == "done"
@@ -211,7 +209,7 @@ def test_resume_after_sigkill(s3: S3, base: str, on_disk: Any, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_in_another_process(
+def test_an_interrupted_run_resumes_in_another_process(
     s3: S3, base: str, on_disk: Any, tmp_path: Path
 ) -> None:
     from scalelatent.engine.callbacks import Callback
@@ -233,7 +231,7 @@ def test_an_interrupted_run_goes_on_in_another_process(
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_in_mid_run(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
+def test_a_store_that_fails_during_a_run_is_reported(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
     job = load_job(job_file(tmp_path, base))
     folder = RunFolder.create(job.job.out, job)
     no_checkpoint = s3.door.denying(lambda method, path: "state-capsule_estep-000004" in path)
@@ -245,7 +243,9 @@ def test_a_store_that_fails_in_mid_run(s3: S3, base: str, on_disk: Any, tmp_path
 
 
 @pytest.mark.slow
-def test_an_object_lost_in_mid_run_is_named_and_the_run_kept(s3: S3, base: str, tmp_path: Path) -> None:
+def test_the_error_names_an_object_lost_during_a_run_which_can_resume(
+    s3: S3, base: str, tmp_path: Path
+) -> None:
     from scalelatent.engine.callbacks import Callback
 
     key = "train.zarr/x/c/3/0/0"
@@ -276,7 +276,7 @@ objects.forget_connections()
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_on_a_cluster(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
+def test_a_job_on_a_cluster_uses_the_store(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
     file = job_file(tmp_path, base, cluster="workers = 2\nthreads = 1\nmemory_limit = '1GiB'")
     with s3.door.turning_away(0.02):
         result = run_new_job(load_job(file))
@@ -291,7 +291,7 @@ def test_on_a_cluster(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
             model.fit(sl.open_dataset(f"{base}/train.zarr"), run_dir=f"{base}/other")
 
 
-def test_a_run_folder_that_cannot_be(s3: S3, tmp_path: Path) -> None:
+def test_an_impossible_run_folder_is_refused(s3: S3, tmp_path: Path) -> None:
     sl.data.make_digits(s3.at("train.zarr"), 400)
     job = load_job(job_file(tmp_path, s3.url), settings=["job.out=s3://no-such-bucket/run"])
     with pytest.raises(DataError, match="there is no bucket 'no-such-bucket'"):
@@ -307,7 +307,7 @@ def test_a_run_folder_that_cannot_be(s3: S3, tmp_path: Path) -> None:
         RunFolder.open(s3.at("train.zarr"))
 
 
-def test_the_doctor_looks_at_a_store(s3: S3) -> None:
+def test_the_doctor_checks_a_store(s3: S3) -> None:
     from scalelatent.deploy.checks import examine
 
     def folder(url: str) -> Any:
@@ -320,13 +320,13 @@ def test_the_doctor_looks_at_a_store(s3: S3) -> None:
     assert "there is no bucket 'no-such-bucket'" in reported.found
 
 
-def test_the_demo_stays_at_home() -> None:
+def test_the_demo_refuses_a_store() -> None:
     result = CliRunner().invoke(app, ["demo", "--out", "s3://bucket/demo"])
     assert result.exit_code == 2
     assert "give a path" in result.output
 
 
-def test_a_driver_that_was_replaced_leaves_the_state_alone(on_disk: Any, tmp_path: Path) -> None:
+def test_a_replaced_driver_does_not_change_the_state(on_disk: Any, tmp_path: Path) -> None:
     from scalelatent.engine.callbacks import Callback
 
     base = f"memory://replaced-{uuid.uuid4().hex[:8]}"
@@ -337,7 +337,7 @@ def test_a_driver_that_was_replaced_leaves_the_state_alone(on_disk: Any, tmp_pat
     class Replace(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             held: Any = folder._held
-            held._hold.lost = True  # what the heartbeat finds
+            held._hold.lost = True  # The heartbeat would notice it.
             return False
 
     with pytest.raises(RunError, match="was taken over by another driver"):
@@ -345,7 +345,7 @@ def test_a_driver_that_was_replaced_leaves_the_state_alone(on_disk: Any, tmp_pat
     assert json.loads(locate(f"{base}/run").read("state.json"))["state"] == "running"  # type: ignore[arg-type]
 
 
-def test_a_refused_job_leaves_nothing(s3: S3, tmp_path: Path) -> None:
+def test_a_refused_job_leaves_no_objects(s3: S3, tmp_path: Path) -> None:
     sl.data.make_digits(s3.at("train.zarr"), 100)
     with pytest.raises(JobError, match="exceed"):
         run_new_job(load_job(job_file(tmp_path, s3.url, data='train_rows = "0:5000"')))

@@ -48,7 +48,7 @@ def _wait(until: Any, seconds: float = 10.0) -> bool:
 
 
 @pytest.mark.parametrize("place", ["memory", "s3"])
-def test_one_driver(url: str, place: str, request: pytest.FixtureRequest) -> None:
+def test_a_run_folder_has_one_driver(url: str, place: str, request: pytest.FixtureRequest) -> None:
     if place == "s3":
         url = request.getfixturevalue("s3").at("run")
     folder = RunFolder.create(url, JOB)
@@ -58,13 +58,13 @@ def test_one_driver(url: str, place: str, request: pytest.FixtureRequest) -> Non
             pass
         folder.update_state(state="running")
         assert RunFolder.open(url).read_state()["state"] == "running"
-    assert RunFolder.open(url).read_state()["state"] == "failed"  # no driver holds it
+    assert RunFolder.open(url).read_state()["state"] == "failed"  # No driver has the lease.
     with RunFolder.open(url).lock():
         pass
     assert locate(url).keys("lock") == ["000002.json"]
 
 
-def test_of_many_one_gets_it(s3: S3) -> None:
+def test_one_of_many_processes_gets_the_lease(s3: S3) -> None:
     url, won, start = s3.at("run"), [], threading.Barrier(5)
     locate(url).write("lock/000003.json", b'{"released": true}')
 
@@ -87,7 +87,9 @@ def test_of_many_one_gets_it(s3: S3) -> None:
     won[0].release()
 
 
-def test_another_host_holds_it_until_its_heart_stops(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_host_has_the_lease_until_its_heartbeat_stops(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _pretend(url, 7)
     lock = ObjectLock(locate(url))  # type: ignore[arg-type]
     holder = lock.holder()
@@ -103,7 +105,7 @@ def test_another_host_holds_it_until_its_heart_stops(url: str, monkeypatch: pyte
     lock.release()
 
 
-def test_a_dead_process_of_this_machine_is_seen_at_once(s3: S3) -> None:
+def test_a_dead_process_of_this_machine_loses_the_lease_at_once(s3: S3) -> None:
     url = s3.at("run")
     script = (
         "import os, signal\n"
@@ -120,7 +122,7 @@ def test_a_dead_process_of_this_machine_is_seen_at_once(s3: S3) -> None:
     lock.release()
 
 
-def test_a_driver_that_was_replaced_stops(url: str, quick: None) -> None:
+def test_a_replaced_driver_stops(url: str, quick: None) -> None:
     folder = RunFolder.create(url, JOB)
     with pytest.raises(RunError, match="was taken over by another driver"), folder.lock():
         folder.append("metrics.jsonl", {"pass": 1})
@@ -129,27 +131,27 @@ def test_a_driver_that_was_replaced_stops(url: str, quick: None) -> None:
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
     written = json.loads(locate(url).read("lock/000002.json"))  # type: ignore[arg-type]
-    assert written["host"] == "elsewhere"  # the loser gave back nothing that is the winner's
+    assert written["host"] == "elsewhere"  # The loser did not release the lease of the winner.
 
 
-def test_heartbeat(url: str, quick: None) -> None:
+def test_heartbeats_renew_the_lease(url: str, quick: None) -> None:
     lock = ObjectLock(locate(url))  # type: ignore[arg-type]
     lock.acquire()
     beat = lambda: json.loads(locate(url).read("lock/000001.json")).get("beats", 0)  # type: ignore[arg-type]  # noqa: E731
     assert _wait(lambda: beat() >= 2)
     lock.release()
     assert lock.holder() is None
-    lock.release()  # twice harms nothing
+    lock.release()  # A second release does no harm.
 
 
-def test_a_lost_answer_is_no_other_driver(s3: S3) -> None:
+def test_a_lost_answer_does_not_count_as_another_driver(s3: S3) -> None:
     lock = ObjectLock(locate(s3.at("run")))  # type: ignore[arg-type]
     with s3.door.losing_first("PUT", "/lock/000001.json"):
         lock.acquire()
     lock.release()
 
 
-def test_a_late_heartbeat_does_not_take_the_release_back(
+def test_a_late_heartbeat_does_not_undo_the_release(
     url: str, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "RELEASE_SECONDS", 0.05)
@@ -164,15 +166,15 @@ def test_a_late_heartbeat_does_not_take_the_release_back(
     monkeypatch.setattr(place, "write", slow)
     lock = ObjectLock(place)  # type: ignore[arg-type]
     lock.acquire()
-    assert late.wait(30)  # a heartbeat is on its way to the store
-    lock.release()  # does not wait for it for ever
+    assert late.wait(30)  # A heartbeat is being sent to the store.
+    lock.release()  # The release does not wait for it forever.
     go_on.set()
     assert _wait(lambda: ObjectLock(locate(url)).holder() is None)  # type: ignore[arg-type]
     assert not _wait(lambda: ObjectLock(locate(url)).holder() is not None, seconds=0.2)  # type: ignore[arg-type]
     assert place.keys("lock") == ["000001.json"]
 
 
-def test_a_store_that_fails_at_the_release_does_not_hide_the_true_error(
+def test_a_failing_release_does_not_hide_the_error_of_the_run(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder.create(url, JOB)
@@ -189,7 +191,7 @@ def test_a_store_that_fails_at_the_release_does_not_hide_the_true_error(
         drive()
 
 
-def test_a_folder_that_was_removed_stays_removed(url: str) -> None:
+def test_a_removed_folder_is_not_created_again(url: str) -> None:
     folder = RunFolder.create(url, JOB)
     with folder.lock():
         folder.remove()

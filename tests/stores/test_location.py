@@ -1,4 +1,4 @@
-"""What every place does, on a disk, in memory and in an object store."""
+"""Operations of every location, on a disk, in memory and in an object store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalelatent.storage.write_checks import contains, scratch
 from .conftest import S3, SECRET
 
 
-def test_files(anywhere: str) -> None:
+def test_files_are_written_read_listed_and_deleted(anywhere: str) -> None:
     place = locate(anywhere)
     assert place.is_empty()
     place.make()
@@ -54,7 +54,7 @@ def test_files(anywhere: str) -> None:
     assert place.is_empty()
 
 
-def test_ranges(anywhere: str) -> None:
+def test_ranges_of_files_are_read(anywhere: str) -> None:
     place = locate(anywhere)
     place.write("f", bytes(range(100)))
     assert place.read_range("f", 10, 5) == bytes(range(10, 15))
@@ -70,7 +70,7 @@ def test_ranges(anywhere: str) -> None:
         place.read_ranges(["f", "g"])
 
 
-def test_what_takes_over_is_whole_or_not_there(anywhere: str) -> None:
+def test_a_replacement_is_complete_or_absent(anywhere: str) -> None:
     place = locate(anywhere)
     with place.replacing() as target:
         target.write("x", b"1")
@@ -87,7 +87,9 @@ def test_what_takes_over_is_whole_or_not_there(anywhere: str) -> None:
 
 
 @pytest.mark.parametrize("bytes_a_segment", [64 << 10, 30])
-def test_logs(anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_appended_to_logs(
+    anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("scalelatent.storage.linelog.SEGMENT_BYTES", bytes_a_segment)
     place = locate(anywhere)
     place.make()
@@ -97,7 +99,7 @@ def test_logs(anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPat
     lines = [f"line {i}".encode() for i in range(12)]
     for line in lines[:7]:
         log.append(line)
-    log = LineLog(place, "log.jsonl")  # another process goes on
+    log = LineLog(place, "log.jsonl")  # Another process continues the log.
     for line in lines[7:]:
         log.append(line)
     assert LineLog(place, "log.jsonl").lines() == lines
@@ -111,7 +113,7 @@ def test_logs(anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_threads_that_log_at_once_lose_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those that compute do, when they tell of kernels that they compile."""
+    """Threads that compile kernels report it in this way."""
     place = locate("memory://threads-of-a-log")
     write = place.write
 
@@ -127,7 +129,7 @@ def test_threads_that_log_at_once_lose_no_line(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(LineLog(place, "log.jsonl").lines()) == sorted([b"first", *(b"%d" % i for i in range(12))])
 
 
-def test_who_created_knows_it_where_the_answer_was_lost(s3: S3) -> None:
+def test_the_creator_of_a_file_is_known_if_the_answer_was_lost(s3: S3) -> None:
     place = locate(s3.url + "/x")
     with s3.door.losing_first("PUT", "/lock"):
         assert place.create("lock", b"mine")  # type: ignore[attr-defined]
@@ -136,7 +138,7 @@ def test_who_created_knows_it_where_the_answer_was_lost(s3: S3) -> None:
     assert place.read("lock") == b"mine"
 
 
-def test_one_of_many_creates(s3: S3) -> None:
+def test_one_of_many_processes_creates_a_file(s3: S3) -> None:
     place = locate(s3.url + "/x")
     won: list[int] = []
     start = threading.Barrier(6)
@@ -155,10 +157,10 @@ def test_one_of_many_creates(s3: S3) -> None:
     assert place.read("lock") == str(won[0]).encode()
 
 
-def test_reads_are_in_flight_together(s3: S3) -> None:
+def test_several_reads_run_at_once(s3: S3) -> None:
     place = locate(s3.at("x"))
     place.write("f", bytes(1000))
-    s3.door.gate = threading.Barrier(4)  # no request is answered before four are there
+    s3.door.gate = threading.Barrier(4)  # No request is answered before four have arrived.
     try:
         assert len(place.read_ranges([("f", i, 1) for i in range(8)])) == 8
     finally:
@@ -166,7 +168,9 @@ def test_reads_are_in_flight_together(s3: S3) -> None:
     assert s3.door.most_in_flight >= 4
 
 
-def test_503_is_waited_out_and_told_when_it_lasts(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_503_are_retried_and_reported_if_they_last(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = locate(s3.at("x"))
     with s3.door.turning_away(0.4):
         for i in range(10):
@@ -181,7 +185,7 @@ def test_503_is_waited_out_and_told_when_it_lasts(s3: S3, monkeypatch: pytest.Mo
     assert "503" in str(error.value)
 
 
-def test_answers_that_always_break_off_are_told(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_are_always_incomplete_are_reported(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     place = locate(s3.at("place"))
     place.write("a", b"0123456789")
     monkeypatch.setattr("scalelatent.storage.objects.RETRY_SECONDS", 1.0)
@@ -196,7 +200,7 @@ def test_answers_that_always_break_off_are_told(s3: S3, monkeypatch: pytest.Monk
     assert place.read("a") == b"0123456789"
 
 
-def test_a_server_that_is_down(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_reported(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.storage import objects
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -206,7 +210,7 @@ def test_a_server_that_is_down(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPa
         locate(s3.at("x")).read("k")
 
 
-def test_no_credentials(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.storage import objects
 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -232,7 +236,7 @@ def test_a_forked_process_has_connections_of_its_own(s3: S3) -> None:
         child.join(10)
 
 
-def test_no_bucket(s3: S3) -> None:
+def test_a_missing_bucket_is_reported(s3: S3) -> None:
     place = locate("s3://no-such-bucket/x")
     message = "there is no bucket 'no-such-bucket'"
     for ask in (lambda: place.read("k"), lambda: place.has("k"), lambda: place.write("k", b""),
@@ -241,7 +245,7 @@ def test_no_bucket(s3: S3) -> None:
             ask()
 
 
-def test_permission_denied(s3: S3) -> None:
+def test_denied_permissions_are_reported(s3: S3) -> None:
     place = locate(s3.at("x"))
     with s3.door.denying(lambda method, path: True):
         for ask in (lambda: place.read("k"), lambda: place.write("k", b"")):
@@ -264,14 +268,14 @@ def test_permission_denied(s3: S3) -> None:
         ("nosuch://bucket/x", "'nosuch://' are not known here"),
     ],
 )
-def test_addresses_that_are_refused(url: str, message: str) -> None:
+def test_invalid_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(StoreError, match=message) as error:
         locate(url)
     assert "my-secret" not in str(error.value)
     assert isinstance(error.value, ScalelatentError)
 
 
-def test_a_package_that_is_not_installed_is_named(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_package(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
     def absent(protocol: str) -> None:
@@ -287,8 +291,8 @@ def test_a_package_that_is_not_installed_is_named(fresh: None, monkeypatch: pyte
         locate("gs://bucket/x")
 
 
-def test_requests_to_google_are_bounded(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    """Its library repeats by itself, so each of its requests has to end."""
+def test_requests_to_google_have_a_timeout(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    """Its library retries by itself, so each of its requests must end."""
     import fsspec
 
     made: list[dict[str, Any]] = []
@@ -308,12 +312,12 @@ def test_requests_to_google_are_bounded(monkeypatch: pytest.MonkeyPatch, fresh: 
     assert 0 < limits.sock_read <= 60
 
 
-def test_local_addresses() -> None:
+def test_local_paths_and_file_urls_are_equal() -> None:
     assert [is_local(url) for url in ("runs/a", "file:///a", "s3://bucket/a")] == [True, True, False]
     assert locate("memory://trial").at("model.zarr").url == "memory://trial/model.zarr"
 
 
-def test_clearing_a_place_clears_what_is_inside() -> None:
+def test_clearing_a_location_deletes_its_content() -> None:
     whole, part = locate("a.zarr"), locate("./a.zarr/part")
     assert contains(whole, part)
     assert not contains(part, whole)

@@ -1,4 +1,4 @@
-"""Models at every kind of address: whole, or not there."""
+"""Models at every kind of URL: complete or absent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model() -> sl.CapsuleRegression:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, np.arange(90) % 3)
 
 
-def test_save_and_load(anywhere: str, model: sl.CapsuleRegression) -> None:
+def test_a_model_saved_at_any_url_predicts_the_same(anywhere: str, model: sl.CapsuleRegression) -> None:
     model.save(anywhere)
     np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)
     with pytest.raises(DataError, match="exists: choose another path"):
@@ -36,13 +36,13 @@ def test_the_digests_are_written_last(s3: S3, model: sl.CapsuleRegression) -> No
     puts = [path for method, path, _ in s3.door.requests if method == "PUT"]
     assert puts[-1].endswith("/m.zarr/zarr.json")
     first = next(i for i, path in enumerate(puts) if path.endswith("/m.zarr/zarr.json"))
-    assert first == 0  # an empty group; with it alone, or with arrays but no digests, there is not a model
+    assert first == 0  # First an empty group; without digests it is not a model, with or without arrays.
     locate(s3.at("m.zarr")).write("zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     with pytest.raises(DataError, match="it was not finished: save it again"):
         sl.load_model(s3.at("m.zarr"))
 
 
-def test_a_save_that_breaks_off_leaves_no_model(s3: S3, model: sl.CapsuleRegression) -> None:
+def test_an_interrupted_save_leaves_no_model(s3: S3, model: sl.CapsuleRegression) -> None:
     puts = 0
 
     def third_put(method: str, path: str) -> bool:
@@ -57,7 +57,7 @@ def test_a_save_that_breaks_off_leaves_no_model(s3: S3, model: sl.CapsuleRegress
         sl.load_model(s3.at("m.zarr"))
 
 
-def test_a_lost_chunk_is_told(s3: S3, model: sl.CapsuleRegression) -> None:
+def test_a_lost_chunk_is_reported(s3: S3, model: sl.CapsuleRegression) -> None:
     model.save(s3.at("m.zarr"))
     place = locate(s3.at("m.zarr"))
     chunk = next(k for k in place.all_keys() if k.startswith("W/c/"))  # type: ignore[attr-defined]

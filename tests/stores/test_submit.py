@@ -1,4 +1,4 @@
-"""Submitted jobs whose data and run folder lie in an object store: no disk is shared with the workers."""
+"""Submitted jobs with data and run folder in an object store: no disk is shared with the workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two, with credentials in their environment."""
+    """Start two workers with credentials in their environment."""
     from distributed import Client, LocalCluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def client(workers: Any, s3: S3) -> Any:
-    """Those workers; one that an earlier test has killed is there again."""
+    """Return a client of the workers, after a killed one is back."""
     workers.wait_for_workers(2, timeout=60)
     workers.run(exec, WITHOUT_REPORT)
     return workers
@@ -78,12 +78,13 @@ def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job
     driver = folder.read_state()["driver"]
     os.kill(client.run(os.getpid, workers=[driver])[driver], signal.SIGKILL)
     until(lambda: folder.read_state()["driver"] != driver)
-    # A driver that died on this machine is seen to be gone: its lease need not run out.
+    # The end of a driver on this machine is noticed, so its lease need not expire.
     count = len(folder.records("metrics.jsonl"))
     until(lambda: len(folder.records("metrics.jsonl")) > count)
     begin = time.monotonic()
     assert control.cancel_job(folder)["state"] == "cancelled"
-    assert time.monotonic() - begin < 6  # it looks every two seconds, since each look is paid
+    # The state is read every two seconds, because each request costs money.
+    assert time.monotonic() - begin < 6
     assert folder.read_progress()["rows_total"] == 600
     assert control.find_job(folder.url).id == folder.id
     resubmit(folder.read_job(), folder, client=client)
@@ -91,7 +92,9 @@ def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job
     control.cancel_job(folder)
 
 
-def test_the_bits_of_a_job_driven_here(client: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submitted_job_has_the_bits_of_a_local_one(
+    client: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelatent.jobs import runner
 
     folder = RunFolder.open(submit_job(job(), client=client).run)

@@ -106,7 +106,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     pool : int or None
         Side of the pools between layers in pixels, odd; 1 allows no shifts. None: 3; online and without
         ``filters`` two fits, with 3 and with 1, of which the one with fewer errors is kept. The errors are
-        those of the validation images, or else of the training images.
+        those of the validation images, or else of the training images. :meth:`partial_fit` has 3.
     p01, p10 : float, default 1e-3
         Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight : float, list of float, or None

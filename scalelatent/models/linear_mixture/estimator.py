@@ -479,9 +479,10 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         """Learn from more rows, at once and in this process.
 
         The first call on a model that was not fitted is :meth:`fit`. Later rows are added to the nearest
-        component of their class by incremental SVD: its mean is exact, its basis and variances as far as the
-        spare directions hold them. Tangents and ``temperature_`` do not change. The arrays change in place:
-        copy ``means_`` and the others to keep their values.
+        component of their class by incremental SVD. Its mean is exact. Its basis and variances are exact
+        while its rows span at most the directions of the basis and of its spare columns. Tangents and
+        ``temperature_`` do not change. The arrays change in place: copy ``means_`` and the others to keep
+        their values.
 
         Parameters
         ----------
@@ -690,8 +691,9 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         """Learn from more rows, at once and in this process.
 
         The first call on a model that was not fitted is :meth:`fit`. Later rows are added to the nearest
-        component by incremental SVD: its mean is exact, its basis and variances as far as the spare
-        directions hold them. The arrays change in place: copy ``means_`` and the others to keep their values.
+        component by incremental SVD. Its mean is exact. Its basis and variances are exact while its rows span
+        at most the directions of the basis, spare ones included. The arrays change in place: copy ``means_``
+        and the others to keep their values.
 
         Parameters
         ----------

@@ -64,7 +64,7 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     )
     if nu > 0:
         assert fast_rows.dtype == np.int32
-        np.testing.assert_array_equal(fast_rows, rows)  # no ratio of these draws lies within 1e-6 of nu
+        np.testing.assert_array_equal(fast_rows, rows)  # No ratio of these draws is within 1e-6 of nu.
     else:
         assert fast_rows is None
         assert rows is None

@@ -11,7 +11,7 @@ from scalelatent.models.capsule.kernels.reference import posterior_ratios, proba
 from scalelatent.models.capsule.kernels.squash import squash_table
 
 DRAWS = 200_000
-SIGMAS = 4.5  # of about 150 comparisons with fixed draws, none should lie further out by chance
+SIGMAS = 4.5  # of about 150 comparisons with fixed draws, none should be larger by chance
 SHAPES = {
     "equal": [2, 2, 2],
     "odd D": [1, 1, 1],

@@ -18,7 +18,7 @@ EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000
 
 
 def _quadrature(s: float, b: float) -> float:
-    # I_s(b) = int_0^b (1 - u/b)^s e^-u du, by rho = 1 - u/b: no large number is left; its mass lies below 50.
+    # I_s(b) = int_0^b (1 - u/b)^s e^-u du, by rho = 1 - u/b: no large number is left; its mass is below 50.
     pieces = np.unique(np.clip([0.0, min(b, b / (s + 1)), min(b, 10 * b / (s + 1)), min(b, 50.0), b], 0, b))
     value = 0.0
     for low, high in itertools.pairwise(pieces):

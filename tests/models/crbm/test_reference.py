@@ -122,7 +122,7 @@ def test_inference_is_nearly_exact_for_weak_couplings(seed: int, v: int, h: int)
 
 
 def test_mixed_product_is_marginal_map_with_one_visible_unit() -> None:
-    """With one visible unit, summing out the hidden units is exact."""
+    """Summing out the hidden units is exact if there is one visible unit."""
     for seed in range(20):
         w, bv, bh = draw(seed, 1, 5, 2.0)
         want = enumerate_states(w, bv[0], bh[0])

@@ -601,7 +601,7 @@ _DERIVATIVE_TYPES = (in_array("f4", 2), in_array("f4", 1), in_array("f4", 2), ty
 
 @subkernel
 def _derivative_scratch(p: int, taps: int, width: int) -> np.ndarray:
-    """Return scratch for an image, smoothed along lines, and smoothed; all are surrounded by zeros."""
+    """Return zeros for three padded images: the row, the row smoothed along lines, and along both axes."""
     return zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), np.float32)
 
 

@@ -132,8 +132,8 @@ def make_scores(components: Components, likelihood: str, priors: np.ndarray | No
 def score_few_rows(components: Components, likelihood: str, x: np.ndarray) -> np.ndarray:
     """Return the scores (n, K) of a few rows (n, p), for all likelihoods but factor analysis.
 
-    The values are those of :func:`make_scores`, whose preparation would take longer than a few rows are
-    worth.
+    The values are those of :func:`make_scores`. For a few rows, its preparation would take longer than the
+    scores themselves.
     """
     h, noise, values = components.n_dims, components.noise, components.values[:, : components.n_dims]
     z = x[None, :, :] - components.means[:, None, :]

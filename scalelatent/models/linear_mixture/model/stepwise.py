@@ -192,7 +192,8 @@ class StepwiseMixture:
         if self.settings.likelihood == "factor-analysis":
             loadings, noise = factor_step(old.bases, maps, mean_square, projected, floor)
             return loadings, old.values, noise
-        # A share of an EM step of probabilistic PCA would change little, so it takes a power step too.
+        # Probabilistic PCA takes a power step too, because a step with a small eta would hardly change the
+        # bases.
         bases, values = power_step(old.bases, projected)
         noise = np.maximum((mean_square - values[:, :h].sum(axis=1)) / max(p - h, 1), floor)
         return bases, values, noise
