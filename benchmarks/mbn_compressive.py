@@ -89,8 +89,8 @@ def of_rcv1(args: Any) -> dict[str, Any]:
     half = len(order) // 2
     train, test = np.sort(order[:half]), np.sort(order[half:])
     model = sl.MultilayerBootstrapNetwork(
-        n_clusterings=200, n_pools="paper", k1=500, decay=0.5, metric="cosine", n_components=5, n_classes=len(names),
-        random_state=args.seed, n_jobs=args.jobs,
+        n_clusterings=200, n_pools="paper", k1=500, decay=0.5, metric="cosine", n_components=5,
+        n_classes=len(names), random_state=args.seed, n_jobs=args.jobs,
     )  # fmt: skip
     z = model.fit_transform(counts[train])
     zt, slow = timed(lambda: model.transform(counts[test]))

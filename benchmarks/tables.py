@@ -267,7 +267,8 @@ def pools() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "set (seeds)|decay .5|chosen|.3, .5 and .7 together|nine together|by agreement|by similarity|best by labels"
+    "set (seeds)|decay .5|chosen|.3, .5 and .7 together|nine together|three by agreement|three by similarity"
+    "|best by labels"
 )
 def ensembles() -> Iterable[Iterable[Any]]:
     for name, found in read("mbn_ensemble").items():
