@@ -25,7 +25,7 @@ def models() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
         "CapsuleRegression": (sl.CapsuleRegression(capsule_dim=2, max_iter=5, **random), lambda m: m.predict),
         "ConditionalRBM": (sl.ConditionalRBM(n_hidden=8, n_epochs=2, **random), lambda m: m.predict),
         "MultilayerBootstrapNetwork": (
-            sl.MultilayerBootstrapNetwork(n_clusterings=20, k1=60, n_components=2, **random),
+            sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=20, k1=60, n_components=2, **random),
             lambda m: m.transform,
         ),
     }
@@ -52,7 +52,9 @@ def main() -> None:
         alone[name] = use(model)(ds.read_x(0, 50))
         np.testing.assert_array_equal(use(loaded)(ds.read_x(0, 50)), alone[name])
         print(f"{name}: fitted, saved, loaded", flush=True)
-    sl.MultilayerBootstrapNetwork(n_clusterings=10, k1=40, n_components=2, random_state=0).fit(sparse)
+    sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=10, k1=40, n_components=2, random_state=0).fit(
+        sparse
+    )
     with sl.cluster("local", workers=2):
         for name, (model, use) in models().items():
             ds = targets if name == "ConditionalRBM" else dense

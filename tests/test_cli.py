@@ -535,7 +535,9 @@ def test_paths_in_place_of_rows_are_named():
 def test_outputs_of_a_layer(scalelatent, tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")
-    network = sl.MultilayerBootstrapNetwork(n_clusterings=5, keep_codes=True, random_state=0).fit(x)
+    network = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, keep_codes=True, random_state=0).fit(
+        x
+    )
     z = network.transform(x, layer=1)
     network.save("m.zarr")
     scalelatent("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--layer", "1")
@@ -557,12 +559,12 @@ def test_outputs_of_a_layer_out_of_a_run_folder(scalelatent, tmp_path, monkeypat
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")
     for name, kept in (("run", "true"), ("plain", "false")):
-        model = f'[model]\nkind = "mbn"\nn_clusterings = 5\nkeep_codes = {kept}\n'
+        model = f'[model]\nkind = "mbn"\nn_clusterings = 5\ndecay = 0.5\nkeep_codes = {kept}\n'
         job = f'[job]\nseed = 0\nout = "{name}"\n[data]\ntrain = "x.zarr"\n{model}'
         (tmp_path / "job.toml").write_text(job)
         scalelatent("fit", "job.toml")
     scalelatent("transform", "run", "x.zarr", "--out", "z.zarr", "--layer", "1")
-    model = sl.MultilayerBootstrapNetwork(n_clusterings=5, keep_codes=True, random_state=0).fit(x)
+    model = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, keep_codes=True, random_state=0).fit(x)
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), model.transform(x, layer=1))
     loaded = sl.load_model("run")
     np.testing.assert_array_equal(loaded.codes(layer=2), model.codes(layer=2))

@@ -16,7 +16,7 @@ from scalelatent.engine import mapwrite, rowsets
 from scalelatent.estimators import session
 from scalelatent.models.mbn import fit as mbn_fit
 
-OPTIONS: dict[str, Any] = {"n_clusterings": 6, "k1": 200, "n_components": 4, "n_classes": 10}
+OPTIONS: dict[str, Any] = {"n_clusterings": 6, "decay": 0.5, "k1": 200, "n_components": 4, "n_classes": 10}
 
 
 @pytest.fixture(autouse=True)

@@ -244,10 +244,10 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
     """Its worker dies just then, and no other one may compute it: another one does the segment."""
     mortal.upload_file(toys.__file__)
     monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))
-    pids, look, killed = mortal.run(os.getpid), online.Segment.look, list[str]()
+    pids, poll, killed = mortal.run(os.getpid), online.Segment.poll, list[str]()
 
     def kill(segment: online.Segment) -> bool:
-        moved = look(segment)
+        moved = poll(segment)
         if moved and not killed:
             ((where,),) = mortal.who_has(segment.futures).values()
             killed.append(where)
@@ -255,7 +255,7 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
             assert _is_true_within(lambda: segment.futures[0].status != "finished")
         return moved
 
-    monkeypatch.setattr(online.Segment, "look", kill)
+    monkeypatch.setattr(online.Segment, "poll", kill)
     np.testing.assert_array_equal(run(mortal, tmp_path, callback=Leave(60.0)), whole)
     assert killed
 

@@ -117,7 +117,7 @@ def test_refusals_name_the_next_step(tmp_path: Path) -> None:
     for use in (
         lambda: _model().fit(adata, labels),
         lambda: _model().fit(ROWS, labels).predict(adata),
-        lambda: MultilayerBootstrapNetwork(n_clusterings=2, k1=3).fit(adata),
+        lambda: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=2, k1=3).fit(adata),
         lambda: Dataset.from_arrays(adata),
     ):
         with pytest.raises(DataError, match=r"AnnData object.*from_anndata\(adata, label=.*adata\.X"):

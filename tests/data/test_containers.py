@@ -177,7 +177,7 @@ def test_dask_frames_are_refused_with_advice() -> None:
         lambda: Dataset.from_arrays(frame),
         lambda: Dataset.from_dataframe(frame),
         lambda: _model().fit(frame, LABELS),
-        lambda: MultilayerBootstrapNetwork(n_clusterings=2, k1=3).fit(frame),
+        lambda: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=2, k1=3).fit(frame),
     ):
         with pytest.raises(DataError, match=r"is a Dask DataFrame, .*to_dask_array\(lengths=True\)"):
             use()

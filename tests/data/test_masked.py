@@ -39,7 +39,7 @@ DOORS: dict[str, Callable[[Any, Path], Any]] = {
     "targets": lambda x, _: Dataset.from_arrays(X, x),
     "capsule": lambda x, _: _capsule().fit(x, Y),
     "validation": lambda x, _: _capsule().fit(X, Y, validation=(x, Y)),
-    "mbn": lambda x, _: sl.MultilayerBootstrapNetwork(n_clusterings=2, k1=3).fit(x),
+    "mbn": lambda x, _: sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=2, k1=3).fit(x),
     "crbm": lambda x, _: sl.ConditionalRBM(n_hidden=2, n_epochs=1).fit(x, X),
     "crbm outputs": lambda x, _: sl.ConditionalRBM(n_hidden=2, n_epochs=1).fit(X, x),
     "partial_fit": lambda x, _: _capsule().partial_fit(x, Y, classes=[0, 1]),

@@ -22,7 +22,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x, y = rng.uniform(0, 1, (60, 5)).astype(np.float32), np.arange(60) % 3
     folder = tmp_path_factory.mktemp("saved")
     sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(x, y).save(folder / "capsule")
-    network = sl.MultilayerBootstrapNetwork(n_clusterings=3, k1=10, n_components=2, random_state=0)
+    network = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=3, k1=10, n_components=2, random_state=0)
     network.fit(x).save(folder / "mbn")
     return folder
 

@@ -20,7 +20,9 @@ FOLDER = Path(__file__).parent
 
 MODELS: dict[str, Callable[[Any], Any]] = {
     "capsule": lambda x: sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1).fit(x, Y),
-    "mbn": lambda x: sl.MultilayerBootstrapNetwork(n_clusterings=3, k1=10, random_state=0, n_jobs=1).fit(x),
+    "mbn": lambda x: sl.MultilayerBootstrapNetwork(
+        decay=0.5, n_clusterings=3, k1=10, random_state=0, n_jobs=1
+    ).fit(x),
     "crbm": lambda x: sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1).fit(x, B),
 }
 

@@ -274,7 +274,9 @@ def test_codes_of_a_bootstrap_network_are_the_same_from_split_blocks() -> None:
     import scalelatent as sl
 
     x = np.random.default_rng(0).integers(0, 9, (300, 12)).astype("u1")
-    model = sl.MultilayerBootstrapNetwork(n_clusterings=7, n_classes=3, random_state=0, n_jobs=1).fit(x)
+    model = sl.MultilayerBootstrapNetwork(
+        decay=0.5, n_clusterings=7, n_classes=3, random_state=0, n_jobs=1
+    ).fit(x)
     for what in ("output", "codes"):
         network = model._row_map(what)
         wanted = network.apply(network.prepare(HostBackend()), Block(x, None, None, 0))

@@ -46,7 +46,11 @@ CASES: dict[str, tuple[Callable[[], Any], np.ndarray, Any]] = {
         BITS,
         None,
     ),
-    "bootstrap": (lambda: sl.MultilayerBootstrapNetwork(n_clusterings=50, k1=16, n_components=2), ROWS, None),
+    "bootstrap": (
+        lambda: sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=50, k1=16, n_components=2),
+        ROWS,
+        None,
+    ),
     "search": (
         lambda: sl.Search(sl.CapsuleRegression(max_iter=3), {"capsule_dim": [1, 2]}, cv=2),
         ROWS,

@@ -27,7 +27,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "capsule": lambda: sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0),
     "mixture": lambda: sl.LinearMixtureClassifier(n_components=1, n_dims=2, max_iter=2, random_state=0),
     "density": lambda: sl.LinearMixture(n_components=2, n_dims=2, max_iter=2, random_state=0),
-    "mbn": lambda: sl.MultilayerBootstrapNetwork(n_clusterings=50, k1=10, n_components=2, random_state=0),
+    "mbn": lambda: sl.MultilayerBootstrapNetwork(
+        decay=0.5, n_clusterings=50, k1=10, n_components=2, random_state=0
+    ),
     "crbm": lambda: sl.ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0),
     "crbm, plain": lambda: sl.ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, conditional=False),
     "hcn": lambda: sl.HierarchicalCompositionalNetwork(layers=[(2, (1, 2))], random_state=0),

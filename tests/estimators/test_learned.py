@@ -18,7 +18,7 @@ FITS: dict[str, Callable[[Any], Any]] = {
         x, np.arange(60) % 3
     ),
     "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, _bits(x)),
-    "mbn": lambda x: MultilayerBootstrapNetwork(n_clusterings=5, random_state=0).fit(x),
+    "mbn": lambda x: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, random_state=0).fit(x),
 }
 FIXED = {
     "capsule": ("W_", "projection_", "capsule_dims_", "classes_"),

@@ -28,7 +28,7 @@ from scalelatent.models.mbn import fit as mbn_fit
 from tests.helpers import InterruptAt, Log, refuse_pickle
 
 SMALL: dict[str, Any] = {
-    "n_clusterings": 12, "n_pools": 3, "n_components": 3, "n_classes": 10, "random_state": 5,
+    "n_clusterings": 12, "n_pools": 3, "decay": 0.5, "n_components": 3, "n_classes": 10, "random_state": 5,
 }  # fmt: skip
 EXPECTED_TO_FAIL: dict[str, str] = {}
 
@@ -45,7 +45,7 @@ def _em_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [sl.MultilayerBootstrapNetwork(n_clusterings=3, n_jobs=1, random_state=0)],
+    [sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=3, n_jobs=1, random_state=0)],
     expected_failed_checks=lambda _: EXPECTED_TO_FAIL,
 )
 def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
@@ -533,7 +533,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
 
 
 def test_the_warning_of_few_clusterings_points_to_the_users_line(digits: Any) -> None:
-    network = sl.MultilayerBootstrapNetwork(n_clusterings=49, k1=20, n_classes=10, random_state=0)
+    network = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=49, k1=20, n_classes=10, random_state=0)
     with pytest.warns(
         UserWarning, match="n_clusterings=49: with fewer than 50 clusterings rows hardly"
     ) as reported:

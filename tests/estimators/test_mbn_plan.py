@@ -47,7 +47,7 @@ def rows() -> sl.Dataset:
 
 
 def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
-    return sl.MultilayerBootstrapNetwork(**{"n_clusterings": 12, "n_classes": 20, **options})
+    return sl.MultilayerBootstrapNetwork(**{"n_clusterings": 12, "decay": 0.5, "n_classes": 20, **options})
 
 
 class _Hasty(StreamedPca):
@@ -210,7 +210,7 @@ def test_centroids_of_half_of_the_rows_that_do_not_fit_in_memory_are_refused(
     """The fit refuses k1=None before work starts; a smaller k1 fits."""
     x = np.random.default_rng(0).random((20_000, 400), dtype=np.float32)
     options: dict[str, Any] = {"n_clusterings": 4, "n_components": 2, "random_state": 0, "n_jobs": 1}
-    half, small = (sl.MultilayerBootstrapNetwork(k1=k1, k_last=40, **options) for k1 in (None, 50))
+    half, small = (sl.MultilayerBootstrapNetwork(decay=0.5, k1=k1, k_last=40, **options) for k1 in (None, 50))
     peaks = [m.plan(x)["peak_bytes_per_worker"] for m in (half, small)]
     limit = int(sum(peaks) / 2 / ALLOWED_SHARE)
     monkeypatch.setattr(base, "find_resources", lambda *_: find_resources(None, 1, limit))

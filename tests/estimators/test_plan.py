@@ -92,7 +92,7 @@ MODELS: dict[str, Any] = {
     "stepwise": CapsuleRegression(capsule_dim=2, algorithm="stepwise"),
     "linear_mixture": sl.LinearMixtureClassifier(n_components=2, n_dims=2),
     "crbm": sl.ConditionalRBM(n_hidden=4),
-    "mbn": sl.MultilayerBootstrapNetwork(n_clusterings=3, k1=10, n_classes=3),
+    "mbn": sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=3, k1=10, n_classes=3),
     "hcn": sl.HierarchicalCompositionalNetwork([(3, 3)]),
 }
 

@@ -32,7 +32,7 @@ def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
     return {
         "capsule": (sl.CapsuleRegression(**em), (X, Y), "lower max_iter"),
         "stepwise": (sl.CapsuleRegression(algorithm="stepwise", **online), (X, Y), "lower n_epochs"),
-        "mbn": (sl.MultilayerBootstrapNetwork(n_clusterings=50, n_classes=40), (X,), "lower k1"),
+        "mbn": (sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=50, n_classes=40), (X,), "lower k1"),
         "logistic": (sl.ConditionalRBM(learner="logistic", n_epochs=1), (V, V), "lower n_epochs"),
         "crbm": (sl.ConditionalRBM(n_hidden=3, n_epochs=1), (V, V), "lower n_epochs"),
     }
@@ -112,9 +112,9 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
 
 
 def test_a_bootstrap_network_with_half_of_many_rows_takes_long() -> None:
-    """The default network on the images of MNIST, computed by one thread."""
+    """The network of the paper on the images of MNIST, computed by one thread."""
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
-    model = sl.MultilayerBootstrapNetwork(n_classes=10)
+    model = sl.MultilayerBootstrapNetwork(n_classes=10, n_pools="paper", decay=0.5)
     rows, one_thread = sl.Dataset.from_arrays(x), Resources(1, 1, 2**36)
     reported = model._plan(engine_plan.Forecast("mbn", rows, None, one_thread, {}, measure=False))
     assert reported["expected_seconds"] > 3600

@@ -19,7 +19,7 @@ MODELS = {
     "capsule": (sl.CapsuleRegression(capsule_dim=2, max_iter=4, nu_schedule=None, random_state=0), (X, Y)),
     "online": (sl.CapsuleRegression(capsule_dim=2, max_iter=4, algorithm="stepwise", random_state=0), (X, Y)),
     "crbm": (sl.ConditionalRBM(n_hidden=2, n_epochs=4, batch_size=20, random_state=0), (V, V)),
-    "mbn": (sl.MultilayerBootstrapNetwork(n_clusterings=5, k1=10, random_state=0), (X,)),
+    "mbn": (sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, k1=10, random_state=0), (X,)),
     "search": (
         sl.Search(MODEL := sl.CapsuleRegression(max_iter=4, random_state=0), {"capsule_dim": [1, 2]}, cv=2),
         (X, Y),

@@ -24,7 +24,9 @@ MODELS: dict[str, Callable[[Any], Any]] = {
         n_components=2, n_dims=2, max_iter=2, random_state=0
     ).fit(x, LABELS),
     "mixture": lambda x: sl.LinearMixture(n_components=2, n_dims=2, max_iter=2, random_state=0).fit(x),
-    "bootstrap": lambda x: sl.MultilayerBootstrapNetwork(n_clusterings=60, k1=10, random_state=0).fit(x),
+    "bootstrap": lambda x: sl.MultilayerBootstrapNetwork(
+        decay=0.5, n_clusterings=60, k1=10, random_state=0
+    ).fit(x),
     "conditional RBM": lambda x: sl.ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, BITS),
 }
 

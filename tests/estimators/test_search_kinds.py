@@ -31,7 +31,9 @@ from tests.helpers import InterruptAt, Log
 Arrays = tuple[np.ndarray, Any]
 CAPSULE = CapsuleRegression(max_iter=4, nu_schedule=None, random_state=0, n_jobs=1)
 RBM = ConditionalRBM(n_hidden=4, n_epochs=2, learning_rate=0.3, random_state=0, n_jobs=1)
-NETWORK = MultilayerBootstrapNetwork(n_clusterings=50, n_classes=4, k1=20, random_state=0, n_jobs=1)
+NETWORK = MultilayerBootstrapNetwork(
+    decay=0.5, n_clusterings=50, n_classes=4, k1=20, random_state=0, n_jobs=1
+)
 PARTS = HierarchicalCompositionalNetwork([(3, (3, 2))], n_epochs=2, random_state=0, n_jobs=1)
 DENSITY = LinearMixture(n_components=4, n_dims=2, max_iter=3, random_state=0, n_jobs=1)
 MIXTURE = LinearMixtureClassifier(n_components=2, n_dims=2, max_iter=3, random_state=0, n_jobs=1)

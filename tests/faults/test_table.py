@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         capsule_dim=2, algorithm="stepwise", n_epochs=3, batch_rows=52, random_state=0, n_jobs=1
     ),
     "mbn": lambda: sl.MultilayerBootstrapNetwork(
-        n_clusterings=4, k1=20, n_components=2, random_state=0, n_jobs=1
+        n_clusterings=4, k1=20, decay=0.5, n_components=2, random_state=0, n_jobs=1
     ),
     "crbm": lambda: sl.ConditionalRBM(n_hidden=3, n_epochs=3, batch_size=50, random_state=0, n_jobs=1),
     "hcn": lambda: sl.HierarchicalCompositionalNetwork(

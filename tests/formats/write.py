@@ -59,7 +59,7 @@ class Interrupt(sl.Callback):
 def write(folder: Path) -> None:
     x, y = rows()
     sl.Dataset.from_arrays(x, y).save(folder / "rows.zarr")
-    network = sl.MultilayerBootstrapNetwork(n_clusterings=50, k1=8, random_state=0).fit(x)
+    network = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=50, k1=8, random_state=0).fit(x)
     network.save(folder / "network.model")
     np.save(folder / "network.npy", network.transform(x))
     for name, (model, paired) in fits().items():

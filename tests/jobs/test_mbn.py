@@ -26,6 +26,7 @@ out = "run"
 train = "train.zarr"
 [model]
 kind = "mbn"
+decay = 0.5
 n_clusterings = 48
 k1 = 1000
 n_components = 5

@@ -30,6 +30,7 @@ test = "x.zarr"
 test_rows = "400:600"
 [model]
 kind = "mbn"
+decay = 0.5
 n_clusterings = 30
 n_classes = 10
 """

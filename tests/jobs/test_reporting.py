@@ -20,7 +20,11 @@ Y = np.arange(120) % 3
 # For each kind: a model with a short fit, its rows, and a figure that needs rows.
 FITTED: dict[str, tuple[Any, np.ndarray, str]] = {
     "capsule": (sl.CapsuleRegression(capsule_dim=2, max_iter=2), CLUSTERED, "confusion"),
-    "mbn": (sl.MultilayerBootstrapNetwork(n_clusterings=4, k1=8, n_components=2), CLUSTERED, "output"),
+    "mbn": (
+        sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=4, k1=8, n_components=2),
+        CLUSTERED,
+        "output",
+    ),
     "crbm": (
         sl.ConditionalRBM(n_hidden=3, n_epochs=1, corruption={"kind": "flip", "rate": 0.1}),
         BITS,

@@ -318,7 +318,7 @@ def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
     sections = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},
         "data": {"train": str(tmp_path / "x.zarr")},
-        "model": {"kind": "mbn", "n_clusterings": 4, "n_classes": 2},
+        "model": {"kind": "mbn", "n_clusterings": 4, "decay": 0.5, "n_classes": 2},
     }
     result = runner.run_new_job(resolve(sections, environ={}), print_line=reported.append)
     (line,) = [line for line in reported if "n_clusterings=4" in line]

@@ -101,7 +101,7 @@ def models(kind: str) -> tuple[Any, Dataset]:
     if kind == "capsule":
         return CapsuleRegression(capsule_dim=1, max_iter=3).fit(x, y), Dataset.from_arrays(x, y)
     if kind == "mbn":
-        model = MultilayerBootstrapNetwork(n_clusterings=5, n_classes=10, n_components=2)
+        model = MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, n_classes=10, n_components=2)
         return model.fit(x), Dataset.from_arrays(x, y)
     binary = (x > 8).astype(np.uint8)
     return ConditionalRBM(n_hidden=3, n_epochs=1).fit(binary, binary), Dataset.from_arrays(binary, binary)

@@ -40,7 +40,7 @@ def paper() -> dict[str, Any]:
 def fitted(**params: Any) -> tuple[MultilayerBootstrapNetwork, np.ndarray, np.ndarray]:
     x, y = load_digits(return_X_y=True)
     x, y = x[:300].astype(np.uint8), y[:300]
-    given = {"n_clusterings": 20, "n_classes": 10, "random_state": 0, "n_jobs": 1}
+    given = {"n_clusterings": 20, "decay": 0.5, "n_classes": 10, "random_state": 0, "n_jobs": 1}
     return MultilayerBootstrapNetwork(**{**given, **params}).fit(x), x, y
 
 

@@ -29,7 +29,7 @@ from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.model.layers import DrawnSets, Layer, floor_share, make_layers, make_schedule
 from scalelatent.models.mbn.model.network import convert_rows
-from scalelatent.models.mbn.model.pca import find_leading
+from scalelatent.models.mbn.model.pca import kernel_coordinates
 from scalelatent.models.mbn.model.sampling import choose_mask, choose_numbers, make_stream
 
 if TYPE_CHECKING:
@@ -216,8 +216,7 @@ def _cluster_rows(
 def compute_output(codes: np.ndarray, d: int, device: str) -> np.ndarray:
     """Return the first d principal components of codes in memory, float64 (n, d)."""
     backend = make_backend("reference" if device == "reference" else "cpu")
-    values, u = find_leading(codes, d, backend.kernel)
-    return np.asarray(u * np.sqrt(np.maximum(values, 0)))
+    return kernel_coordinates(codes, d, backend.kernel)
 
 
 def measure_agreement(a: np.ndarray, b: np.ndarray) -> float:

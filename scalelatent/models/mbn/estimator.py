@@ -72,10 +72,10 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     k1 : int or None
         Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand
         rows.
-    decay : float or "auto", default 0.5
-        delta: k_{l+1} = floor(delta k_l). Highly nonlinear data need a larger one. "auto" chooses the value
-        of 0.1, 0.2, ..., 0.9 whose clusters half of the features reproduce best, by small networks on at most
-        1,000 rows. It uses no labels, but the number of clusters ``n_classes`` if it is given.
+    decay : float or "auto", default "auto"
+        delta: k_{l+1} = floor(delta k_l); 0.5 in the paper. Highly nonlinear data need a larger one. "auto"
+        chooses the value of 0.1, 0.2, ..., 0.9 whose clusters half of the features reproduce best, by small
+        networks on at most 1,000 rows. It uses no labels, but ``n_classes`` if it is given.
     k_last : int or None
         Least number of centroids of a layer. None: 1.5 times ``n_classes``.
     feature_fraction : float, default 0.5
@@ -128,7 +128,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     --------
     >>> from sklearn.datasets import load_digits
     >>> x = load_digits().data[:300].astype("uint8")
-    >>> m = MultilayerBootstrapNetwork(n_clusterings=50, n_components=10, n_classes=10, random_state=0)
+    >>> m = MultilayerBootstrapNetwork(n_clusterings=50, decay=0.5, n_classes=10, random_state=0)
     >>> m.fit_transform(x).shape, m.ks_
     ((300, 10), [150, 75, 37, 18])
     """
@@ -159,7 +159,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         n_clusterings: int = 400,
         n_pools: int | str = "auto",
         k1: int | None = None,
-        decay: float | str = 0.5,
+        decay: float | str = "auto",
         k_last: int | None = None,
         feature_fraction: float = 0.5,
         metric: str = "euclidean",
@@ -331,7 +331,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
         Examples
         --------
-        >>> MultilayerBootstrapNetwork(k1=100, n_classes=10).schedule(1000)
+        >>> MultilayerBootstrapNetwork(k1=100, decay=0.5, n_classes=10).schedule(1000)
         [100, 50, 25]
         """
         decay = getattr(self, "decay_", None) if self.decay == "auto" else float(self.decay)

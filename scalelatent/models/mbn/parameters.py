@@ -33,7 +33,7 @@ PARAMETERS = Parameters(
         _make_optional("k1", "centroids of the first layer's clusterings; None: half of the rows"),
         Parameter(
             "decay",
-            0.5,
+            "auto",
             Number(
                 "give a number between 0 and 1 (0.5 is the paper's), or 'auto'",
                 above=0,
