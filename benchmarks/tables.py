@@ -1063,7 +1063,7 @@ def defaults_clusters() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{model['nmi']:.1f} %" for model in line["models"].values())
 
 
-@shown("set|compositional network, 20 templates|logistic regression|3 neighbours")
+@shown("set|compositional network, 20 templates|logistic regression|3 neighbours|largest class")
 def defaults_parts() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["parts"]:
         yield line["set"], *(f"{model['error']:.1f} %" for model in line["models"].values())
