@@ -368,6 +368,7 @@ def draw_rivals(task: str) -> Figure:
                 ms=7 if is_ours else 5,
             )
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter("")
         if is_log:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
