@@ -79,11 +79,6 @@ class Vectors:
         """Return a vector with the same integer in all lanes."""
         return ir.Constant(self.ints, [x] * self.lanes)
 
-    def counted(self, first: Value, offset: int = 0) -> Value:
-        """Return ``first`` + offset + (0, 1, 2, …) as int32."""
-        counts = ir.Constant(self.ints, [offset + i for i in range(self.lanes)])
-        return self.b.add(self.spread(self.b.trunc(first, I32)), counts)
-
     def first(self, n: Value) -> Value:
         """Return the mask of the first n lanes."""
         return self.b.icmp_signed(
@@ -155,16 +150,6 @@ class Vectors:
     def min(self, x: Value, y: Value) -> Value:
         """Return the smaller value of each lane; the values are not NaN."""
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
-
-    def update_best(self, score: Value, index: Value, best: Sequence[Value]) -> list[Value]:
-        """Return (best score, second best, index of the best) of each lane after one more score.
-
-        Of equal scores, the first stays the best.
-        """
-        b, (top, second, where) = self.b, best
-        wins = b.fcmp_ordered(">", score, top)
-        loser = b.select(wins, top, score)
-        return [b.select(wins, score, top), self.max(loser, second), b.select(wins, index, where)]
 
     def bits(self, x: Value) -> Value:
         """Return the bits of floats as integers."""
