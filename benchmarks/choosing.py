@@ -105,7 +105,13 @@ def clusterings(a: Any) -> dict[str, Any]:
     for v in CLUSTERINGS:
         for seed in range(a.seed, a.seed + a.seeds):
             model = sl.MultilayerBootstrapNetwork(
-                n_clusterings=v, metric="cosine", n_classes=n, random_state=seed, k1=a.k1
+                n_clusterings=v,
+                n_pools="paper",
+                decay=0.5,
+                metric="cosine",
+                n_classes=n,
+                random_state=seed,
+                k1=a.k1,
             )
             tell(f"V = {v}, seed {seed}", model.fit_transform(x))
     return out

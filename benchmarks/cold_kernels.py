@@ -61,7 +61,14 @@ def _fit(model: str, seed: int) -> None:
         sl.CapsuleRegression(max_iter=3, random_state=seed, n_jobs=1, **how).fit(x, y)
     elif model.startswith("mbn"):
         x = rng.random((1500, 100), dtype=np.float32)
-        how = {"n_clusterings": 60, "k1": 100, "n_components": 3, "random_state": seed, "n_jobs": 1}
+        how = {
+            "n_clusterings": 60,
+            "k1": 100,
+            "decay": 0.5,
+            "n_components": 3,
+            "random_state": seed,
+            "n_jobs": 1,
+        }
         if model != "mbn":
             x = scipy.sparse.random_array((1500, 500), density=0.05, format="csr", rng=seed, dtype=np.float32)
             how["metric"] = "cosine"

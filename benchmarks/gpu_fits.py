@@ -108,7 +108,7 @@ def make_model(model: str, device: str, quick: bool) -> Any:
         return sl.CapsuleRegression(capsule_dim=2, max_iter=2 if quick else 8, **common)
     if model == "mbn":
         sizes = {"n_clusterings": 4, "k1": 12} if quick else {"n_clusterings": 40, "k1": 2000}
-        return sl.MultilayerBootstrapNetwork(**sizes, n_components=4, n_classes=4, **common)
+        return sl.MultilayerBootstrapNetwork(**sizes, decay=0.5, n_components=4, n_classes=4, **common)
     if model == "crbm":
         hidden, sweeps, steps = (8, 2, 2) if quick else (128, 8, 32)
         return sl.ConditionalRBM(

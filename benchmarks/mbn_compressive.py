@@ -57,7 +57,7 @@ def network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.nd
             raise SystemExit(f"{args.fitted} holds outputs of {len(z)} images, --rows asks for {len(x)}")
         return z, zt, seconds, slow
     model = sl.MultilayerBootstrapNetwork(
-        n_clusterings=args.clusterings, k1=args.k1, n_components=10, n_classes=10,
+        n_clusterings=args.clusterings, n_pools="paper", k1=args.k1, decay=0.5, n_components=10, n_classes=10,
         random_state=args.seed, n_jobs=args.jobs,
     )  # fmt: skip
     z, seconds = timed(lambda: model.fit_transform(x))
@@ -89,8 +89,8 @@ def of_rcv1(args: Any) -> dict[str, Any]:
     half = len(order) // 2
     train, test = np.sort(order[:half]), np.sort(order[half:])
     model = sl.MultilayerBootstrapNetwork(
-        n_clusterings=200, k1=500, metric="cosine", n_components=5, n_classes=len(names),
-        random_state=args.seed, n_jobs=args.jobs,
+        n_clusterings=200, n_pools="paper", k1=500, decay=0.5, metric="cosine", n_components=5,
+        n_classes=len(names), random_state=args.seed, n_jobs=args.jobs,
     )  # fmt: skip
     z = model.fit_transform(counts[train])
     zt, slow = timed(lambda: model.transform(counts[test]))

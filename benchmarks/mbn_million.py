@@ -35,7 +35,8 @@ def documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, Any]:
     """Fit a part in this process, all of it on a cluster, and the part again."""
-    params |= {"n_clusterings": args.clusterings, "random_state": args.seed}
+    pools = args.pools if args.pools in ("auto", "paper") else int(args.pools)
+    params |= {"n_clusterings": args.clusterings, "n_pools": pools, "decay": 0.5, "random_state": args.seed}
 
     def in_process() -> float:
         model = sl.MultilayerBootstrapNetwork(**params, n_jobs=args.workers)
@@ -86,6 +87,7 @@ def main() -> None:
     arguments.add_argument("--documents", type=int, default=804_414)
     arguments.add_argument("--part", type=int, default=100_000, help="rows fitted in this process")
     arguments.add_argument("--clusterings", type=int, default=32)
+    arguments.add_argument("--pools", default="auto", help="n_pools")
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--memory-limit", default="3GB")
     args = arguments.parse_args()

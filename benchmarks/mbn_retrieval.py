@@ -61,7 +61,9 @@ def main() -> None:
     for k1 in map(int, args.k1.split(",")):
         model = sl.MultilayerBootstrapNetwork(
             n_clusterings=args.clusterings,
+            n_pools="paper",
             k1=k1,
+            decay=0.5,
             metric="cosine",
             n_components=args.components,
             n_classes=len(names),

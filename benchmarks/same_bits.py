@@ -29,7 +29,7 @@ MODELS: dict[str, Callable[[int | None], Any]] = {
     ),
     "LinearMixtureClassifier": lambda n: sl.LinearMixtureClassifier(random_state=0, n_jobs=n),
     "MultilayerBootstrapNetwork": lambda n: sl.MultilayerBootstrapNetwork(
-        n_clusterings=40, k1=200, random_state=0, n_jobs=n
+        n_clusterings=40, k1=200, decay=0.5, random_state=0, n_jobs=n
     ),
     "ConditionalRBM": lambda n: sl.ConditionalRBM(
         n_hidden=32, n_epochs=4, conditional=False, learner="cd", random_state=0, n_jobs=n

@@ -248,6 +248,34 @@ def clustering() -> Iterable[Iterable[Any]]:
         )
 
 
+@shown("set (seeds)|rows, features|4 pools|10|20|40|80|none shared|first layer, 40 pools against none")
+def pools() -> Iterable[Iterable[Any]]:
+    sizes = {"wine": "178, 13", "thyroid": "215, 5", "umist": "575, 10,304", "digits": "1,797, 64"}
+    sizes |= {"coil20": "1,440, 1,024", "isolet1": "1,560, 617", "mnist5000": "5,000, 784"}
+    sizes |= {"mnist20000": "20,000, 784", "mnist": "70,000, 784", "documents": "4,000, 2,000"}
+    for name, found in read("mbn_pools").items():
+        runs, means = found["runs"], found["mean_nmi"]
+        seconds = {
+            g: sum(run["first_layer_seconds"] for run in own.values()) / max(1, len(own))
+            for g, own in runs.items()
+        }
+        ratio = f"{seconds['40'] / seconds['paper']:.2f}" if runs.get("40") and runs.get("paper") else "-"
+        shown_means = (
+            f"{means[g]:.1f}" if g in means else "-" for g in ("4", "10", "20", "40", "80", "paper")
+        )
+        yield f"{name} ({len(runs.get('40', {}))})", sizes[name], *shown_means, ratio
+
+
+@shown(
+    "set (seeds)|decay .5|chosen|.3, .5 and .7 together|nine together|three by agreement|three by similarity"
+    "|best by labels"
+)
+def ensembles() -> Iterable[Iterable[Any]]:
+    for name, found in read("mbn_ensemble").items():
+        ways = ("0.5", "auto", "three", "nine", "agreement", "similarity", "best")
+        yield f"{name} ({len(found['runs'])})", *(f"{found['mean_nmi'][way]:.1f}" for way in ways)
+
+
 @shown("set|NMI at .5|accuracy at .5|NMI at the best decay|accuracy at the best decay")
 def from_the_paper() -> Iterable[Iterable[Any]]:
     found = read("mbn_clustering")

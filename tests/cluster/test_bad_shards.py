@@ -64,7 +64,7 @@ class Events(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.passes.append(record["pass"])
 
-    def of(self, name: str) -> list[dict[str, Any]]:
+    def infos(self, name: str) -> list[dict[str, Any]]:
         return [info for info in self.reported if info["event"] == name]
 
 

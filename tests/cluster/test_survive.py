@@ -40,7 +40,7 @@ class Log(Callback):
             self.done = True
             self.action()
 
-    def of(self, name: str) -> list[dict[str, Any]]:
+    def infos(self, name: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == name]
 
 
