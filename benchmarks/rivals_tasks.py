@@ -413,9 +413,7 @@ CLUSTERING = Task(
     },
     methods={
         "MultilayerBootstrapNetwork": clustered(network),
-        "MultilayerBootstrapNetwork, decay auto": clustered(
-            lambda x, k, seed: network(x, k, seed, decay="auto")
-        ),
+        "MultilayerBootstrapNetwork, decay .5": clustered(lambda x, k, seed: network(x, k, seed, decay=0.5)),
         "k-means": clustered(lambda x, k, seed: x),
         "UMAP + k-means": clustered(umap),
         "spectral clustering": spectral,

@@ -1108,7 +1108,7 @@ RIVALS: dict[str, dict[str, str]] = {
     },
     "clustering": {
         "MultilayerBootstrapNetwork": "bootstrap network",
-        "MultilayerBootstrapNetwork, decay auto": "decay auto",
+        "MultilayerBootstrapNetwork, decay .5": "decay .5",
         "k-means": "k-means",
         "UMAP + k-means": "UMAP + k-means",
         "spectral clustering": "spectral",
