@@ -79,12 +79,13 @@ class DeviceLists:
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
     """Move centroids to the device for :func:`nearest`, see :func:`..reference.make_bank`."""
     w, codes = by_tiles.merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
-    exact = np.stack(score_terms(squared_lengths(w), metric))
+    squares = squared_lengths(w)
+    exact = np.stack(score_terms(squares, metric))
     scale, bias = (cupy.asarray(np.ascontiguousarray(part, dtype=np.float32)) for part in exact)
     return DeviceBank(
         *(cupy.asarray(w), scale, bias, cupy.asarray(exact), cupy.asarray(codes)),
-        *by_tiles.bound_rounding(w, exact, metric),
-        partial(by_tiles.pack, w, codes, exact, metric),
+        *by_tiles.bound_rounding(w, squares, exact, metric),
+        partial(by_tiles.pack, w, codes, squares, metric),
     )
 
 

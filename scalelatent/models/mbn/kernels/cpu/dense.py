@@ -75,7 +75,7 @@ class PackedBank:
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedBank:
     """Pack centroids for :func:`nearest`, see :func:`..reference.make_bank`."""
     w, codes = merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
-    return pack(w, codes, np.stack(score_terms(squared_lengths(w), metric)), metric)
+    return pack(w, codes, squared_lengths(w), metric)
 
 
 def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -87,16 +87,17 @@ def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.
     return w[kept], codes
 
 
-def pack(w: np.ndarray, codes: np.ndarray, exact: np.ndarray, metric: str) -> PackedBank:
-    """Pack centroids with the scale and bias of their scores."""
+def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedBank:
+    """Pack centroids, their codes and the scale and bias of their scores."""
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
     rows = np.zeros((full, columns), dtype=np.float32)
     rows[:k] = w
     packed = np.ascontiguousarray(rows.reshape(-1, PANEL, columns).swapaxes(1, 2))
+    exact = np.stack(score_terms(squares, metric))
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
-    bounds = bound_rounding(w, exact, metric)
+    bounds = bound_rounding(w, squares, exact, metric)
     return PackedBank(packed.reshape(-1), scale, bias, exact, codes, list_length(codes), *bounds)
 
 
@@ -105,12 +106,14 @@ def is_whole(w: np.ndarray) -> bool:
     return bool((np.floor(w) == w).all())
 
 
-def bound_rounding(w: np.ndarray, exact: np.ndarray, metric: str) -> tuple[float, tuple[float, float]]:
+def bound_rounding(
+    w: np.ndarray, squares: np.ndarray, exact: np.ndarray, metric: str
+) -> tuple[float, tuple[float, float]]:
     """Return ``exact_length`` and ``error`` of a :class:`PackedBank`."""
     # The sum of the products, scale, bias and their sum are each rounded by at most 2^-24 of their terms
     # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     rounding = (w.shape[1] + 4) * 2.0**-24
-    lengths, largest = np.sqrt(squared_lengths(w)), float(np.abs(exact[1]).max())
+    lengths, largest = np.sqrt(squares), float(np.abs(exact[1]).max())
     error = (rounding * float((lengths * exact[0]).max()), 4 * 2.0**-24 * largest)
     if metric == "cosine" or not is_whole(w):
         return -1.0, error
