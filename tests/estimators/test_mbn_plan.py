@@ -32,7 +32,7 @@ from scalelatent.engine import mapwrite
 from scalelatent.deploy.probes import peak_bytes
 mapwrite.COLUMN_BLOCK_ROWS = int(sys.argv[3])
 ds = sl.open_dataset(sys.argv[1])
-options = {"n_clusterings": 32, "k1": 400, "n_classes": 100, "n_components": 5}
+options = {"n_clusterings": 32, "k1": 400, "decay": 0.5, "n_classes": 100, "n_components": 5}
 model = sl.MultilayerBootstrapNetwork(random_state=0, n_jobs=2, **options)
 plan = model.plan(ds)
 model.fit(ds, run_dir=sys.argv[2])
