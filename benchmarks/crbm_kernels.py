@@ -146,7 +146,7 @@ def edge_rates(seed: int) -> dict[str, Any]:
 
 
 def two_threads(seed: int) -> dict[str, Any]:
-    """Return rates of one and of two threads in the same rounds, by what they work on."""
+    """Return the rates of one and of two threads in the same rounds, for each kernel and size."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
     pool, ways, edges = ThreadPoolExecutor(2), {}, {}
 

@@ -56,7 +56,7 @@ def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float
 def described(
     model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return compression of images by what was found in them, and what that makes."""
+    """Return the compression of images by the parts found in them, and the images that these parts make."""
     layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     evidence = layer.evidence(on * np.float32(THRESHOLD + 1))

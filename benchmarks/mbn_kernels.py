@@ -32,7 +32,7 @@ SETS = 8
 
 
 def images(n: int, seed: int) -> tuple[np.ndarray, str]:
-    """Return rows of uint8, and what they are."""
+    """Return rows of uint8 and a description of them."""
     try:
         return mnist(slice(0, n))[0], "MNIST"
     except SystemExit:

@@ -152,9 +152,9 @@ def test_many_classes_are_shortened(scalelatent, tmp_path):
     lines = ["a,b,price", *(f"{i},{i + 1},{i + 0.5}" for i in range(2000))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     with pytest.warns(UserWarning, match="labels are 2,000 different numbers, some with a fraction"):
-        told = scalelatent("data", "import", "csv", "t.csv", "t.zarr", "--label", "price")
-    assert "10.5, 11.5, … (2,000 in all)" in told.out
-    assert max(map(len, told.out.splitlines())) < 300
+        result = scalelatent("data", "import", "csv", "t.csv", "t.zarr", "--label", "price")
+    assert "10.5, 11.5, … (2,000 in all)" in result.out
+    assert max(map(len, result.out.splitlines())) < 300
     assert len(scalelatent("data", "info", "t.zarr", "--json").json()["classes"]) == 2000
 
 

@@ -84,7 +84,7 @@ def test_fit_keeps_names_and_others_are_refused(case: Any, stored: bool, tmp_pat
 def test_frames_and_datasets_are_refused_in_the_same_words(case: Any) -> None:
     model, rows = case
     model.fit(rows(NAMES))
-    told = []
+    reported = []
     x = rows(None).read_x(0, 60)
     for given in (
         pd.DataFrame(x, columns=RENAMED),
@@ -94,9 +94,9 @@ def test_frames_and_datasets_are_refused_in_the_same_words(case: Any) -> None:
     ):
         with pytest.raises(ValueError, match="feature names should match") as error:
             use(model, given)
-        told.append(str(error.value))
-    assert told[0] == told[1]
-    assert told[2] == told[3]
+        reported.append(str(error.value))
+    assert reported[0] == reported[1]
+    assert reported[2] == reported[3]
 
 
 def test_a_fit_without_names_forgets_those_of_the_last_fit(case: Any) -> None:

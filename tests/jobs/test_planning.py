@@ -126,10 +126,10 @@ def test_plan_and_fit_print_the_same_summary_line(small_job):
 
 
 def test_a_plan_begins_with_its_summary_and_has_at_most_forty_lines(small_job):
-    told = CliRunner().invoke(app, ["plan", str(small_job)]).stdout.splitlines()
-    assert len(told) <= 40
-    assert told[0].startswith("plan: about ")
-    text = "\n".join(told)
+    lines = CliRunner().invoke(app, ["plan", str(small_job)]).stdout.splitlines()
+    assert len(lines) <= 40
+    assert lines[0].startswith("plan: about ")
+    text = "\n".join(lines)
     for words in (
         "memory per worker",
         "disk bytes",
