@@ -1,6 +1,6 @@
 """Configuration of the documentation site: `python -m sphinx -W -b html .docs OUT`.
 
-Nothing is downloaded during a build. Each file `plot_*.py` in `lessons/` and `examples/` is executed, and its
+Nothing is downloaded during a build, and the pages load nothing from other hosts. Each file `plot_*.py` in `lessons/` and `examples/` is executed, and its
 printed output and figures become part of its page.
 """
 
@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # equations without a content delivery network
     "sphinx.ext.viewcode",
     "numpydoc",
     "myst_parser",
@@ -48,7 +49,8 @@ html_theme_options = {
     "footer_end": ["theme-version"],
     "navigation_with_keys": False,
 }
-html_sidebars = {"index": []}
+# Pages without other pages in their section have no navigation on the left.
+html_sidebars = dict.fromkeys(("index", "troubleshooting", "glossary", "changelog", "genindex", "search"), [])
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -78,6 +80,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "min_reported_time": 0,
+    "write_computation_times": False,
     "download_all_examples": False,
 }
 
