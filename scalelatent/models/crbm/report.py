@@ -30,8 +30,6 @@ from .report_figures import plot_convergence, plot_occlusion, plot_restored
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-__all__ = ["RbmEvidence", "collect_rbm", "section"]
-
 # Upper bound of the messages that the figures update, about ten seconds on one core.
 EDGE_UPDATES = 1e10
 # Least and largest number of predicted rows, and number of dataset ranges that they come from.
