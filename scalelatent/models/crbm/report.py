@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.csr import concatenate
 from scalelatent.data.feature_names import without_names
 from scalelatent.engine.grid import space_ranges
 from scalelatent.evaluation import OutputErrors, occlusion_errors
-from scalelatent.evaluation.output_scores import concatenate
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.inference import CONVERGED
