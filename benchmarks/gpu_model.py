@@ -357,9 +357,8 @@ def main() -> int:
     found = predictions()
     for one in found:
         shares = f"{one['before_share']:8.1%} -> {one['after_share']:6.1%}"
-        print(
-            f"{one['example']:50}{one['card']:10}{shares}  {one['before_downloads']} -> {one['after_downloads']}"
-        )
+        waits = f"{one['before_downloads']} -> {one['after_downloads']}"
+        print(f"{one['example']:50}{one['card']:10}{shares}  {waits}")
     if args.json:
         args.json.write_text(json.dumps({"measured": False, "predictions": found}, indent=1) + "\n")
     return 0

@@ -92,21 +92,18 @@ def _centred(
 
 def _centred_lengths(
     scorer: Scorer, x: cupy.ndarray, rows: cupy.ndarray | np.uint64
-) -> tuple[cupy.ndarray, cupy.ndarray | np.uint64]:
-    """Return rows minus the centre, and their squared lengths unless each feature has its own d."""
+) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """Return rows minus the centre, and their squared lengths (any numbers if each feature has its own d)."""
     check_same_width(x.shape[1], scorer.centre.size)
     n, p = x.shape
     z = _centred(x, rows, _NULL_POINTER, scorer.centre, n, p)
-    if scorer.own is not None:
-        return z, _NULL_POINTER
     lengths = cupy.empty(n, dtype=np.float32)
-    _launch("lm_lengths", (_blocks(n),), z, np.int32(n), np.int32(p), lengths)
+    if scorer.own is None:
+        _launch("lm_lengths", (_blocks(n),), z, np.int32(n), np.int32(p), lengths)
     return z, lengths
 
 
-def _scores(
-    scorer: Scorer, z: cupy.ndarray, lengths: cupy.ndarray | np.uint64, first: int, stop: int
-) -> cupy.ndarray:
+def _scores(scorer: Scorer, z: cupy.ndarray, lengths: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
     """Return the scores of centred rows under the components [first, stop)."""
     n, k = len(z), stop - first
     products = _product(z, scorer.columns[first * scorer.width : stop * scorer.width].T)
@@ -175,13 +172,13 @@ def nearest_own(
         return best, index
     found = _Nearest(len(x), 1)  # in the order of `rows`
     z, lengths = _centred_lengths(scorer, _rows(x), _move(rows, "i4"))
-    for i, (first, stop) in enumerate(pairwise(edges.tolist())):
-        start, end = int(scorer.starts[i]), int(scorer.starts[i + 1])
+    for c, (first, stop) in enumerate(pairwise(edges.tolist())):
+        start, end = int(scorer.starts[c]), int(scorer.starts[c + 1])
         tile = _tile_rows(scorer, start, end)
         for a in range(first, stop if end > start else first, tile):
             part = slice(a, min(a + tile, stop))
-            own_lengths = lengths if scorer.own is not None else lengths[part]
-            found.search(scorer, _scores(scorer, z[part], own_lengths, start, end), a, i, i + 1)
+            scores = _scores(scorer, z[part], lengths[part], start, end)
+            found.search(scorer, scores, a, c, c + 1)
     values, components = found.to_host()
     best[rows], index[rows] = values[:, 0], components[:, 0]
     for i in np.flatnonzero(np.diff(scorer.starts) == 0):  # classes without components

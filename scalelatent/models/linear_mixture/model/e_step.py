@@ -308,8 +308,9 @@ class MixturePass:
         for name, shares in (("count", groups.weights), ("error", scores)):
             by_group = np.add.reduceat(np.append(shares, 0.0), groups.starts[:-1])
             stats[name][...] += np.where(has_rows, by_group, 0.0)
-        total, square, scatter, gram, trace = sums
-        backend.kernel("linear_mixture_add_scatter")(prepared.bases, x, groups, total, square, scatter, gram)
+        r_sums, square, scatter, gram, trace = sums
+        add = backend.kernel("linear_mixture_add_scatter")
+        add(prepared.bases, x, groups, r_sums, square, scatter, gram)
         if (spec := self.settings.tangent_spec) is not None:
             add_tangents = backend.kernel("linear_mixture_add_tangent_scatter")
             weights = prepared.tangent_weights
