@@ -20,7 +20,7 @@ chain may append one record per row to its vector; the engine concatenates recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -135,6 +135,14 @@ class Reduction(Protocol[StateIn, Prepared]):
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Add the block's contribution to ``stats``."""
+
+
+@runtime_checkable
+class LeafReduction(Reduction[StateIn, Prepared], Protocol[StateIn, Prepared]):
+    """A :class:`Reduction` whose large sums stay on a GPU until the last block of a leaf."""
+
+    def accumulate_leaf(self, prepared: Prepared, blocks: Iterable[Block], stats: Stats) -> None:
+        """Add the contributions of all blocks of a leaf to ``stats``."""
 
 
 @runtime_checkable
