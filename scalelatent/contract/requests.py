@@ -49,7 +49,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Requests:
-    """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``requests``."""
+    """Optional requests of a reduction, row map, set of rows or online learner (``requests``)."""
 
     csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
     targets: Targets | None = None  # read outputs instead of class codes
