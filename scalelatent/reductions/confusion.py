@@ -12,8 +12,6 @@ from scalelatent.contract.learners import Backend, Block, RowMap
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.contract.wants import Wants
 
-__all__ = ["CONFUSION_METRICS", "SCORERS", "ConfusionCounts"]
-
 
 def _balanced_accuracy(confusion: np.ndarray) -> float:
     rows = confusion.sum(axis=1)

@@ -19,16 +19,6 @@ from scalelatent.engine.reading import RowMask
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-__all__ = [
-    "JointLearner",
-    "JointReduction",
-    "JointState",
-    "Part",
-    "Slot",
-    "joint_collection",
-    "joint_stage",
-]
-
 # Type codes that float32 holds exactly: rows of these types are converted once for all members.
 _EXACT = ("?", "b", "B", "h", "H", "e")
 
