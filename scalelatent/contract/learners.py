@@ -20,15 +20,15 @@ chain may append one record per row to its vector; the engine concatenates recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from .requests import Requests
 from .stats import Layout, Stats
-from .wants import Wants
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,7 +52,7 @@ class Block:
 
     ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`.CsrRows` if the dataset's
     rows are CSR and the work requests ``csr``. ``y`` is int32 class codes or None; if the work requests
-    ``targets`` (see :class:`~.wants.Targets`), ``y`` is uint8 (rows, v) of zeros and ones. ``weight`` is
+    ``targets`` (see :class:`~.requests.Targets`), ``y`` is uint8 (rows, v) of zeros and ones. ``weight`` is
     float64 or None, and ``start`` is the index of the first row in the dataset. The rows of a minibatch are
     not contiguous: ``rows`` (int64) then has the index of each row, ``epoch`` counts from 0, and ``chain`` is
     the index of the chain within its step.
@@ -121,7 +121,7 @@ class Reduction(Protocol[StateIn, Prepared]):
     """An additive statistic of rows, which a task computes over its span."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     def layout(self) -> Layout:
@@ -135,6 +135,14 @@ class Reduction(Protocol[StateIn, Prepared]):
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Add the block's contribution to ``stats``."""
+
+
+@runtime_checkable
+class LeafReduction(Reduction[StateIn, Prepared], Protocol[StateIn, Prepared]):
+    """A :class:`Reduction` whose large sums stay on a GPU until the last block of a leaf."""
+
+    def accumulate_leaf(self, prepared: Prepared, blocks: Iterable[Block], stats: Stats) -> None:
+        """Add the contributions of all blocks of a leaf to ``stats``."""
 
 
 @runtime_checkable
@@ -158,7 +166,7 @@ class RowMap(Protocol[Prepared]):
     """A function with one output row per row of the data: projections, predictions, codes of a layer."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -222,7 +230,7 @@ class RowSets(Protocol):
     """Sets of selected rows, all of one size, to be copied out of a dataset; CSR if they request ``csr``."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     @property
@@ -250,7 +258,7 @@ class StepLearner(Protocol[State, PreparedOut]):
     """Common methods of all learners by steps, see :class:`OnlineLearner`."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     def layout(self) -> Layout:

@@ -27,22 +27,6 @@ from scalelatent.data import Dataset
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import RowMask
 
-__all__ = [
-    "Begin",
-    "Collect",
-    "Derive",
-    "Encode",
-    "Gather",
-    "Learn",
-    "LearnOnline",
-    "Map",
-    "Remember",
-    "Rows",
-    "Step",
-    "Steps",
-    "first_step",
-]
-
 
 @dataclass(frozen=True)
 class Rows:
