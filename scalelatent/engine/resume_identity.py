@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["differences", "named_values", "same_form"]
-
 _SHOWN_NUMBERS = 16  # arrays with up to this many numbers are shown in messages
 
 

@@ -54,9 +54,7 @@ class JoinedRows(RowSource):
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         parts = [_read(*part) for part in self._parts(start, stop)]
-        if self.sparse:
-            return csr.stack(parts)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return csr.concatenate(parts)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         parts = self._parts(start, stop) if stop > start else []

@@ -20,7 +20,7 @@ from scalelatent.data.checksums import (
     split_crcs,
     write_crcs,
 )
-from scalelatent.data.csr import check_values, is_sparse
+from scalelatent.data.csr import check_finite, is_sparse
 from scalelatent.data.csr_store import CsrGroups
 from scalelatent.data.layout import WRITE_CONFIG, packing_of, tile_columns_of
 from scalelatent.data.read.sources import CsrSource
@@ -513,9 +513,8 @@ def _check_and_cast(
         raise DataError(
             f"{what} are {dtype}, which does not fit into the dataset's {column.dtype}; convert them"
         )
-    if isinstance(given, CsrSource):
-        rows = given.read(0, shape[0])
-        check_values(rows, start, what)
+    rows = given.read(0, shape[0]) if isinstance(given, CsrSource) else given
+    check_finite(rows, start, what)
+    if not isinstance(rows, np.ndarray):
         return rows.astype(column.dtype, copy=False)
-    schema.check_finite(given, start, what)
-    return np.ascontiguousarray(given, dtype=column.dtype).reshape(shapes[0])
+    return np.ascontiguousarray(rows, dtype=column.dtype).reshape(shapes[0])
