@@ -50,7 +50,8 @@ html_theme_options = {
     "navigation_with_keys": False,
 }
 # Pages without other pages in their section have no navigation on the left.
-html_sidebars = dict.fromkeys(("index", "troubleshooting", "glossary", "changelog", "genindex", "search"), [])
+_WITHOUT_SECTION = ("index", "troubleshooting", "glossary", "changelog", "genindex", "search")
+html_sidebars = {page: [] for page in _WITHOUT_SECTION}
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
