@@ -1,7 +1,7 @@
 """Configuration of the documentation site: `python -m sphinx -W -b html .docs OUT`.
 
-Nothing is downloaded during a build, and the pages load nothing from other hosts. Each file `plot_*.py` in `lessons/` and `examples/` is executed, and its
-printed output and figures become part of its page.
+Nothing is downloaded during a build, and the pages load nothing from other hosts. Each file `plot_*.py` in
+`lessons/` and `examples/` is executed, and its printed output and figures become part of its page.
 """
 
 from __future__ import annotations
