@@ -127,13 +127,26 @@ def capsule_block(
     moved = Work() if on_card else Work(uploads=1, copied_bytes=float(n) * p * item)
     if not on_card:
         moved += Work(bytes=float(n) * p * (item if item == 4 else 2 * item + 4))
-    out = moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active)
+    # Classes and weights are copied together.
+    out = (
+        moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active) + Work(uploads=-1)
+    )
     if active is not None and active:
         out += Work(bytes=8.0 * active * p, launches=1)  # active rows are gathered
     if rows:
-        back = 4.0 * total_dim * p
-        out += product(total_dim, p, rows) + Work(downloads=1, copied_bytes=back)
+        # Without a threshold, sums and moment are copied together.
+        dense = active is None
+        back = 8.0 * (1 + -(-total_dim * p // 2)) if dense else 4.0 * total_dim * p
+        out += product(total_dim, p, rows) + Work(downloads=0 if dense else 1, copied_bytes=back)
     return out
+
+
+def earlier_capsule_block(
+    n: int, p: int, total_dim: int, members: int, active: int | None, item: int, on_card: bool = False
+) -> Work:
+    """Return the work of the same block at commit e30a2cb5: a copy of the sums before the second product."""
+    now = capsule_block(n, p, total_dim, members, active, item, on_card)
+    return now + Work(uploads=1, downloads=1 if active is None else 0)
 
 
 # -- bootstrap networks -----------------------------------------------------------------------------------
@@ -297,7 +310,9 @@ Make = Callable[[], Work]
 _MIXTURE = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
 EXAMPLES: dict[str, Make] = {
     "capsule, D = 20, block of 65,536 uint8 rows": lambda: capsule_block(65_536, 784, 20, 1, None, 1),
-    "the same, rows on the card": lambda: capsule_block(65_536, 784, 20, 1, None, 4, on_card=True),
+    "capsule, D = 20, 65,536 rows on the card": lambda: capsule_block(
+        65_536, 784, 20, 1, None, 4, on_card=True
+    ),
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
     "mbn layer 2, 400 codes, 60,000 rows": lambda: mbn_nearest_codes(60_000, 400),
@@ -308,6 +323,9 @@ EXAMPLES: dict[str, Make] = {
 }
 # The same work as the kernels did it at commit e30a2cb5, for the examples that have changed since.
 EARLIER: dict[str, Make] = {
+    "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(
+        65_536, 784, 20, 1, None, 4, on_card=True
+    ),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_mixture_leaf(*_MIXTURE),
 }
 

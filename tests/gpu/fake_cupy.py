@@ -103,7 +103,8 @@ class Stream:
         return self
 
     def synchronize(self) -> None:
-        WAITS.append(self.ptr)
+        if self._waited_for < self._issued:
+            WAITS.append(self.ptr)
         self._wait(self._issued)
 
     def _issue(self, work: Callable[[], None] | None = None) -> int:

@@ -148,8 +148,10 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
     assert active is None or 0 < active < 3000
     work = model.capsule_block(3000, 30, 20, 1, active, x.itemsize)
     assert got == expected(work)
-    sizes = 3000 * 30 * x.itemsize + 12 * 3000 + 20 * 30 * 4 + 8 * (3 + (nu > 0))
-    assert work.copied_bytes == sizes
+    assert counts.copied_bytes == work.copied_bytes
+    assert counts.waits == work.downloads == (1 if nu == 0 else 2)
+    before = model.earlier_capsule_block(3000, 30, 20, 1, active, x.itemsize)
+    assert (before.uploads, before.downloads) == (3, 2)
 
 
 @pytest.mark.parametrize("on_card", [True, False])
