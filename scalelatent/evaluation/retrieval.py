@@ -192,9 +192,7 @@ def retrieval_accuracy(
 
     with single_threaded(), ThreadPoolExecutor(resolve_jobs(n_jobs), "retrieval") as pool:
         total = np.zeros(len(levels_to_score))
-        for found in pool.map(
-            work, blocks
-        ):  # in order, so that the sum is the same for any number of threads
+        for found in pool.map(work, blocks):  # in order: the sum is the same for any number of threads
             total += found
     return RetrievalCurve(levels_to_score, total / len(query_rows), n, len(query_rows))
 

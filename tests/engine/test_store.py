@@ -83,7 +83,7 @@ def test_the_error_names_a_missing_state(store: EngineStore) -> None:
         store.load_state("toy_estep", 7)
 
 
-IDENTITY = {"kind": "toy", "seed": 3, "params": "[]"}
+IDENTITY = {"kind": "toy", "seed": 3, "params": {}}
 
 
 def test_a_folder_belongs_to_one_fit(store: EngineStore) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -290,14 +289,11 @@ class ShardWriter:
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
                         column.write_counts([m[f"{name}_nnz"] for m in markers])
-                crc = self._write_crcs(
-                    {
-                        name: np.fromiter(
-                            itertools.chain.from_iterable(m["crc"][name] for m in markers), "u4"
-                        )
-                        for name in self._columns()
-                    }
-                )
+                crcs = {
+                    name: np.array([crc for m in markers for crc in m["crc"][name]], np.uint32)
+                    for name in self._columns()
+                }
+                crc = self._write_crcs(crcs)
                 kinds = self.dtype, self.y_dtype
                 fingerprint = fingerprint_of(
                     self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests
