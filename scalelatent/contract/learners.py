@@ -199,25 +199,25 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
     def last(self) -> RowMap | None:
         """Plain map that is applied after the stages, or None."""
 
-    def stages(self) -> Sequence[ColumnMap]:
+    def stages(self) -> Sequence[ColumnStage]:
         """Return the maps of which this map is the composition."""
 
     def row_bytes(self) -> int:
         """Return the bytes of one row of the output and of all intermediate results."""
 
-    def select_columns(self, first: int, stop: int) -> ColumnMap:
-        """Return the map to a range of the output's columns; only for a map of one stage."""
-
-    @property
-    def column_group(self) -> int:
-        """Number of neighbouring columns that cost as much as one of them; only for a map of one stage."""
-
     def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the output rows of the block; yield from time to time, so that the caller can stop."""
 
 
-class CostedColumnMap(ColumnMap[Prepared], Protocol[Prepared]):
-    """A :class:`ColumnMap` of one stage with the costs from which the size of output tiles is chosen."""
+class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
+    """A :class:`ColumnMap` of one stage, with the costs from which the size of output tiles is chosen."""
+
+    def select_columns(self, first: int, stop: int) -> ColumnStage:
+        """Return the map to a range of the output's columns."""
+
+    @property
+    def column_group(self) -> int:
+        """Number of neighbouring columns that cost as much as one of them."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations for one column of one row."""

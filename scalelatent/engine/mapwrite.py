@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, ColumnMap, LabelMap, Prepared, RowMap
+from scalelatent.contract.learners import Backend, Block, ColumnMap, ColumnStage, LabelMap, Prepared, RowMap
 
 from .backend import computes_on_gpu, make_backend
 from .cache import shared_cache
@@ -115,7 +115,7 @@ class MapTask(OutputTask):
         reader = Reader(self.dataset, cache, meter, skipped=self.skipped, requests=self.row_map.requests)
         row_map = self.row_map
         if is_tiled:
-            row_map = cast(ColumnMap, row_map).select_columns(*self.writer.shard_columns(shard))
+            row_map = cast(ColumnStage, row_map).select_columns(*self.writer.shard_columns(shard))
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = row_map.prepare(backend)
@@ -365,7 +365,7 @@ def _map_by_columns(
 
 
 def _make_column_worker(
-    part: ColumnMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
+    part: ColumnStage, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
 ) -> Callable[[tuple[int, int]], None]:
     backend = make_backend(device, slot)
 
