@@ -385,13 +385,14 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
             results = []
             for body in (gpu, reference):
                 scorer = body.make_scorer(scores, starts)
-                total, square = np.zeros((k, p)), np.zeros((k, p) if own else k)
-                image, gram = np.zeros((k, q, p)), np.zeros((k, q, q))
-                body.add_scatter(body.pack_bases(means, bases, own), x, groups, total, square, image, gram)
-                more, trace = np.zeros((k, q, p)), np.zeros((k, 7))
-                body.add_tangent_scatter(
-                    body.pack_bases(0 * means, bases, False), x, groups, spec, factors, more, trace
-                )
+                shapes = (k, p), (k, p) if own else (k,), (k, q, p), (k, q, q), (k, 7)
+                fields = [np.zeros(shape) for shape in shapes]
+                sums = body.open_sums(*fields)
+                total, square, scatter, gram, trace = sums
+                body.add_scatter(body.pack_bases(means, bases, own), x, groups, total, square, scatter, gram)
+                still = body.pack_bases(0 * means, bases, False)
+                body.add_tangent_scatter(still, x, groups, spec, factors, scatter, trace)
+                body.close_sums(sums, *fields)
                 rows = body.tangent_rows(x, shape, TANGENTS, 0.6)
                 planes = body.pack_tangent_scores(scores)
                 far = body.tangent_distance(planes, x, rows, candidates.astype("i4"))
@@ -399,7 +400,7 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
                 if k < 2:  # an empty run has no best score
                     best = best[:, 1:]
                 scan = body.all_scores(scorer, x, 0, 2), best
-                results.append([*scan, total, square, image, gram, more, trace, rows, far])
+                results.append([*scan, *fields, rows, far])
             name = f"{n} rows, K = {k}, {'noise by feature' if own else 'one noise'}"
             yield name, *results, 1e-4
 

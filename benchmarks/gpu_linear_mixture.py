@@ -110,20 +110,24 @@ def check_kernels(
     wide, spec = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], TangentSpec(TANGENTS, shape, 0.6)
     q, factors, sums = wide.shape[2], rng.random((k, len(TANGENTS))), []
     for body in (kernel, lambda name: getattr(reference, name)):
-        total, square, image = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
-        gram, tangent = np.zeros((k, q, q)), np.zeros((k, q, p))
-        trace = np.zeros((k, len(TANGENTS)))
+        shapes = (k, p), (k,), (k, q, p), (k, q, q), (k, len(TANGENTS))
+        fields, tangent = [np.zeros(shape) for shape in shapes], np.zeros((k, q, p))
+        leaf = body("open_sums")(*fields)
         packed = body("pack_bases")(means, wide, False)
-        body("add_scatter")(packed, x, groups, total, square, image, gram)
+        body("add_scatter")(packed, x, groups, *tuple(leaf)[:4])
+        body("close_sums")(leaf, *fields)
+        alone = [np.zeros_like(field) for field in fields[:2]] + [tangent, np.zeros((0, 0, 0)), fields[4]]
+        leaf = body("open_sums")(*alone)
         still = body("pack_bases")(np.zeros((k, p)), wide, False)
-        body("add_tangent_scatter")(still, x, groups, spec, factors, tangent, trace)
+        body("add_tangent_scatter")(still, x, groups, spec, factors, *(tuple(leaf)[i] for i in (2, 4)))
+        body("close_sums")(leaf, *alone)
         tangent_scores, tangents = (
             body("pack_tangent_scores")(scores),
             body("tangent_rows")(x, shape, TANGENTS[:6], 0.6),
         )
         candidates = np.tile(np.arange(min(k, 3), dtype=np.int32), (n, 1))
         far = body("tangent_distance")(tangent_scores, x, tangents, candidates)
-        sums.append([total, square, image, gram, tangent, trace, tangents, far])
+        sums.append([*fields[:4], tangent, fields[4], tangents, far])
     names = "sums, squares, images, grams, images of tangents, their squares, tangents"
     for what, found, want in zip([*names.split(", "), "tangent distances"], *sums, strict=True):
         yield line(f"{what}, {name}", apart(found, want), 1e-4)
@@ -177,9 +181,18 @@ def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespac
     rng = np.random.default_rng(args.seed)
     x, (means, bases) = backend.asarray(rng.random((n, p)), np.float32), made(k, p, min(WIDTH, p), args.seed)
     groups, q = group_rows(rng.integers(0, k, n), k), min(WIDTH, p)
-    packed, nothing = kernel("pack_bases")(means, bases, False), np.zeros((0, 0, 0))
-    sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p))
-    seconds = host_seconds(lambda: kernel("add_scatter")(packed, x, groups, *sums, nothing), args.repeats)
+    packed = kernel("pack_bases")(means, bases, False)
+    shapes = (k, p), (k,), (k, q, p), (0, 0, 0), (0, 0)
+    fields = [np.zeros(shape) for shape in shapes]
+
+    def leaf() -> None:
+        """Add the sums of ten blocks."""
+        sums = kernel("open_sums")(*fields)
+        for _ in range(10):
+            kernel("add_scatter")(packed, x, groups, *tuple(sums)[:4])
+        kernel("close_sums")(sums, *fields)
+
+    seconds = host_seconds(leaf, args.repeats) / 10
     found = {
         "p": p,
         "K": k,

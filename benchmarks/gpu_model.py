@@ -9,10 +9,13 @@ counted. Array expressions of CuPy itself (conversions, copies on the card) are 
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 # Products of a tile of rows, as in the kernels of mbn and linear_mixture.
 TILE = 2**26
@@ -38,6 +41,8 @@ class Card:
     wait_seconds: float = 10e-6
 
 
+# Bytes per second at which one thread of the host copies or adds sums: measured on a CPU, 113 MB in 19 ms.
+HOST_RATE = 6e9
 H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9)
 H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9)
 
@@ -55,6 +60,7 @@ class Work:
     uploads: int = 0  # copies to the card
     downloads: int = 0  # copies to the host, for each of which the host waits
     copied_bytes: float = 0
+    host_bytes: float = 0  # of sums that the host copies from pageable memory or adds
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -73,6 +79,17 @@ class Work:
             "launches and waits": (self.launches + self.uploads) * card.launch_seconds
             + self.downloads * card.wait_seconds,
         }
+
+    def limit(self, card: Card) -> float:
+        """Return the least seconds of the card's own work: kernels follow one another."""
+        seconds = self.seconds(card)
+        return sum(v for key, v in seconds.items() if not key.startswith(("copies", "launches")))
+
+    def predicted(self, card: Card) -> float:
+        """Return the predicted seconds: the limit, copies, waits and work of the host follow one another."""
+        kernels = max(self.limit(card), (self.launches + self.uploads) * card.launch_seconds)
+        waits = self.downloads * card.wait_seconds
+        return kernels + waits + self.copied_bytes / card.host + self.host_bytes / HOST_RATE
 
     def bound(self, card: Card) -> tuple[float, str]:
         """Return the lower bound of the seconds, and the resource that sets it."""
@@ -110,13 +127,26 @@ def capsule_block(
     moved = Work() if on_card else Work(uploads=1, copied_bytes=float(n) * p * item)
     if not on_card:
         moved += Work(bytes=float(n) * p * (item if item == 4 else 2 * item + 4))
-    out = moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active)
+    # Classes and weights are copied together.
+    out = (
+        moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active) + Work(uploads=-1)
+    )
     if active is not None and active:
         out += Work(bytes=8.0 * active * p, launches=1)  # active rows are gathered
     if rows:
-        back = 4.0 * total_dim * p
-        out += product(total_dim, p, rows) + Work(downloads=1, copied_bytes=back)
+        # Without a threshold, sums and moment are copied together.
+        dense = active is None
+        back = 8.0 * (1 + -(-total_dim * p // 2)) if dense else 4.0 * total_dim * p
+        out += product(total_dim, p, rows) + Work(downloads=0 if dense else 1, copied_bytes=back)
     return out
+
+
+def earlier_capsule_block(
+    n: int, p: int, total_dim: int, members: int, active: int | None, item: int, on_card: bool = False
+) -> Work:
+    """Return the work of the same block at commit e30a2cb5: a copy of the sums before the second product."""
+    now = capsule_block(n, p, total_dim, members, active, item, on_card)
+    return now + Work(uploads=1, downloads=1 if active is None else 0)
 
 
 # -- bootstrap networks -----------------------------------------------------------------------------------
@@ -207,55 +237,117 @@ def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int,
 # -- mixtures of linear models ----------------------------------------------------------------------------
 
 
-def linear_mixture_nearest(n: int, p: int, k: int, dims: int, on_card: bool = True) -> Work:
-    """Return the work of ``linear_mixture_nearest`` over one run of k sub-classes with a common noise."""
+def _mixture_scores(n: int, p: int, k: int, dims: int) -> Work:
+    """Return the work of the scores of n centred rows under k components of one class, and their smallest."""
     columns = k * (dims + 1)
     tile = max(1, min(max(TILE // columns, 1), n)) if n else 1
     tiles = math.ceil(n / tile) if n else 0
     flops = 2.0 * n * p * columns
-    moved = 0.0 if on_card else 4.0 * n * p
-    read = 4.0 * n * (4 * p + 2 * columns + 2 * k) + 4.0 * tiles * columns * p
-    return Work(
-        bytes=read,
-        flops=flops + 2.0 * n * columns,
-        gemm_flops=flops,
-        launches=5 * tiles,
-        uploads=1 + (0 if on_card else tiles),
-        downloads=2 * tiles,
-        copied_bytes=moved + 8.0 * n,
-    )
+    read = 4.0 * n * (p + 2 * columns + 2 * k) + 4.0 * tiles * columns * p
+    return Work(bytes=read, flops=flops + 2.0 * n * columns, gemm_flops=flops, launches=3 * tiles)
+
+
+def linear_mixture_nearest(n: int, p: int, k: int, dims: int, on_card: bool = True) -> Work:
+    """Return the work of ``linear_mixture_nearest`` over one class of k components with a common noise."""
+    scores = _mixture_scores(n, p, k, dims)
+    tiles = scores.launches // 3
+    centred = Work(bytes=12.0 * n * p, launches=2 * tiles, uploads=0 if on_card else tiles)
+    return scores + centred + Work(downloads=1, copied_bytes=8.0 * n + (0.0 if on_card else 4.0 * n * p))
 
 
 def linear_mixture_scatter(n: int, p: int, q: int, k: int, grams: bool = False, on_card: bool = True) -> Work:
     """Return the work of ``linear_mixture_add_scatter``: n rows in k groups, q directions."""
-    back = (
-        8.0 * k * ((q + 2) * p + q * q)
-    )  # the sums of products of codes come back even if nobody wants them
-    moved = 12.0 * n + (0.0 if on_card else 4.0 * n * p)
+    sums = 8.0 * k * ((q + 2) * p + (q * q if grams else 0))
+    moved = 12.0 * n + 4 * (k + 1) + (0.0 if on_card else 4.0 * n * p)
     return Work(
-        bytes=4.0 * n * (4 * p + 2 * q) + 4.0 * k * q * p + back,
+        bytes=4.0 * n * (4 * p + 2 * q) + 4.0 * k * q * p + 2 * sums,
         flops=4.0 * n * p * q + 4.0 * n * p,
         launches=3 + grams,
-        uploads=4 + (not on_card),
-        downloads=2,
-        copied_bytes=back + moved,
+        uploads=1 + (not on_card),
+        copied_bytes=moved,
     )
+
+
+def linear_mixture_leaf(
+    blocks: int, n: int, p: int, k: int, dims: int, q: int, classes: int = 1, item: int = 4,
+    on_card: bool = False,
+) -> Work:  # fmt: skip
+    """Return the work of a leaf of blocks of n rows, hard assignment: k components, equal for all classes.
+
+    The sums of the leaf are copied to the host once.
+    """
+    block = Work(bytes=12.0 * n * p, launches=2, uploads=1, downloads=1, copied_bytes=4.0 * n + 8.0 * n)
+    block += _mixture_scores(n // classes, p, k // classes, dims) * classes
+    block += linear_mixture_scatter(n, p, q, k)
+    if not on_card:
+        block += Work(bytes=2.0 * n * p * item, uploads=1, copied_bytes=float(n) * p * item)
+    sums = 8.0 * k * (q + 2) * p
+    return block * blocks + Work(downloads=1, copied_bytes=sums, host_bytes=sums)
+
+
+def earlier_mixture_leaf(
+    blocks: int, n: int, p: int, k: int, dims: int, q: int, classes: int = 1, item: int = 4,
+    on_card: bool = False,
+) -> Work:  # fmt: skip
+    """Return the work of the same leaf at commit e30a2cb5: sums to the host per block, waits per class."""
+    now = linear_mixture_leaf(1, n, p, k, dims, q, classes, item, on_card)
+    sums, grams = 8.0 * k * (q + 2) * p, 8.0 * k * q * q  # the latter came back even if nobody wanted them
+    more = Work(
+        launches=2 * (classes - 1),
+        uploads=2 * classes + 2,
+        downloads=2 * classes,
+        copied_bytes=grams + 4.0 * n + 8.0 * classes,
+        host_bytes=sums,  # pageable memory, whose pages are new for each block
+    )
+    return (now + more) * blocks
 
 
 # -- bounds -----------------------------------------------------------------------------------------------
 
-EXAMPLES: dict[str, Callable[[], Work]] = {
+Make = Callable[[], Work]
+# A leaf of 20 blocks, as of 10 million rows, on the card: K = 1,000 components of ten classes, 10 dimensions,
+# 16 directions.
+_MIXTURE = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
+EXAMPLES: dict[str, Make] = {
     "capsule, D = 20, block of 65,536 uint8 rows": lambda: capsule_block(65_536, 784, 20, 1, None, 1),
-    "the same, rows on the card": lambda: capsule_block(65_536, 784, 20, 1, None, 4, on_card=True),
+    "capsule, D = 20, 65,536 rows on the card": lambda: capsule_block(
+        65_536, 784, 20, 1, None, 4, on_card=True
+    ),
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
     "mbn layer 2, 400 codes, 60,000 rows": lambda: mbn_nearest_codes(60_000, 400),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
     "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(128, 5, 576, 19 * 17 * 32, 48 * 32),
-    "linear mixture scan, K = 1,000, 65,536 rows": lambda: linear_mixture_nearest(65_536, 784, 1000, 10),
-    "linear mixture images, K = 1,000, 65,536 rows": lambda: linear_mixture_scatter(65_536, 784, 16, 1000),
+    "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*_MIXTURE),
 }
+# The same work as the kernels did it at commit e30a2cb5, for the examples that have changed since.
+EARLIER: dict[str, Make] = {
+    "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(
+        65_536, 784, 20, 1, None, 4, on_card=True
+    ),
+    "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_mixture_leaf(*_MIXTURE),
+}
+
+
+def predictions() -> list[dict[str, float | str]]:
+    """Return predicted seconds and shares of the limit of the card, before and after; nothing is measured."""
+    return [
+        _prediction(name, EARLIER[name](), EXAMPLES[name](), card)
+        for name in EARLIER
+        for card in (H100, H200)
+    ]
+
+
+def _prediction(name: str, before: Work, after: Work, card: Card) -> dict[str, float | str]:
+    limit = after.limit(card)
+    out: dict[str, float | str] = {"example": name, "card": card.name, "limit_seconds": limit}
+    for when, work in (("before", before), ("after", after)):
+        seconds = work.predicted(card)
+        out |= {f"{when}_seconds": seconds, f"{when}_share": limit / seconds}
+        out |= {f"{when}_{key}": getattr(work, key) for key in ("launches", "uploads", "downloads")}
+        out[f"{when}_copied_bytes"] = work.copied_bytes
+    return out
 
 
 def share(work: Work, seconds: float, card: Card = H100) -> dict[str, float | str]:
@@ -270,10 +362,23 @@ def share(work: Work, seconds: float, card: Card = H100) -> dict[str, float | st
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="file for the predictions before and after")
+    args = parser.parse_args()
     for name, make in EXAMPLES.items():
         for card in (H100, H200):
             seconds, resource = make().bound(card)
-            print(f"{name:48}{card.name:10}{1e3 * seconds:9.3f} ms  {resource}")
+            print(f"{name:50}{card.name:10}{1e3 * seconds:9.3f} ms  {resource}")
+    print("predicted, not measured: shares of the limit before and after, waits before and after")
+    found = predictions()
+    for one in found:
+        shares = f"{one['before_share']:8.1%} -> {one['after_share']:6.1%}"
+        waits = f"{one['before_downloads']} -> {one['after_downloads']}"
+        print(f"{one['example']:50}{one['card']:10}{shares}  {waits}")
+    if args.json:
+        args.json.write_text(json.dumps({"measured": False, "predictions": found}, indent=1) + "\n")
     return 0
 
 

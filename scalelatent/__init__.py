@@ -21,17 +21,14 @@ if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in
     from .deploy.clusters import cluster
     from .deploy.versions import show_versions
     from .engine.callbacks import Callback
-    from .estimators import (
-        CapsuleRegression,
-        CompressiveMBN,
-        ConditionalRBM,
-        HierarchicalCompositionalNetwork,
-        LinearMixture,
-        LinearMixtureClassifier,
-        MultilayerBootstrapNetwork,
-        Search,
-        load_model,
-    )
+    from .engine.saved_models import load_model
+    from .models.capsule.estimator import CapsuleRegression
+    from .models.crbm.estimator import ConditionalRBM
+    from .models.hcn.estimator import HierarchicalCompositionalNetwork
+    from .models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
+    from .models.mbn.compressive import CompressiveMBN
+    from .models.mbn.estimator import MultilayerBootstrapNetwork
+    from .search.search import Search
 
 __all__ = [
     "Callback",

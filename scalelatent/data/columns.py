@@ -17,8 +17,6 @@ from .read.containers import SlicedRows, opened
 from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
     from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.storage.location import Location
     from scalelatent.typing import LabelsLike
@@ -289,19 +287,17 @@ class PairedRows(RowSource):
 
 def as_binary(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
     """Return rows of zeros and ones as dense uint8; raise a `DataError` at any other value."""
+    values = _as_bits(rows, first_row, what)
     if csr.is_sparse(rows):
-        values = _as_bits(rows.data, lambda i: _entry(rows, i), first_row, what)
         out = np.zeros(rows.shape, np.uint8)
         out[np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr)), rows.indices] = values
         return out
-    width = rows.shape[1]
-    return _as_bits(rows, lambda i: divmod(i, width), first_row, what)
+    return values
 
 
-def _as_bits(
-    values: np.ndarray, place: Callable[[int], tuple[int, int]], first_row: int, what: str
-) -> np.ndarray:
-    """Return zeros and ones as uint8; `place` maps the index of a value to (row, column) for the error."""
+def _as_bits(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
+    """Return the stored values of rows as uint8; raise a `DataError` at a value other than 0 and 1."""
+    values = rows if isinstance(rows, np.ndarray) else rows.data
     if values.dtype == np.bool_:
         return values.view(np.uint8)
     if values.dtype == np.uint8:
@@ -314,15 +310,11 @@ def _as_bits(
         if good.all():
             return one.view(np.uint8)
     at = int(np.flatnonzero(~good)[0])
-    row, column = place(at)
+    row, column = csr.place_of(rows, at)
     raise DataError(
         f"{what}: column {column} of row {first_row + row} is {values.reshape(-1)[at]}, but an output must "
         f"be 0 or 1; make the outputs binary first, for example Dataset.from_arrays((v > 127).astype('u1'))"
     )
-
-
-def _entry(rows: csr_array, i: int) -> tuple[int, int]:
-    return int(np.searchsorted(rows.indptr, i, side="right")) - 1, int(rows.indices[i])
 
 
 def _check_codes(classes: np.ndarray, codes: np.ndarray, first_row: int, what: str) -> np.ndarray:

@@ -9,12 +9,14 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-from .schema import check_rows_dtype
+from .schema import check_rows_dtype, n_features
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from scipy.sparse import csr_array
+
+    from scalelatent.kernels.arrays import DenseOrCsr
 
 
 def is_sparse(x: object) -> TypeGuard[csr_array]:
@@ -76,6 +78,13 @@ def stack(parts: list[csr_array]) -> csr_array:
     )
 
 
+def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
+    """Return the rows of dense or of CSR arrays as one array; a single array is returned without a copy."""
+    if isinstance(parts[0], np.ndarray):
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return stack(list(parts))
+
+
 def canonical(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, what: str
 ) -> tuple[csr_array, int, int]:
@@ -129,18 +138,26 @@ def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], what
     return out
 
 
-def check_values(rows: csr_array, first_row: int, what: str) -> None:
-    """Raise a `DataError` that names row and column of the first NaN or infinity."""
-    if rows.data.dtype.kind != "f" or not rows.nnz:
+def place_of(rows: DenseOrCsr, entry: int) -> tuple[int, int]:
+    """Return the row and the column of an entry; entries count in the order of storage."""
+    if isinstance(rows, np.ndarray):
+        return divmod(entry, n_features(rows.shape[1:]))
+    return int(np.searchsorted(rows.indptr, entry, side="right")) - 1, int(rows.indices[entry])
+
+
+def check_finite(rows: DenseOrCsr, first_row: int, what: str) -> None:
+    """Raise a `DataError` that names row and column of the first NaN or infinity of dense or CSR rows."""
+    values = rows if isinstance(rows, np.ndarray) else rows.data
+    if values.dtype.kind != "f" or not values.size:
         return
     # If the sum overflows, all values may still be finite, so each value is checked below.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(rows.data.sum(dtype=np.float64)):
+        if np.isfinite(values.sum(dtype=np.float64)):
             return
-    bad = np.flatnonzero(~np.isfinite(rows.data))
+    bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
-        row = first_row + int(np.searchsorted(rows.indptr, bad[0], side="right")) - 1
+        row, column = place_of(rows, int(bad[0]))
         raise DataError(
-            f"{what}: row {row}, column {int(rows.indices[bad[0]])} is {rows.data[bad[0]]}; rows must be "
+            f"{what}: row {first_row + row}, column {column} is {values.reshape(-1)[bad[0]]}; rows must be "
             f"finite numbers. Replace or drop such values, then try again"
         )

@@ -223,24 +223,6 @@ def check_rows_dtype(dtype: np.dtype, what: str) -> np.dtype:
     return dtype.newbyteorder("=")
 
 
-def check_finite(x: np.ndarray, first_row: int, what: str) -> None:
-    """Raise a `DataError` that names row and column of the first NaN or infinity of `x` (rows, ...)."""
-    if x.dtype.kind != "f" or x.size == 0:
-        return
-    # If the sum overflows, all values may still be finite, so the loop below checks each value.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(x.sum(dtype=np.float64)):
-            return
-    flat = x.reshape(len(x), -1)
-    for i, row in enumerate(flat):
-        bad = np.flatnonzero(~np.isfinite(row))
-        if bad.size:
-            raise DataError(
-                f"{what}: row {first_row + i}, column {bad[0]} is {row[bad[0]]}; rows must be finite "
-                f"numbers. Replace or drop such values, then try again"
-            )
-
-
 def refuse_masked(values: object, what: str, first_row: int = 0) -> None:
     """Raise a `DataError` that names row and feature of the first masked entry of a `numpy.ma` array."""
     if isinstance(values, (list, tuple)):

@@ -10,8 +10,6 @@ import numpy as np
 
 from scalelatent.contract.stats import merge_vectors
 
-__all__ = ["FAN_IN", "RowGrid", "space_ranges"]
-
 FAN_IN = 8
 """Children of an inner node of the reduce tree."""
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, ColumnMap, Prepared, Reduction, RowMap
+from scalelatent.contract.learners import (
+    Backend,
+    Block,
+    ColumnMap,
+    LeafReduction,
+    Prepared,
+    Reduction,
+    RowMap,
+)
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DeviceMemoryError
 
@@ -40,11 +48,19 @@ def accumulate_leaf(
     """
     largest = 0
     todo: Iterable[Block] = blocks
+
+    def pieces(todo: Iterable[Block]) -> Iterator[Block]:
+        nonlocal largest
+        for block in todo:
+            largest = max(largest, len(block.x))
+            yield from split_rows(block, backend.row_limits.get(work_name))
+
     while True:
         try:
-            for block in todo:
-                largest = max(largest, len(block.x))
-                for piece in split_rows(block, backend.row_limits.get(work_name)):
+            if isinstance(reduction, LeafReduction):
+                reduction.accumulate_leaf(prepared, pieces(todo), stats)
+            else:
+                for piece in pieces(todo):
                     reduction.accumulate(prepared, piece, stats)
         except backend.gpu_errors as error:
             _halve(backend, work_name, largest, error)

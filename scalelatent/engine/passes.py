@@ -50,6 +50,7 @@ SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 SEND_RATE, SEND_SHARE = 5e8, 0.1
 # Rough rates from which sizes are chosen: bytes per second of merging, flops per second of one core.
 _MERGE_RATE, FLOP_RATE = 2e10, 6e10
+_GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 peak of an H100
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,13 @@ def make_stage(
     online = not isinstance(work, (Mapping, BatchLearner))
     if online and "validation" not in datasets:
         reductions.clear()
-    if gpu_blocks and block_rows is None and leaf_rows is None:
+    on_gpu = gpu_blocks and block_rows is None and leaf_rows is None
+    if on_gpu:
         width = max(dataset.n_features for dataset in datasets.values())
-        requested = max((reduction.wants.block_rows or 0 for reduction in reductions.values()), default=0)
+        requested = max((reduction.requests.block_rows or 0 for reduction in reductions.values()), default=0)
         block_rows = max(choose_gpu_block_rows(width), requested)
     grids = {
-        part: choose_grid(datasets[part], reduction, block_rows, leaf_rows)
+        part: choose_grid(datasets[part], reduction, block_rows, leaf_rows, on_gpu)
         for part, reduction in reductions.items()
     }
     parts = (["train"] if online else []) + list(grids)
@@ -144,16 +146,26 @@ def select_grid_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_grid(
-    dataset: Dataset, reduction: Reduction, block_rows: int | None = None, leaf_rows: int | None = None
+    dataset: Dataset,
+    reduction: Reduction,
+    block_rows: int | None = None,
+    leaf_rows: int | None = None,
+    on_gpu: bool = False,
 ) -> RowGrid:
-    """Return a grid with leaves so large that merging costs little; it is the same on any cluster."""
-    n, wants, is_free = len(dataset), reduction.wants, block_rows is None
-    block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, wants.block_rows)
+    """Return a grid with leaves so large that merging costs little; it is the same on any cluster.
+
+    A GPU computes rows faster than a CPU merges sums, so its leaves are larger. They are still few enough for
+    several GPUs: at least half of `FEW_LEAVES`, unless the blocks are larger.
+    """
+    n, requests, is_free = len(dataset), reduction.requests, block_rows is None
+    block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, requests.block_rows)
     if leaf_rows is None:
         merge_rows = 3 * reduction.layout().nbytes / _MERGE_RATE / seconds_per_row(reduction)
+        if on_gpu:
+            merge_rows = min(merge_rows * _GPU_FLOP_RATE / FLOP_RATE, MERGE_SHARE * n / FEW_LEAVES)
         target = max(merge_rows / MERGE_SHARE, n / 1024)
-        if wants.merge_share is not None and n < FEW_LEAVES * max(target, block_rows):
-            target = max(merge_rows / wants.merge_share, n / FEW_LEAVES)
+        if requests.merge_share is not None and n < FEW_LEAVES * max(target, block_rows):
+            target = max(merge_rows / requests.merge_share, n / FEW_LEAVES)
             if is_free:
                 return _make_few_leaves(n, target, block_rows)
         leaf_rows = block_rows * _round_up_to_power(target / block_rows, 1, 2**20)
@@ -267,7 +279,7 @@ class PassContext:
                 cache,
                 self.meter,
                 stage.classes,
-                wants=reduction.wants,
+                requests=reduction.requests,
                 skipped=stage.skipped.get(part, ()),
             )
             for part, reduction in self.reductions.items()

@@ -25,8 +25,6 @@ try:
 except ImportError:
     _check_sample_weight = None
 
-__all__ = ["check_weights", "wrap_output"]
-
 # The largest weight must be between 1 / LARGEST_WEIGHT and this, so that sums of a billion rows fit float64.
 LARGEST_WEIGHT = 1e30
 

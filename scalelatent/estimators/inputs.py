@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from scalelatent.data import Dataset
+from scalelatent.data.csr import place_of
 from scalelatent.data.read.containers import is_lazy, opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.schema import check_label_values, refuse_masked
@@ -268,13 +269,8 @@ def check_finite(x: DenseOrCsr, what: str, first: int = 0, largest: float = floa
     if not values.size or (float(values.min()) >= -largest and float(values.max()) <= largest):
         return
     bad = ~(np.abs(values) <= np.float64(largest))  # a Python float would be rounded to the dtype of x
-    if isinstance(x, np.ndarray):
-        row, feature = map(int, np.argwhere(bad)[0])
-        value = values[row, feature]
-    else:
-        at = int(np.flatnonzero(bad)[0])
-        row, feature = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
-        value = values[at]
+    entry = int(np.flatnonzero(bad)[0])
+    (row, feature), value = place_of(x, entry), values.reshape(-1)[entry]
     kind = "a value beyond float32, in which rows are computed on"
     if abs(value) <= FLOAT32_MAX:
         kind = f"a value beyond {largest:g}, whose products are beyond float32"

@@ -8,8 +8,6 @@ from typing import Any
 
 from sklearn.exceptions import NotFittedError
 
-__all__ = ["Learned", "learned_of", "learned_table", "shorten_value"]
-
 IN_PLACE = "change its values where they are ({0}[...] = values)"
 FIT_AGAIN = "fit again"
 

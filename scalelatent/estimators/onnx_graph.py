@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import onnx
 
-__all__ = ["RowGraph"]
-
 # Versions of the operator set and the file format; runtimes that are some years old can read them.
 OPSET, IR_VERSION = 18, 9
 

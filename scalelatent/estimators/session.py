@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from scalelatent.contract.idle_threads import allow_threads
-from scalelatent.contract.learners import CostedColumnMap, Reduction, RowMap, Work
+from scalelatent.contract.learners import ColumnStage, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import find_earlier_rows
@@ -35,7 +35,7 @@ from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
-from scalelatent.engine.resume_identity import same_form
+from scalelatent.engine.resume_identity import named_values
 from scalelatent.engine.rowsets import StoredSets, find_places, start_sets
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, RunError
@@ -212,7 +212,7 @@ class FitSession:
         self._has_gpu_blocks = bool(kept.get("card_blocks")) if kept else self._uses_only_gpus()
         grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
-        identity["params"] = same_form(params, kept.get("params"))
+        identity["params"] = named_values(params)
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
         self.store.claim(identity, self.resume)
         how: dict[str, Any] = {
@@ -589,7 +589,7 @@ def codes_place(records: Location, name: str) -> Location:
     return records.at("codes").at(f"{name}.zarr")
 
 
-def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, Any]:
+def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     """Return the rows and columns of the output tiles of a map, which depend on the rows and the map only.
 
     If there are more than MAX_TASKS strips of rows, tiles get more rows; then tiles get more columns.

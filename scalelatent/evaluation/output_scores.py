@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.csr import concatenate
 from scalelatent.engine.grid import space_ranges
 from scalelatent.errors import DataError, JobError
 
@@ -94,15 +95,6 @@ def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
     pieces = space_ranges(len(dataset), rows, SAMPLE_RANGES)
     y = concatenate([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
     return concatenate([dataset.read_x(a, b) for a, b in pieces]), y
-
-
-def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
-    """Return the rows of several arrays, or of several CSR arrays, as one."""
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
-    import scipy.sparse
-
-    return scipy.sparse.vstack(parts, format="csr")
 
 
 def score_output(

@@ -8,8 +8,6 @@ enter it here.
 
 from __future__ import annotations
 
-__all__ = ["GENERATORS"]
-
 _IMAGE_SETS = ("bars", "symbols", "letters", "text", "traits")
 _CORRUPTED_SETS = (
     "clean-digits",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from scalelatent.data.dataset import Dataset, open_dataset
+from scalelatent.data.write.batches import half_progress
 from scalelatent.data.write.create import check_room
 from scalelatent.errors import DataError
 from scalelatent.kernels import corruption_compiled as compiled
@@ -249,10 +250,7 @@ def make_corrupted(
 
     def half_options(half: int) -> MakeOptions:
         """Return the options for the first (0) or the second (1) dataset, each half of the progress."""
-        report = options.get("progress")
-        if report is None:
-            return options
-        return {**options, "progress": lambda done, total: report((half * total + done) // 2, total)}
+        return {**options, "progress": half_progress(options.get("progress"), half)}
 
     n_rows = last - first if rows is None else rows
     if not options.get("resume"):

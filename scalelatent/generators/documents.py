@@ -124,11 +124,7 @@ class ResampledDocuments:
         if not parts:
             empty = self._base.read_x(a, a).astype(self.dtype)
             return empty, self._base.read_y(a, a) if self._base.has_y else None
-        y: DenseOrCsr | None = None
-        if labels:
-            join = np.concatenate if isinstance(labels[0], np.ndarray) else csr.stack
-            y = labels[0] if len(labels) == 1 else join(labels)
-        return csr.stack(parts), y
+        return csr.stack(parts), csr.concatenate(labels) if labels else None
 
     def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
         """Draw documents `first`, `first + 1`, …: one document for each row number of `base` in `local`."""
@@ -156,9 +152,9 @@ class ResampledDocuments:
             wrong = (values < 0) | (values != np.floor(values)) if values.dtype.kind == "f" else values < 0
             if wrong.any():
                 entry = int(np.flatnonzero(wrong)[0])
-                row = first + int(np.searchsorted(x.indptr, entry, side="right")) - 1
+                row, column = csr.place_of(x, entry)
                 raise DataError(
-                    f"{self.name}: row {row}, column {int(x.indices[entry])} is {values[entry]}, which is no "
+                    f"{self.name}: row {first + row}, column {column} is {values[entry]}, which is no "
                     "count; documents are drawn from whole numbers of at least 0 (word counts, not weights): "
                     "import those, for example with `data import csr --values tf`"
                 )

@@ -15,9 +15,10 @@ import numpy as np
 from scalelatent.data.csr import check_dtype
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
+from scalelatent.data.read.array_names import choose_array
 from scalelatent.errors import DataError
 
-from .files import PathOrUrl, choose_array
+from .files import PathOrUrl
 from .npy import array_names, open_member, open_npy, open_npz, read_small
 from .stream import BinaryReader, CsrReader, import_rows
 

@@ -1,4 +1,4 @@
-"""Open the files that importers read, and choose the arrays in them that hold rows and labels."""
+"""Open the files that importers read: on a disk, in an object store or on a web server, plain or gzip."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
@@ -18,53 +18,9 @@ from scalelatent.storage.plain_files import open_plain
 
 PathOrUrl = str | os.PathLike[str]
 
-_MAX_SHOWN = 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHECKSUM = re.compile(r"(md5|sha1|sha256|sha512)=([0-9a-f]+)")
 _DOWNLOAD_TIMEOUT_SECONDS = 60
-
-
-def choose_arrays(
-    arrays: Sequence[str] | Mapping[str, str], x: str | None, y: str | None, source_name: str
-) -> tuple[str, str | None]:
-    """Return the names of the arrays with rows and labels; the second is None if there are no labels.
-
-    `arrays` holds the names of all arrays, or maps each name to a description for messages. Labels are
-    searched in the group of the rows, unless `y` names them.
-    """
-    rows = choose_array(arrays, "x", x, source_name)
-    assert rows is not None
-    group = rows.rpartition("/")[0]
-    siblings = [name for name in arrays if name.rpartition("/")[0] == group]
-    return rows, choose_array(arrays if y else siblings, "y", y, source_name)
-
-
-def choose_array(
-    arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, source_name: str
-) -> str | None:
-    """Return the name of the array called `key`, or else `role` ("x" or "y"); None for missing labels."""
-    if key:
-        found = [name for name in arrays if name == key.strip("/")]
-    else:
-        found = [name for name in arrays if name.rpartition("/")[2].lower() == role]
-    if len(found) == 1:
-        return found[0]
-    if not key and not found and role == "y":
-        return None
-    if key:
-        problem = f"has no array {key!r}"
-    else:
-        problem = f"has {len(found)} arrays that could be {role!r}" if found else f"has no array {role!r}"
-    raise DataError(
-        f"{source_name} {problem}; it holds {_describe(arrays)}: name one with --{role} KEY ({role}='KEY')"
-    )
-
-
-def _describe(arrays: Sequence[str] | Mapping[str, str]) -> str:
-    descriptions = arrays if isinstance(arrays, Mapping) else {}
-    names = [f"{name} {descriptions[name]}" if name in descriptions else name for name in arrays]
-    rest = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-    return (", ".join(names[:_MAX_SHOWN]) or "nothing") + rest
 
 
 def file_size(file: IO[bytes]) -> int:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data.dataset import Dataset
+from scalelatent.data.read.array_names import choose_arrays
 from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local
 
-from .files import PathOrUrl, choose_arrays, open_file
+from .files import PathOrUrl, open_file
 from .stream import RowReader, import_rows
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import numpy as np
 import psutil
 
 from scalelatent.data.dataset import Dataset
+from scalelatent.data.read.array_names import choose_arrays
 from scalelatent.errors import DataError
 
-from .files import PathOrUrl, choose_arrays, open_file
+from .files import PathOrUrl, open_file
 from .hdf5 import Hdf5Reader, check_storage, describe_arrays, open_h5
 from .stream import LABEL_ROWS, ArrayReader, RowReader, import_rows
 

@@ -13,10 +13,11 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from scalelatent.data.dataset import Dataset
+from scalelatent.data.read.array_names import choose_arrays
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_https, is_local
 
-from .files import PathOrUrl, choose_arrays, download, file_size, open_file
+from .files import PathOrUrl, download, file_size, open_file
 from .stream import ArrayReader, BinaryReader, import_rows
 
 if TYPE_CHECKING:

@@ -12,17 +12,16 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dask.system
 import numpy as np
 
-from scalelatent.data.csr import canonical, check_values, stack
+from scalelatent.data.csr import canonical, check_finite, concatenate
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
     LayoutOptions,
     as_classes,
     as_labels,
-    check_finite,
     check_rows_dtype,
     n_features,
 )
-from scalelatent.data.write.batches import MAX_THREADS, Progress, RowBatch, write_shards
+from scalelatent.data.write.batches import MAX_THREADS, Progress, RowBatch, half_progress, write_shards
 from scalelatent.data.write.create import check_room, check_rows_fit, remove_on_failure
 from scalelatent.data.write.shuffle import shuffle_dataset
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
@@ -156,9 +155,7 @@ class ConcatenatedReader(RowReader):
             rows, self._rows_read = rows - count, self._rows_read + count
             if self._rows_read == reader.n_rows and self._index + 1 < len(self._readers):
                 self._index, self._rows_read = self._index + 1, 0
-        if self.sparse:
-            return stack(parts)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return concatenate(parts)
 
     def read_part(self, reader: RowReader, rows: int) -> DenseOrCsr:
         """Return the next rows of one of the readers."""
@@ -424,11 +421,6 @@ def _write_shuffled(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows in order to a temporary dataset next to `location`, then shuffle them into place."""
-
-    def half_progress(first: int) -> Progress | None:
-        """Return a callback for the first (0) or the second (1) half of the work."""
-        return None if progress is None else lambda done, total: progress((first * total + done) // 2, total)
-
     # Check before reading: the temporary dataset needs as much space as the shuffled one.
     check_room(location, overwrite, resumable=False)
     compression = {"compressor": layout["compressor"]} if "compressor" in layout else {}
@@ -436,9 +428,10 @@ def _write_shuffled(
     check_rows_fit(location, x.n_rows, x.shape[1:], x.dtype, columns["nnz"], copies=2, **compression)
     temporary = locate(f"{location.url}.unshuffled-{uuid.uuid4().hex[:8]}")
     with scratch(temporary):
-        ordered = _write(temporary, readers, columns | layout, False, half_progress(0))
+        first, second = half_progress(progress, 0), half_progress(progress, 1)
+        ordered = _write(temporary, readers, columns | layout, False, first)
         return shuffle_dataset(
-            ordered, location.url, seed=seed, overwrite=overwrite, progress=half_progress(1), **layout
+            ordered, location.url, seed=seed, overwrite=overwrite, progress=second, **layout
         )
 
 
@@ -495,7 +488,7 @@ def _next_rows(readers: _Readers, start: int, stop: int, y_kind: str | None) -> 
     """Return the next rows with their labels and weights, checked; `start` is the number of the first."""
     x, y, weight = readers
     rows = x.read(stop - start)
-    (check_finite if isinstance(rows, np.ndarray) else check_values)(rows, start, x.name)
+    check_finite(rows, start, x.name)
     n = rows.shape[0]
     if n == 0:
         return RowBatch(rows)

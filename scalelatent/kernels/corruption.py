@@ -19,8 +19,6 @@ from .streams import stage_word
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KINDS", "check_corruption", "corrupt", "corrupt_in_place", "draw_for_rows"]
-
 KINDS = ("flip", "occlude")
 
 

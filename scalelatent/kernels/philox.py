@@ -12,8 +12,6 @@ import numpy as np
 
 from .jit import entry, in_array, out_array, subkernel
 
-__all__ = ["draw_below", "fill_random", "mulhi", "philox", "row_draws"]
-
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)

@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["SECRET_NAMES", "Access", "known_access"]
-
 SECRET_NAMES = re.compile(
     r"secret|token|passw|credential|signature|connection_string|authorization|bearer|cookie|(access|api)[-_]?key"
     r"|(^|[-_.])(key|sas|sig|auth)$",

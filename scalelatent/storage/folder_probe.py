@@ -10,8 +10,6 @@ from scalelatent.errors import ScalelatentError
 
 from .disk import is_local, locate
 
-__all__ = ["find_folder_problem"]
-
 
 def find_folder_problem(url: str, mark: str | None = None) -> str:
     """Return why this process cannot see, write, read and delete files in a folder; empty if it can.

@@ -29,8 +29,6 @@ import psutil
 if TYPE_CHECKING:
     from .objects import ObjectLocation
 
-__all__ = ["HEARTBEAT_SECONDS", "STALE_SECONDS", "ObjectLock", "has_ended", "this_process"]
-
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
 RELEASE_SECONDS = 10.0

@@ -10,8 +10,6 @@ from typing import BinaryIO
 
 from .disk import Location
 
-__all__ = ["LineLog"]
-
 SEGMENT_BYTES = 64 << 10
 
 

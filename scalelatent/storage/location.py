@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .access import Access
 
-__all__ = ["FROM_ENVIRONMENT", "REMOVED", "Location"]
-
 FROM_ENVIRONMENT = (
     "credentials come from the environment (for s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "AWS_PROFILE with ~/.aws/credentials; for az: AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), "

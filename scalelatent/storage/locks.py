@@ -26,8 +26,6 @@ from .location import Location
 from .objects import ObjectLocation
 from .plain_files import open_plain, refuse_special
 
-__all__ = ["FileLock", "Lock", "find_lock", "hold_lock"]
-
 _TRIES = 20
 _PROBE_SECONDS = (
     0.25  # Retry for at most this time, because `holder` of another process locks the file for a moment.

@@ -8,8 +8,6 @@ from typing import IO, TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from .objects import ObjectLocation
 
-__all__ = ["open_object"]
-
 _BUFFER_BYTES = 4 << 20
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from zarr.abc.store import Store
 
-__all__ = ["ObjectLocation"]
-
 RETRY_SECONDS = 60.0
 """Maximum total time of the attempts of one request."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0

@@ -6,8 +6,6 @@ import errno
 import os
 import stat
 
-__all__ = ["SpecialFileError", "open_plain", "refuse_special"]
-
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO (named pipe)",

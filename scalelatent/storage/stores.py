@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import ByteRequest, Store
 
-__all__ = ["StoreLocation", "find_location", "locate_recorded"]
-
 _T = TypeVar("_T")
 # Id of the process that used obstore first. In a fork of this process obstore would wait forever.
 _obstore_users: list[int] = []

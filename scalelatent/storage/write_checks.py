@@ -12,19 +12,6 @@ from scalelatent.errors import DataError
 
 from .disk import Location, locate
 
-__all__ = [
-    "check_not_own_input",
-    "check_space",
-    "clear_after",
-    "clear_on_failure",
-    "contains",
-    "describe_contents",
-    "explain_os_errors",
-    "format_of",
-    "scratch",
-]
-
-
 _FORMATS = {"scalelatent-dataset": "a dataset", "scalelatent-model": "a saved model"}
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from .objects import ObjectLocation
 
-__all__ = ["FolderStore", "LocationStore", "PlainStore", "WatchedStore"]
-
 
 class PlainStore(LocalStore):
     """A local zarr store that refuses to read FIFOs and other special files."""

@@ -28,6 +28,8 @@ from numpy.lib.stride_tricks import as_strided
 _local = threading.local()
 COMPILED: list[str] = []  # texts
 LAUNCHED: list[tuple[str, int]] = []  # (Kernel or product, pointer of its stream).
+COPIED = {"set": 0, "get": 0}  # Bytes copied to and from the device.
+WAITS: list[int] = []  # Pointers of streams that the host waited for.
 
 
 class OutOfMemoryError(MemoryError):
@@ -101,6 +103,8 @@ class Stream:
         return self
 
     def synchronize(self) -> None:
+        if self._waited_for < self._issued:
+            WAITS.append(self.ptr)
         self._wait(self._issued)
 
     def _issue(self, work: Callable[[], None] | None = None) -> int:
@@ -182,6 +186,7 @@ class MemoryPointer:
     def copy_from_host_async(self, mem: int, size: int, stream: Stream | None = None) -> None:
         assert size == self._array.nbytes
         assert stream is get_current_stream()
+        COPIED["set"] += size
         target = self._array._a.reshape(-1).view(np.uint8)
 
         def work() -> None:  # The page-locked bytes are read only here.
@@ -279,7 +284,17 @@ class ndarray:
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         _note("get")
-        return self._value().copy()
+        COPIED["get"] += self.nbytes
+        if out is None:
+            return self._value().copy()
+        assert out.dtype == self.dtype
+        assert out.flags.c_contiguous
+        out[...] = self._value()
+        return out
+
+    def view(self, dtype: Any) -> ndarray:
+        _now(self)
+        return self._view(self._a.view(dtype))
 
     def __bool__(self) -> bool:
         return bool(self._value())
@@ -373,6 +388,7 @@ def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = (
 
 
 def _send(target: ndarray, source: np.ndarray) -> None:
+    COPIED["set"] += source.nbytes
     sent = source.copy()  # Pageable memory may be reused when the call returns.
     _later(lambda: np.copyto(target._a, sent), target)
 
@@ -652,6 +668,8 @@ def install(library: Any) -> dict[str, ModuleType | None]:
     RawModule.library = library
     POOL.limit = 0
     LAUNCHED.clear()
+    WAITS.clear()
+    COPIED.update(set=0, get=0)
     Device.count, _local.device = 1, 0
     _streams().clear()
     me = sys.modules[__name__]

@@ -19,12 +19,31 @@ KERNELS = {
     "lm_codes",
     "lm_scatter",
     "lm_grams",
+    "lm_traces",
     "lm_tangents",
     "lm_products",
     "lm_distances",
 }
 SHAPE = (6, 7)
 P = 42
+
+
+def leaf_sums(body, means, bases, per_feature, blocks, spec=None, factors=None, first=1.0):
+    """Return the sums of a leaf of blocks (rows, groups), which start from ``first``."""
+    k, p, q = bases.shape
+    shapes = [(k, p), (k, p) if per_feature else (k,), (k, q, p)]
+    shapes += [(0, 0, 0), (0, 0)] if spec is None else [(k, q, q), (k, 7)]
+    fields = [np.full(shape, first) for shape in shapes]
+    sums = body.open_sums(*fields)
+    total, square, scatter, gram, trace = sums
+    for x, groups in blocks:
+        packed = body.pack_bases(means, bases, per_feature)
+        body.add_scatter(packed, x, groups, total, square, scatter, gram)
+        if spec is not None:
+            still = body.pack_bases(0 * means, bases, False)
+            body.add_tangent_scatter(still, x, groups, spec, factors, scatter, trace)
+    body.close_sums(sums, *fields)
+    return fields
 
 
 @pytest.fixture(scope="session")
@@ -97,16 +116,8 @@ def test_emulated_statistics_equal_the_reference(gpu, emulated, n, per_feature):
     means, bases = rng.normal(size=(k, P)), rng.normal(size=(k, P, q)) / np.sqrt(P)
     x, groups = rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, 3, n), k, rng.random(n))
     spec, factors = TangentSpec(reference.TANGENTS, SHAPE, 0.6), rng.random((k, 7))
-    found = []
-    for body in (gpu, reference):
-        total, square = np.ones((k, P)), np.ones((k, P) if per_feature else k)
-        image, gram = np.ones((k, q, P)), np.ones((k, q, q))
-        body.add_scatter(body.pack_bases(means, bases, per_feature), x, groups, total, square, image, gram)
-        more, trace = np.ones((k, q, P)), np.ones((k, 7))
-        body.add_tangent_scatter(
-            body.pack_bases(0 * means, bases, False), x, groups, spec, factors, more, trace
-        )
-        found.append((total, square, image, gram, more, trace))
+    blocks = [(x, groups), (x[: n // 2], group_rows(np.arange(n // 2) % 2, k))]
+    found = [leaf_sums(body, means, bases, per_feature, blocks, spec, factors) for body in (gpu, reference)]
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
 
@@ -131,10 +142,24 @@ def test_emulated_tangent_distance_equals_the_reference(gpu, emulated, monkeypat
 def test_more_groups_than_rows_of_the_grid_are_computed(gpu):
     n, k = cuda.MAX_GRID_Y + 2, cuda.MAX_GRID_Y + 2
     x, groups = np.arange(n, dtype="f4")[:, None] % 7, group_rows(np.arange(n), k)
-    total = np.zeros((k, 1))
-    packed = gpu.pack_bases(np.zeros((k, 1)), np.zeros((k, 1, 0)), False)
-    gpu.add_scatter(packed, x, groups, total, np.zeros(k), np.zeros((k, 0, 1)), np.zeros((0, 0, 0)))
-    np.testing.assert_array_equal(total, x)
+    total = leaf_sums(gpu, np.zeros((k, 1)), np.zeros((k, 1, 0)), False, [(x, groups)])[0]
+    np.testing.assert_array_equal(total, x + 1)
+
+
+def test_sums_that_stay_on_the_device_have_the_bits_of_sums_of_each_block(gpu, emulated):
+    rng, k, q = np.random.default_rng(1), 3, 4
+    means, bases = rng.normal(size=(k, P)), rng.normal(size=(k, P, q))
+    blocks = [
+        (rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, k, n), k, rng.random(n)))
+        for n in (20, 7, 1)
+    ]
+    together = leaf_sums(gpu, means, bases, True, blocks, first=0.0)
+    apart = [leaf_sums(gpu, means, bases, True, [block], first=0.0) for block in blocks]
+    for ours, *parts in zip(together, *apart, strict=True):
+        theirs = np.zeros_like(ours)
+        for part in parts:  # as the host added them
+            theirs += part
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_more_tangents_than_there_are_kinds_are_refused(gpu):
@@ -176,11 +201,6 @@ def test_kernels_at_full_size_equal_the_reference(full_size, n, shape, k, h):
     groups, found = group_rows(rng.integers(0, k, n), k, rng.random(n)), []
     spec, factors = TangentSpec(reference.TANGENTS, shape, 0.6), rng.random((k, 7))
     for body in (device, reference):
-        packed, q = body.pack_bases(means, bases, False), bases.shape[2]
-        sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), np.zeros((k, q, q))
-        body.add_scatter(packed, x, groups, *sums)
-        more = np.zeros((k, q, p)), np.zeros((k, 7))
-        body.add_tangent_scatter(body.pack_bases(0 * means, bases, False), x, groups, spec, factors, *more)
-        found.append((*sums, *more))
+        found.append(leaf_sums(body, means, bases, False, [(x, groups)], spec, factors))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())

@@ -44,7 +44,7 @@ class Counts:
     """Counts of calls of the stand-in for CuPy."""
 
     def __init__(self, fake, monkeypatch) -> None:
-        self.uploads = self.gemm_flops = 0
+        self.uploads = self.gemm_flops = self.waits = self.copied_bytes = 0
         self._fake = fake
         asarray, matmul, gemm = fake.asarray, fake.matmul, fake.cublas.gemmEx
         upload, assign = fake.MemoryPointer.copy_from_host_async, fake.ndarray.set
@@ -82,7 +82,10 @@ class Counts:
         call()
         self.uploads = self.gemm_flops = 0
         self._fake.LAUNCHED.clear()
+        self._fake.WAITS.clear()
+        self._fake.COPIED.update(set=0, get=0)
         call()
+        self.waits, self.copied_bytes = len(self._fake.WAITS), sum(self._fake.COPIED.values())
         names = [name for name, _ in self._fake.LAUNCHED]
         downloads = names.count("get")
         return len(names) - downloads, self.uploads, downloads, self.gemm_flops
@@ -145,8 +148,10 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
     assert active is None or 0 < active < 3000
     work = model.capsule_block(3000, 30, 20, 1, active, x.itemsize)
     assert got == expected(work)
-    sizes = 3000 * 30 * x.itemsize + 12 * 3000 + 20 * 30 * 4 + 8 * (3 + (nu > 0))
-    assert work.copied_bytes == sizes
+    assert counts.copied_bytes == work.copied_bytes
+    assert counts.waits == work.downloads == (1 if nu == 0 else 2)
+    before = model.earlier_capsule_block(3000, 30, 20, 1, active, x.itemsize)
+    assert (before.uploads, before.downloads) == (3, 2)
 
 
 @pytest.mark.parametrize("on_card", [True, False])
@@ -233,10 +238,43 @@ def test_the_model_counts_the_work_of_mixtures(fake, counts, model, monkeypatch,
     groups, packed = reference.group_rows(rng.integers(0, k, n), k), gpu.pack_bases(means, bases, False)
     for grams in (False, True):
         gram = np.zeros((k, q, q)) if grams else np.zeros((0, 0, 0))
-        sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), gram
+        sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), gram, np.zeros((0, 0))
+        sums = tuple(gpu.open_sums(*sums))[:4]
         got = counts.of(lambda s=sums: gpu.add_scatter(packed, x, groups, *s))
         work = model.linear_mixture_scatter(n, p, q, k, grams, on_card)
         assert got[:3] == expected(work)[:3]
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_a_leaf_of_a_mixture_waits_once_per_block_and_copies_its_sums_once(
+    fake, counts, model, emulate, classes
+):
+    from scalelatent.contract.learners import Block, LeafReduction
+    from scalelatent.contract.stats import Stats
+    from scalelatent.engine.backend import CupyBackend
+    from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings, initial_state
+    from scalelatent.models.linear_mixture.model.em import MixtureEM
+    from scalelatent.models.linear_mixture.model.start import start_components
+
+    fake.RawModule.library = emulate("linear_mixture")
+    n, p, k, dims, q = 900, 40, 12, 2, 4
+    x = np.random.default_rng(0).random((3 * n, p), dtype=np.float32)
+    y = (np.arange(3 * n) % classes).astype("i4") if classes > 1 else None
+    settings = MixtureSettings(p, np.repeat(np.arange(classes), k // classes), classes if classes > 1 else 0)
+    reduction = MixtureEM(settings, dims, q).reductions()["train"]
+    assert isinstance(reduction, LeafReduction)
+    start = start_components(x[:k].astype(float), q, 0).with_n_dims(dims)
+    prepared = reduction.prepare(initial_state(settings, start, MAIN), CupyBackend())
+    blocks = [Block(x[a : a + n], None if y is None else y[a : a + n], None, a) for a in range(0, 3 * n, n)]
+    got = counts.of(lambda: reduction.accumulate_leaf(prepared, blocks, Stats.zeros(reduction.layout())))
+    work = model.linear_mixture_leaf(3, n, p, k, dims, q, classes)
+    assert got == expected(work)
+    assert counts.copied_bytes == work.copied_bytes
+    assert counts.waits == work.downloads == 4
+    before = model.earlier_mixture_leaf(3, n, p, k, dims, q, classes)
+    assert before.downloads == 3 * (2 * classes + 2)
+    sums = 8 * k * (q + 2) * p
+    assert before.copied_bytes - work.copied_bytes > 2 * sums
 
 
 def test_bounds_name_the_resource(model):

@@ -54,9 +54,7 @@ class JoinedRows(RowSource):
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         parts = [_read(*part) for part in self._parts(start, stop)]
-        if self.sparse:
-            return csr.stack(parts)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return csr.concatenate(parts)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         parts = self._parts(start, stop) if stop > start else []
@@ -115,22 +113,12 @@ def joined_fingerprint(segments: list[Segment], classes: list[Label] | None) -> 
 
 
 def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
-    """Return the states of a dataset before its appends; early versions did not record every state."""
+    """Return the states of a dataset before its appends, the last one first."""
     classes, states = attrs.classes, []
     for record in reversed(attrs.provenance.get("appended", [])):
-        before = record.get("before")
-        if before is None:  # early versions recorded no state
-            break
+        before = record["before"]
         classes = before.get("classes", classes)
         states.append(EarlierState(before["rows"], before["fingerprint"], classes))
-    segments = attrs.segments or []
-    for k in range(1, len(segments)):
-        earlier, rows = segments[:k], sum(segment["rows"] for segment in segments[:k])
-        first_classes = earlier[0]["classes"] if k == 1 else None
-        fingerprint = earlier[0]["fingerprint"] if k == 1 else joined_fingerprint(earlier, attrs.classes)
-        states.append(
-            EarlierState(rows, fingerprint, attrs.classes if first_classes is None else first_classes)
-        )
     return states
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scalelatent.data import csr
 from scalelatent.data.columns import Columns, label_source
 from scalelatent.data.dataset import Dataset
 
@@ -67,9 +68,7 @@ class SelectedRows(RowSource):
             first, last = int(numbers[0]), int(numbers[-1]) + 1
             rows = self._read(first, last)
             parts.append(rows if len(numbers) == last - first else rows[numbers - first])
-        if self.sparse:
-            from scipy import sparse
-
-            return parts[0] if len(parts) == 1 else sparse.csr_array(sparse.vstack(parts, format="csr"))
-        found = np.concatenate(parts) if parts else np.empty((0, *self.shape[1:]), dtype=self.dtype)
-        return found.reshape(-1, *self.shape[1:])
+        if not parts:
+            return np.empty((0, *self.shape[1:]), dtype=self.dtype)
+        found = csr.concatenate(parts)
+        return found.reshape(-1, *self.shape[1:]) if isinstance(found, np.ndarray) else found

@@ -51,7 +51,7 @@ class RowBatch:
     def concatenate(cls, batches: Iterable[RowBatch]) -> RowBatch:
         """Return one batch with the rows of several batches, in order."""
         columns = zip(*((b.x, b.y, b.weight) for b in batches), strict=True)
-        return cls(*(_concatenate(list(parts)) for parts in columns))
+        return cls(*(None if parts[0] is None else csr.concatenate(parts) for parts in columns))
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +142,11 @@ def write_shards(
                 progress(done, writer.n_rows)
 
 
+def half_progress(progress: Progress | None, half: int) -> Progress | None:
+    """Return a callback for the first (0) or the second (1) half of a work that reads all rows twice."""
+    return None if progress is None else lambda done, total: progress((half * total + done) // 2, total)
+
+
 def row_bytes(ds: Dataset) -> float:
     """Return the mean bytes of one row in memory, over all columns of a dataset."""
     sample = RowBatch.read(ds, 0, 1)
@@ -157,11 +162,3 @@ def _parts(column: DenseOrCsr) -> list[np.ndarray]:
     if column is None:
         return []
     return [column] if isinstance(column, np.ndarray) else list(csr.unpack_csr(column))
-
-
-def _concatenate(columns: list[DenseOrCsr]) -> DenseOrCsr:
-    if columns[0] is None:
-        return None
-    if isinstance(columns[0], np.ndarray):
-        return np.concatenate(columns)
-    return csr.stack(columns)

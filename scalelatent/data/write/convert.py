@@ -6,13 +6,14 @@ import functools
 import math
 import operator
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelatent.data import csr, schema
 from scalelatent.data.columns import Columns
 from scalelatent.data.dataset import Dataset, open_dataset
+from scalelatent.data.read.array_names import choose_array
 from scalelatent.data.read.sources import RowSource, WrappedRows
 from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
@@ -212,7 +213,7 @@ class ResizedRows(WrappedRows):
         rows = rows[:, self._crop : height - self._crop, self._crop : width - self._crop]
         if self._maps is None:
             return np.ascontiguousarray(rows)
-        schema.check_finite(rows, start, self._what)
+        csr.check_finite(rows, start, self._what)
         down, across = self._maps
         planes = rows if rows.ndim == 3 else np.moveaxis(rows, 3, 1)
         found = down @ planes.astype(np.float64) @ across.T
@@ -252,25 +253,20 @@ class CastRows(WrappedRows):
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         rows = self._source.read(start, stop)
-        (csr.check_values if self.sparse else schema.check_finite)(rows, start, self._what)
-        values, exact = cast(rows if isinstance(rows, np.ndarray) else rows.data, self.dtype, self._lossy)
+        csr.check_finite(rows, start, self._what)
+        stored = rows if isinstance(rows, np.ndarray) else rows.data
+        values, exact = cast(stored, self.dtype, self._lossy)
         if not (self._lossy or exact.all()):
-            self._refuse(rows, int(np.flatnonzero(~exact)[0]), start)
+            entry = int(np.flatnonzero(~exact)[0])
+            row, column = csr.place_of(rows, entry)
+            raise DataError(
+                f"{self._what}: row {start + row}, column {column} is {stored.reshape(-1)[entry]}, which "
+                f"{self.dtype} cannot hold exactly; choose another dtype, or round to the nearest value with "
+                "--lossy (lossy=True)"
+            )
         if isinstance(rows, np.ndarray):
             return values
         return csr.csr_of(values, rows.indices, rows.indptr, self.shape[1])
-
-    def _refuse(self, rows: DenseOrCsr, entry: int, start: int) -> NoReturn:
-        if isinstance(rows, np.ndarray):
-            row, column = divmod(entry, schema.n_features(self.shape[1:]))
-            value = rows.reshape(-1)[entry]
-        else:
-            row = int(np.searchsorted(rows.indptr, entry, side="right")) - 1
-            column, value = int(rows.indices[entry]), rows.data[entry]
-        raise DataError(
-            f"{self._what}: row {start + row}, column {column} is {value}, which {self.dtype} cannot hold "
-            "exactly; choose another dtype, or round to the nearest value with --lossy (lossy=True)"
-        )
 
 
 class DenseRows(WrappedRows):
@@ -417,16 +413,7 @@ def _reference_store(url: str) -> Store:
 def _member(group: zarr.Group, url: str, role: str, key: str | None) -> zarr.Array | None:
     """Return the array of a group that holds the rows (role 'x') or labels ('y'); None without labels."""
     names = sorted(group.array_keys())
-    if key is not None:
-        found = [key] if key in group and hasattr(group[key], "dtype") else []
-    else:
-        found = [name for name in names if name.lower() == role]
-    if len(found) == 1:
-        return group[found[0]]
-    if key is None and role == "y" and not found:
-        return None
-    problem = f"{len(found)} arrays that could be {role!r}" if found else f"no array {key or role!r}"
-    raise DataError(
-        f"zarr group {url} has {problem}; it holds {', '.join(names) or 'no array'}: name one with "
-        f"--{role} KEY"
-    )
+    if key is not None and key not in names and hasattr(group.get(key), "dtype"):
+        names.append(key)  # an array of an inner group
+    name = choose_array(names, role, key, f"zarr group {url}")
+    return None if name is None else group[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from scalelatent.data.checksums import (
     split_crcs,
     write_crcs,
 )
-from scalelatent.data.csr import check_values, is_sparse
+from scalelatent.data.csr import check_finite, is_sparse
 from scalelatent.data.csr_store import CsrGroups
 from scalelatent.data.layout import WRITE_CONFIG, packing_of, tile_columns_of
 from scalelatent.data.read.sources import CsrSource
@@ -290,7 +289,11 @@ class ShardWriter:
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
                         column.write_counts([m[f"{name}_nnz"] for m in markers])
-                crc = self._write_crc_table([m.get("crc") for m in markers])
+                crcs = {
+                    name: np.array([crc for m in markers for crc in m["crc"][name]], np.uint32)
+                    for name in self._columns()
+                }
+                crc = self._write_crcs(crcs)
                 kinds = self.dtype, self.y_dtype
                 fingerprint = fingerprint_of(
                     self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests
@@ -342,16 +345,6 @@ class ShardWriter:
             )
             for name, column in self._columns().items()
         }
-
-    def _write_crc_table(self, found: list[dict[str, list[int]] | None]) -> CrcTable | None:
-        """Write the table of checksums; return None if an old version wrote a shard without checksums."""
-        if any(crcs is None for crcs in found):
-            return None
-        parts = {
-            name: np.fromiter(itertools.chain.from_iterable(crcs[name] for crcs in found if crcs), np.uint32)
-            for name in self._columns()
-        }
-        return self._write_crcs(parts)
 
     def _write_crcs(self, parts: dict[str, np.ndarray]) -> CrcTable:
         packing = {
@@ -513,9 +506,8 @@ def _check_and_cast(
         raise DataError(
             f"{what} are {dtype}, which does not fit into the dataset's {column.dtype}; convert them"
         )
-    if isinstance(given, CsrSource):
-        rows = given.read(0, shape[0])
-        check_values(rows, start, what)
+    rows = given.read(0, shape[0]) if isinstance(given, CsrSource) else given
+    check_finite(rows, start, what)
+    if not isinstance(rows, np.ndarray):
         return rows.astype(column.dtype, copy=False)
-    schema.check_finite(given, start, what)
-    return np.ascontiguousarray(given, dtype=column.dtype).reshape(shapes[0])
+    return np.ascontiguousarray(rows, dtype=column.dtype).reshape(shapes[0])

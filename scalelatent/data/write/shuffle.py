@@ -17,7 +17,7 @@ from scalelatent.kernels.streams import check_seed, random_words
 from scalelatent.storage.disk import locate
 from scalelatent.storage.write_checks import clear_after, explain_os_errors
 
-from .batches import Progress, RowBatch, row_bytes, write_shards
+from .batches import Progress, RowBatch, half_progress, row_bytes, write_shards
 from .create import create_like, derive_provenance, remove_on_failure
 
 if TYPE_CHECKING:
@@ -99,16 +99,17 @@ def shuffle_dataset(
     ds = source if isinstance(source, Dataset) else open_dataset(source)
     check_seed(seed)
     plan = _plan(ds, MEMORY if memory is None else memory)
-    report = progress or (lambda done, total: None)
+    gathering, writing = half_progress(progress, 0), half_progress(progress, 1)
     provenance = derive_provenance(ds, "shuffle", seed=seed)
     writer = create_like(ds, out_url, provenance=provenance, overwrite=overwrite, **layout)
     buckets = _Buckets(locate(f"{writer.url}.shuffle-{uuid.uuid4().hex[:8]}"), plan)
     with remove_on_failure(writer), buckets:
         for start, batch in _read_in_order(ds, plan.read_bytes):
             buckets.add(batch, _sort_keys(seed, start, len(batch)))
-            report((start + len(batch)) // 2, ds.n_rows)
+            if gathering is not None:
+                gathering(start + len(batch), ds.n_rows)
         bounds = [writer.shard_bounds(i) for i in range(writer.n_shards)]
-        write_shards(writer, _cut(buckets, bounds), lambda done, n: report((n + done) // 2, n))
+        write_shards(writer, _cut(buckets, bounds), writing)
         writer.finish()
     return open_dataset(writer.url)
 

@@ -22,38 +22,6 @@ if TYPE_CHECKING:
     from distributed import Client, Scheduler, SchedulerPlugin, Security, Worker
     from distributed.scheduler import TaskState
 
-__all__ = [
-    "LostWorker",
-    "add_page",
-    "add_plugin",
-    "add_routes",
-    "bind",
-    "call_later",
-    "disable_stealing",
-    "hold_task",
-    "idle_seconds",
-    "is_task_needed",
-    "isolate_suspects",
-    "loads",
-    "log_once",
-    "lost_worker",
-    "offers_gpu",
-    "page_frame",
-    "page_place",
-    "past_events",
-    "post_event",
-    "reset_suspicion",
-    "route_prefix",
-    "running_spans",
-    "running_tasks",
-    "scheduler_of",
-    "scheduler_settings",
-    "task_state",
-    "topic_handler",
-    "worker_facts",
-    "worker_settings",
-]
-
 logger = logging.getLogger("distributed.scalelatent")
 _logged_features: set[str] = set()
 _tested: set[str] = set()

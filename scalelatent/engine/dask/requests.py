@@ -17,8 +17,6 @@ from scalelatent.errors import RunError
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
 
-__all__ = ["address_of", "ask_every_worker", "ask_scheduler", "ask_workers", "worker_infos"]
-
 ASK_SECONDS = 30.0  # timeout of an answer in seconds; chosen, not measured
 # Errors from a worker that may have left the cluster; if it is still there, its first task reports the cause.
 GONE_ERRORS = (TimeoutError, ConnectionError)

@@ -15,8 +15,6 @@ from . import hooks
 if TYPE_CHECKING:
     from distributed import Scheduler
 
-__all__ = ["NAME", "SpanGuard", "together"]
-
 NAME = "scalelatent-spans"
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.storage.access import Access
 
-__all__ = ["send_access"]
-
 
 class SentAccess(WorkerPlugin):
     """Worker plugin with storage options; unpickling it registers them while the plugin exists."""

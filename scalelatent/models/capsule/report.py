@@ -45,8 +45,6 @@ from .report_figures import (
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
-__all__ = ["compared", "section"]
-
 INTERVAL_NOTE = (
     "These rows are a sample. The model's error on all rows of their kind is within the interval "
     "(Wilson's) in 95 of 100 cases. Two errors whose intervals overlap may well be equal."

@@ -23,8 +23,6 @@ from scalelatent.report.runfiles import check_features
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
-__all__ = ["ReportData", "collect_report_data"]
-
 # Bytes of a block with its latents and scores, and largest number of rows of a block.
 BLOCK_BYTES, MAX_BLOCK_ROWS = 32 * 2**20, 4096
 # Largest number of rows whose latents are drawn, and of points in all panels together.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_history", "plot_latents", "plot_prototypes", "plot_votes", "project_on_leading_plane"]
-
 # Largest number of elements of a latent vector whose prototypes are drawn.
 MAX_ELEMENTS = 32
 # The figure of prototypes draws classes as columns for up to twice this many classes.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import Dataset
+from scalelatent.data.csr import concatenate
 from scalelatent.data.feature_names import without_names
 from scalelatent.engine.grid import space_ranges
 from scalelatent.evaluation import OutputErrors, occlusion_errors
-from scalelatent.evaluation.output_scores import concatenate
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.inference import CONVERGED
@@ -29,8 +29,6 @@ from .report_figures import plot_convergence, plot_occlusion, plot_restored
 
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
-
-__all__ = ["RbmEvidence", "collect_rbm", "section"]
 
 # Upper bound of the messages that the figures update, about ten seconds on one core.
 EDGE_UPDATES = 1e10

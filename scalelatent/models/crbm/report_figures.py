@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from scalelatent.evaluation import OutputErrors
 
-__all__ = ["plot_convergence", "plot_occlusion", "plot_restored"]
-
 _PAPER = ("gray_r", 0.0, 1.0)  # ink on paper: ones are dark
 
 

@@ -41,8 +41,6 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-__all__ = ["PartsEvidence", "collect_parts", "section"]
-
 # Upper bound of the pair updates that the figures may cost, a few seconds on one core.
 PAIR_UPDATES = 4e9
 LEAST_ROWS, MOST_ROWS = 20, 1000

@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "plot_bits",
-    "plot_edges",
-    "plot_evidence",
-    "plot_features",
-    "plot_filled",
-    "plot_parts",
-    "plot_samples",
-    "plot_templates",
-]
-
 MOST_FEATURES, ACROSS = 144, 16
 # Largest number of lines and columns in the figure of templates, and of classes in the figure of samples.
 MOST_LINES, MOST_CLASSES = 12, 10

@@ -31,8 +31,6 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-__all__ = ["fill_halves", "find_edges", "layers_section"]
-
 # Number of images that the report samples from the model per class.
 SAMPLES_PER_CLASS = 6
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
     from .fit import AnyMixture
 
-__all__ = ["density_section", "section"]
-
 # Upper bounds of a figure: means in a line, classes, components, directions of a component, samples.
 MOST_ACROSS, MOST_CLASSES, SHOWN, DIRECTIONS, SAMPLES = 20, 26, 10, 4, 40
 PHASES = {

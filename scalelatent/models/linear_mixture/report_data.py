@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
     from .fit import AnyMixture
 
-__all__ = ["ClassReportData", "DensityReportData", "collect_classes", "collect_density"]
-
 # Upper bounds of a block, in bytes and in rows.
 BLOCK_BYTES, MOST_ROWS = 32 * 2**20, 4096
 # Numbers of rows in figures: evenly spaced rows, and rows with the lowest density.

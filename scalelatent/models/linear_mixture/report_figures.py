@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "plot_deviations",
-    "plot_image_rows",
-    "plot_means",
-    "plot_passes",
-    "plot_reconstructions",
-    "plot_rejects",
-    "plot_rows",
-    "plot_spectra",
-    "plot_tangents",
-]
-
 # Size of an image in inches, and size of small text in points.
 _TILE = 0.62
 _SMALL = 7.0

@@ -26,8 +26,6 @@ from .report_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retri
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
-__all__ = ["NetworkEvidence", "collect_network", "section"]
-
 # Number of rows in the figures.
 SAMPLE_ROWS = 2000
 

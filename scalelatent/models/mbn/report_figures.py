@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_layers", "plot_output", "plot_retrieval", "scatter"]
-
 LEGEND_CLASSES = 30
 _ACROSS = 4
 

@@ -4,7 +4,7 @@ KERNELS = {
     "capsule_estep": {
         "reference": "scalelatent.models.capsule.kernels.estep:estep_by_products",
         "numba": "scalelatent.models.capsule.kernels.cpu:estep",
-        "cupy": "scalelatent.models.capsule.kernels.estep:estep_by_products",
+        "cupy": "scalelatent.models.capsule.kernels.gpu:estep",
     },
     "capsule_residuals": {
         "reference": "scalelatent.models.capsule.kernels.reference:residuals",

@@ -11,7 +11,7 @@ from .squash import SquashTable
 
 
 def estep_by_products(
-    backend: Backend, w: Array, x: Array, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    backend: Backend, w: Array, x: Array, y: Array, weight: Array, dims: np.ndarray,
     labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Return the residual moment (D, p), or None, and the sums (members, 3) of one block.

@@ -5,8 +5,9 @@ factors and scales the latent means in place. It reads h twice and writes it onc
 float32, or 8 if the second read hits the second-level cache. A GPU with B bytes/s therefore processes up to B
 / (12 D) rows/s, which is 12 G rows/s for 3 TB/s and D = 20. With a threshold, h is read once for the factors,
 and 8 bytes per row and member are written. Then only the active rows are read, scaled, compacted and moved to
-the front. The arithmetic on lengths is float64, about 150 operations per row and member. The only wait is one
-copy to the host of 3 numbers per member.
+the front. The arithmetic on lengths is float64, about 150 operations per row and member. The host
+waits once per block, for a copy of the sums and the moment together. With a threshold it waits twice, because
+the number of active rows sets the size of the second product.
 
 ``gpu.cu`` fixes the order of every sum, so that all runs on one kind of GPU give the same bits. The work runs
 on CuPy's current stream.
@@ -14,15 +15,18 @@ on CuPy's current stream.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import cupy
 import numpy as np
 
+from scalelatent.contract.learners import Backend
 from scalelatent.kernels.arrays import Array
-from scalelatent.kernels.cuda import Kernels, current_device
+from scalelatent.kernels.cuda import Kernels, current_device, multiply
 
+from .estep import estep_by_products
 from .squash import SquashTable, squash_table
 
 _kernels = Kernels(__package__)
@@ -31,20 +35,63 @@ _SUFFIX = {"float32": "f32", "float64": "f64"}
 _NULL = np.uint64(0)  # a null pointer
 
 
+def estep(
+    backend: Backend, w: cupy.ndarray, x: cupy.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
+    labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
+) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
+    """Return the E-step of a block, see :func:`.estep.estep_by_products`."""
+    classes, weights = _move_rows(backend, y, weight)
+    if not train or not len(y) or (nu > 0).any():
+        return estep_by_products(backend, w, x, classes, weights, dims, labels, nu, table, train)
+    h, members, (total, p) = backend.matmul(w, x.T, "h"), len(dims), w.shape
+    sums = 3 * members + 1
+    out = backend.buffer("sums and moment", (sums + _ceil(total * p, 2),), np.float64)
+    _compute_residuals(h, classes, weights, dims, labels, nu, table, out[:sums])
+    multiply(h, x, out[sums:].view(np.float32)[: total * p].reshape(total, p))
+    host = backend.to_host(out)
+    moment = host[sums:].view(np.float32)[: total * p].reshape(total, p)
+    return moment, host[: 3 * members].reshape(members, 3)
+
+
+def _move_rows(backend: Backend, y: np.ndarray, weight: np.ndarray) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """Copy classes and weights to the device together, as (rows, 12 bytes)."""
+    n = len(y)
+    packed = np.empty((n, 3), dtype=np.int32)
+    flat = packed.reshape(-1)
+    flat[: 2 * n].view(np.float64)[:], flat[2 * n :] = weight, y
+    moved = backend.asarray(packed, np.int32, "classes and weights").reshape(-1)
+    return moved[2 * n :], moved[: 2 * n].view(np.float64)
+
+
 def residuals(
     h: cupy.ndarray, y: Array, weight: Array, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable,
 ) -> tuple[cupy.ndarray | None, np.ndarray]:  # fmt: skip
     """Replace h by the residuals of all members for one block, see :func:`..reference.residuals`."""
-    suffix, n, members = _check(h), h.shape[1], len(dims)
-    thresholded = bool((nu > 0).any())
+    n, members, thresholded = h.shape[1] if _check(h) else 0, len(dims), bool((nu > 0).any())
     if n == 0:
         return (cupy.empty(0, dtype=np.int32) if thresholded else None), np.zeros((members, 3))
+    result = cupy.empty(3 * members + 1, dtype=np.float64)
+    gather_active = _compute_residuals(h, y, weight, dims, labels, nu, table, result)
+    host = result.get()
+    totals = host[: 3 * members].reshape(members, 3)
+    return (None if gather_active is None else gather_active(int(host[-1]))), totals
+
+
+def _compute_residuals(
+    h: cupy.ndarray, y: Array, weight: Array, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
+    table: SquashTable, result: cupy.ndarray,
+) -> Callable[[int], cupy.ndarray] | None:  # fmt: skip
+    """Write the sums of all members to ``result``, (3 members + 1,), and replace h without a threshold.
+
+    With a threshold the last number is the number of active rows, and a function is returned, which moves
+    their residuals to the front of h and returns their positions.
+    """
+    suffix, n, members, thresholded = _check(h), h.shape[1], len(dims), bool((nu > 0).any())
     wiring, table = _get_device_members(dims, labels, nu), _on_device(table, int(dims[0].sum()))
     y, weight = cupy.asarray(y, dtype=np.int32), cupy.asarray(weight, dtype=np.float64)
     blocks, sums = _ceil(n, THREADS), 3 * members
     partial = cupy.empty((sums, blocks), dtype=np.float64)
-    result = cupy.empty(sums + 1, dtype=np.float64)
     counts, before = (cupy.empty(blocks, dtype=np.int32) for _ in range(2)) if thresholded else (_NULL, _NULL)
     rows = (h, np.int32(n), y)
     inputs = (
@@ -71,15 +118,17 @@ def residuals(
         before,
         result,
     )
-    host = result.get()
-    totals = host[:sums].reshape(members, 3)
     if not thresholded:
-        return None, totals
-    active = cupy.empty(int(host[sums]), dtype=np.int32)
-    if len(active):
-        _launch("capsule_compact_i32", (blocks,), moved, np.int32(n), before, active)
-        _gather(suffix, rows, wiring, factors, active)
-    return active, totals
+        return None
+
+    def gather_active(count: int) -> cupy.ndarray:
+        active = cupy.empty(count, dtype=np.int32)
+        if count:
+            _launch("capsule_compact_i32", (blocks,), moved, np.int32(n), before, active)
+            _gather(suffix, rows, wiring, factors, active)
+        return active
+
+    return gather_active
 
 
 def _gather(

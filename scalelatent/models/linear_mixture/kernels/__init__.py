@@ -24,6 +24,8 @@ KERNELS = {
         "nearest_own",
         "select_best",
         "pack_bases",
+        "open_sums",
+        "close_sums",
         "add_scatter",
         "add_tangent_scatter",
         "tangent_rows",

@@ -34,6 +34,8 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     smoothing_taps,
     velocity,
 )
+from scalelatent.models.linear_mixture.kernels.reference import close_sums as close_sums
+from scalelatent.models.linear_mixture.kernels.reference import open_sums as open_sums
 
 # Rows of a strip for the scatter. A strip, the columns of a group and their products fit the second-level
 # cache.

@@ -93,25 +93,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     codes[at] = total;
 }
 
-// For each group sum r code R (q, p), then sum r R and sum r R∘R; one number per thread, groups along y.
+// For each group adds sum r code R to scatter (q, p), and for `lines` = q + 2 also sum r R to totals (p) and
+// sum r R∘R to squares (p); one number per thread, groups along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_scatter(const float* z, const float* codes, const float* weights, const int* starts, int groups, int p, int q,
-              double* scatter) {
+               int lines, double* scatter, double* totals, double* squares) {
     const long long at = thread_number();
-    if (at >= static_cast<long long>(q + 2) * p) return;
+    if (at >= static_cast<long long>(lines) * p) return;
     const int j = static_cast<int>(at / p), f = static_cast<int>(at % p);
     for (int g = blockIdx.y; g < groups; g += gridDim.y) {
+        if (starts[g] == starts[g + 1]) continue;
         double total = 0.0;
         for (long long i = starts[g]; i < starts[g + 1]; ++i) {
             const float x = z[i * p + f];
             const float by = j < q ? codes[i * q + j] : j == q ? 1.0f : x;
             total += weights[i] * (by * x);
         }
-        scatter[static_cast<long long>(g) * (q + 2) * p + at] = total;
+        const long long line = static_cast<long long>(g) * p + f;
+        double& sum = j < q ? scatter[static_cast<long long>(g) * q * p + at] : j == q ? totals[line] : squares[line];
+        sum += total;
     }
 }
 
-// For each group sum r code code' (q, q); one number per thread, groups along y.
+// For each group adds sum r code code' to grams (q, q); one number per thread, groups along y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_grams(const float* codes, const float* weights, const int* starts, int groups, int q, double* grams) {
     const long long at = thread_number();
@@ -121,7 +125,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         double total = 0.0;
         for (long long i = starts[g]; i < starts[g + 1]; ++i)
             total += weights[i] * (codes[i * q + j] * codes[i * q + m]);
-        grams[static_cast<long long>(g) * q * q + at] = total;
+        grams[static_cast<long long>(g) * q * q + at] += total;
+    }
+}
+
+// For each group adds sum r |t|^2 of each kind of tangents to traces (kinds); one number per thread, groups along y.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_traces(const float* lengths, const float* weights, const int* starts, int groups, int kinds, double* traces) {
+    const int t = static_cast<int>(thread_number());
+    if (t >= kinds) return;
+    for (int g = blockIdx.y; g < groups; g += gridDim.y) {
+        double total = 0.0;
+        for (long long i = starts[g]; i < starts[g + 1]; ++i)
+            total += static_cast<double>(weights[i]) * lengths[i * kinds + t];
+        traces[static_cast<long long>(g) * kinds + t] += total;
     }
 }
 

@@ -1,19 +1,20 @@
 """Mixtures of linear models in CuPy: products of cuBLAS, and launches of the kernels of ``gpu.cu``.
 
-Sums are copied to the host and added there in float64.
+The sums of a leaf stay on the device in float64 and are added in the order of the rows, so that all runs on
+one model of GPU give the same bits. They are copied to the host once per leaf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import cupy
 import numpy as np
 
 from scalelatent.kernels.arrays import Array, check_same_width
-from scalelatent.kernels.cuda import Kernels, multiply
+from scalelatent.kernels.cuda import Kernels, download, multiply
 
 from .reference import GAMMA, PIVOT, TANGENTS, Groups, Scores, TangentSpec, gradients, velocity
 from .reference import select_best as select_best  # scores are on the host
@@ -55,6 +56,7 @@ class Scorer:
     c: cupy.ndarray
     centre: cupy.ndarray
     starts: np.ndarray
+    device_starts: cupy.ndarray
     width: int
 
 
@@ -70,6 +72,7 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
         _move(scores.c),
         _move(scores.centre),
         np.asarray(starts, dtype=np.int64),
+        _move(starts, "i4"),
         h + 1,
     )
 
@@ -87,65 +90,100 @@ def _centred(
     return z
 
 
-def _tile_scores(scorer: Scorer, x: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
+def _centred_lengths(
+    scorer: Scorer, x: cupy.ndarray, rows: cupy.ndarray | np.uint64
+) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """Return rows minus the centre, and their squared lengths (any numbers if each feature has its own d)."""
     check_same_width(x.shape[1], scorer.centre.size)
-    (n, p), k = x.shape, stop - first
-    z = _centred(x, _NULL_POINTER, _NULL_POINTER, scorer.centre, n, p)
-    part = slice(first * scorer.width, stop * scorer.width)
-    products, own = _product(z, scorer.columns[part].T), _NULL_POINTER
-    lengths, scores = cupy.empty(n, dtype=np.float32), cupy.empty((n, k), dtype=np.float32)
+    n, p = x.shape
+    z = _centred(x, rows, _NULL_POINTER, scorer.centre, n, p)
+    lengths = cupy.empty(n, dtype=np.float32)
     if scorer.own is None:
         _launch("lm_lengths", (_blocks(n),), z, np.int32(n), np.int32(p), lengths)
-    else:
-        own = _product(z * z, scorer.own[first:stop].T)
-    shape = np.int32(n), np.int32(k), np.int32(scorer.width)
-    d, c = (cupy.ascontiguousarray(a[first:stop]) for a in (scorer.d, scorer.c))
+    return z, lengths
+
+
+def _scores(scorer: Scorer, z: cupy.ndarray, lengths: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
+    """Return the scores of centred rows under the components [first, stop)."""
+    n, k = len(z), stop - first
+    products = _product(z, scorer.columns[first * scorer.width : stop * scorer.width].T)
+    own = _NULL_POINTER if scorer.own is None else _product(z * z, scorer.own[first:stop].T)
+    scores, shape = cupy.empty((n, k), dtype=np.float32), (np.int32(n), np.int32(k), np.int32(scorer.width))
+    d, c = scorer.d[first:stop], scorer.c[first:stop]
     _launch("lm_scores", (_blocks(n * k),), products, own, lengths, d, c, *shape, scores)
     return scores
 
 
-def _tiles(scorer: Scorer, n: int, first: int, stop: int) -> range:
-    return range(0, n, max(PRODUCTS // max((stop - first) * scorer.width, 1), 1))
+def _tile_rows(scorer: Scorer, first: int, stop: int) -> int:
+    return max(PRODUCTS // max((stop - first) * scorer.width, 1), 1)
 
 
 def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
     """See :func:`..reference.all_scores`; float32."""
     first, end = int(scorer.starts[first]), int(scorer.starts[stop])
-    out = np.empty((len(x), end - first), dtype=np.float32)
-    tiles = _tiles(scorer, len(x), first, end)
-    for a in tiles if out.size else ():
-        out[a : a + tiles.step] = cupy.asnumpy(_tile_scores(scorer, _rows(x[a : a + tiles.step]), first, end))
+    out, tile = np.empty((len(x), end - first), dtype=np.float32), _tile_rows(scorer, first, end)
+    for a in range(0, len(x) if out.size else 0, tile):
+        rows = _centred_lengths(scorer, _rows(x[a : a + tile]), _NULL_POINTER)
+        out[a : a + tile] = cupy.asnumpy(_scores(scorer, *rows, first, end))
     return out
+
+
+class _Nearest:
+    """Smallest scores and their components on the device, which are copied to the host together."""
+
+    def __init__(self, n: int, classes: int) -> None:
+        self._found = cupy.empty((2, n, classes), dtype=np.float32)
+        self.best, self.index = self._found[0], self._found[1].view(np.int32)
+
+    def search(self, scorer: Scorer, scores: cupy.ndarray, a: int, first: int, stop: int) -> None:
+        """Write the results of some rows, from row ``a`` on, for the classes [first, stop)."""
+        n, classes, starts = len(scores), stop - first, scorer.device_starts[first : stop + 1]
+        sizes = np.int32(scores.shape[1]), np.int32(classes)
+        out = self.best[a : a + n], self.index[a : a + n]
+        _launch("lm_best", (n, classes), scores, *sizes, starts, np.int32(scorer.starts[first]), *out)
+
+    def to_host(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores, infinite if there is no component, and the components."""
+        best, index = self._found.get()
+        best[best >= np.finfo(np.float32).max] = np.inf
+        return best, index.view(np.int32)
 
 
 def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`..reference.nearest`; float32."""
-    class_starts, n_classes = scorer.starts[first : stop + 1], stop - first
-    first, end = int(class_starts[0]), int(class_starts[-1])
-    best = np.full((len(x), n_classes), np.inf, dtype=np.float32)
-    index = np.tile(class_starts[:-1].astype(np.int32), (len(x), 1))
-    tiles, starts = _tiles(scorer, len(x), first, end), _move(class_starts, "i4")
-    for a in tiles if best.size and end > first else ():
-        part = slice(a, a + tiles.step)
-        scores = _tile_scores(scorer, _rows(x[part]), first, end)
-        n, sizes = len(scores), (np.int32(end - first), np.int32(n_classes))
-        shape = n, n_classes
-        found, where = cupy.empty(shape, dtype=np.float32), cupy.empty(shape, dtype=np.int32)
-        _launch("lm_best", shape, scores, *sizes, starts, np.int32(first), found, where)
-        best[part], index[part] = cupy.asnumpy(found), cupy.asnumpy(where)
-    best[best >= np.finfo(np.float32).max] = np.inf
-    return best, index
+    n, starts = len(x), scorer.starts[first : stop + 1]
+    if not n or starts[0] == starts[-1]:
+        index = np.tile(starts[:-1].astype(np.int32), (n, 1))
+        return np.full(index.shape, np.inf, dtype=np.float32), index
+    found, tile = _Nearest(n, stop - first), _tile_rows(scorer, int(starts[0]), int(starts[-1]))
+    for a in range(0, n, tile):
+        rows = _centred_lengths(scorer, _rows(x[a : a + tile]), _NULL_POINTER)
+        scores = _scores(scorer, *rows, int(starts[0]), int(starts[-1]))
+        found.search(scorer, scores, a, first, stop)
+    return found.to_host()
 
 
 def nearest_own(
     scorer: Scorer, x: Array, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`..reference.nearest_own`; float32."""
-    x, best, index = _rows(x), np.empty(len(x), dtype=np.float32), np.empty(len(x), dtype=np.int32)
-    for i, (first, stop) in enumerate(pairwise(edges)):
-        own = rows[first:stop]
-        found, where = nearest(scorer, x[cupy.asarray(own)] if len(own) < len(x) else x, i, i + 1)
-        best[own], index[own] = found[:, 0], where[:, 0]
+    best, index = np.full(len(x), np.inf, dtype=np.float32), np.zeros(len(x), dtype=np.int32)
+    if not len(x):
+        return best, index
+    found = _Nearest(len(x), 1)  # in the order of `rows`
+    z, lengths = _centred_lengths(scorer, _rows(x), _move(rows, "i4"))
+    for c, (first, stop) in enumerate(pairwise(edges.tolist())):
+        start, end = int(scorer.starts[c]), int(scorer.starts[c + 1])
+        tile = _tile_rows(scorer, start, end)
+        for a in range(first, stop if end > start else first, tile):
+            part = slice(a, min(a + tile, stop))
+            scores = _scores(scorer, z[part], lengths[part], start, end)
+            found.search(scorer, scores, a, c, c + 1)
+    values, components = found.to_host()
+    best[rows], index[rows] = values[:, 0], components[:, 0]
+    for i in np.flatnonzero(np.diff(scorer.starts) == 0):  # classes without components
+        own = rows[edges[i] : edges[i + 1]]
+        best[own], index[own] = np.inf, scorer.starts[i]
     return best, index
 
 
@@ -164,44 +202,97 @@ def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Packe
     return PackedBases(_move(means), _move(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
 
 
+@dataclass(frozen=True)
+class LeafSums:
+    """Sums of a leaf in one float64 vector on the device, and views of its fields."""
+
+    vector: cupy.ndarray
+    fields: tuple[cupy.ndarray, ...]
+
+    def __iter__(self) -> Iterator[cupy.ndarray]:
+        return iter(self.fields)
+
+
+def open_sums(
+    total: np.ndarray, square: np.ndarray, scatter: np.ndarray, gram: np.ndarray, trace: np.ndarray
+) -> LeafSums:
+    """See :func:`..reference.open_sums`; zeros on the device, where squares have a number per feature."""
+    shapes = [a.shape for a in (total, total, scatter, gram, trace)]
+    edges = [0, *accumulate(int(np.prod(shape)) for shape in shapes)]
+    vector = cupy.zeros(edges[-1], dtype=np.float64)
+    views = (vector[a:b].reshape(shape) for (a, b), shape in zip(pairwise(edges), shapes, strict=True))
+    return LeafSums(vector, tuple(views))
+
+
+def close_sums(sums: LeafSums, *fields: np.ndarray) -> None:
+    """See :func:`..reference.close_sums`; one copy to the host."""
+    host, start = download(sums.vector), 0
+    for field, on_device in zip(fields, sums, strict=True):
+        found = host[start : start + on_device.size].reshape(on_device.shape)
+        field += found.sum(axis=1) if found.ndim > field.ndim else found
+        start += on_device.size
+
+
+@dataclass(frozen=True)
+class _DeviceGroups:
+    """Rows by group on the device: see :class:`..reference.Groups`; ``members`` is the group of each row."""
+
+    rows: cupy.ndarray
+    members: cupy.ndarray
+    starts: cupy.ndarray
+    weights: cupy.ndarray
+    count: np.int32
+
+
+def _move_groups(groups: Groups, members: np.ndarray) -> _DeviceGroups:
+    """Copy all arrays to the device together."""
+    weights = groups.weights.astype(np.float32).view(np.int32)
+    parts = [groups.rows, members, groups.starts, weights]
+    moved = _move(np.concatenate(parts), "i4")
+    edges = [0, *accumulate(len(part) for part in parts)]
+    rows, own, starts, shares = (moved[a:b] for a, b in pairwise(edges))
+    return _DeviceGroups(rows, own, starts, shares.view(np.float32), np.int32(len(groups.starts) - 1))
+
+
 def _members(groups: Groups) -> np.ndarray:
     return np.repeat(np.arange(len(groups.starts) - 1), np.diff(groups.starts))
 
 
-def _sums(
-    packed: PackedBases, z: cupy.ndarray, member: cupy.ndarray, groups: Groups, grams: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return scatter, sums and squares (groups, q + 2, p), and grams; residuals ``z`` are sorted by group."""
-    (n, p), q, count = z.shape, packed.width, len(groups.starts) - 1
+def _add_codes(
+    packed: PackedBases,
+    z: cupy.ndarray,
+    groups: _DeviceGroups,
+    scatter: cupy.ndarray,
+    totals: tuple[cupy.ndarray, cupy.ndarray] | None = None,
+) -> cupy.ndarray:
+    """Add the scatter of residuals ``z``, sorted by group, and their sums and squares; return their codes."""
+    (n, p), q = z.shape, packed.width
     codes, shape = cupy.empty((n, q), dtype=np.float32), (np.int32(n), np.int32(p), np.int32(q))
-    _launch("lm_codes", (_blocks(max(n * q, 1)),), z, member, packed.bases, *shape, codes)
-    weights, starts = _move(groups.weights), _move(groups.starts, "i4")
-    out = cupy.empty((count, q + 2, p), dtype=np.float64)
-    grid, sizes = (_blocks((q + 2) * p), count), (np.int32(count), np.int32(p), np.int32(q))
-    _launch("lm_scatter", grid, z, codes, weights, starts, *sizes, out)
-    gram = cupy.zeros((count, q, q), dtype=np.float64)
-    if grams:
-        grid = (_blocks(max(q * q, 1)), count)
-        _launch("lm_grams", grid, codes, weights, starts, np.int32(count), np.int32(q), gram)
-    return cupy.asnumpy(out), cupy.asnumpy(gram)
+    if codes.size:
+        _launch("lm_codes", (_blocks(n * q),), z, groups.members, packed.bases, *shape, codes)
+    lines = q if totals is None else q + 2
+    out = scatter, *(totals or (_NULL_POINTER, _NULL_POINTER))
+    sizes = groups.count, np.int32(p), np.int32(q), np.int32(lines)
+    if lines:
+        grid = _blocks(lines * p), int(groups.count)
+        _launch("lm_scatter", grid, z, codes, groups.weights, groups.starts, *sizes, *out)
+    return codes
 
 
 def add_scatter(
-    bases: PackedBases, x: Array, groups: Groups, total: np.ndarray, square: np.ndarray,
-    scatter: np.ndarray, gram: np.ndarray,
+    bases: PackedBases, x: Array, groups: Groups, total: cupy.ndarray, square: cupy.ndarray,
+    scatter: cupy.ndarray, gram: cupy.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_scatter`."""
+    """See :func:`..reference.add_scatter`; sums on the device, as :func:`open_sums` makes them."""
     n, p, q = len(groups.rows), x.shape[1], bases.width
     if not n:
         return
-    member = _move(_members(groups), "i4")
-    z = _centred(_rows(x), _move(groups.rows, "i4"), member, bases.means, n, p)
-    found, grams = _sums(bases, z, member, groups, bool(len(gram)))
-    scatter += found[:, :q]
-    total += found[:, q]
-    square += found[:, q + 1] if bases.per_feature else found[:, q + 1].sum(axis=1)
-    if len(gram):
-        gram += grams
+    moved = _move_groups(groups, _members(groups))
+    z = _centred(_rows(x), moved.rows, moved.members, bases.means, n, p)
+    codes = _add_codes(bases, z, moved, scatter, (total, square))
+    if gram.size:
+        grid, sizes = (_blocks(q * q), int(moved.count)), (moved.count, np.int32(q))
+        _launch("lm_grams", grid, codes, moved.weights, moved.starts, *sizes, gram)
 
 
 def tangent_rows(x: Array, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
@@ -227,22 +318,22 @@ def _tangents(
 
 def add_tangent_scatter(
     bases: PackedBases, x: Array, groups: Groups, spec: TangentSpec, factors: np.ndarray,
-    scatter: np.ndarray, trace: np.ndarray,
+    scatter: cupy.ndarray, trace: cupy.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_tangent_scatter`."""
+    """See :func:`..reference.add_tangent_scatter`; sums on the device, as :func:`open_sums` makes them."""
     kinds, p = len(spec.names), x.shape[1]
     if not len(groups.rows) or not kinds:
         return
-    made = _tangents(_rows(x)[_move(groups.rows, "i8")], spec.shape, spec.names, spec.smoothing)
-    flat, members = made.reshape(-1, p), _members(groups)
+    members = _members(groups)
+    moved = _move_groups(groups, members)
+    flat = _tangents(_rows(x)[moved.rows], spec.shape, spec.names, spec.smoothing).reshape(-1, p)
     lengths = cupy.empty(len(flat), dtype=np.float32)
     _launch("lm_lengths", (_blocks(len(flat)),), flat, np.int32(len(flat)), np.int32(p), lengths)
-    squares = groups.weights[:, None] * cupy.asnumpy(lengths).reshape(-1, kinds).astype(np.float64)
-    np.add.at(trace, members, squares)
+    grid, sizes = (_blocks(kinds), int(moved.count)), (moved.count, np.int32(kinds))
+    _launch("lm_traces", grid, lengths, moved.weights, moved.starts, *sizes, trace)
     weights = (groups.weights[:, None] * factors[members]).ravel()
-    flat_groups = Groups(groups.starts * kinds, np.arange(len(flat)), weights)
-    found, _ = _sums(bases, flat, _move(np.repeat(members, kinds), "i4"), flat_groups, False)
-    scatter += found[:, : bases.width]
+    flat_groups = Groups(groups.starts * kinds, np.zeros(0, dtype=np.int64), weights)
+    _add_codes(bases, flat, _move_groups(flat_groups, np.repeat(members, kinds)), scatter)
 
 
 @dataclass(frozen=True)

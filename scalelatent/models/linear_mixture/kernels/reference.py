@@ -220,6 +220,18 @@ def sort_by_code(codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=n))])
 
 
+def open_sums(*fields: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the arrays to which kernels add the sums of a leaf: on a CPU the fields themselves.
+
+    The fields are total, square, scatter, gram and trace; without tangents the last two are empty.
+    """
+    return fields
+
+
+def close_sums(sums: tuple[np.ndarray, ...], *fields: np.ndarray) -> None:
+    """Add the sums of a leaf to the fields that were given to :func:`open_sums`; nothing to do on a CPU."""
+
+
 def add_scatter(
     bases: PackedBases, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray,
     scatter: np.ndarray, gram: np.ndarray,

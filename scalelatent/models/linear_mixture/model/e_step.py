@@ -6,7 +6,7 @@ sums that the M-step (`em.py`, `stepwise.py`) needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyBases, AnyScorer
 from scalelatent.models.linear_mixture.kernels.reference import Groups, TangentSpec, group_rows, sort_by_code
@@ -210,7 +210,7 @@ class MixturePass:
     width: int
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Wishes: enough rows per component, parallel leaves in spite of large sums, scratch memory."""
         s = self.settings
         k, p, q = s.n_components, s.n_features, self.width
@@ -225,7 +225,7 @@ class MixturePass:
         soft = 0
         if s.assignment == "soft":
             soft = _SOFT_ROWS * (4 * p + 20 * int(np.diff(s.starts).max()))
-        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + soft, 4 * p + 80))
+        return Requests(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + soft, 4 * p + 80))
 
     def layout(self) -> Layout:
         """Return names and shapes of the sums."""
@@ -264,13 +264,30 @@ class MixturePass:
         return PreparedPass(backend, scorer, bases, tangent_bases, rule, temperature, state.tangent_weights)
 
     def accumulate(self, prepared: PreparedPass, block: Block, stats: Stats) -> None:
-        """Add the sums of a block; rows are assigned to components of their own class.
+        """Add the sums of a block; see :meth:`accumulate_leaf`."""
+        self.accumulate_leaf(prepared, (block,), stats)
+
+    def accumulate_leaf(self, prepared: PreparedPass, blocks: Iterable[Block], stats: Stats) -> None:
+        """Add the sums of some blocks; rows are assigned to components of their own class.
+
+        A GPU keeps the large sums until the last block, so that they are copied to the host only once.
 
         Raises
         ------
         NonFiniteError
             A value is NaN, infinite or beyond float32; the error names the row and the feature.
         """
+        fields = [stats["total"], stats["square"], stats["scatter"]]
+        has_tangents = self.settings.tangent_spec is not None
+        fields += [stats["gram"], stats["trace"]] if has_tangents else [np.zeros((0, 0, 0)), np.zeros((0, 0))]
+        kernel = prepared.backend.kernel
+        sums = kernel("linear_mixture_open_sums")(*fields)
+        for block in blocks:
+            self._add_block(prepared, block, stats, sums)
+        kernel("linear_mixture_close_sums")(sums, *fields)
+
+    def _add_block(self, prepared: PreparedPass, block: Block, stats: Stats, sums: Iterable[Array]) -> None:
+        """Add the sums of a block to ``stats``, and the large ones to ``sums``."""
         backend, n_classes = prepared.backend, max(self.settings.n_classes, 1)
         with np.errstate(over="ignore"):  # `find_too_large` names the value that overflows float32
             x = backend.asarray(block.x, np.float32, "x")
@@ -289,9 +306,15 @@ class MixturePass:
         stats["sums"][...] += total, (weight > 0).sum(), weight.sum()
         has_rows = np.diff(groups.starts) > 0
         for name, shares in (("count", groups.weights), ("error", scores)):
-            sums = np.add.reduceat(np.append(shares, 0.0), groups.starts[:-1])
-            stats[name][...] += np.where(has_rows, sums, 0.0)
-        self._add_scatter(prepared, x, groups, stats)
+            by_group = np.add.reduceat(np.append(shares, 0.0), groups.starts[:-1])
+            stats[name][...] += np.where(has_rows, by_group, 0.0)
+        r_sums, square, scatter, gram, trace = sums
+        add = backend.kernel("linear_mixture_add_scatter")
+        add(prepared.bases, x, groups, r_sums, square, scatter, gram)
+        if (spec := self.settings.tangent_spec) is not None:
+            add_tangents = backend.kernel("linear_mixture_add_tangent_scatter")
+            weights = prepared.tangent_weights
+            add_tangents(prepared.tangent_bases, x, groups, spec, weights, scatter, trace)
 
     def _assign(
         self, prepared: PreparedPass, x: Array, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
@@ -331,16 +354,6 @@ class MixturePass:
         part = x if len(rows) == len(x) else prepared.backend.take(x, rows, "class")
         score = prepared.backend.kernel("linear_mixture_all_scores")
         return np.asarray(score(prepared.scorer, part, c, c + 1), dtype=np.float64)
-
-    def _add_scatter(self, prepared: PreparedPass, x: Array, groups: Groups, stats: Stats) -> None:
-        spec, backend = self.settings.tangent_spec, prepared.backend
-        gram = np.zeros((0, 0, 0)) if spec is None else stats["gram"]
-        add = backend.kernel("linear_mixture_add_scatter")
-        add(prepared.bases, x, groups, stats["total"], stats["square"], stats["scatter"], gram)
-        if spec is not None:
-            add_tangents = backend.kernel("linear_mixture_add_tangent_scatter")
-            weights, sums = prepared.tangent_weights, (stats["scatter"], stats["trace"])
-            add_tangents(prepared.tangent_bases, x, groups, spec, weights, *sums)
 
 
 def _split_classes(order: np.ndarray, edges: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
