@@ -373,7 +373,7 @@ def draw_rivals(task: str) -> Figure:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("{x:g}")
-            axes.tick_params(which="minor", labelsize=7)
+            axes.tick_params(which="minor", labelsize=8)
     for axes in panels[len(found) :]:
         axes.set_visible(False)
     for method in shown:
