@@ -306,9 +306,9 @@ class Forecast:
         (width,) = row_map.output()[0]
         for part, rows in self.rows.items():
             p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
-            what = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
+            work_name = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
             make = partial(_make_map_probe, row_map, partial(self.make_block, size, rows))
-            row = self.probe(what, make, 2.0 * p * width / FLOP_RATE, rows=size)
+            row = self.probe(work_name, make, 2.0 * p * width / FLOP_RATE, rows=size)
             slots, new = self.resources.slots, RowShape(len(rows), width, rows.is_stored)
             if rows.is_stored:
                 slots = min(slots, choose_layout(len(rows), (width,), new.dtype).n_shards(len(rows)))
@@ -341,7 +341,7 @@ class Forecast:
 
     def probe(
         self,
-        what: str,
+        work_name: str,
         make: Callable[[], Callable[[], object]],
         nominal: float,
         *,
@@ -350,12 +350,12 @@ class Forecast:
     ) -> float:
         """Return the measured seconds per row of a call on several threads, or ``nominal`` if not measured.
 
-        ``make`` returns the call for one thread, and ``what`` is the name under which the result is stored.
+        ``make`` returns the call for one thread, and ``work_name`` is the key of the stored result.
         """
         if not self.measure:
             return nominal
         threads = threads or self.resources.slots
-        return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
+        return rates.get(f"{work_name} t{threads}", lambda: cpu_seconds(make, threads) / rows)
 
     def measure_rates(
         self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
@@ -366,8 +366,8 @@ class Forecast:
             size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
             shape = f"{size}x{rows.n_features} {rows.dtype} {layout.size} {reduction.flops_per_row():.0f}"
             make = partial(_make_pass_probe, reduction, state, block or partial(self.make_block, size, rows))
-            what = f"{stage.name}{about} {shape} {self.codes}"
-            found[part] = self.probe(what, make, seconds_per_row(reduction), rows=size)
+            work_name = f"{stage.name}{about} {shape} {self.codes}"
+            found[part] = self.probe(work_name, make, seconds_per_row(reduction), rows=size)
         return found
 
     def make_block(self, size: int, rows: AnyRows) -> Block:
@@ -376,7 +376,7 @@ class Forecast:
 
     def measure_chain(
         self,
-        what: str,
+        work_name: str,
         learner: Any,
         begin: Callable[[], tuple[object, Block]],
         order: RowOrder,
@@ -405,9 +405,9 @@ class Forecast:
             chain()
             return step if stepping else chain
 
-        row = self.probe(what, partial(make, False), seconds_per_row(learner), rows=rows, threads=slots)
-        what = f"{what} {order.batch_rows} step {slots}"
-        return row, self.probe(what, partial(make, True), STEP_SECONDS, threads=1)
+        row = self.probe(work_name, partial(make, False), seconds_per_row(learner), rows=rows, threads=slots)
+        work_name = f"{work_name} {order.batch_rows} step {slots}"
+        return row, self.probe(work_name, partial(make, True), STEP_SECONDS, threads=1)
 
     def count_slots(self, order: RowOrder) -> int:
         """Return the number of threads that run chains of a step at the same time."""

@@ -92,7 +92,7 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
     kept = needs.get("run_bytes", 0)
     after = {"saving": SAVE_SECONDS + 2 * kept / COPY_RATE}
     kind, shown = find_kind(job.kind), data.test or data.validation or data.train
-    once, of_a_row = (needs.get(f"predicting_seconds{what}", 0.0) for what in ("", "_per_row"))
+    once, of_a_row = (needs.get(f"predicting_seconds{suffix}", 0.0) for suffix in ("", "_per_row"))
     if data.test is not None:
         after["scoring"] = once + len(data.test) * (of_a_row + kind.scoring_seconds)
     rows = len(shown) if kind.report_rows is None else min(len(shown), kind.report_rows)

@@ -180,9 +180,9 @@ def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, 
             datasets={"train": stage.datasets[part]},
             grids={"train": grid},
         )
-        for what, size in stage_memory(alone, resources, stage.datasets[part], constants).items():
-            waits = what.startswith("statistics waiting")
-            total[what] = total.get(what, 0) + size if waits else max(total.get(what, 0), size)
+        for kind, size in stage_memory(alone, resources, stage.datasets[part], constants).items():
+            waits = kind.startswith("statistics waiting")
+            total[kind] = total.get(kind, 0) + size if waits else max(total.get(kind, 0), size)
     return total
 
 

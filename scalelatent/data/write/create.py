@@ -213,11 +213,11 @@ def check_rows_fit(
 ) -> None:
     """Raise a `DataError` if the location has no space for `copies` copies of the rows; see `check_space`."""
     numbers = schema.n_features(feature_shape) * n_rows if nnz is None else nnz
-    what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
+    name = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
-        what = f"{copies} copies of {what}"
+        name = f"{copies} copies of {name}"
     least = ChunkLayout(1, 1, compressor).min_bytes(numbers, dtype)
-    check_space(location, what, copies * numbers * dtype.itemsize, copies * least)
+    check_space(location, name, copies * numbers * dtype.itemsize, copies * least)
 
 
 def _check_kinds(

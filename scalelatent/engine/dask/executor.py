@@ -136,22 +136,22 @@ class DaskExecutor:
             self.wait(WAIT_SECONDS)
         return found
 
-    def raise_no_workers(self, what: str) -> NoReturn:
+    def raise_no_workers(self, work: str) -> NoReturn:
         """Raise the `RunError` for a cluster that stayed without workers."""
         kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
         raise RunError(
             f"no {kind} are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
-            f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
+            f"waiting for {work}. Start workers, then resume the run: finished passes are kept"
         )
 
-    def _check_shared(self, place: Location, what: str, option: str, *, all_answer: bool = True) -> None:
+    def _check_shared(self, place: Location, name: str, option: str, *, all_answer: bool = True) -> None:
         """Raise `RunError` if a worker does not see a folder; ``all_answer``: also if a worker is silent."""
         mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
         place.write(mark, b"seen")
         try:
             if all_answer:
                 wrong.update(
-                    self.link.ask_workers(f"looking for {what}", find_folder_problem, place.url, mark)
+                    self.link.ask_workers(f"looking for {name}", find_folder_problem, place.url, mark)
                 )
             else:
                 wrong.update(ask_workers(self.client, find_folder_problem, place.url, mark))
@@ -160,7 +160,7 @@ class DaskExecutor:
         blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, GONE_ERRORS)}
         if blind:
             raise RunError(
-                f"worker(s) {', '.join(blind)} do not see {what} {place.url} "
+                f"worker(s) {', '.join(blind)} do not see {name} {place.url} "
                 f"({'; '.join(sorted(set(blind.values())))}): put it on storage that all workers share "
                 f"({option}), and let them have the credentials for it"
             )

@@ -331,8 +331,8 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
 
 
 def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
-    for what, limit in backend.row_limits.items() - before.items():
-        report_smaller_block(fit, what, limit, backend.device)
+    for work, limit in backend.row_limits.items() - before.items():
+        report_smaller_block(fit, work, limit, backend.device)
 
 
 def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:

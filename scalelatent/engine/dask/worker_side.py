@@ -109,11 +109,11 @@ def send_to_driver(fit: Fit, message: dict[str, Any]) -> None:
         worker.log_event(fit[0], {"fit": fit[1], **message})
 
 
-def report_smaller_block(fit: Fit, what: str, rows: int, device: str) -> None:
+def report_smaller_block(fit: Fit, work: str, rows: int, device: str) -> None:
     """Report to the driver that this worker computes blocks in halves."""
     worker = _worker()
     if worker is not None:
-        send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(what, rows, device, worker.address)})
+        send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(work, rows, device, worker.address)})
 
 
 @contextmanager

@@ -168,9 +168,9 @@ def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
 
-def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, what: str) -> tuple[int, int, int]:
+def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name: str) -> tuple[int, int, int]:
     """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
-    where, own, given = ds.url or what, tuple(ds.feature_shape), model.image_shape
+    where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
         if len(own) > 3:
             raise DataError(f"{where}: rows have shape {own}: give images (h, w) or (channels, h, w)")
@@ -183,9 +183,9 @@ def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, what: str)
     return image_of(given)
 
 
-def check_images(ds: Dataset, what: str) -> None:
+def check_images(ds: Dataset, name: str) -> None:
     """Raise an error for rows that are not dense images with equal weights."""
-    where = ds.url or what
+    where = ds.url or name
     if ds.is_sparse:
         raise DataError(f"{where}: sparse rows (CSR) are not images: give a dense array, (n, h, w)")
     if ds.has_weight:

@@ -247,14 +247,14 @@ class CompressiveMBN(StreamedEstimator):
         batch = min(int(self.batch_size), n_rows)
         return RowOrder(n_rows, seed, batch, run_rows=run, buffer_runs=BUFFER_RUNS)
 
-    def _make_pair(self, X: Any, y: Any, what: str, *, reset: bool) -> tuple[Dataset, Dataset]:
+    def _make_pair(self, X: Any, y: Any, name: str, *, reset: bool) -> tuple[Dataset, Dataset]:
         """Return rows and their outputs as datasets."""
         if y is None:
             raise DataError(
                 f"{type(self).__name__} learns from rows and their output: pass y=mbn.transform(X), or the "
                 "dataset that transform(X, out=...) wrote"
             )
-        rows = self._given_rows(X, what=what, reset=reset)
+        rows = self._given_rows(X, name=name, reset=reset)
         if not isinstance(y, Dataset):
             y = opened(y, "the output")
             if is_plain(y):
@@ -268,7 +268,7 @@ class CompressiveMBN(StreamedEstimator):
             y = Dataset.from_arrays(y)
         if len(y) != len(rows):
             raise DataError(
-                f"the output has {len(y)} rows for {len(rows)} rows of {what}: give one row of output per row"
+                f"the output has {len(y)} rows for {len(rows)} rows of {name}: give one row of output per row"
             )
         return rows, y
 
@@ -319,7 +319,7 @@ class CompressiveMBN(StreamedEstimator):
             raise DataError("all outputs are equal: there is no variance to explain")
         return 1.0 - off / spread.squares
 
-    def _row_map(self, what: object) -> NetworkRows:
+    def _row_map(self, output: object) -> NetworkRows:
         return NetworkRows(tuple(self.coefs_), tuple(self.intercepts_))
 
     def _add_prediction_nodes(self, graph: RowGraph) -> None:
