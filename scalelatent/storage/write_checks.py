@@ -26,7 +26,7 @@ def format_of(location: Location) -> str | None:
 
 
 def describe_contents(location: Location, wanted: str) -> str:
-    """Return what a location contains instead of the expected files, to complete a sentence after its path."""
+    """Describe the contents of a location that lacks the wanted files; the text follows its path."""
     path, names = location.local_path(""), location.keys("")
     if path is not None and os.path.isfile(path):
         found = "a file"
@@ -76,7 +76,7 @@ def _real(location: Location) -> str:
     return location.url if path is None else os.path.realpath(path)
 
 
-def check_space(location: Location, contents: str, nbytes: int, least: int) -> None:
+def check_space(location: Location, content: str, nbytes: int, least: int) -> None:
     """Raise `DataError` if the location has no space for `least` bytes; write and remove nothing."""
     free, path = location.free_bytes(), location.local_path("")
     if free is None or least <= free:
@@ -88,7 +88,7 @@ def check_space(location: Location, contents: str, nbytes: int, least: int) -> N
     if least > free:
         packed = "" if least == nbytes else f" (at least {least / 1e9:,.1f} GB after compression)"
         raise DataError(
-            f"{location.url}: {contents} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
+            f"{location.url}: {content} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
             "free there; choose another place, free some space, or check the number of rows"
         )
 

@@ -86,7 +86,8 @@ class CapsuleRows:
     """Row map to latent means or class scores.
 
     ``output_name`` is "latents" for h = W x, float32 (rows, D); "probabilities" for
-    :func:`compute_class_scores`, float64 (rows, classes); or "classes" for the same scores, with the predicted classes as labels.
+    :func:`compute_class_scores`, float64 (rows, classes); or "classes" for the same
+    scores, with the predicted classes as labels.
     """
 
     members: Members
