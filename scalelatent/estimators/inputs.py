@@ -110,7 +110,8 @@ def check_frame(frame: Any, name: str) -> None:
             continue
         raise DataError(
             f"{name}: column {column!r} holds {values}, but features are numbers. Drop the column, or turn "
-            "it into numbers: text for example by OneHotEncoder, dates by a difference to one day"
+            "it into numbers: text and categories for example by OneHotEncoder, dates by a difference to one "
+            "day"
         )
 
 

@@ -88,8 +88,8 @@ def check_space(location: Location, content: str, nbytes: int, least: int) -> No
     if least > free:
         packed = "" if least == nbytes else f" (at least {least / 1e9:,.1f} GB after compression)"
         raise DataError(
-            f"{location.url}: {content} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
-            "free there; choose another place, free some space, or check the number of rows"
+            f"{location.url}: {content} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB "
+            "are free there; choose another place, free some space, or check the number of rows"
         )
 
 
