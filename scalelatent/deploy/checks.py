@@ -313,8 +313,8 @@ def _check_versions(view: ClusterView) -> Iterator[Finding]:
 
 
 def _check_trust(view: ClusterView) -> Iterator[Finding]:
-    scheme, _, place = view.address.partition("://")
-    if scheme == "tcp" and not is_loopback(place.rpartition(":")[0]):
+    scheme, _, netloc = view.address.partition("://")
+    if scheme == "tcp" and not is_loopback(netloc.rpartition(":")[0]):
         fix = "use TLS (scalelatent cluster up --tls, or cluster/tls), or a trusted network"
         yield warn(f"{view.address} has no TLS: anyone who can connect can run code on all workers", fix)
     else:

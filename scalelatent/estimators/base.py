@@ -135,8 +135,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Set the fitted parameters from the result of :meth:`_state`."""
         raise NotImplementedError
 
-    def _restore_at(self, saved: Saved, place: Location | None, run: Location | None) -> None:
-        """Restore a model that was saved at ``place``, in the run folder ``run``; see :meth:`_restore`."""
+    def _restore_at(self, saved: Saved, location: Location | None, run: Location | None) -> None:
+        """Restore a model that was saved at ``location``, in the run folder ``run``; see :meth:`_restore`."""
         self._restore(*saved)
 
     def _training_rows(
@@ -351,8 +351,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             self._check_plan(train, held, resources, call.engine)
             given = {"train": train} if held is None else {"train": train, "validation": held}
             call.rows.update(restore_row_ranges(given, call.run_dir if call.resume else None))
-            with self._place(train, resources, call) as place, fit_callbacks(call) as callbacks:
-                self._serve_steps(call, place, callbacks)
+            with self._place(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
+                self._serve_steps(call, run_dir, callbacks)
                 self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
@@ -366,13 +366,13 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if text := long_fit(plan):
             warn_user(text, LongFitWarning)
 
-    def _serve_steps(self, call: FitCall, place: Place | None, callbacks: Callbacks) -> None:
+    def _serve_steps(self, call: FitCall, run_dir: Place | None, callbacks: Callbacks) -> None:
         steps = self._fit_steps({name: Rows(ds) for name, ds in call.rows.items()})
         begin = first_step(steps)
         with FitSession(
             self._kind,
             client=call.client,
-            run_dir=place,
+            run_dir=run_dir,
             resume=call.resume,
             callbacks=callbacks,
             device=self.device,
@@ -708,17 +708,17 @@ class StreamedEstimator(  # type: ignore[call-arg]
         params: dict[str, Any],
         values: dict[str, Any],
         arrays: dict[str, np.ndarray],
-        place: Location | None = None,
+        location: Location | None = None,
         run: Location | None = None,
     ) -> Self:
         try:
             params = cls._parameters.drop_removed(restore_params(params))
         except ValueError as error:
-            raise DataError(f"{place.url if place else 'this model'} was saved with {error}") from None
+            raise DataError(f"{location.url if location else 'this model'} was saved with {error}") from None
         model = cls(**params)
         model.n_iter_, model.n_features_in_ = values["n_iter"], values["n_features_in"]
         model.seed_, model.history_ = values["seed"], []
-        model._restore_at((values, arrays), place, run)
+        model._restore_at((values, arrays), location, run)
         if "feature_names_in" in values:
             model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
         return model

@@ -155,7 +155,7 @@ class FitSession:
         elif self.client is not None:
             self.store = EngineStore(self._make_temporary_folder())
         if self.client is not None and self.store is not None:
-            self._publish_on_dashboard(self.client, self.store.place.url)
+            self._publish_on_dashboard(self.client, self.store.location.url)
         return self
 
     def __exit__(
@@ -262,24 +262,24 @@ class FitSession:
         if dataset.is_stored:
             self._cluster.send_access(dataset)
             return dataset
-        place = self.scratch().at(f"{name}.zarr")
-        self._leftovers.append(place)
-        if not place.is_empty():
+        location = self.scratch().at(f"{name}.zarr")
+        self._leftovers.append(location)
+        if not location.is_empty():
             from scalelatent.data import open_dataset
 
             try:
-                return open_dataset(place.url)
+                return open_dataset(location.url)
             except DataError:  # the copy is incomplete
-                place.clear()
+                location.clear()
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
         if dataset.lazy(0, 1) is not None:
-            return self._cluster.save_lazy(dataset, place.url, Progress(self.callbacks, name, 0))
-        return dataset.save(place.url)
+            return self._cluster.save_lazy(dataset, location.url, Progress(self.callbacks, name, 0))
+        return dataset.save(location.url)
 
-    def remove_at_end(self, place: Location) -> None:
+    def remove_at_end(self, location: Location) -> None:
         """Remove the files at a place when the fit is done, unless ``keep_scratch`` is set."""
         if not self.options.get("keep_scratch", False):
-            self._leftovers.append(place)
+            self._leftovers.append(location)
 
     def scratch(self) -> Location:
         """Make the folder of temporary datasets if it is missing; return its location."""
@@ -409,9 +409,9 @@ class FitSession:
         progress = Progress(self.callbacks, stage, 0)
         if self.client is None and not dataset.is_stored:
             return self._map_in_memory(row_map, dataset, progress)
-        place = self.scratch().at(f"{name}.zarr")
-        self.remove_at_end(place)
-        task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
+        location = self.scratch().at(f"{name}.zarr")
+        self.remove_at_end(location)
+        task = start_map(stage, dataset, row_map, location.url, self.device, resume=True)
         out = map_rows(self.executor, task, progress)
         self.executor.quarantine.exclude_mapped(dataset, out)
         return out
@@ -496,28 +496,28 @@ class FitSession:
         """Return sets of rows, written to the folder ``sets`` of the records unless they are there."""
         stage = f"{self.kind}_{step.name}"
         kept = self._records.load_result(stage)
-        place = self._records.place.at("sets").at(f"{step.name}.zarr")
+        location = self._records.location.at("sets").at(f"{step.name}.zarr")
         if not step.kept:
-            self.remove_at_end(place)
-        if kept is None or (not step.kept and place.is_empty()):
+            self.remove_at_end(location)
+        if kept is None or (not step.kept and location.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
             rows = step.sets.n_sets * step.sets.set_rows
             self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
-            task = start_sets(stage, dataset, step.sets, place.url, self.device)
+            task = start_sets(stage, dataset, step.sets, location.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
             kept = self._store_result(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in kept.get("missing", ()))
-        return StoredSets(json.dumps(_locate_spec(kept, place)), step.sets.set_rows, missing)
+        return StoredSets(json.dumps(_locate_spec(kept, location)), step.sets.set_rows, missing)
 
     def encode(self, step: Encode) -> Rows | None:
         """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""
         stage = f"{self.kind}_{step.name}"
         kept = self._records.load_result(stage)
-        place = self._place(step.name, step.kept)
+        location = self._location_of(step.name, step.kept)
         if not step.kept:
-            self.remove_at_end(place)
+            self.remove_at_end(location)
         if kept is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
@@ -526,7 +526,7 @@ class FitSession:
                 stage,
                 dataset,
                 step.row_map,
-                place.url,
+                location.url,
                 self.device,
                 with_labels=False,
                 resume=True,
@@ -536,22 +536,22 @@ class FitSession:
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             kept = self._store_result(step, stage, written, begin)
         for name in step.over:
-            gone = self._place(name, False)
+            gone = self._location_of(name, False)
             if not gone.is_empty():
                 gone.clear()
-        return None if place.is_empty() else Rows(open_spec(_locate_spec(kept, place)))
+        return None if location.is_empty() else Rows(open_spec(_locate_spec(kept, location)))
 
     def _rows(self, rows: Rows | None, stage: str) -> Dataset:
         if rows is None:
             raise RunError(
-                f"{self._records.place.url}: the record of {stage} cannot be read, and the rows that it was "
-                "made of are gone: start again in another run_dir"
+                f"{self._records.location.url}: the record of {stage} cannot be read, and the rows that it "
+                "was made of are gone: start again in another run_dir"
             )
         return self.rows(rows)
 
-    def _place(self, name: str, kept: bool) -> Location:
+    def _location_of(self, name: str, kept: bool) -> Location:
         # Kept output is in the run folder, even if the scratch folder is elsewhere.
-        return codes_place(self._records.place, name) if kept else self.scratch().at(f"{name}.zarr")
+        return codes_location(self._records.location, name) if kept else self.scratch().at(f"{name}.zarr")
 
     def _store_result(
         self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: object
@@ -573,10 +573,10 @@ class FitSession:
 
     def finish(self) -> None:
         """Remove temporary datasets after the fit; the records stay in the run folder."""
-        for place in self._leftovers:
+        for location in self._leftovers:
             with suppress(OSError):
-                place.clear()
-                place.remove_folders()
+                location.clear()
+                location.remove_folders()
 
 
 def _report_steps(wanted: int, n_steps: int) -> int | None:
@@ -584,7 +584,7 @@ def _report_steps(wanted: int, n_steps: int) -> int | None:
     return n_steps // wanted if wanted and n_steps >= 20 * wanted else None
 
 
-def codes_place(records: Location, name: str) -> Location:
+def codes_location(records: Location, name: str) -> Location:
     """Return the location of kept codes in the records of a fit."""
     return records.at("codes").at(f"{name}.zarr")
 
@@ -604,7 +604,7 @@ def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     return {"shard_rows": rows, "tile_columns": min(width, -(-columns // group) * group)}
 
 
-def _locate_spec(kept: dict[str, Any], place: Location) -> DatasetSpec:
+def _locate_spec(kept: dict[str, Any], location: Location) -> DatasetSpec:
     """Return the spec of a dataset that a step wrote, at its present place: the run folder may have moved."""
     spec: DatasetSpec = json.loads(kept["spec"])
-    return {**spec, "url": place.url}
+    return {**spec, "url": location.url}

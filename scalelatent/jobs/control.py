@@ -68,8 +68,8 @@ def find_job(
         raise JobError(f"{looked}, nor one of the {len(known)} jobs of the scheduler {address}; {near}")
     run = known[job]["run"]
     if not is_run_folder(run):
-        place = "which this machine does not see" if is_local(run) else "which no longer exists"
-        raise JobError(f"job {job} has the run folder {run}, {place}; use a machine that sees the folder")
+        reason = "which this machine does not see" if is_local(run) else "which no longer exists"
+        raise JobError(f"job {job} has the run folder {run}, {reason}; use a machine that sees the folder")
     return RunFolder.open(run)
 
 

@@ -74,23 +74,23 @@ class _Record(Callbacks):
 
     def hold_folder(self) -> None:
         """Lock the run folder, so that a second fit at the same time is refused before it writes."""
-        place = self._held.place
-        if place.has("zarr.json"):
+        location = self._held.location
+        if location.has("zarr.json"):
             raise RunError(
-                f"{place.url} {describe_contents(place, 'a run folder')}; choose another `run_dir`"
+                f"{location.url} {describe_contents(location, 'a run folder')}; choose another `run_dir`"
             )
-        path = place.local_path("")
+        path = location.local_path("")
         created = (
             [] if path is None else [one for one in (Path(path), *Path(path).parents) if not one.exists()]
         )
         try:
-            place.make()
+            location.make()
         except OSError as error:
             raise RunError(
-                f"cannot create the run folder {place.url}: {error}; choose another `run_dir`"
+                f"cannot create the run folder {location.url}: {error}; choose another `run_dir`"
             ) from error
         self.exit.enter_context(self._held.lock())
-        if place.keys("") in ([], ["lock"]):
+        if location.keys("") in ([], ["lock"]):
             self.exit.callback(self._take_back, created)
 
     def _take_back(self, created: list[Path]) -> None:
@@ -98,7 +98,7 @@ class _Record(Callbacks):
         if self._folder is None:
             self._held.remove()
             if not created:
-                self._held.place.make()
+                self._held.location.make()
             with suppress(OSError):
                 for folder in created[1:]:
                     folder.rmdir()

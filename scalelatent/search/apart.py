@@ -44,7 +44,7 @@ def fit_separately(
     how = {"client": client, "engine": engine, "callbacks": session.callbacks}
     for place_of, one in enumerate(candidates):
         kept = session.store.load_result(f"candidate-{one.key}") if session.store else None
-        place = None if run_dir is None else locate(run_dir).at("candidates").at(one.key)
+        location = None if run_dir is None else locate(run_dir).at("candidates").at(one.key)
         about = {"candidate": one.number, "fit": place_of + 1, "fits": len(candidates)}
         if one.model.random_state is None:
             one.model.set_params(random_state=seed)
@@ -60,7 +60,7 @@ def fit_separately(
                     "params": _describe_candidate(one.model, one.number, candidates),
                 }
             )
-            _fit(one, place, keeps_best, how, scoring, scores)
+            _fit(one, location, keeps_best, how, scoring, scores)
             kept = {
                 "score": scores.get(one.key, float("nan")),
                 "error": one.error,
@@ -101,7 +101,7 @@ def _describe_candidate(
 
 def _fit(
     one: Candidate,
-    place: Location | None,
+    location: Location | None,
     watched: bool,
     how: Mapping[str, Any],
     scoring: Scoring,
@@ -109,7 +109,7 @@ def _fit(
 ) -> None:
     began = time.perf_counter()
     try:
-        _fit_model(one, place, watched, how)
+        _fit_model(one, location, watched, how)
     except (FloatingPointError, np.linalg.LinAlgError) as error:
         one.error, one.seconds = str(error), time.perf_counter() - began
         return
@@ -121,12 +121,12 @@ def _fit(
     one.score_seconds = time.perf_counter() - began
 
 
-def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mapping[str, Any]) -> None:
+def _fit_model(one: Candidate, location: Location | None, watched: bool, how: Mapping[str, Any]) -> None:
     own = dict(how)
     if watched and one.model._validates:
         own["validation"] = one.held.dataset
-    if place is not None:
-        own |= {"run_dir": place.url, "resume": True}
+    if location is not None:
+        own |= {"run_dir": location.url, "resume": True}
     one.model._search_fit(one.rows["train"].dataset, **own)
 
 

@@ -113,13 +113,13 @@ class JointReduction:
         backend, of_slots = prepared
         if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
             block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
-        for slot, own, (layout, place) in zip(self.slots, of_slots, self._layouts, strict=True):
+        for slot, own, (layout, span) in zip(self.slots, of_slots, self._layouts, strict=True):
             for seen in slot.blocks(block):
-                slot.reduction.accumulate(own, seen, Stats(layout, stats.vector[place]))
+                slot.reduction.accumulate(own, seen, Stats(layout, stats.vector[span]))
 
     def split(self, stats: Stats) -> list[Stats]:
         """Return the statistic of each slot, as views of the joint statistic."""
-        return [Stats(layout, stats.vector[place]) for layout, place in self._layouts]
+        return [Stats(layout, stats.vector[span]) for layout, span in self._layouts]
 
 
 @dataclass(frozen=True)

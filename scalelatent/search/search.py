@@ -299,9 +299,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 best.set_params(n_jobs=self.n_jobs)
             if best.random_state is None:
                 best.set_params(random_state=self.seed_)
-            place = locate(run_dir).at("refit").url if run_dir is not None else None
+            location = locate(run_dir).at("refit").url if run_dir is not None else None
             began = time.perf_counter()
-            self.best_estimator_ = best._search_fit(train, run_dir=place, **where)
+            self.best_estimator_ = best._search_fit(train, run_dir=location, **where)
             self.refit_time_ = time.perf_counter() - began
         # Set these attributes last, so that an interrupted search does not count as fitted.
         self.n_features_in_ = base.n_features_in_

@@ -340,12 +340,12 @@ def _is_transient(error: BaseException) -> bool:
     )
 
 
-def _translate(error: Exception, name: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
+def _translate(error: Exception, name: str, location: ObjectLocation, tries: int, spent: float) -> Exception:
     """Return the error with a clear message; `FileNotFoundError` and `FileExistsError` keep their type."""
     status, code = _find_response(error)
     names = {type(e).__name__ for e in _chain(error)}
-    root = place.url.split("/")[2]
-    text = _text_of(error, place.access)
+    root = location.url.split("/")[2]
+    text = _text_of(error, location.access)
     if isinstance(error, StoreError):
         return error
     if code in ("NoSuchBucket", "InvalidBucketName") or "bucket does not exist" in str(error):
@@ -361,7 +361,7 @@ def _translate(error: Exception, name: str, place: ObjectLocation, tries: int, s
         return _OutOfRange(f"{name} is shorter than it should be")
     if names & _NO_CREDENTIALS:
         return StoreError(
-            f"{name}: no credentials were found for {place.protocol}://{root}; {FROM_ENVIRONMENT}. For a "
+            f"{name}: no credentials were found for {location.protocol}://{root}; {FROM_ENVIRONMENT}. For a "
             "public bucket: FSSPEC_S3_ANON=true"
         )
     if _is_transient(error):

@@ -325,7 +325,7 @@ def create_like(
     """Return the writer of a new dataset with the row shape, names, dtypes, classes and weights of `ds`."""
     check_not_own_input(url, ds.place)
     check_room(locate(url), overwrite, resumable=False)
-    place = begin_dataset(
+    location = begin_dataset(
         url,
         ds.n_rows if n_rows is None else n_rows,
         ds.feature_shape,
@@ -336,7 +336,7 @@ def create_like(
         overwrite=overwrite,
         **{"feature_names": ds.feature_names, **ds.y_options(), **changed},
     )
-    return ShardWriter(place)
+    return ShardWriter(location)
 
 
 def derive_provenance(ds: Dataset, action: str, **parameters: Any) -> dict[str, Any]:
@@ -371,17 +371,17 @@ def copy_rows(
         writer.finish()
 
 
-def link_dataset(ds: Dataset, place: Location) -> str:
+def link_dataset(ds: Dataset, location: Location) -> str:
     """Link or copy each file of a finished dataset to another location; return the fingerprint."""
     if ds.place is None or not ds.is_stored:
         raise DataError("rows in memory cannot be linked: write them with Dataset.save first")
     source = ds.place
-    with explain_os_errors(place, f"copying {ds.url}"):
-        here, there = source.local_path(""), place.local_path("")
+    with explain_os_errors(location, f"copying {ds.url}"):
+        here, there = source.local_path(""), location.local_path("")
         if here is not None and there is not None:
             shutil.copytree(here, there, copy_function=_link_or_copy, dirs_exist_ok=True)
         else:
-            _copy_files(source, place, "")
+            _copy_files(source, location, "")
     return ds.fingerprint()
 
 

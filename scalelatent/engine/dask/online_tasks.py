@@ -225,7 +225,7 @@ class Site:
             fit = self.store.load_result(f"{self.name}-{self.token}")
             if fit is None:
                 raise RunError(
-                    f"{self.store.place.url}: the order of rows of {self.name} is gone; resume the run"
+                    f"{self.store.location.url}: the order of rows of {self.name} is gone; resume the run"
                 )
             self.stage = self.store.load_stage(self.name)
             self.order, self._n_epochs = fit["order"], fit["n_epochs"]
