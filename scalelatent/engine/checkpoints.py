@@ -86,14 +86,14 @@ class EngineStore:
 
     def claim(self, identity: dict[str, Any], resume: bool) -> None:
         """Record the identity of a new fit, or raise a RunError if the folder belongs to a different fit."""
-        kept = self.identity()
-        if kept is not None:
+        stored = self.identity()
+        if stored is not None:
             if not resume:
                 raise RunError(
                     f"{self.location.url} already holds a fit: resume it with resume=True (`scalelatent "
                     "resume`), or choose another run_dir"
                 )
-            changed = differences(kept, identity)
+            changed = differences(stored, identity)
             if changed:
                 raise RunError(
                     f"{self.location.url} holds another fit ({'; '.join(changed)}): resume with the same job "
@@ -167,9 +167,9 @@ class EngineStore:
         if durable:
             self._mark_durable(stage, iteration, marks)
             marks = [iteration]
-        kept = {*sorted({*states, iteration})[-KEEP_STATES:], *marks[-1:]}
+        newest = {*sorted({*states, iteration})[-KEEP_STATES:], *marks[-1:]}
         for old in states:
-            if old not in kept:
+            if old not in newest:
                 self.remove(_state_name(stage, old))
 
     def make_durable(self, stage: str, iteration: int) -> bool:
@@ -267,15 +267,15 @@ class EngineStore:
     def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
         """Return the records whose ``key`` is at most ``upto``, in order; remove the others from the file."""
         name = f"history-{stage}.jsonl"
-        log, kept = self._history(name), {}
+        log, by_key = self._history(name), {}
         for line in log.lines():
             try:
                 record = json.loads(line)
                 if record[key] <= upto:
-                    kept[record[key]] = record
+                    by_key[record[key]] = record
             except (ValueError, TypeError, KeyError):  # the line is damaged
                 continue
-        records = [kept[k] for k in sorted(kept)]
+        records = [by_key[k] for k in sorted(by_key)]
         try:
             log.rewrite([json.dumps(record).encode() for record in records])
         except OSError as error:

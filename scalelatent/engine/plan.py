@@ -199,17 +199,19 @@ class Forecast:
         self,
         kind: str,
         train: Dataset,
-        held: Dataset | None,
+        validation: Dataset | None,
         resources: Resources,
         options: Mapping[str, Any],
         *,
         measure: bool,
     ) -> None:
-        self.kind, self.train, self.held, self.resources = kind, train, held, resources
+        self.kind, self.train, self.validation, self.resources = kind, train, validation, resources
         self.options, self.measure = dict(options), measure  # measure: rates may be measured now
         self.codes = 0  # number of classes of the random rows with which speed is measured
         # Input rows of the next stages by part: datasets, or shapes of rows that the fit will make.
-        self.rows: dict[str, Any] = {"train": train} if held is None else {"train": train, "validation": held}
+        self.rows: dict[str, Any] = {"train": train}
+        if validation is not None:
+            self.rows["validation"] = validation
         self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
         self.seconds: dict[str, float] = {}
         self.least = self.most = 0.0
@@ -269,7 +271,7 @@ class Forecast:
         row_bytes, chains = rows.nbytes // len(rows) + extra_bytes, order.n_chains
         # A chain has the runs of its current and next buffer in memory; without shuffling, a few runs.
         runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
-        held = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
+        buffered = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
         slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
         threads = min(resources.threads, chains)
         # A thread merges its statistics in a tree, which leaves at most `depth` of them. On a cluster, a
@@ -279,7 +281,7 @@ class Forecast:
         memory = {
             "process": process_bytes(resources),
             "pieces read ahead": 4 * _piece_bytes(self.train),
-            "rows of the buffers": held * (row_bytes + 12),
+            "rows of the buffers": buffered * (row_bytes + 12),
             "rows of the next steps": (SLABS_AHEAD + 2) * slab,
             "blocks and buffers": threads
             * _block_bytes(learner, order.chain_rows, rows.n_features, row_bytes),

@@ -192,8 +192,8 @@ def _check_dataset(location: Location, fingerprint: str) -> None:
 
 
 def _digest_of_attributes(attrs: dict[str, Any]) -> str:
-    held = {name: value for name, value in attrs.items() if name != ATTRIBUTES_DIGEST}
-    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+    attributes = {name: value for name, value in attrs.items() if name != ATTRIBUTES_DIGEST}
+    return hashlib.sha256(json.dumps(attributes, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(array: np.ndarray) -> str:

@@ -149,12 +149,12 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Return the validation dataset of the rows and labels that ``fit`` was given."""
         return self._given_rows(X, y, name="validation")
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         """Raise an error for rows that this model cannot learn from, before any work."""
 
-    def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
+    def _held_out(self, train: Dataset, validation: Dataset | None) -> Dataset | None:
         """Return the given validation rows, or rows of ``train`` that the fit excludes from training."""
-        return held
+        return validation
 
     def _check_params(self) -> None:
         """Raise ValueError for parameters out of range."""
@@ -342,14 +342,16 @@ class StreamedEstimator(  # type: ignore[call-arg]
                     f"validation rows were given, but {type(self).__name__} learns without labels and has "
                     "nothing to validate: leave them out ([data] validation)"
                 )
-            held = self._validation_rows(validation)
-            self._check_rows(train, held)
+            validation_rows = self._validation_rows(validation)
+            self._check_rows(train, validation_rows)
             if self._rounds_rows:
                 warn_of_rounding(self, train)
-            held = self._held_out(train, held)
+            validation_rows = self._held_out(train, validation_rows)
             resources = find_resources(call.client, self.n_jobs, None)
-            self._check_plan(train, held, resources, call.engine)
-            given = {"train": train} if held is None else {"train": train, "validation": held}
+            self._check_plan(train, validation_rows, resources, call.engine)
+            given = {"train": train}
+            if validation_rows is not None:
+                given["validation"] = validation_rows
             call.rows.update(restore_row_ranges(given, call.run_dir if call.resume else None))
             with self._place(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
                 self._serve_steps(call, run_dir, callbacks)
@@ -357,12 +359,12 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return self
 
     def _check_plan(
-        self, train: Dataset, held: Dataset | None, resources: Resources, engine: Mapping[str, Any]
+        self, train: Dataset, validation: Dataset | None, resources: Resources, engine: Mapping[str, Any]
     ) -> None:
         """Refuse a fit that exceeds memory or disk, and warn of a long fit; only long fits are measured."""
-        plan = self._plan(Forecast(self._kind, train, held, resources, engine, measure=False))
+        plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=False))
         if plan["expected_seconds"] > LONG_SECONDS / 10:
-            plan = self._plan(Forecast(self._kind, train, held, resources, engine, measure=True))
+            plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=True))
         if text := long_fit(plan):
             warn_user(text, LongFitWarning)
 
@@ -383,8 +385,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             if begin.keeps_records:
                 session.keep_records()
             seed = session.begin(self.random_state, self._deciding_parameters(), call.rows)
-            held = call.rows.get("validation")
-            more = {} if held is None else {"validation_rows": len(held)}
+            validation = call.rows.get("validation")
+            more = {} if validation is None else {"validation_rows": len(validation)}
             session.announce(call.rows["train"], **begin.info, **more, seed=seed)
             rows = {name: Rows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
             session.answer(steps, (seed, rows))
@@ -434,12 +436,12 @@ class StreamedEstimator(  # type: ignore[call-arg]
         new = clone(self)  # so that rows of another width do not change this model
         new._check_params()
         train = new._training_rows(X, y, None)
-        held = new._validation_rows(validation) if self._validates else None
-        new._check_rows(train, held)
-        held = new._held_out(train, held)
+        validation_rows = new._validation_rows(validation) if self._validates else None
+        new._check_rows(train, validation_rows)
+        validation_rows = new._held_out(train, validation_rows)
         with use_client(client) as found:
             resources = find_resources(found, self.n_jobs, memory_limit)
-        return new._plan(Forecast(self._kind, train, held, resources, engine or {}, measure=True))
+        return new._plan(Forecast(self._kind, train, validation_rows, resources, engine or {}, measure=True))
 
     # -- outputs as large as the data ------------------------------------------------------------------------
 

@@ -89,11 +89,11 @@ def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -
     if run_dir is None:
         return out
     try:
-        kept = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
+        stored = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
     except ValueError:  # the file is damaged; :meth:`begin` reports this error
-        kept = {}
+        stored = {}
     for name, ds in datasets.items():
-        wanted = kept.get(f"{name} data")
+        wanted = stored.get(f"{name} data")
         found = find_earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
         if found is not None and found is not ds:
             a, b = found.extent
@@ -202,14 +202,14 @@ class FitSession:
             )
             return resolve_seed(random_state)
         fixed = isinstance(random_state, (int, np.integer))
-        kept = (self.store.identity() if self.resume else None) or {}
-        seed = resolve_seed(random_state) if fixed or not kept else int(kept["seed"])
+        stored = (self.store.identity() if self.resume else None) or {}
+        seed = resolve_seed(random_state) if fixed or not stored else int(stored["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
         # Include only options that are given, so that run folders of batch fits keep their identity.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
         # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
         # "card_blocks" is the name of the option in run folders.
-        self._has_gpu_blocks = bool(kept.get("card_blocks")) if kept else self._uses_only_gpus()
+        self._has_gpu_blocks = bool(stored.get("card_blocks")) if stored else self._uses_only_gpus()
         grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
         identity["params"] = named_values(params)
@@ -331,14 +331,14 @@ class FitSession:
     def restore_arrays(self, step: Remember) -> Mapping[str, np.ndarray]:
         """Return the arrays that the run began with: stored arrays after a resume, else the given ones."""
         name = f"{self.kind}_{step.name}"
-        kept = self.store.load_result(name) if self.store else None
-        if kept is None:
+        stored = self.store.load_result(name) if self.store else None
+        if stored is None:
             if step.about:
                 self.callbacks.on_stage({"stage": name, **step.about})
-            kept = {"arrays": dict(step.value())}
+            stored = {"arrays": dict(step.value())}
             if self.store:
-                self.store.save_result(name, kept)
-        return kept["arrays"]
+                self.store.save_result(name, stored)
+        return stored["arrays"]
 
     def add_map(self, name: str, step: Map) -> Rows:
         """Return the rows with one more map, which is applied when a pass first needs the rows."""
@@ -392,9 +392,9 @@ class FitSession:
     ) -> Stats:
         """Run one pass of one reduction; return its statistic, which the run folder keeps for a resume."""
         layout: Layout = reduction.layout()
-        kept = self.store.load_result(f"{self.kind}_{name}") if self.store else None
-        if kept is not None:
-            return Stats(layout, kept["vector"])
+        stored = self.store.load_result(f"{self.kind}_{name}") if self.store else None
+        if stored is not None:
+            return Stats(layout, stored["vector"])
         stage = self.stage(name, {"train": reduction}, {"train": self.rows(rows)}, classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
         stats = self.executor.collect(stage, Progress(self.callbacks, stage.name, 0))["train"]
@@ -495,11 +495,11 @@ class FitSession:
     def gather(self, step: Gather) -> StoredSets:
         """Return sets of rows, written to the folder ``sets`` of the records unless they are there."""
         stage = f"{self.kind}_{step.name}"
-        kept = self._records.load_result(stage)
+        stored = self._records.load_result(stage)
         location = self._records.location.at("sets").at(f"{step.name}.zarr")
         if not step.kept:
             self.remove_at_end(location)
-        if kept is None or (not step.kept and location.is_empty()):
+        if stored is None or (not step.kept and location.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
             rows = step.sets.n_sets * step.sets.set_rows
@@ -507,18 +507,18 @@ class FitSession:
             task = start_sets(stage, dataset, step.sets, location.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
-            kept = self._store_result(step, stage, written, begin, missing=list(missing))
-        missing = tuple(int(i) for i in kept.get("missing", ()))
-        return StoredSets(json.dumps(_locate_spec(kept, location)), step.sets.set_rows, missing)
+            stored = self._store_result(step, stage, written, begin, missing=list(missing))
+        missing = tuple(int(i) for i in stored.get("missing", ()))
+        return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.set_rows, missing)
 
     def encode(self, step: Encode) -> Rows | None:
         """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""
         stage = f"{self.kind}_{step.name}"
-        kept = self._records.load_result(stage)
+        stored = self._records.load_result(stage)
         location = self._location_of(step.name, step.kept)
         if not step.kept:
             self.remove_at_end(location)
-        if kept is None:
+        if stored is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
             self.callbacks.on_stage({"stage": stage, "rows": len(dataset), **step.about})
@@ -534,12 +534,12 @@ class FitSession:
                 **tile_layout(len(dataset), dataset.nbytes // len(dataset), step.row_map),
             )
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            kept = self._store_result(step, stage, written, begin)
+            stored = self._store_result(step, stage, written, begin)
         for name in step.over:
             gone = self._location_of(name, False)
             if not gone.is_empty():
                 gone.clear()
-        return None if location.is_empty() else Rows(open_spec(_locate_spec(kept, location)))
+        return None if location.is_empty() else Rows(open_spec(_locate_spec(stored, location)))
 
     def _rows(self, rows: Rows | None, stage: str) -> Dataset:
         if rows is None:
@@ -549,20 +549,20 @@ class FitSession:
             )
         return self.rows(rows)
 
-    def _location_of(self, name: str, kept: bool) -> Location:
+    def _location_of(self, name: str, is_kept: bool) -> Location:
         # Kept output is in the run folder, even if the scratch folder is elsewhere.
-        return codes_location(self._records.location, name) if kept else self.scratch().at(f"{name}.zarr")
+        return codes_location(self._records.location, name) if is_kept else self.scratch().at(f"{name}.zarr")
 
     def _store_result(
         self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: object
     ) -> dict[str, Any]:
-        kept = {"spec": json.dumps(written.spec()), **more}
-        self._records.save_result(stage, kept)
+        stored = {"spec": json.dumps(written.spec()), **more}
+        self._records.save_result(stage, stored)
         seconds = round(time.perf_counter() - begin, 6)
         self.callbacks.on_event(
             {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
         )
-        return kept
+        return stored
 
     # -- end -------------------------------------------------------------------------------------------------
 
@@ -604,7 +604,7 @@ def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     return {"shard_rows": rows, "tile_columns": min(width, -(-columns // group) * group)}
 
 
-def _locate_spec(kept: dict[str, Any], location: Location) -> DatasetSpec:
+def _locate_spec(stored: dict[str, Any], location: Location) -> DatasetSpec:
     """Return the spec of a dataset that a step wrote, at its present place: the run folder may have moved."""
-    spec: DatasetSpec = json.loads(kept["spec"])
+    spec: DatasetSpec = json.loads(stored["spec"])
     return {**spec, "url": location.url}

@@ -180,8 +180,8 @@ class OutputScorer(Scorer):
         found: dict[str, Any] = {}
         if requested := tuple(name for name in CLUSTER_METRICS if name in metrics):
             scores = score_clusters(model, dataset, progress=progress)
-            kept = (*requested, "restarts", "clustered_rows")
-            found |= {key: value for key, value in scores.items() if key.startswith(kept)}
+            selected = (*requested, "restarts", "clustered_rows")
+            found |= {key: value for key, value in scores.items() if key.startswith(selected)}
         if others := [name for name in metrics if name not in CLUSTER_METRICS]:
             found |= score_output(model.transform(dataset), dataset, others, metric=metric, progress=progress)
         return found

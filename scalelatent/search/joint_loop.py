@@ -104,9 +104,9 @@ def kept_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[st
     """Return the stored outcomes of members that an earlier :func:`fit_joint` of this name finished."""
     out = {}
     for key in keys:
-        kept = store.load_result(f"{name}-member-{key}")
-        if kept is not None:
-            out[key] = Outcome(kept["state"], kept["history"], kept["error"], bool(kept["done"]))
+        stored = store.load_result(f"{name}-member-{key}")
+        if stored is not None:
+            out[key] = Outcome(stored["state"], stored["history"], stored["error"], bool(stored["done"]))
     return out
 
 
@@ -126,13 +126,13 @@ def _resume(
     found = next(((s, f) for s in reversed(stages) if (f := store.latest_state(s)) is not None), None)
     if found is None:
         return "", state, []
-    stage, (iteration, kept, _) = found
+    stage, (iteration, stored, _) = found
     history: list[dict[str, Any]] = []
     for earlier in stages[: stages.index(stage) + 1]:
         history = _merge_histories(history, store.load_history(earlier, iteration))
     # Exclude members that ended before the interruption and whose own outcome was stored in time.
-    rest = {k: v for k, v in kept.members.items() if k in state.members}
-    return stage, replace(kept, members=rest), history
+    rest = {k: v for k, v in stored.members.items() if k in state.members}
+    return stage, replace(stored, members=rest), history
 
 
 def _merge_histories(

@@ -163,10 +163,10 @@ def _state_before(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) 
 
 def _segments_to_keep(segments: list[Segment], new_rows: int) -> list[Segment]:
     """Return the segments to keep: the first, and each segment with more rows than all later rows."""
-    kept = list(segments)
-    while len(kept) > 1 and kept[-1]["rows"] <= new_rows:
-        new_rows += kept.pop()["rows"]
-    return kept
+    remaining = list(segments)
+    while len(remaining) > 1 and remaining[-1]["rows"] <= new_rows:
+        new_rows += remaining.pop()["rows"]
+    return remaining
 
 
 def _write_segment(

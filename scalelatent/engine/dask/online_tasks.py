@@ -237,19 +237,19 @@ class Site:
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
         """Lock and yield the runner of some chains; call ``check`` while another task uses the runner."""
         while True:
-            kept = self._runner(first, last, threads)
-            while not kept.lock.acquire(timeout=CHECK_SECONDS):
+            found = self._runner(first, last, threads)
+            while not found.lock.acquire(timeout=CHECK_SECONDS):
                 check()
-            if not kept.retired:
+            if not found.retired:
                 break
-            kept.lock.release()
-            kept.retire()
+            found.lock.release()
+            found.retire()
         try:
-            yield kept.runner
+            yield found.runner
         finally:
-            kept.lock.release()
-            if kept.retired:
-                kept.retire()
+            found.lock.release()
+            if found.retired:
+                found.retire()
 
     def _runner(self, first: int, last: int, threads: int) -> _Runner:
         with self._lock:

@@ -97,10 +97,10 @@ def note_name(work: Work[Item], item: Item) -> str:
 
 def count_attempts(store: EngineStore, name: str, number: int) -> int:
     """Record that a driver starts a work; return the number of earlier drivers that crashed in this work."""
-    kept = store.location.read(ATTEMPTS_FILE)
-    before = {} if kept is None else json.loads(kept)
+    stored = store.location.read(ATTEMPTS_FILE)
+    before = {} if stored is None else json.loads(stored)
     same = (before.get("name"), before.get("number")) == (name, number)
-    ends = 0 if kept is None else 1 + (int(before["ends"]) if same else 0)
+    ends = 0 if stored is None else 1 + (int(before["ends"]) if same else 0)
     store.write_bytes(ATTEMPTS_FILE, json.dumps({"name": name, "number": number, "ends": ends}).encode())
     return ends
 

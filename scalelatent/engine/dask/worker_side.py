@@ -186,11 +186,11 @@ class WorkReports:
         }
         with self._lock:
             first = not self._waiting
-            kept = self._waiting.setdefault(key, message)
-            if kept is not message:
-                sums = {k: kept[k] + message[k] for k in _SUMS}
-                kept.update(message)
-                kept.update(sums)
+            waiting = self._waiting.setdefault(key, message)
+            if waiting is not message:
+                sums = {k: waiting[k] + message[k] for k in _SUMS}
+                waiting.update(message)
+                waiting.update(sums)
             delay = self._sent + NEWS_SECONDS - time.monotonic()
         if first:
             call_later(worker, max(delay, 0.0), self._flush, worker)

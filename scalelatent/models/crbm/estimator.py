@@ -365,14 +365,14 @@ class ConditionalRBM(StreamedEstimator):
             validation = None, validation
         return super()._validation_rows(validation)
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         check_rows(self, train)
         check_batch(self, train)
-        check_patience(self, held is not None or choose_held_rows(self, train)[0] > 0)
+        check_patience(self, validation is not None or choose_held_rows(self, train)[0] > 0)
 
-    def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
-        self._held = choose_held_rows(self, train) if held is None else (0, 1)
-        return hold_out(train, self._held) if self._held[0] else held
+    def _held_out(self, train: Dataset, validation: Dataset | None) -> Dataset | None:
+        self._held = choose_held_rows(self, train) if validation is None else (0, 1)
+        return hold_out(train, self._held) if self._held[0] else validation
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:

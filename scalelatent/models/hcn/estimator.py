@@ -397,7 +397,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             validation = validation, None
         return super()._validation_rows(validation)
 
-    def _make_network(self, train: Dataset, held: Dataset | None = None) -> Network:
+    def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
         """Return the network of the parameters for the training rows."""
         image = image_shape(self, train, "X")
         check_windows(self, image, train)
@@ -405,12 +405,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if not has_templates(self):
             return SingleLayer(make_feature_layers(self, image)[0])
         network = make_multi_layer(self, image, train)
-        held_classes = known_classes(held) if held is not None and held.has_y else None
+        held_classes = known_classes(validation) if validation is not None and validation.has_y else None
         return replace(network, validated=held_classes)
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         check_images(train, "X")
-        check_rows(self, self._make_network(train, held), train, held)
+        check_rows(self, self._make_network(train, validation), train, validation)
 
     # -- fit -------------------------------------------------------------------------------------------------
 
@@ -435,11 +435,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        held = rows["validation"].dataset if "validation" in rows else None
-        return fit_steps(self, self._make_network(rows["train"].dataset, held), rows)
+        validation = rows["validation"].dataset if "validation" in rows else None
+        return fit_steps(self, self._make_network(rows["train"].dataset, validation), rows)
 
     def _plan(self, forecast: Forecast) -> dict[str, Any]:
-        return plan(self, self._make_network(forecast.train, forecast.held), forecast)
+        return plan(self, self._make_network(forecast.train, forecast.validation), forecast)
 
     def _keep(
         self,

@@ -120,7 +120,7 @@ class Network(Protocol):
         """Return the name and the reduction of the pass over rows at the end of a fit."""
         ...
 
-    def check(self, train: Dataset, held: Dataset | None) -> None:
+    def check(self, train: Dataset, validation: Dataset | None) -> None:
         """Raise an error for rows that do not fit the layers or the classes."""
         ...
 
@@ -201,20 +201,20 @@ def check_rows(
     model: HierarchicalCompositionalNetwork,
     network: Network,
     train: Dataset,
-    held: Dataset | None,
+    validation: Dataset | None,
     *,
     streamed: bool = False,
 ) -> None:
     """Raise an error for rows that the fit cannot use; a stream may have fewer rows than a step."""
     check_images(train, "X")
     where = train.url or "X"
-    if held is not None:
-        check_images(held, "validation")
-        other = image_shape(model, held, "validation")
+    if validation is not None:
+        check_images(validation, "validation")
+        other = image_shape(model, validation, "validation")
         if other != network.layer.seen:
             raise DataError(
-                f"{held.url or 'validation'}: images have shape {other}, but the training images have shape "
-                f"{network.layer.seen}: give images of one shape"
+                f"{validation.url or 'validation'}: images have shape {other}, but the training images have "
+                f"shape {network.layer.seen}: give images of one shape"
             )
     elif model.patience is not None and not streamed:
         better = "classes" if has_templates(model) else "compression"
@@ -222,7 +222,7 @@ def check_rows(
             f"patience={model.patience} waits for better {better}, but there are no validation rows: pass "
             "validation (in a job [data] validation), or remove patience"
         )
-    network.check(train, held)
+    network.check(train, validation)
     if streamed:
         return
     if continues_last_fit(model):

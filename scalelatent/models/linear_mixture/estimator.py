@@ -210,7 +210,7 @@ class _LinearMixtures(StreamedEstimator):
         self.device = device
         self.n_jobs = n_jobs
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         find_image_shape(self, train)
         check_n_dims(self, train.n_features)
 

@@ -197,8 +197,8 @@ class CompressiveMBN(StreamedEstimator):
             rows, outputs = self._make_pair(X, y, "X", reset=True)
             watched = {"rows": rows, "output": outputs}
             if validation is not None:
-                held = self._held_pair(*rows_and_labels(validation), outputs.n_features)
-                watched |= {"validation rows": held[0], "validation output": held[1]}
+                validation_rows = self._held_pair(*rows_and_labels(validation), outputs.n_features)
+                watched |= {"validation rows": validation_rows[0], "validation output": validation_rows[1]}
             watched = restore_row_ranges(watched, run_dir if resume else None)
             call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
             with fit_callbacks(call) as everyone:
@@ -207,9 +207,9 @@ class CompressiveMBN(StreamedEstimator):
 
     def _learn(self, torch: ModuleType, hidden: tuple[int, ...], call: FitCall, callbacks: Callbacks) -> None:
         rows, outputs = call.rows["rows"], call.rows["output"]
-        held = None
+        validation = None
         if "validation rows" in call.rows:
-            held = call.rows["validation rows"], call.rows["validation output"]
+            validation = call.rows["validation rows"], call.rows["validation output"]
         with FitSession(
             self._kind,
             in_process=True,
@@ -231,7 +231,7 @@ class CompressiveMBN(StreamedEstimator):
                     int(self.n_epochs),
                     self._choose_order(len(rows), seed),
                     (rows, outputs),
-                    held,
+                    validation,
                     session.callbacks,
                     store,
                 )
@@ -482,13 +482,13 @@ def train(
     n_epochs: int,
     order: RowOrder,
     pair: tuple[Dataset, Dataset],
-    held: tuple[Dataset, Dataset] | None,
+    validation: tuple[Dataset, Dataset] | None,
     callbacks: Callback,
     store: EngineStore | None,
 ) -> list[dict[str, Any]]:
     """Train on a pair (rows, outputs) until the last epoch or until a callback asks to stop.
 
-    Returns one record per epoch. ``held`` is the validation pair; ``store`` keeps checkpoints.
+    Returns one record per epoch. ``validation`` is the validation pair; ``store`` keeps checkpoints.
     """
     n_rows, history, begin = len(pair[0]), [], 0
     if store is not None and (found := store.latest_state(STAGE)) is not None:
@@ -521,7 +521,7 @@ def train(
                 "stage": STAGE,
                 "objective": loss / n_rows,
                 "train_error": None,
-                "validation_error": None if held is None else trainer.measure_error(*held),
+                "validation_error": None if validation is None else trainer.measure_error(*validation),
                 "seconds": time.perf_counter() - started,
                 "rows": n_rows,
             }
