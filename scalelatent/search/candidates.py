@@ -212,8 +212,8 @@ def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[
         where = f"candidate {one.number} {dict(params)!r}"
         if (mask := one.validation.mask) is not None:
             where += (
-                f" without rows {mask.start} to {mask.stop - 1} (a fold; rows sorted by class must be shuffled "
-                "first)"
+                f" without rows {mask.start} to {mask.stop - 1} (a fold; rows sorted by class must be "
+                "shuffled first)"
             )
         raise type(error)(f"{where}: {error}") from error
 

@@ -221,8 +221,8 @@ class MultiLayer:
         if validation is not None:
             if not validation.has_y:
                 raise DataError(
-                    f"validation{f' ({validation.url})' if validation.url else ''} has no labels, but a network "
-                    "with templates is validated by its errors: give rows with labels"
+                    f"validation{f' ({validation.url})' if validation.url else ''} has no labels, but a "
+                    "network with templates is validated by its errors: give rows with labels"
                 )
             check_classes(validation, "HierarchicalCompositionalNetwork")
 
