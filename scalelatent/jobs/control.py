@@ -216,12 +216,12 @@ def new_events(
     folder: RunFolder, *, follow: bool = False, poll: float = POLL_SECONDS
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of a run, oldest first; with `follow`, until the run ends."""
-    seen = 0
+    n_read = 0
     while True:
         ended = folder.read_state()["state"] in ENDED
         events = folder.records("events.jsonl")
-        yield from events[seen:]
-        seen = len(events)
+        yield from events[n_read:]
+        n_read = len(events)
         if ended or not follow:
             return
         time.sleep(poll)

@@ -152,19 +152,19 @@ def _select_member_records(history: Sequence[dict[str, Any]], key: str) -> list[
     ]
 
 
-def tree_bytes(tree: object, seen: set[object] | None = None) -> int:
+def tree_bytes(tree: object, visited: set[object] | None = None) -> int:
     """Return the bytes of all arrays in dataclasses, dicts and sequences; a repeated array counts once."""
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     if isinstance(tree, np.ndarray):
         key = same_array(tree)
-        fresh = key not in seen
-        seen.add(key)
+        fresh = key not in visited
+        visited.add(key)
         return tree.nbytes if fresh else 0
     if isinstance(tree, Mapping):
-        return sum(tree_bytes(v, seen) for v in tree.values())
+        return sum(tree_bytes(v, visited) for v in tree.values())
     if isinstance(tree, (list, tuple)):
-        return sum(tree_bytes(v, seen) for v in tree)
-    return sum(tree_bytes(v, seen) for v in vars(tree).values()) if hasattr(tree, "__dict__") else 0
+        return sum(tree_bytes(v, visited) for v in tree)
+    return sum(tree_bytes(v, visited) for v in vars(tree).values()) if hasattr(tree, "__dict__") else 0
 
 
 def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:

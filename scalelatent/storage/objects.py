@@ -305,10 +305,10 @@ def _threads(pid: int) -> ThreadPoolExecutor:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
+    visited: set[int] = set()
     found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
+    while found is not None and id(found) not in visited:
+        visited.add(id(found))
         yield found
         found = found.__cause__ or found.__context__
 

@@ -358,12 +358,12 @@ def aligned(tree: T) -> T:
     return out
 
 
-def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
+def _aligned(tree: Any, aligned: dict[int, np.ndarray]) -> Any:
     if isinstance(tree, np.ndarray):
-        return seen.setdefault(id(tree), np.require(tree, requirements="A"))
+        return aligned.setdefault(id(tree), np.require(tree, requirements="A"))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         old = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
-        new = {name: _aligned(value, seen) for name, value in old.items()}
+        new = {name: _aligned(value, aligned) for name, value in old.items()}
         if all(new[name] is old[name] for name in old):
             return tree
         tree = copy.copy(tree)
@@ -371,9 +371,9 @@ def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
             object.__setattr__(tree, name, value)  # This also works for frozen dataclasses.
         return tree
     if type(tree) is dict:
-        return {key: _aligned(value, seen) for key, value in tree.items()}
+        return {key: _aligned(value, aligned) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_make"):
-        return tree._make(_aligned(value, seen) for value in tree)
+        return tree._make(_aligned(value, aligned) for value in tree)
     if type(tree) in (list, tuple):
-        return type(tree)(_aligned(value, seen) for value in tree)
+        return type(tree)(_aligned(value, aligned) for value in tree)
     return tree
