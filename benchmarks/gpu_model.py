@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 # Products of a tile of rows, as in the kernels of mbn and linear_mixture.
@@ -61,6 +61,7 @@ class Work:
     downloads: int = 0  # copies to the host, for each of which the host waits
     copied_bytes: float = 0
     host_bytes: float = 0  # of sums that the host copies from pageable memory or adds
+    serial_seconds: float = 0  # of work whose parts wait for each other: an estimate
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -87,7 +88,8 @@ class Work:
 
     def predicted(self, card: Card) -> float:
         """Return the predicted seconds: the limit, copies, waits and work of the host follow one another."""
-        kernels = max(self.limit(card), (self.launches + self.uploads) * card.launch_seconds)
+        starts = (self.launches + self.uploads) * card.launch_seconds
+        kernels = max(self.limit(card), self.serial_seconds, starts)
         waits = self.downloads * card.wait_seconds
         return kernels + waits + self.copied_bytes / card.host + self.host_bytes / HOST_RATE
 
@@ -109,7 +111,7 @@ def product(m: int, n: int, k: int, item: int = 4) -> Work:
 
 def capsule_residuals(n: int, total_dim: int, members: int, active: int | None = None) -> Work:
     """Return the work of ``capsule_residuals``; ``active`` rows pass the threshold (None: no threshold)."""
-    host = 8 * (3 * members + (active is not None))
+    host = 8 * (3 * members + 1)
     common = Work(flops64=150.0 * n * members, uploads=2, downloads=1, copied_bytes=12 * n + host)
     rows = 12 * n  # class and weight
     if active is None:
@@ -127,16 +129,14 @@ def capsule_block(
     moved = Work() if on_card else Work(uploads=1, copied_bytes=float(n) * p * item)
     if not on_card:
         moved += Work(bytes=float(n) * p * (item if item == 4 else 2 * item + 4))
-    # Classes and weights are copied together.
-    out = (
-        moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active) + Work(uploads=-1)
-    )
+    out = moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active)
+    out += Work(uploads=-1)  # classes and weights are copied together
     if active is not None and active:
         out += Work(bytes=8.0 * active * p, launches=1)  # active rows are gathered
     if rows:
         # Without a threshold, sums and moment are copied together.
         dense = active is None
-        back = 8.0 * (1 + -(-total_dim * p // 2)) if dense else 4.0 * total_dim * p
+        back = 8.0 * -(-total_dim * p // 2) if dense else 4.0 * total_dim * p
         out += product(total_dim, p, rows) + Work(downloads=0 if dense else 1, copied_bytes=back)
     return out
 
@@ -214,14 +214,21 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
 def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
     """Return the work of ``hcn_sweep``, arrays on the card; trees of a chain follow one another."""
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
-    return Work(bytes=read, launches=1)
+    shared = 4 * (images * places + weights) < 232_448 - 1024
+    tree = SHARED_TREE_SECONDS if shared and chains <= 132 else TREE_SECONDS
+    return Work(bytes=read, launches=1, serial_seconds=images * pixels * tree)
+
+
+def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
+    """Return the work of the same sweep at commit e30a2cb5: beliefs in the second-level cache."""
+    now = hcn_sweep(chains, images, pixels, places, weights)
+    return replace(now, serial_seconds=images * pixels * TREE_SECONDS)
 
 
 def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weights: int, room: int) -> Work:
     """Return the work of ``hcn_sweep_messages`` with int16 messages; ``room`` messages an image."""
     more = Work(
         bytes=8.0 * chains * images * room,
-        uploads=1,  # where the messages of each pixel begin
         downloads=1,
         copied_bytes=4.0 * chains,
     )
@@ -231,7 +238,45 @@ def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weigh
 def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
     """Return the work of ``hcn_decode`` with evidence, orders and beliefs on the card."""
     read = 4.0 * (images * (pixels * 2 + 2 * places) + weights) + 4.0 * sweeps * images * room
-    return Work(bytes=read, launches=1, uploads=2, downloads=1, copied_bytes=4.0 * (weights + images))
+    return Work(bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
+
+
+# Estimated seconds of a tree, which waits for the tree before it: beliefs in the second-level cache, or in
+# shared memory.
+TREE_SECONDS, SHARED_TREE_SECONDS = 2e-6, 1e-6
+
+
+VISIT_BYTES = 2**31  # as in models/hcn/model/kept_messages.py
+
+
+def hcn_visit(
+    leaves: int, images: int, pixels: int, places: int, weights: int, room: int, lines: int
+) -> Work:
+    """Return the work of a visit of leaves side by side, one sweep: messages go to the card and back.
+
+    ``lines`` is the height of a feature.
+    """
+    arrays = 4 * images * places + 4 * weights + images * (4 * room + pixels * lines)  # s, w, messages, held
+    together = max(1, VISIT_BYTES // arrays)
+    if leaves > together:
+        whole = hcn_visit(together, images, pixels, places, weights, room, lines) * (leaves // together)
+        rest = leaves % together
+        more = hcn_visit(rest, images, pixels, places, weights, room, lines) if rest else Work()
+        return whole + more
+    once = Work(
+        uploads=7,  # evidence, w, s, messages to s and to w, held, order
+        downloads=5,
+        copied_bytes=leaves * (2.0 * arrays + 8 * images * pixels),
+    )
+    return once + hcn_sweep_messages(leaves, images, pixels, places, weights, room)
+
+
+def earlier_hcn_visit(
+    leaves: int, images: int, pixels: int, places: int, weights: int, room: int, lines: int
+) -> Work:
+    """Return the work of the same visits at commit e30a2cb5: one leaf after the other."""
+    more = Work(uploads=1, copied_bytes=4.0 * (pixels + 1))  # where the messages of each pixel begin
+    return (hcn_visit(1, images, pixels, places, weights, room, lines) + more) * leaves
 
 
 # -- mixtures of linear models ----------------------------------------------------------------------------
@@ -305,6 +350,10 @@ def earlier_mixture_leaf(
 # -- bounds -----------------------------------------------------------------------------------------------
 
 Make = Callable[[], Work]
+_HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
+# 128 leaves of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
+_HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
+_CAPSULE = 65_536, 784, 20, 1, None, 4
 # A leaf of 20 blocks, as of 10 million rows, on the card: K = 1,000 components of ten classes, 10 dimensions,
 # 16 directions.
 _MIXTURE = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
@@ -318,11 +367,14 @@ EXAMPLES: dict[str, Make] = {
     "mbn layer 2, 400 codes, 60,000 rows": lambda: mbn_nearest_codes(60_000, 400),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
-    "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(128, 5, 576, 19 * 17 * 32, 48 * 32),
+    "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*_HCN_SWEEP),
+    "hcn batch, 128 leaves of 40 images": lambda: hcn_visit(*_HCN_VISIT),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*_MIXTURE),
 }
 # The same work as the kernels did it at commit e30a2cb5, for the examples that have changed since.
 EARLIER: dict[str, Make] = {
+    "hcn sweep, 128 chains of 5 images": lambda: earlier_hcn_sweep(*_HCN_SWEEP),
+    "hcn batch, 128 leaves of 40 images": lambda: earlier_hcn_visit(*_HCN_VISIT),
     "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
