@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 
 sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
 
@@ -22,7 +22,7 @@ class Idle:
 
     numbers: int
     seconds: float = 0.0
-    wants = Wants()
+    requests = Requests()
 
     def layout(self) -> Layout:
         return Layout((("gradient", (self.numbers,)),))

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
@@ -36,7 +36,7 @@ def speed_here(speeds: tuple[float, ...]) -> float | None:
 class PacedSums:
     """Sums whose last bits show every change of order."""
 
-    wants = Wants()
+    requests = Requests()
 
     row_seconds: float
     speeds: tuple[float, ...]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 
 sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 
@@ -20,7 +20,7 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 class Count:
     """A reduction whose blocks take a given time and whose statistic has a given size."""
 
-    wants = Wants()
+    requests = Requests()
 
     numbers: int
     seconds: float
@@ -69,7 +69,7 @@ class Echo:
     """A map whose output is its input."""
 
     features: int
-    wants = Wants()
+    requests = Requests()
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.features,), "uint8"

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from .requests import Requests
 from .stats import Layout, Stats
-from .wants import Wants
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,7 +52,7 @@ class Block:
 
     ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`.CsrRows` if the dataset's
     rows are CSR and the work requests ``csr``. ``y`` is int32 class codes or None; if the work requests
-    ``targets`` (see :class:`~.wants.Targets`), ``y`` is uint8 (rows, v) of zeros and ones. ``weight`` is
+    ``targets`` (see :class:`~.requests.Targets`), ``y`` is uint8 (rows, v) of zeros and ones. ``weight`` is
     float64 or None, and ``start`` is the index of the first row in the dataset. The rows of a minibatch are
     not contiguous: ``rows`` (int64) then has the index of each row, ``epoch`` counts from 0, and ``chain`` is
     the index of the chain within its step.
@@ -121,7 +121,7 @@ class Reduction(Protocol[StateIn, Prepared]):
     """An additive statistic of rows, which a task computes over its span."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     def layout(self) -> Layout:
@@ -166,7 +166,7 @@ class RowMap(Protocol[Prepared]):
     """A function with one output row per row of the data: projections, predictions, codes of a layer."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -199,25 +199,25 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
     def last(self) -> RowMap | None:
         """Plain map that is applied after the stages, or None."""
 
-    def stages(self) -> Sequence[ColumnMap]:
+    def stages(self) -> Sequence[ColumnStage]:
         """Return the maps of which this map is the composition."""
 
     def row_bytes(self) -> int:
         """Return the bytes of one row of the output and of all intermediate results."""
 
-    def select_columns(self, first: int, stop: int) -> ColumnMap:
-        """Return the map to a range of the output's columns; only for a map of one stage."""
-
-    @property
-    def column_group(self) -> int:
-        """Number of neighbouring columns that cost as much as one of them; only for a map of one stage."""
-
     def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
         """Write the output rows of the block; yield from time to time, so that the caller can stop."""
 
 
-class CostedColumnMap(ColumnMap[Prepared], Protocol[Prepared]):
-    """A :class:`ColumnMap` of one stage with the costs from which the size of output tiles is chosen."""
+class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
+    """A :class:`ColumnMap` of one stage, with the costs from which the size of output tiles is chosen."""
+
+    def select_columns(self, first: int, stop: int) -> ColumnStage:
+        """Return the map to a range of the output's columns."""
+
+    @property
+    def column_group(self) -> int:
+        """Number of neighbouring columns that cost as much as one of them."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations for one column of one row."""
@@ -230,7 +230,7 @@ class RowSets(Protocol):
     """Sets of selected rows, all of one size, to be copied out of a dataset; CSR if they request ``csr``."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     @property
@@ -258,7 +258,7 @@ class StepLearner(Protocol[State, PreparedOut]):
     """Common methods of all learners by steps, see :class:`OnlineLearner`."""
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Optional requests to the engine."""
 
     def layout(self) -> Layout:

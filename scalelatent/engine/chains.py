@@ -133,7 +133,7 @@ def learn_stream(
 
     ``seen`` is the number of rows of earlier calls.
     """
-    backend, reader = make_backend(device), Reader(dataset, None, Meter(), classes, wants=learner.wants)
+    backend, reader = make_backend(device), Reader(dataset, None, Meter(), classes, requests=learner.requests)
     with single_threaded():
         for a in range(0, len(dataset), batch_rows):
             b = min(a + batch_rows, len(dataset))
@@ -161,7 +161,7 @@ class ChainRunner:
         self.order, self.device = order, backends[0].name
         self.learner: OnlineLearner = stage.online
         self._dataset = stage.datasets["train"]
-        reader = Reader(self._dataset, cache, self.meter, stage.classes, wants=self.learner.wants)
+        reader = Reader(self._dataset, cache, self.meter, stage.classes, requests=self.learner.requests)
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         if isinstance(backends[0], CupyBackend) and isinstance(self.learner, MultiChainLearner):

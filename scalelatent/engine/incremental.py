@@ -16,8 +16,8 @@ from scalelatent.contract.learners import (
     Reduction,
     State,
 )
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.errors import RunError
 from scalelatent.storage.disk import locate
 from scalelatent.storage.record import read_record
@@ -43,8 +43,8 @@ class KeptLeaves(Generic[State, Prepared]):
     run: str | None = None
 
     @property
-    def wants(self) -> Wants:
-        return self.learner.wants
+    def requests(self) -> Requests:
+        return self.learner.requests
 
     def layout(self) -> Layout:
         return self.learner.layout()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, ColumnMap, LabelMap, Prepared, RowMap
+from scalelatent.contract.learners import Backend, Block, ColumnMap, ColumnStage, LabelMap, Prepared, RowMap
 
 from .backend import computes_on_gpu, make_backend
 from .cache import shared_cache
@@ -112,10 +112,10 @@ class MapTask(OutputTask):
         is_tiled = self.writer.n_tiles > 1
         # Only rows that several tiles read are cached.
         cache = shared_cache(self.cache) if is_tiled else None
-        reader = Reader(self.dataset, cache, meter, skipped=self.skipped, wants=self.row_map.wants)
+        reader = Reader(self.dataset, cache, meter, skipped=self.skipped, requests=self.row_map.requests)
         row_map = self.row_map
         if is_tiled:
-            row_map = cast(ColumnMap, row_map).select_columns(*self.writer.shard_columns(shard))
+            row_map = cast(ColumnStage, row_map).select_columns(*self.writer.shard_columns(shard))
         shape, dtype = row_map.output()
         out = np.empty((stop - start, *shape), dtype=dtype)
         prepared = row_map.prepare(backend)
@@ -146,7 +146,7 @@ class MapTask(OutputTask):
         weight = (
             self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
         )
-        if self.row_map.wants.labels:
+        if self.row_map.requests.labels:
             assert self.classes is not None
             return self.classes[cast(LabelMap, self.row_map).labels(out)], weight
         return self.dataset.read_y(start, stop) if self.with_labels and self.dataset.has_y else None, weight
@@ -185,7 +185,7 @@ def fill_rows(
 
 def choose_map_block_rows(row_map: RowMap, dataset: Dataset, on_gpu: bool) -> int:
     """Return the rows of a block of a map: the number that the map requests, or a suitable one."""
-    return row_map.wants.block_rows or block_rows(dataset.n_features, on_gpu)
+    return row_map.requests.block_rows or block_rows(dataset.n_features, on_gpu)
 
 
 def block_rows(n_features: int, on_gpu: bool = False) -> int:
@@ -233,7 +233,7 @@ def start_map(
     from scalelatent.data import create_dataset
 
     shape, dtype = row_map.output()
-    if row_map.wants.labels:
+    if row_map.requests.labels:
         coded = classes is None or classes.dtype.kind == "U"
         y_options: OutputOptions = {
             "classes": classes,
@@ -302,7 +302,9 @@ def map_to_array(
             last = min(first + range_rows, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with name_dataset_in_errors(dataset):
-                for block in iter_blocks(Reader(dataset, None, Meter(), wants=row_map.wants), blocks, stop):
+                for block in iter_blocks(
+                    Reader(dataset, None, Meter(), requests=row_map.requests), blocks, stop
+                ):
                     rows = slice(block.start, block.start + len(block.x))
                     if first_row:
                         numbers = np.arange(first_row + rows.start, first_row + rows.stop)
@@ -336,7 +338,7 @@ def _map_by_columns(
 
     rows, threads = choose_column_block_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
     stop = StopEvent()
-    reader = Reader(dataset, None, Meter(), wants=row_map.wants)
+    reader = Reader(dataset, None, Meter(), requests=row_map.requests)
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
     with single_threaded(), name_dataset_in_errors(dataset):
         for block in iter_blocks(reader, blocks, stop):
@@ -363,7 +365,7 @@ def _map_by_columns(
 
 
 def _make_column_worker(
-    part: ColumnMap, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
+    part: ColumnStage, block: Block, found: np.ndarray, device: str, slot: int, stop: StopEvent
 ) -> Callable[[tuple[int, int]], None]:
     backend = make_backend(device, slot)
 

@@ -125,7 +125,7 @@ def make_stage(
     on_gpu = gpu_blocks and block_rows is None and leaf_rows is None
     if on_gpu:
         width = max(dataset.n_features for dataset in datasets.values())
-        requested = max((reduction.wants.block_rows or 0 for reduction in reductions.values()), default=0)
+        requested = max((reduction.requests.block_rows or 0 for reduction in reductions.values()), default=0)
         block_rows = max(choose_gpu_block_rows(width), requested)
     grids = {
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows, on_gpu)
@@ -157,15 +157,15 @@ def choose_grid(
     A GPU computes rows faster than a CPU merges sums, so its leaves are larger. They are still few enough for
     several GPUs: at least half of `FEW_LEAVES`, unless the blocks are larger.
     """
-    n, wants, is_free = len(dataset), reduction.wants, block_rows is None
-    block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, wants.block_rows)
+    n, requests, is_free = len(dataset), reduction.requests, block_rows is None
+    block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, requests.block_rows)
     if leaf_rows is None:
         merge_rows = 3 * reduction.layout().nbytes / _MERGE_RATE / seconds_per_row(reduction)
         if on_gpu:
             merge_rows = min(merge_rows * _GPU_FLOP_RATE / FLOP_RATE, MERGE_SHARE * n / FEW_LEAVES)
         target = max(merge_rows / MERGE_SHARE, n / 1024)
-        if wants.merge_share is not None and n < FEW_LEAVES * max(target, block_rows):
-            target = max(merge_rows / wants.merge_share, n / FEW_LEAVES)
+        if requests.merge_share is not None and n < FEW_LEAVES * max(target, block_rows):
+            target = max(merge_rows / requests.merge_share, n / FEW_LEAVES)
             if is_free:
                 return _make_few_leaves(n, target, block_rows)
         leaf_rows = block_rows * _round_up_to_power(target / block_rows, 1, 2**20)
@@ -279,7 +279,7 @@ class PassContext:
                 cache,
                 self.meter,
                 stage.classes,
-                wants=reduction.wants,
+                requests=reduction.requests,
                 skipped=stage.skipped.get(part, ()),
             )
             for part, reduction in self.reductions.items()

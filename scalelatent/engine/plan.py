@@ -141,8 +141,8 @@ def process_bytes(resources: Resources) -> int:
 
 def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_bytes: int) -> int:
     """Return the bytes of a block and of the buffers that its computation needs."""
-    if work.wants.scratch is not None:
-        fixed, each = work.wants.scratch
+    if work.requests.scratch is not None:
+        fixed, each = work.requests.scratch
         return fixed + rows * (row_bytes + each)
     width = min(max(1, work.layout().size // max(n_features, 1)), 2**14)
     return rows * (2 * n_features + width) * 8

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from scalelatent.contract.learners import Block
-from scalelatent.contract.wants import Targets, Wants
+from scalelatent.contract.requests import Requests, Targets
 from scalelatent.data.csr import index_dtype
 from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
 from scalelatent.kernels.corruption import corrupt
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import DenseOrCsr, HostRows
 
 TARGET_BYTES = 2**24  # upper bound on the bytes of outputs in one piece; outputs may be wider than rows
-_NO_WANTS = Wants()
+_NO_REQUESTS = Requests()
 
 
 @contextmanager
@@ -100,19 +100,19 @@ class Reader:
         meter: Meter,
         classes: np.ndarray | None = None,
         *,
-        wants: Wants = _NO_WANTS,
+        requests: Requests = _NO_REQUESTS,
         skipped: Ranges = (),
     ) -> None:
         self.dataset, self.skipped = dataset, skipped
-        self.csr, self.targets = wants.csr, wants.targets
-        self.classes = classes if dataset.has_y and wants.targets is None else None
-        self.unlabelled = wants.unlabelled
+        self.csr, self.targets = requests.csr, requests.targets
+        self.classes = classes if dataset.has_y and requests.targets is None else None
+        self.unlabelled = requests.unlabelled
         self.cache = cache if dataset.is_stored else None
         self.meter = meter
         labels = None
         if self.classes is not None:
             labels = (str(self.classes.dtype), self.classes.tobytes(), self.unlabelled)
-        form = labels if wants.targets is None else wants.targets.source
+        form = labels if requests.targets is None else requests.targets.source
         self._name = (dataset.fingerprint(), form, skipped) if self.cache is not None else None
 
     @property

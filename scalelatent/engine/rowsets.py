@@ -12,7 +12,7 @@ import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite
 from scalelatent.contract.learners import Backend, Block, RowSets
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.storage.disk import Location
 
@@ -40,8 +40,8 @@ class ChosenRows:
     n_sets: int = 1
 
     @property
-    def wants(self) -> Wants:
-        return Wants()
+    def requests(self) -> Requests:
+        return Requests()
 
     @property
     def set_rows(self) -> int:
@@ -142,7 +142,7 @@ class SetsTask(OutputTask):
     ) -> Iterator[tuple[int, HostRows, list[slice]]]:
         """Yield (first row, rows, slice of each set's indices) for the pieces that contain selected rows."""
         cache = shared_cache(self.cache)  # the tasks of other shards read the same rows
-        reader = Reader(self.dataset, cache, meter, wants=self.sets.wants, skipped=self.skipped)
+        reader = Reader(self.dataset, cache, meter, requests=self.sets.requests, skipped=self.skipped)
         for first, last in self.dataset.pieces():
             places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in selected]
             if all(place.start == place.stop for place in places):
@@ -182,7 +182,7 @@ def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, devi
     k, n_rows = sets.set_rows, sets.n_sets * sets.set_rows
     row_bytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
     nnz = None
-    if sets.wants.csr:
+    if sets.requests.csr:
         assert dataset.nnz is not None
         nnz = -(-dataset.nnz * n_rows // len(dataset))
         row_bytes = max(1, dataset.nbytes // len(dataset))
@@ -192,7 +192,7 @@ def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, devi
         shape,
         dtype,
         nnz=nnz,
-        chunk_rows=None if sets.wants.csr else k,
+        chunk_rows=None if sets.requests.csr else k,
         shard_rows=_choose_shard_sets(sets, row_bytes) * k,
         resume=True,
         provenance={"made_by": name, "rows_of": dataset.fingerprint()},

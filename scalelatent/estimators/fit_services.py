@@ -105,7 +105,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
     passes, was_fitted = Passes(), _is_fitted(call.model)
     before: list[Callback] = [passes]  # first: it records a pass before a callback raises
     with ExitStack() as stack:
-        if wants_display(call.verbose) and not given.shows_progress:
+        if shows_display(call.verbose) and not given.shows_progress:
             from scalelatent.monitor.progress import make_fit_display  # imports rich
 
             before.append(stack.enter_context(make_fit_display(call.client)))
@@ -125,7 +125,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
             _WITHIN.reset(inside)
 
 
-def wants_display(verbose: bool | None) -> bool:
+def shows_display(verbose: bool | None) -> bool:
     """Return whether a fit shows a display: as ``verbose`` requests or, if it is None, only in notebooks."""
     return in_notebook() if verbose is None else bool(verbose)
 

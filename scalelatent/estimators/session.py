@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from scalelatent.contract.idle_threads import allow_threads
-from scalelatent.contract.learners import CostedColumnMap, Reduction, RowMap, Work
+from scalelatent.contract.learners import ColumnStage, Reduction, RowMap, Work
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.earlier import find_earlier_rows
@@ -589,7 +589,7 @@ def codes_place(records: Location, name: str) -> Location:
     return records.at("codes").at(f"{name}.zarr")
 
 
-def tile_layout(n: int, row_bytes: int, row_map: CostedColumnMap) -> dict[str, Any]:
+def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     """Return the rows and columns of the output tiles of a map, which depend on the rows and the map only.
 
     If there are more than MAX_TASKS strips of rows, tiles get more rows; then tiles get more columns.

@@ -18,7 +18,7 @@ import numpy as np
 
 from scalelatent.contract.learners import (
     BatchLearner,
-    CostedColumnMap,
+    ColumnStage,
     Reduction,
     RowMap,
     RowSets,
@@ -136,7 +136,7 @@ class Encode:
     """Parted map to apply to rows now. Answer: Rows, or None if a resumed fit does not need them any more."""
 
     name: str
-    row_map: CostedColumnMap
+    row_map: ColumnStage
     rows: Rows | None
     kept: bool = False  # False: the rows are removed after the fit, or earlier if ``over`` names them
     over: tuple[str, ...] = ()  # names of earlier outputs that can be removed now

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block, RowMap
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 
 
 def _balanced_accuracy(confusion: np.ndarray) -> float:
@@ -55,9 +55,9 @@ class ConfusionCounts:
     n_classes: int
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Requests of the row map, but never its predicted labels."""
-        return replace(self.row_map.wants, labels=False)
+        return replace(self.row_map.requests, labels=False)
 
     def layout(self) -> Layout:
         return Layout((("confusion", (self.n_classes, self.n_classes)), ("log_loss", ())))

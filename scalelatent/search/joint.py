@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.contract.learners import Backend, BatchLearner, Block, Reduction
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Stage, make_stage
 from scalelatent.engine.reading import RowMask
@@ -88,13 +88,13 @@ class JointReduction:
         )
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Form of rows, equal for all members (see :func:`joint_stage`), and the largest scratch memory."""
-        wants = [slot.reduction.wants for slot in self.slots]
-        csr, targets, unlabelled = wants[0].form
-        scratch = [want.scratch for want in wants if want.scratch is not None]
+        requests = [slot.reduction.requests for slot in self.slots]
+        csr, targets, unlabelled = requests[0].form
+        scratch = [request.scratch for request in requests if request.scratch is not None]
         largest = (max(fixed for fixed, _ in scratch), max(each for _, each in scratch)) if scratch else None
-        return Wants(csr, targets, scratch=largest, unlabelled=unlabelled)
+        return Requests(csr, targets, scratch=largest, unlabelled=unlabelled)
 
     def layout(self) -> Layout:
         """Return the layout with the fields of all members, one after the other."""
@@ -221,7 +221,7 @@ class _Parts:
     def name(self, wanted: str, dataset: Dataset, grid: RowGrid, reduction: Reduction) -> str:
         """Return the name of the part of these rows: ``wanted``, with a number added if it is in use."""
         # If there is only one leaf, the leaf size does not matter.
-        key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.wants.form
+        key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requests.form
         for name in self._names.setdefault(key, []):
             small, large = sorted((grid, self.grids[name]), key=lambda one: one.block_rows)
             if large.block_rows % small.block_rows == 0 or large.block_rows >= grid.n_rows:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.passes import Stage, make_stage
 from tests.helpers import load_online_toys
@@ -24,7 +24,7 @@ class Sums:
     """A reduction whose float sums show every change of order in their last bits."""
 
     p: int
-    wants = Wants()
+    requests = Requests()
 
     def layout(self) -> Layout:
         return Layout((("total", (self.p,)), ("classes", (8,)), ("weight", ())))

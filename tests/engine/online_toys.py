@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.requests import Requests, Targets
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.streams import stream
 
 if __name__ == "online_toys":  # The file was sent to a worker.
@@ -28,7 +28,7 @@ class Errors:
 
     p: int
     k: int
-    wants = Wants()
+    requests = Requests()
 
     def layout(self) -> Layout:
         return Layout((("errors", ()), ("loss", ()), ("rows", ())))
@@ -54,7 +54,7 @@ class Logistic:
     k: int
     rate: float = 0.5
     patience: int = 10**9
-    wants = Wants()
+    requests = Requests()
 
     def layout(self) -> Layout:
         return Layout((("gradient", (self.p + 1, self.k)), ("loss", ()), ("rows", ())))
@@ -115,7 +115,7 @@ class Walk:
     p: int
     k: int
     seed: int = 3
-    wants = Wants()
+    requests = Requests()
 
     def layout(self) -> Layout:
         return Layout((("moved", (self.p, self.k)), ("mistakes", ()), ("chains", ())))
@@ -166,7 +166,7 @@ class Evidence:
     p: int
     minibatch: int = 2
     forgetting: float = 0.9
-    wants = Wants()
+    requests = Requests()
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.p,)), ("minibatches", ())))
@@ -227,8 +227,8 @@ class Outputs:
     validation_targets: Targets | None = None
 
     @property
-    def wants(self) -> Wants:
-        return Wants(targets=self.targets)
+    def requests(self) -> Requests:
+        return Requests(targets=self.targets)
 
     def layout(self) -> Layout:
         return Layout((("products", (self.p, self.v)), ("seen", (self.v,)), ("rows", ())))
@@ -284,8 +284,8 @@ class Concatenation:
     targets: Targets
 
     @property
-    def wants(self) -> Wants:
-        return Wants(targets=self.targets)
+    def requests(self) -> Requests:
+        return Requests(targets=self.targets)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.p + self.v,), "uint8"

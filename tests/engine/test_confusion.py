@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from scalelatent.contract.learners import Block
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.data import Dataset
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
@@ -23,7 +23,7 @@ from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 class Identity:
     """Row map whose rows are the probabilities."""
 
-    wants = Wants()
+    requests = Requests()
 
     def prepare(self, backend: Any) -> None:
         return None

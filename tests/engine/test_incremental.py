@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from scalelatent.contract.learners import Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.callbacks import Callback, Callbacks
@@ -33,7 +33,7 @@ from tests.helpers import InterruptAt
 class Means:
     """Total over leaves of rows times a factor that each step changes, so that stale leaves show."""
 
-    wants = Wants()
+    requests = Requests()
 
     def layout(self) -> Layout:
         return Layout((("total", (2,)), ("visits", ())))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scalelatent.contract.learners import Block
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.data import open_dataset
 from scalelatent.engine import mapwrite
 from scalelatent.engine.inprocess import InProcessExecutor
@@ -24,7 +24,7 @@ from scalelatent.errors import DataError
 
 @dataclass(frozen=True)
 class Double:
-    wants = Wants()
+    requests = Requests()
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (2,), "float32"
@@ -37,7 +37,7 @@ class Double:
 
 
 class Vote(Double):
-    wants = Wants(labels=True)
+    requests = Requests(labels=True)
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout
-from scalelatent.contract.wants import Wants
 from scalelatent.data import Dataset
 from scalelatent.engine import passes
 from scalelatent.engine.backend import make_backend
@@ -116,7 +116,7 @@ def test_a_leaf_size_may_be_set_without_a_block_size(toy: SimpleNamespace, leaf:
 def test_the_grid_suits_the_cache_and_the_number_of_rows(n: int, p: int, flops: float, size: int) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": p})()
     reduction: Any = SimpleNamespace(
-        wants=Wants(), flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
+        requests=Requests(), flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
     )
     grid = choose_grid(ds, reduction)
     assert grid.n_rows == n
@@ -135,13 +135,13 @@ def test_a_reduction_may_request_block_rows_and_many_leaves(
 ) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": 256})()
 
-    def grid(wants: Wants) -> RowGrid:
+    def grid(requests: Requests) -> RowGrid:
         reduction: Any = SimpleNamespace(
-            wants=wants, flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
+            requests=requests, flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
         )
         return choose_grid(ds, reduction)
 
-    usual, wished = grid(Wants(block_rows=block)), grid(Wants(block_rows=block, merge_share=0.08))
+    usual, wished = grid(Requests(block_rows=block)), grid(Requests(block_rows=block, merge_share=0.08))
     assert usual.block_rows == min(block, n)
     merging = 3 * 8 * size / passes._MERGE_RATE / (flops / passes.FLOP_RATE)
     if n / max(merging / passes.MERGE_SHARE, n / 1024, block) >= 16:
@@ -233,7 +233,7 @@ def test_the_error_of_a_bad_row_names_the_dataset_and_the_next_step(
 
 def test_a_plan_includes_the_scratch_memory_of_a_reduction(toy: SimpleNamespace) -> None:
     class Needs(toy.Sums):
-        wants = Wants(scratch=(2**20, 100))
+        requests = Requests(scratch=(2**20, 100))
 
     resources = Resources(1, 2, 2**32)
     for work, bytes_of_a_thread in ((toy.Sums(3), 64 * (2 * 3 + 4) * 8), (Needs(3), 2**20 + 64 * (12 + 100))):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.callbacks import Callback
@@ -55,7 +55,9 @@ def test_a_pass_reads_the_rows_around_excluded_ones(tmp_path: Path, sparse: bool
     stored = given.save(tmp_path / "rows", shard_rows=20, **({} if sparse else {"chunk_rows": 20}))
     for file in (tmp_path / "rows" / "x").glob("c/1/*" if not sparse else "000001/*/c/0"):
         file.unlink()  # rows 20:40
-    reader = Reader(stored, None, Meter(), np.arange(3), wants=Wants(csr=True), skipped=((20, 40), (95, 100)))
+    reader = Reader(
+        stored, None, Meter(), np.arange(3), requests=Requests(csr=True), skipped=((20, 40), (95, 100))
+    )
     got, codes, weights = reader.read(10, 100)
     left = np.r_[10:20, 40:95] - 10
     dense = got.to_dense() if sparse else got

@@ -21,10 +21,12 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import scalelatent as sl
+from scalelatent.engine import mapwrite
 from scalelatent.errors import DataError, PlanError, RunError
 from scalelatent.estimators import session
 from scalelatent.models.mbn import estimator as mbn
 from scalelatent.models.mbn import fit as mbn_fit
+from scalelatent.models.mbn.model.layers import Layer
 from tests.helpers import InterruptAt, Log, refuse_pickle
 
 SMALL: dict[str, Any] = {
@@ -108,6 +110,25 @@ def test_any_division_into_tasks_gives_the_same_bits(
     tiles = tmp_path / "run" / "engine" / "codes" / "code-l4.zarr" / "x" / "c"
     assert len(list(tiles.glob("*/*"))) == 5 * 12
     np.testing.assert_array_equal(model.transform(digits[0]), oracle.transform(digits[0]))
+
+
+def test_new_rows_share_the_preparation_of_each_clustering(
+    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, coded, original = digits[0], [], Layer.compute_codes
+    monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)  # of maps that are not computed by columns
+
+    def note(self: Layer, backend: Any, x: Any, centroids: Any, first: int, stop: int) -> np.ndarray:
+        coded.extend((self.number, i, len(x)) for i in range(first, stop))
+        return original(self, backend, x, centroids, first, stop)
+
+    monkeypatch.setattr(Layer, "compute_codes", note)
+    once = sorted((i + 1, v, len(rows)) for i in range(len(oracle.ks_)) for v in range(12))
+    found = oracle.transform(rows)
+    assert sorted(coded) == once
+    coded.clear()
+    np.testing.assert_array_equal(oracle.transform(rows, out=tmp_path / "z.zarr").read_x(0, len(rows)), found)
+    assert sorted(coded) == once
 
 
 def test_reference_kernels_give_the_same_codes(digits: Any) -> None:

@@ -207,11 +207,11 @@ class Window(Generic[Item]):
             self._set_workers(self._threads)  # The speed estimates may have changed.
         batch, ahead, refused = list[tuple[Item, str]](), self._get_queue_seconds(), 0.0
 
-        def wants(share: _Share[Item]) -> bool:
+        def has_room(share: _Share[Item]) -> bool:
             least, most = WINDOW * share.threads, self._costs.most * share.threads
             return share.sent_count < least or (share.busy < ahead and share.sent_count < most)
 
-        waiting = [(s.busy, name) for name, s in self._shares.items() if s.threads and wants(s)]
+        waiting = [(s.busy, name) for name, s in self._shares.items() if s.threads and has_room(s)]
         heapq.heapify(waiting)
         while waiting:
             _, name = heapq.heappop(waiting)
@@ -226,7 +226,7 @@ class Window(Generic[Item]):
                 refused = max(refused, share.speed)
                 continue
             batch.append((item, name))
-            if wants(share):
+            if has_room(share):
                 heapq.heappush(waiting, (share.busy, name))
         # If every worker refused the item, the worker that would end it first gets it.
         while self._rate and (source := self._find_longest_share()) is not None:

@@ -13,7 +13,7 @@ from sklearn.utils import ClassifierTags, Tags
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.contract.learners import Block
-from scalelatent.contract.wants import Targets
+from scalelatent.contract.requests import Targets
 from scalelatent.data import Dataset
 from scalelatent.data.feature_names import frame_names
 from scalelatent.data.read.containers import opened

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
-from scalelatent.contract.wants import Corruption, Targets
+from scalelatent.contract.requests import Corruption, Targets
 from scalelatent.data import Dataset
 from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.order import RowOrder, held_rows

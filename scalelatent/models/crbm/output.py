@@ -11,7 +11,7 @@ import numpy as np
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
-from scalelatent.contract.wants import Targets, Wants
+from scalelatent.contract.requests import Requests, Targets
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
@@ -180,7 +180,7 @@ def choose_checked_rows(n_rows: int) -> list[slice]:
 def compute_free_energies(shape: CrbmShape, theta: np.ndarray, ds: Dataset, targets: Targets) -> np.ndarray:
     """Return F(v, x) of each row, float64 (n,)."""
     out, backend = [], make_backend("reference")
-    reader = Reader(ds, None, Meter(), wants=Wants(csr=True, targets=targets))
+    reader = Reader(ds, None, Meter(), requests=Requests(csr=True, targets=targets))
     params = shape.split(theta.astype(np.float64))
     with name_dataset_in_errors(ds):
         for a in range(0, len(ds), ENERGY_ROWS):

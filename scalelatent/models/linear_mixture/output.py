@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyScorer
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, all_scores, make_scorer
@@ -158,9 +158,9 @@ class MixtureRowMap:
     label: int = -1
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Wish that labels of the output are predicted and not copied, if the output is classes."""
-        return Wants(labels=self.what == "classes")
+        return Requests(labels=self.what == "classes")
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return the shape of an output row, and its dtype."""

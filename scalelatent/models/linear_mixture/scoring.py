@@ -85,8 +85,8 @@ class DensityScorer(Scorer):
         progress: Progress | None,
     ) -> dict[str, Any]:
         rows, model = model._given_rows(dataset), without_names(model)
-        wants_classes = any(name in _OF_CLASSES for name in metrics)
-        labels = read_labels(rows) if wants_classes else None
+        needs_classes = any(name in _OF_CLASSES for name in metrics)
+        labels = read_labels(rows) if needs_classes else None
         components, total, weighed = [], 0.0, 0.0
         for first in range(0, len(rows), batch_rows):
             stop = min(first + batch_rows, len(rows))
@@ -95,7 +95,7 @@ class DensityScorer(Scorer):
                 found, weight = model.score_samples(x), rows.read_weight(first, stop)
                 total += float(found.sum() if weight is None else found @ weight)
                 weighed += float(len(found) if weight is None else weight.sum())
-            if wants_classes:
+            if needs_classes:
                 components.append(model.predict(x))
             if progress is not None:
                 progress(stop, len(rows))

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout
-from scalelatent.contract.wants import Wants
 
-WANTS = Wants()
+REQUESTS = Requests()
 
 
 def assign(x, centroids):
@@ -31,7 +31,7 @@ class Assignments:
 
     k: int
     p: int
-    wants: Wants = WANTS
+    requests: Requests = REQUESTS
 
     def layout(self):
         return Layout((("sums", (self.k, self.p)), ("counts", (self.k,)), ("inertia", ())))
@@ -80,7 +80,7 @@ class Nearness:
 
     centroids: np.ndarray
     what: str = "nearness"
-    wants: Wants = WANTS
+    requests: Requests = REQUESTS
 
     def output(self):
         return (len(self.centroids),), "float32"

@@ -30,8 +30,8 @@ import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large, make_divergence_error
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
 from scalelatent.reductions.eigen import invert_on_rows
@@ -134,7 +134,7 @@ class CapsulePass:
     measured.
     """
 
-    wants = Wants()
+    requests = Requests()
 
     members: Members
     n_features: int  # columns of W

@@ -10,8 +10,8 @@ from scipy.linalg import block_diag
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.intercept import Intercept, map_rows
@@ -134,9 +134,9 @@ class CapsuleRows:
         return apply_temperature(compute_class_scores(backend, self.members, h), self.temperature)
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Requests to the engine: for "classes", the labels of the output are the predicted ones."""
-        return Wants(labels=self.what == "classes")
+        return Requests(labels=self.what == "classes")
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:
@@ -148,7 +148,7 @@ class CapsuleRows:
 class CalibrationPass:
     """Reduction to the log-loss of class probabilities at each of several temperatures."""
 
-    wants = Wants()
+    requests = Requests()
 
     rows: CapsuleRows
     temperatures: np.ndarray

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests, Targets
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Targets, Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array, align, aligned
 from scalelatent.models.crbm.kernels import AnyCoupling
@@ -93,9 +93,9 @@ class CrbmLearner:
     # -- the contract ----------------------------------------------------------------------------------------
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Request for rows, which may be CSR, and for their outputs."""
-        return Wants(csr=True, targets=self.targets)
+        return Requests(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
         """Statistics of a chain: gradient, or its factors, or change by local steps; then measurements."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests, Targets
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Targets, Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.inference import Inference
@@ -37,8 +37,8 @@ class CrbmScoring:
     reconstructs: bool = False
 
     @property
-    def wants(self) -> Wants:
-        return Wants(csr=True, targets=self.targets)
+    def requests(self) -> Requests:
+        return Requests(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
         """Return the layout: counts of outputs (wrong, all, wrong changed, changed); blocks not binary."""
@@ -107,7 +107,7 @@ def _check_states(block: Block, v: Observed, backend: Backend) -> None:
 class CrbmOutput:
     """Compute outputs of rows, a :class:`~scalelatent.contract.learners.RowMap`."""
 
-    wants = Wants(csr=True)
+    requests = Requests(csr=True)
 
     shape: CrbmShape
     # float32 (parameters,)

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 
 from .decode import Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
@@ -25,7 +25,7 @@ from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 if TYPE_CHECKING:
     from .evidence_learner import EvidenceState
 
-NOTHING = Wants()
+NOTHING = Requests()
 
 
 def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
@@ -48,8 +48,8 @@ class DescriptionLength:
     every: int = 1  # use every n-th row of the dataset
 
     @property
-    def wants(self) -> Wants:
-        return self.decoder.wants
+    def requests(self) -> Requests:
+        return self.decoder.requests
 
     def layout(self) -> Layout:
         """Return the layout of the counts.
@@ -84,7 +84,7 @@ class PixelCounts:
     """Counts of known pixels and of ones (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     layer: FeatureLayer
-    wants: Wants = NOTHING
+    requests: Requests = NOTHING
 
     def layout(self) -> Layout:
         return Layout((("known", ()), ("ones", ())))

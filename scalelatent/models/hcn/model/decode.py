@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import from_units
 
@@ -49,9 +49,9 @@ class Decoder:
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Request for rows of the maps and reductions that decode: rows per block, and scratch memory."""
-        return Wants(block_rows=self.block_rows, scratch=(0, self.row_bytes))
+        return Requests(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
@@ -98,8 +98,8 @@ class DecoderMap:
     decoder: Decoder
 
     @property
-    def wants(self) -> Wants:
-        return self.decoder.wants
+    def requests(self) -> Requests:
+        return self.decoder.requests
 
     def prepare(self, backend: Backend) -> Backend:
         return backend

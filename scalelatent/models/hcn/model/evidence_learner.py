@@ -29,8 +29,8 @@ from typing import TypeAlias
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
@@ -103,11 +103,11 @@ class EvidenceLearner:
     patience: int = 0
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
         # Evidence and orders of trees of all rows of a chain, and their intermediate arrays.
         each = 20 * self.layer.n_pixels
-        return Wants(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
+        return Requests(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
     def layout(self) -> Layout:
         """Return the layout of the evidence, the number of its minibatches and the sum of 1 - lambda^m."""

@@ -12,8 +12,8 @@ from typing import TypeAlias, TypedDict
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, from_units, to_units
 from scalelatent.models.hcn.kernels.windows import message_room
@@ -132,9 +132,9 @@ class LayeredEvidence:
         return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         images = self.batch_rows * row_bytes(self.net)
-        return Wants(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
+        return Requests(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
 
     def layout(self) -> Layout:
         """Return the layout of the evidence, the number of its minibatches and their weight."""
@@ -253,11 +253,11 @@ class LayeredMessages(LayeredEvidence):
     all_labelled: bool = False
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
         # the arrays are joined. The dense messages of the passes are released before.
         each = 5 * kept_bytes(self.net, self.all_labelled)
-        return Wants(scratch=(48 * self.n_weights, each), unlabelled=True)
+        return Requests(scratch=(48 * self.n_weights, each), unlabelled=True)
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.n_weights,)), ("moved", ()), ("passes", ())))

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.models.hcn.kernels.units import GRID
 
 from .hierarchy import Hierarchy
@@ -41,10 +41,10 @@ class FixedNetwork:
         return [part > 0 for part in self.net.split(self.beliefs)]
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Request for rows of the maps that run forward passes."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
-        return Wants(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
+        return Requests(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
         """Return the scores of the templates in nats, float64 (rows, templates)."""
@@ -58,8 +58,8 @@ class NetworkMap:
     network: FixedNetwork
 
     @property
-    def wants(self) -> Wants:
-        return self.network.wants
+    def requests(self) -> Requests:
+        return self.network.requests
 
     def prepare(self, backend: Backend) -> Backend:
         return backend
@@ -89,8 +89,8 @@ class ClassMap(NetworkMap):
     what: str = "classes"
 
     @property
-    def wants(self) -> Wants:
-        return replace(self.network.wants, labels=self.labelled)
+    def requests(self) -> Requests:
+        return replace(self.network.requests, labels=self.labelled)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (int(self.network.template_codes.max()) + 1,), "float64"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
 
 from .compression import PixelCounts
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Upper bound of the bytes of a forward pass over one block of rows.
 BLOCK_BYTES = 2**25
 # Request for rows that may have no class; the label of such a row is -1.
-SOME_LABELS = Wants(unlabelled=True)
+SOME_LABELS = Requests(unlabelled=True)
 # Score of a template that an image must not be assigned to; it is lower than every real score.
 NO_SCORE = np.int32(-(2**31))
 
@@ -65,7 +65,7 @@ class LabelledPixels:
 
     pixels: PixelCounts
     n_classes: int
-    wants: Wants = SOME_LABELS
+    requests: Requests = SOME_LABELS
 
     def layout(self) -> Layout:
         return Layout((*self.pixels.layout().fields, ("labelled", (self.n_classes,)), ("rows", ())))
@@ -90,10 +90,10 @@ class ForwardReduction:
     net: Hierarchy
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         row = self.net.forward_bytes
         rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
-        return Wants(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
+        return Requests(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
 
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
@@ -140,7 +140,7 @@ class RowCodes:
     """
 
     numbers: np.ndarray
-    wants: Wants = SOME_LABELS
+    requests: Requests = SOME_LABELS
 
     def layout(self) -> Layout:
         return Layout((("codes", (len(self.numbers),)),))

@@ -14,8 +14,8 @@ import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyBases, AnyScorer
 from scalelatent.models.linear_mixture.kernels.reference import Groups, TangentSpec, group_rows, sort_by_code
@@ -210,7 +210,7 @@ class MixturePass:
     width: int
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Wishes: enough rows per component, parallel leaves in spite of large sums, scratch memory."""
         s = self.settings
         k, p, q = s.n_components, s.n_features, self.width
@@ -225,7 +225,7 @@ class MixturePass:
         soft = 0
         if s.assignment == "soft":
             soft = _SOFT_ROWS * (4 * p + 20 * int(np.diff(s.starts).max()))
-        return Wants(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + soft, 4 * p + 80))
+        return Requests(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + soft, 4 * p + 80))
 
     def layout(self) -> Layout:
         """Return names and shapes of the sums."""

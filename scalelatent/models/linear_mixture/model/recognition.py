@@ -10,8 +10,8 @@ import numpy as np
 
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyScorer, AnyTangentScores
 from scalelatent.models.linear_mixture.kernels.reference import Scores, TangentSpec
@@ -146,9 +146,9 @@ class TemperaturePass:
     every: int = 1
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """No wishes."""
-        return Wants()
+        return Requests()
 
     def layout(self) -> Layout:
         """Return names and shapes of the sums."""

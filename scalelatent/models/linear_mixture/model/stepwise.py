@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.errors import DivergenceError
 
 from .components import Components, scatter_maps
@@ -101,9 +101,9 @@ class StepwiseMixture:
         return MixturePass(self.settings, self.width)
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Scratch memory of a chain."""
-        return Wants(scratch=self._pass.wants.scratch)
+        return Requests(scratch=self._pass.requests.scratch)
 
     def layout(self) -> Layout:
         """Return names and shapes of the sums; they are those of a pass."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array
 
 
@@ -26,7 +26,7 @@ class NetworkRows:
     A layer computes max(0, h W + b); the last layer is linear.
     """
 
-    wants = Wants()
+    requests = Requests()
 
     # tuple of ndarray of float32, shape (inputs, outputs) each
     weights: tuple[np.ndarray, ...]

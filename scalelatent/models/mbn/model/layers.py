@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from scalelatent.contract.learners import Backend
-from scalelatent.contract.wants import Wants
+from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 
@@ -167,9 +167,9 @@ class Layer:
     # -- rows that become centroids, see scalelatent.contract.learners.RowSets
 
     @property
-    def wants(self) -> Wants:
+    def requests(self) -> Requests:
         """Request for rows: as CSR if the input is CSR."""
-        return Wants(csr=self.csr)
+        return Requests(csr=self.csr)
 
     @property
     def n_sets(self) -> int:

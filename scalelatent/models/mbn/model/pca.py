@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
+from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.contract.wants import Wants
 from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
 # A kernel by its name, see `Backend.kernel`.
@@ -129,7 +129,7 @@ def _centre_matches(codes: np.ndarray, kernel: FindKernel) -> np.ndarray:
 class CodeCounts:
     """Count the rows with each code, a :class:`~scalelatent.contract.learners.Reduction`."""
 
-    wants = Wants()
+    requests = Requests()
 
     n_clusterings: int
     k: int
@@ -234,7 +234,7 @@ class UnitBasis(NamedTuple):
 class CodeProducts:
     """Sum H' (H - mean) C and (H - mean) C over rows, for :class:`StreamedPca`."""
 
-    wants = Wants()
+    requests = Requests()
 
     mean: np.ndarray
     width: int
@@ -264,7 +264,7 @@ GatherSum: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class CodeProjection:
     """Map codes to principal components, a :class:`~scalelatent.contract.learners.RowMap`."""
 
-    wants = Wants()
+    requests = Requests()
 
     table: np.ndarray
     offset: np.ndarray

@@ -48,8 +48,8 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Wants:
-    """Optional requests of a reduction, row map, set of rows or online learner: its attribute ``wants``."""
+class Requests:
+    """Optional requests of a reduction, row map, set of rows or online learner (``requests``)."""
 
     csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
     targets: Targets | None = None  # read outputs instead of class codes
