@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import shutil
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalelatent.engine.cache import machine_memory
 from scalelatent.errors import JobError
-from scalelatent.storage.disk import is_local
+from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.folder_probe import find_folder_problem
 
 from .clusters import is_loopback
@@ -246,7 +245,7 @@ def _check_folder(folder: str) -> Iterator[Finding]:
     if problem:
         yield fail(f"{path}: {problem}", CHOOSE_FOLDER)
         return
-    free = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+    free = locate(path).free_bytes() or 0
     text = f"{path} is writable, {free / GIB:.1f} GiB free"
     if free < GIB:
         yield warn(text, "free some space: a dataset of a million images takes 0.2 GiB or more")

@@ -35,7 +35,7 @@ from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
-from scalelatent.engine.resume_identity import same_form
+from scalelatent.engine.resume_identity import named_values
 from scalelatent.engine.rowsets import StoredSets, find_places, start_sets
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, RunError
@@ -212,7 +212,7 @@ class FitSession:
         self._has_gpu_blocks = bool(kept.get("card_blocks")) if kept else self._uses_only_gpus()
         grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
-        identity["params"] = same_form(params, kept.get("params"))
+        identity["params"] = named_values(params)
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
         self.store.claim(identity, self.resume)
         how: dict[str, Any] = {

@@ -228,9 +228,6 @@ class RunFolder:
         """Return ``state.json``; report a run without a live driver as failed."""
         state = self._read_state()
         state["run"] = self.url  # the folder may have been moved
-        for key in ("submitted", "began"):
-            if isinstance(state.get(key), int | float):  # format of earlier versions
-                state[key] = time_text(state[key])
         if state.get("state") == "running":
             holder = find_lock(self.place, "lock").holder()
             if holder is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -290,7 +289,11 @@ class ShardWriter:
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
                         column.write_counts([m[f"{name}_nnz"] for m in markers])
-                crc = self._write_crc_table([m.get("crc") for m in markers])
+                crcs = {
+                    name: np.array([crc for m in markers for crc in m["crc"][name]], np.uint32)
+                    for name in self._columns()
+                }
+                crc = self._write_crcs(crcs)
                 kinds = self.dtype, self.y_dtype
                 fingerprint = fingerprint_of(
                     self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests
@@ -342,16 +345,6 @@ class ShardWriter:
             )
             for name, column in self._columns().items()
         }
-
-    def _write_crc_table(self, found: list[dict[str, list[int]] | None]) -> CrcTable | None:
-        """Write the table of checksums; return None if an old version wrote a shard without checksums."""
-        if any(crcs is None for crcs in found):
-            return None
-        parts = {
-            name: np.fromiter(itertools.chain.from_iterable(crcs[name] for crcs in found if crcs), np.uint32)
-            for name in self._columns()
-        }
-        return self._write_crcs(parts)
 
     def _write_crcs(self, parts: dict[str, np.ndarray]) -> CrcTable:
         packing = {
