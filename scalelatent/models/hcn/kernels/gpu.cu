@@ -17,6 +17,12 @@ constexpr int W_SHARED = 1, S_SHARED = 2;  // bits: beliefs that a thread block 
 #define DYNAMIC_SHARED(name) extern __shared__ float name[]
 #endif
 
+// Shared memory whose size the launch gives.
+__device__ __forceinline__ int* dynamic_memory() {
+    DYNAMIC_SHARED(memory);
+    return reinterpret_cast<int*>(memory);
+}
+
 __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 
@@ -169,9 +175,8 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
 struct Beliefs {
     int *s, *w;
 
-    __device__ __forceinline__ Beliefs(int* s, int* w, size_t places, int weights, int held, float* room)
-        : s(s), w(w) {
-        int* free = reinterpret_cast<int*>(room);
+    __device__ __forceinline__ Beliefs(int* s, int* w, size_t places, int weights, int held) : s(s), w(w) {
+        int* free = dynamic_memory();
         if (held & W_SHARED) {
             for (int k = threadIdx.x; k < weights; k += THREADS) free[k] = w[k];
             this->w = free;
@@ -196,13 +201,12 @@ struct Beliefs {
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_sweep(const int* evidence, const int* order, int pixels, int images, int channels, int height, int width,
               int h, int w, int features, int* s, int* weights, int held) {
-    DYNAMIC_SHARED(room);
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t chain = blockIdx.x, places = static_cast<size_t>(images) * shape.high * shape.wide * features;
     const int count = channels * h * w * features;
     s += chain * places;
     weights += chain * count;
-    const Beliefs beliefs(s, weights, places, count, held, room);
+    const Beliefs beliefs(s, weights, places, count, held);
     walk<0, short>(shape, evidence + chain * pixels, order + chain * pixels, pixels, beliefs.s, beliefs.w, nullptr,
                    nullptr, nullptr, 0, nullptr, 1.0f);
     beliefs.put_back(s, weights, places, count, held);
@@ -215,14 +219,13 @@ __device__ __forceinline__ void sweep_messages(const int* evidence, const int* o
                                                int* s, int* weights, int shared, M* to_s, M* to_w,
                                                unsigned char* held, int room, const int* begins, float damping,
                                                int* moved) {
-    DYNAMIC_SHARED(memory);
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t chain = blockIdx.x, places = static_cast<size_t>(images) * shape.high * shape.wide * features;
     const size_t messages = chain * images * channels * room;
     const int size = channels * h * w * features;
     s += chain * places;
     weights += chain * size;
-    const Beliefs beliefs(s, weights, places, size, shared, memory);
+    const Beliefs beliefs(s, weights, places, size, shared);
     const int count = walk<2, M>(shape, evidence + chain * pixels, order + chain * pixels, pixels, beliefs.s, beliefs.w,
                                  to_s + messages, to_w + messages, held + chain * pixels * h, room, begins, damping);
     beliefs.put_back(s, weights, places, size, shared);
@@ -249,12 +252,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_decode(const int* evidence, const int* order, int pixels, int channels, int height, int width, int h, int w,
                int features, int* s, int* weights, int shared, short* to_s, int room, const int* begins, int sweeps,
                int* moved) {
-    DYNAMIC_SHARED(memory);
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t row = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
     const int size = channels * h * w * features;
     s += row * places;
-    const Beliefs beliefs(s, weights, places, size, shared, memory);
+    const Beliefs beliefs(s, weights, places, size, shared);
     int count = 0;
     for (int sweep = 0; sweep < sweeps; ++sweep) {
         count = walk<1, short>(shape, evidence + row * pixels, order + row * pixels, pixels, beliefs.s, beliefs.w,
