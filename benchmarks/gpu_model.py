@@ -60,7 +60,7 @@ class Work:
     uploads: int = 0  # copies to the card
     downloads: int = 0  # copies to the host, for each of which the host waits
     copied_bytes: float = 0
-    host_bytes: float = 0  # of sums that the host copies from pageable memory or adds
+    host_seconds: float = 0  # of work of the host that nothing overlaps: an estimate
     serial_seconds: float = 0  # of work whose parts wait for each other: an estimate
 
     def __add__(self, other: Work) -> Work:
@@ -91,7 +91,7 @@ class Work:
         starts = (self.launches + self.uploads) * card.launch_seconds
         kernels = max(self.limit(card), self.serial_seconds, starts)
         waits = self.downloads * card.wait_seconds
-        return kernels + waits + self.copied_bytes / card.host + self.host_bytes / HOST_RATE
+        return kernels + waits + self.copied_bytes / card.host + self.host_seconds
 
     def bound(self, card: Card) -> tuple[float, str]:
         """Return the lower bound of the seconds, and the resource that sets it."""
@@ -170,10 +170,37 @@ def mbn_nearest(n: int, p: int, q: int, k: int, item: int, on_card: bool = True)
     )
 
 
-def mbn_nearest_codes(n: int, below: int, clusterings: int = 1) -> Work:
-    """Return the work of ``mbn_nearest_codes``: n rows of ``below`` codes on the card."""
-    read = 4.0 * n * (below + 1) * clusterings
-    return Work(bytes=read, launches=clusterings if n else 0, downloads=1, copied_bytes=4.0 * n * clusterings)
+# Seconds of the host for a unit that a clustering draws, for a code of a centroid that it reads, and for one
+# that it sorted into lists: the first and the last measured on a busy CPU, the second an estimate (1 GB/s).
+DRAW_SECONDS, READ_SECONDS, SORT_SECONDS = 3.9e-9, 2e-9, 18.5e-9
+
+
+def mbn_make_lists(sets: int, v: int, k: int, below: int) -> Work:
+    """Return the work of ``mbn_make_lists``: k centroids of each set, v codes of ``below`` centroids each."""
+    codes, units = 2.0 * sets * k * v, float(sets) * v * below
+    lists = 4.0 * sets * v * (below + 1) + 4.0 * sets * v * k
+    read = 7 * codes + units + 3 * lists  # codes become int32
+    return Work(bytes=read, launches=1, uploads=2, copied_bytes=codes + units)
+
+
+def mbn_nearest_codes(n: int, v: int, sets: int = 1) -> Work:
+    """Return the work of ``mbn_nearest_codes``: n rows of v codes on the card, up to 65,536 centroids."""
+    read, codes = 4.0 * n * (v + 1) * sets, 2.0 * n * sets
+    return Work(bytes=read + codes, launches=1 if n else 0, downloads=1, copied_bytes=codes)
+
+
+def mbn_upper_group(n: int, v: int, k: int, below: int, sets: int) -> Work:
+    """Return the work of a group of clusterings of an upper layer on n rows, the host's draws included."""
+    host = sets * v * (below * DRAW_SECONDS + k * READ_SECONDS)
+    return mbn_make_lists(sets, v, k, below) + mbn_nearest_codes(n, v, sets) + Work(host_seconds=host)
+
+
+def earlier_mbn_upper_group(n: int, v: int, k: int, below: int, sets: int) -> Work:
+    """Return the work of the same group at commit e30a2cb5: lists from the host, a launch per clustering."""
+    host = sets * v * (below * DRAW_SECONDS + k * (READ_SECONDS + SORT_SECONDS))
+    lists = 4.0 * v * (below + 1) + 4.0 * v * (k + 16)
+    count = Work(bytes=4.0 * n * (v + 1) + 4.0 * n, launches=1, uploads=2, copied_bytes=lists + 4.0 * n)
+    return count * sets + Work(downloads=1, host_seconds=host)
 
 
 def mbn_nearest_sparse(n: int, entries: int, on_card: bool = True) -> Work:
@@ -327,7 +354,7 @@ def linear_mixture_leaf(
     if not on_card:
         block += Work(bytes=2.0 * n * p * item, uploads=1, copied_bytes=float(n) * p * item)
     sums = 8.0 * k * (q + 2) * p
-    return block * blocks + Work(downloads=1, copied_bytes=sums, host_bytes=sums)
+    return block * blocks + Work(downloads=1, copied_bytes=sums, host_seconds=sums / HOST_RATE)
 
 
 def earlier_mixture_leaf(
@@ -342,7 +369,7 @@ def earlier_mixture_leaf(
         uploads=2 * classes + 2,
         downloads=2 * classes,
         copied_bytes=grams + 4.0 * n + 8.0 * classes,
-        host_bytes=sums,  # pageable memory, whose pages are new for each block
+        host_seconds=sums / HOST_RATE,  # pageable memory, whose pages are new for each block
     )
     return (now + more) * blocks
 
@@ -350,6 +377,7 @@ def earlier_mixture_leaf(
 # -- bounds -----------------------------------------------------------------------------------------------
 
 Make = Callable[[], Work]
+_MBN = 60_000, 400, 2000, 4000, 32  # k = 2,000 of 4,000 below; one group of 400 clusterings
 _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
 # 128 leaves of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
 _HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
@@ -364,7 +392,7 @@ EXAMPLES: dict[str, Make] = {
     ),
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
-    "mbn layer 2, 400 codes, 60,000 rows": lambda: mbn_nearest_codes(60_000, 400),
+    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
     "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*_HCN_SWEEP),
@@ -373,6 +401,7 @@ EXAMPLES: dict[str, Make] = {
 }
 # The same work as the kernels did it at commit e30a2cb5, for the examples that have changed since.
 EARLIER: dict[str, Make] = {
+    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
     "hcn sweep, 128 chains of 5 images": lambda: earlier_hcn_sweep(*_HCN_SWEEP),
     "hcn batch, 128 leaves of 40 images": lambda: earlier_hcn_visit(*_HCN_VISIT),
     "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(

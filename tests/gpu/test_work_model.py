@@ -174,8 +174,13 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     work = model.mbn_nearest_sparse(6, 12, on_card)
     assert counts.of(lambda: gpu.nearest_sparse(rows, packed)) == expected(work)
     codes, units = rng.integers(0, 8, (2, 4, 6)).astype("u2"), rng.random((2, 6, 8)) < 0.5
+    assert counts.of(lambda: gpu.make_lists(codes, units)) == expected(model.mbn_make_lists(2, 6, 4, 8))
+    assert counts.copied_bytes == model.mbn_make_lists(2, 6, 4, 8).copied_bytes
     lists, x = gpu.make_lists(codes, units), fake.asarray(rng.integers(0, 8, (7, 6)).astype("i4"))
     assert counts.of(lambda: gpu.nearest_codes(x, lists)) == expected(model.mbn_nearest_codes(7, 6, 2))
+    assert counts.copied_bytes == 2 * 7 * 2  # It was four bytes per code, with one launch per clustering.
+    before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
+    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 2, 2)
 
 
 @pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])
