@@ -99,7 +99,7 @@ def _fitted_by_jobs(kinds: Mapping[str, Kind]) -> list[Kind]:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
+    lines = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [*lines, ""]
 

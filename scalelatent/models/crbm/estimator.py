@@ -113,16 +113,19 @@ class ConditionalRBM(StreamedEstimator):
     learning_rate : float, sequence of (rate, epochs), or None
         Factor of the mean gradient of a batch. None: 0.2 for 4 epochs and until 5,600 rows were shown, then
         0.1 for 3 epochs and until 4,200 rows were shown, then 0.05. ``partial_fit`` uses 0.05 for None.
+        ``n_epochs=None`` lowers any of them.
     momentum, weight_decay : float, default 0
         Momentum of the steps, and decay of the three matrices.
     batch_size : int or None
         Rows of a gradient. None: 20, or as many as fewer rows and ``n_chains`` allow (``batch_size_``).
     n_epochs : int, "paper" or None
-        Passes over the rows. "paper": 50. None: at most 50; the fit ends after epochs that show 4,000 rows,
-        and at least 3 epochs, none of which had a validation error at least 0.5 % lower than the best one
-        before. Without ``validation``, every tenth row is held out for that from 100 rows on (at most 10,000
-        rows). Fewer rows take as many epochs as show 20,000 rows, from 10 to 50. The validation error of a
-        plain RBM is its reconstruction error: wrong outputs, predicted from the hidden units given the row.
+        Passes over the rows. "paper": 50. None: at most 50, until the validation error stops falling: if no
+        epoch among those that show 4,000 rows, and at least 3, had a validation error at least 0.5 % lower
+        than the best one before, learning continues from the best parameters at a quarter of the rate. It
+        ends when such a lower rate gains nothing. Without ``validation``, every tenth row is held out for
+        that from 100 rows on (at most 10,000 rows). Fewer rows take as many epochs as show 20,000 rows, from
+        10 to 50. The validation error of a plain RBM is its reconstruction error: wrong outputs, predicted
+        from the hidden units given the row.
     n_chains : int or None
         Parts of a batch that threads or workers compute independently; ``batch_size`` must be a multiple of
         it. None: about one per 20 rows, two from 20 rows on, at most 8. One chain reads the parameters least

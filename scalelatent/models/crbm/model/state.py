@@ -51,6 +51,9 @@ class CrbmState:
     steps: int = 0
     stale: int = 0  # complete epochs since the best one; -1 during the best one
     best_epoch: int = 0  # counted from 1
+    n_drops: int = 0  # times that the learning rate was lowered for a better validation error
+    last_drops: int = 0  # the same in the last complete epoch
+    dropped_error: float = float("inf")  # lowest validation error when the rate was last lowered
 
 
 class PhaseMeasures:
