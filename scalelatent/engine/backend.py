@@ -189,6 +189,8 @@ class CupyBackend:
         self._device.use()
         self.stream = self._cupy.cuda.Stream(non_blocking=True)
         self.device = _device_name(self._cupy)  # read now, because it may be unreadable after an error
+        nvtx = self._cupy.cuda.nvtx
+        self._nvtx = nvtx if nvtx.available else None  # named ranges, which Nsight Systems shows
         self._buffers: dict[str, cupy.ndarray] = {}
         self._staging: dict[str, tuple[np.ndarray, cupy.cuda.Event]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
@@ -347,6 +349,8 @@ class CupyBackend:
     def _work(self, what: str) -> Iterator[None]:
         """Run the ``with`` statement on this backend's stream, and name the GPU in its errors."""
         self._make_current()
+        if self._nvtx is not None:
+            self._nvtx.RangePush(f"scalelatent: {what}")
         try:
             yield
         except Exception as error:
@@ -354,6 +358,9 @@ class CupyBackend:
             if named is error:
                 raise
             raise named from error
+        finally:
+            if self._nvtx is not None:
+                self._nvtx.RangePop()
 
     def _named(self, error: Exception, what: str) -> Exception:
         """Return an error with advice for the user instead of a CuPy error; return other errors unchanged."""

@@ -372,6 +372,37 @@ def test_the_error_without_cupy_or_device_names_the_next_step(fake, monkeypatch)
         CupyBackend()
 
 
+def test_work_on_the_gpu_has_named_ranges(fake, backend):
+    fake.RANGES.clear()
+    a = backend.asarray(np.eye(2), np.float32)
+    backend.matmul(a, a, "product")
+    assert "scalelatent: a matrix product" in fake.RANGES
+    assert fake.RANGES.count("") == sum(map(bool, fake.RANGES))
+
+
+def test_rows_on_a_gpu_are_accepted(fake):
+    from scalelatent import CapsuleRegression
+    from scalelatent.data import Dataset
+    from scalelatent.errors import DataError
+
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
+    y, weight = np.arange(40) % 2, np.ones(40)
+    options = {"device": "cpu", "n_jobs": 1, "random_state": 0, "max_iter": 2}
+    expected = CapsuleRegression(**options).fit(x, y, sample_weight=weight)
+    moved = [fake.asarray(a) for a in (x, y, weight)]
+    found = CapsuleRegression(**options).fit(*moved[:2], sample_weight=moved[2])
+    np.testing.assert_array_equal(found.W_, expected.W_)
+    np.testing.assert_array_equal(found.predict(fake.asarray(x)), expected.predict(x))
+    given = Dataset.from_arrays(fake.asarray(x), fake.asarray(y), sample_weight=fake.asarray(weight))
+    np.testing.assert_array_equal(given.read_x(0, 40), x)
+
+    class DeviceNDArray:
+        __cuda_array_interface__ = None
+
+    with pytest.raises(DataError, match=r"X is a .*DeviceNDArray on a GPU, .*cupy.asarray\(X\)"):
+        expected.predict(DeviceNDArray())
+
+
 # -- the models over it
 # ---------------------------------------------------------------------------------------------------
 
