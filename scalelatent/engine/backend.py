@@ -303,12 +303,15 @@ class CupyBackend:
 
     def keep_rows(self, key: Hashable, block: Block) -> None:
         """Keep the rows of a block on the GPU, as they are stored, if there is room for them."""
-        x, others = block.x, [None if a is None else a.copy() for a in (block.y, block.weight)]
+        x, kept = block.x, self.kept_rows
         if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
             return
-        if self.kept_rows.make_room(x.nbytes + sum(a.nbytes for a in others if a is not None)):
+        size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
+        if kept.get(key) is None and kept.make_room(size):
+            # Copies, because labels and weights may be views of larger arrays.
+            y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))
             with suppress(*self.gpu_errors):  # without free memory, the next pass reads these rows again
-                self.kept_rows.put(key, (self.asarray(x, x.dtype), *others))
+                kept.put(key, (self.asarray(x, x.dtype), y, weight))
 
     def release_memory(self) -> None:
         self._make_current()
