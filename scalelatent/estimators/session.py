@@ -28,7 +28,7 @@ from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callback, Callbacks, report_compilations
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.incremental import DropLeaves, KeptLeaves
+from scalelatent.engine.incremental import DropLeaves, keep_leaves
 from scalelatent.engine.mapwrite import choose_column_block_rows, map_rows, map_to_array, open_spec, start_map
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
@@ -446,7 +446,7 @@ class FitSession:
         if step.keeps_leaves:
             assert self.store is not None, "Begin asks for records"
             folder, run = self.store.ref
-            work = KeptLeaves(step.learner, folder, f"{self.kind}_{name}", run)
+            work = keep_leaves(step.learner, folder, f"{self.kind}_{name}", run)
             cleaner = DropLeaves(work)
             callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
