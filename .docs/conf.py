@@ -1,7 +1,7 @@
 """Configuration of the documentation site: `python -m sphinx -W -b html .docs OUT`.
 
-Nothing is downloaded during a build. Each file `plot_*.py` in `lessons/` and `examples/` is executed, and its
-printed output and figures become part of its page.
+Nothing is downloaded during a build, and the pages load nothing from other hosts. Each file `plot_*.py` in
+`lessons/` and `examples/` is executed, and its printed output and figures become part of its page.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # equations without a content delivery network
     "sphinx.ext.viewcode",
     "numpydoc",
     "myst_parser",
@@ -48,7 +49,9 @@ html_theme_options = {
     "footer_end": ["theme-version"],
     "navigation_with_keys": False,
 }
-html_sidebars = {"index": []}
+# Pages without other pages in their section have no navigation on the left.
+_WITHOUT_SECTION = ("index", "troubleshooting", "glossary", "changelog", "genindex", "search")
+html_sidebars = {page: [] for page in _WITHOUT_SECTION}
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -78,6 +81,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "min_reported_time": 0,
+    "write_computation_times": False,
     "download_all_examples": False,
 }
 

@@ -9,17 +9,22 @@
     python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    stop after epoch 10, for now
     python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   a row's sweeps end when no belief
                                                                    moves by more (the paper's tolerance)
+    python benchmarks/crbm_mnist.py --full --run-dir RUN --learners logistic --tasks noisy10,noisy20
+        --select 10000 --patience 10 --tol 0.001                   cells of the paper's tables as it ran them:
+                                                                   50 epochs (CD: 200), a rate for each first
 
 Pixels above 127 are 1. Training rows 0:50,000 and validation rows 50,000:60,000 of the training set, all
 10,000 test images; each image is corrupted once (--fresh: in each epoch). Errors are those of the test
 images with the parameters of the best validated epoch: All (percent of wrong pixels) and Changed (of those
-that the corruption changed). --select N tries the rates 0.05, 0.02, 0.01 and 0.005 for two epochs of N rows
-and takes the one of the least validation error; else --rate is that of all. Each (task, learner) is a part
-of the JSON of its own, so that they may be run one by one. Needs SCALELATENT_DATA.
+that the corruption changed). --select N tries the rates 0.05, 0.02, 0.01 and 0.005 for --select-epochs epochs
+of N rows with sl.Search and takes the one of the least validation error; else --rate is that of all.
+Each (task, learner) is a part of the JSON of its own, so that they may be run one by one; --full skips the
+cells that the JSON has, and resumes others. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from functools import cache
 from pathlib import Path
@@ -111,6 +116,7 @@ def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.C
         batch_size=args.batch,
         tol=args.tol,
         n_epochs=epochs,
+        patience=args.patience,
         corruption=TASKS[task] if args.fresh else None,
         random_state=args.seed,
         n_jobs=args.jobs,
@@ -118,32 +124,33 @@ def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.C
 
 
 def fit(
-    model: sl.ConditionalRBM, rows: dict[str, Any], name: str, limit: int | None = None, **how: Any
-) -> sl.ConditionalRBM:
-    """Fit a model on the first ``limit`` training pairs."""
+    model: sl.ConditionalRBM | sl.Search,
+    rows: dict[str, Any],
+    name: str,
+    args: Any,
+    limit: int | None = None,
+    **how: Any,
+) -> None:
+    """Fit a model, or a search, on the first ``limit`` training pairs."""
     x, v = (part[:limit] for part in rows["train"])
-    given = (v, None) if model.corruption is not None else (x, v)
+    given = (v, None) if args.fresh else (x, v)
+    held = sl.Dataset.from_arrays(*rows["validation"]) if args.fresh else rows["validation"]
     until = how.pop("until", None)
-    return model.fit(*given, validation=_held(model, rows), callbacks=[Told(name, until)], **how)
+    model.fit(*given, validation=held, callbacks=[Told(name, until)], **how)
 
 
-def _held(model: sl.ConditionalRBM, rows: dict[str, Any]) -> Any:
-    """Return validation pairs, which are stored ones in any case."""
-    x, v = rows["validation"]
-    return sl.Dataset.from_arrays(x, v) if model.corruption is not None else (x, v)
-
-
-def chosen_rate(task: str, learner: str, rows: dict[str, Any], args: Any) -> tuple[float, dict[str, float]]:
-    """Return the learning rate of the least validation error after two epochs of some rows."""
-    found = {}
-    for rate in RATES:
-        model = model_of(task, learner, rate, 2, args)
-        try:
-            fit(model, rows, f"{task} {learner} rate {rate}", args.select)
-            found[str(rate)] = float(model.best_validation_error_)
-        except (FloatingPointError, sl.errors.ScalelatentError) as error:  # weights have run away
-            print(f"{task} {learner} rate {rate}: {error}", flush=True)
-    return float(min(found, key=found.__getitem__)), found
+def chosen_rate(
+    task: str, learner: str, rows: dict[str, Any], args: Any, folder: Path | None = None
+) -> tuple[float, dict[str, float]]:
+    """Return the learning rate of the least validation error after a few epochs of some rows, and all."""
+    model = model_of(task, learner, None, args.select_epochs, args)
+    search = sl.Search(model, {"learning_rate": RATES})
+    resume = folder is not None and folder.exists()
+    fit(search, rows, f"{task} {learner} rates", args, args.select, run_dir=folder, resume=resume)
+    scores = search.cv_results_["mean_test_score"]
+    return search.best_params_["learning_rate"], {
+        str(rate): round(100 * (1 - float(score)), 3) for rate, score in zip(RATES, scores, strict=True)
+    }
 
 
 def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: str) -> dict[str, Any]:
@@ -179,7 +186,7 @@ def compare(task: str, learner: str, args: Any) -> dict[str, Any]:
         rate, tried = chosen_rate(task, learner, rows, args)
     model = model_of(task, learner, rate, args.epochs, args)
     try:
-        fit(model, rows, f"{task} {learner}")
+        fit(model, rows, f"{task} {learner}", args)
     except FloatingPointError as error:
         return {"failed": str(error), "learning_rate": rate}
     found = result(model, rows, task, learner)
@@ -187,17 +194,26 @@ def compare(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 
 def full(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """Fit the long run in a run folder; return its errors by occlusion, and draw pictures."""
+    """Fit the long run in a run folder; return its errors, and those of mle-bp by occlusion with pictures."""
     from scalelatent.evaluation import occlusion_errors
 
-    folder = Path(args.run_dir)
+    folder = Path(args.run_dir) / f"{task}-{learner}"
     rows = pairs(task, args)
-    model = model_of(task, learner, args.rate, args.full_epochs, args)
+    rate, tried = args.rate, {}
+    if args.select:
+        rate, tried = chosen_rate(task, learner, rows, args, folder / "rates")
+    model = model_of(task, learner, rate, full_epochs(learner, args), args)
     resume = (folder / "engine").exists()
     how: dict[str, Any] = {"run_dir": folder, "resume": resume, "until": args.until}
-    fit(model, rows, f"{task} {learner}", engine={"checkpoint_seconds": 60}, **how)
+    fit(model, rows, f"{task} {learner}", args, engine={"checkpoint_seconds": 60}, **how)
     model.save(folder / "model.zarr", overwrite=True)
-    found = result(model, rows, task, learner)
+    found = result(model, rows, task, learner) | {
+        "patience": args.patience,
+        "until": args.until,
+        "rates_tried": tried,
+    }
+    if learner != "mle-bp":
+        return found
     some = sl.Dataset.from_arrays(rows["test"][1][: args.occlusion_rows])
     levels = occlusion_errors(model, some, range(0, 29, 4), shape=SHAPE, seed=args.seed)
     found["occlusion"] = {
@@ -207,6 +223,17 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
     }
     draw(model, rows, levels, args.out.parent / f"crbm_{task}")
     return found
+
+
+def full_epochs(learner: str, args: Any) -> int:
+    """Return the epochs of the long run: those of the paper, if none are given."""
+    return args.full_epochs or (200 if learner.startswith("cd-") else 50)
+
+
+def is_complete(path: Path, part: str) -> bool:
+    """Return whether the file has this part from a run that was not stopped by --until."""
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    return part in parts and parts[part]["result"].get("until") is None
 
 
 def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
@@ -243,10 +270,12 @@ def main() -> None:
     arguments.add_argument("--tol", type=float, help="end a row's sweeps where no belief moves by more")
     arguments.add_argument("--rate", type=rates, default=0.05, help="0.05, or 0.05:3,0.01:2 (rate:epochs)")
     arguments.add_argument("--select", type=int, default=0, help="rows to choose the rate on; 0: --rate")
+    arguments.add_argument("--select-epochs", type=int, default=2, help="epochs to choose the rate on")
     arguments.add_argument("--fresh", action="store_true", help="corrupt training images in each epoch")
     arguments.add_argument("--jobs", type=int, default=None)
     arguments.add_argument("--full", action="store_true", help="the long run, in --run-dir")
-    arguments.add_argument("--full-epochs", type=int, default=50)
+    arguments.add_argument("--full-epochs", type=int, help="None: 50, and 200 for cd-1, cd-10, cd-percloss")
+    arguments.add_argument("--patience", type=int, help="end a fit this many epochs after its best one")
     arguments.add_argument("--until", type=int, default=None, help="stop the long run after this epoch")
     arguments.add_argument("--run-dir", default=None)
     arguments.add_argument("--occlusion-rows", type=int, default=1000)
@@ -261,6 +290,9 @@ def main() -> None:
     for task in tasks:
         for learner in learners:
             run, part = (full, f"full/{task}/{learner}") if args.full else (compare, f"{task}/{learner}")
+            if args.full and is_complete(args.out, part):
+                print(f"{part}: already in {args.out}", flush=True)
+                continue
             found = run(task, learner, args)
             write_part(args.out, part, args.seed, found)
             print(f"{part}: {found.get('all')} / {found.get('changed')} %", flush=True)

@@ -38,7 +38,7 @@ def legend(axes: Any, **options: Any) -> None:
 
 @figure
 def paper_errors() -> Figure:
-    """Test errors of this package and of the papers."""
+    """Draw the test errors of this package and of the papers."""
     rows: list[tuple[str, float, float, float, float]] = []
     found = {(r["architecture"], r["capsule_dim"]): r for r in read("paper_capsule_dims")}
     rows.append(("capsules, MNIST, d = 2", 100 * found["multiclass", 2]["test_error"], 0, 6.21, 0))
@@ -71,7 +71,7 @@ def paper_errors() -> Figure:
 
 @figure
 def memory() -> Figure:
-    """Peak memory of a worker against the number of rows."""
+    """Draw the peak memory of a worker against the number of rows."""
     capsule, mixture = read("streamed_pass")["memory"], read("linear_mixture_million")["scale, 100"]
     parts = read("hcn_million")["flat"]["peak_worker_mib"]
     drawn = new_figure(6.4, 3.8)
@@ -97,7 +97,7 @@ def memory() -> Figure:
 
 @figure
 def same_weights() -> Figure:
-    """Digests of the weights of one fit that was run in several ways."""
+    """Draw the digests of the weights of one fit that ran in several ways."""
     found = read("same_bits")["digests"]
     ways = list(next(iter(found.values())))
     drawn = new_figure(8.2, 2.8)
@@ -130,7 +130,7 @@ def _box(x: float, y: float, **style: Any) -> Any:
 
 @figure
 def pass_cost() -> Figure:
-    """Cost of an E-step of capsules in units of its two matrix products."""
+    """Draw the cost of an E-step of capsules in units of its two matrix products."""
     table = read("capsule_pass")["table"]
     places = np.arange(len(table))
     drawn = new_figure(6.4, 3.6)
@@ -189,7 +189,7 @@ def libraries() -> Figure:
 
 @figure
 def rows_read() -> Figure:
-    """Validation error against the number of rows read."""
+    """Draw the validation error against the number of rows read."""
     fits = read("online_capsule")["fits"]
     names = {
         "em": "batch EM",
@@ -213,7 +213,7 @@ def rows_read() -> Figure:
 
 @figure
 def overlap() -> Figure:
-    """Reading and computing, alone, together and on a Dask cluster."""
+    """Draw the seconds of reading and computing, alone, together and on a Dask cluster."""
     streamed = read("streamed_pass")
     drawn = new_figure(8.2, 3.2)
     left, right = drawn.subplots(1, 2)
@@ -240,7 +240,7 @@ def overlap() -> Figure:
 
 @figure
 def workers() -> Figure:
-    """CPU time of the scheduler per span, and the shortest useful span."""
+    """Draw the CPU time of the scheduler per span, and the shortest useful span."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():
@@ -299,7 +299,7 @@ def predicted() -> Figure:
 
 @figure
 def robustness() -> Figure:
-    """Errors on clean and corrupted digits of compositional networks and of rivals."""
+    """Draw the errors on clean and corrupted digits of compositional networks and of rivals."""
     found = read("hcn_digits")
     fits = [fit["errors"] for fit in found["hcn"].values()]
     table = {"compositional network": {key: median(e[key] for e in fits) for key in fits[0]}}
@@ -373,7 +373,7 @@ def draw_rivals(task: str) -> Figure:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("{x:g}")
-            axes.tick_params(which="minor", labelsize=7)
+            axes.tick_params(which="minor", labelsize=8)
     for axes in panels[len(found) :]:
         axes.set_visible(False)
     for method in shown:

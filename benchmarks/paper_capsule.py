@@ -1,44 +1,61 @@
-"""The paper's experiments on MNIST: python benchmarks/paper_capsule.py dims|architectures|convergence|starts
+"""The paper's experiments:
 
-dims           test error against capsule dimension (Figure 5, multiclass), default parameters, paper's
-protocol architectures  one_vs_all and all_vs_all at d = 4 convergence    Figures 6 and 7: four variants of
-the update, d = 4, 1,000 passes over all 60,000 rows starts         Figure 8: subspace start against 20 random
-starts for each noise level, d = 4, 1,000 passes
+    python benchmarks/paper_capsule.py dims|architectures|convergence|starts [--data SET]
 
-Training rows 0:50000, validation rows 50000:60000, test rows never seen. Needs SCALELATENT_DATA.
+dims: test error against the capsule dimension (Figure 5, multiclass), by the paper's protocol.
+architectures: one_vs_all and all_vs_all (Figure 5), for the same dimensions.
+convergence: log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7).
+starts: a subspace start and 20 random starts for each noise level, d = 4, 1,000 passes (Figure 8).
+
+--data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. The last sixth of
+the training rows validates dims and architectures (MNIST: rows 50,000 to 60,000); convergence and starts
+learn from all training rows. Test rows only give test errors. For Fashion-MNIST, import its four files:
+
+    cd FASHION
+    scalelatent data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz train.zarr
+    scalelatent data import idx t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz test.zarr
+    python benchmarks/paper_capsule.py dims --data FASHION
+
+Needs SCALELATENT_DATA for the two sets with names.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, mnist, parser, write
+from common import RESULTS, mnist, parser, usps, write
 
 import scalelatent as sl
 
-STARTS_PASSES = 1000
-
-
 # The paper's model, and its algorithm.
 PAPER: dict[str, Any] = {"algorithm": "em", "fit_intercept": False, "ridge": 0}
+DIMS = (1, 2, 4, 8, 16)
+NAMED = {"mnist": mnist, "usps": usps}
+# Random starts for each standard deviation of h.
+N_STARTS, SCALES = 20, (0.1, 1.0, 10.0)
 
 
-def datasets() -> tuple[sl.Dataset, sl.Dataset, sl.Dataset]:
-    """Training, validation and test rows of the paper's protocol."""
-    (x, y), (xt, yt) = mnist(), mnist(part="test")
-    make = sl.Dataset.from_arrays
-    return make(x[:50_000], y[:50_000]), make(x[50_000:], y[50_000:]), make(xt, yt)
+def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
+    """Return training and test rows of a known set, or of the two datasets in a folder."""
+    if data in NAMED:
+        train, test = (sl.Dataset.from_arrays(*NAMED[data](part=part)) for part in ("train", "test"))
+        return train, test
+    train, test = (sl.open_dataset(Path(data) / f"{part}.zarr") for part in ("train", "test"))
+    return train, test
 
 
-def fit_and_score(seed: int, jobs: int | None, **params: Any) -> dict[str, Any]:
+def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
     """One fit by the paper's protocol."""
-    train, held, test = datasets()
+    rows, test = datasets(a.data)
+    train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
-    model = sl.CapsuleRegression(random_state=seed, n_jobs=jobs, **PAPER, **params)
+    model = sl.CapsuleRegression(random_state=a.seed, n_jobs=a.jobs, max_iter=a.passes, **PAPER, **params)
     model.fit(train, validation=held)
     seconds = time.perf_counter() - begin
     record = {
@@ -55,91 +72,94 @@ def fit_and_score(seed: int, jobs: int | None, **params: Any) -> dict[str, Any]:
     return record
 
 
-def dims(seed: int, jobs: int | None) -> list[dict[str, Any]]:
+def resumed(
+    a: argparse.Namespace, settings: list[dict[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the results of all settings; the file --partial keeps those that are done."""
+    done = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else []
+    for one in settings[len(done) :]:
+        done.append(run(one))
+        if a.partial:
+            a.partial.write_text(json.dumps(done))
+    return done
+
+
+def dims(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Figure 5, multiclass."""
-    return [fit_and_score(seed, jobs, capsule_dim=d) for d in (1, 2, 4, 8, 16)]
+    return resumed(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one))
 
 
-def architectures(seed: int, jobs: int | None) -> list[dict[str, Any]]:
-    """Members of two classes."""
-    return [fit_and_score(seed, jobs, capsule_dim=4, architecture=a) for a in ("one_vs_all", "all_vs_all")]
+def architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
+    """Figure 5, members of two classes."""
+    kinds = ("one_vs_all", "all_vs_all")
+    settings = [{"capsule_dim": d, "architecture": kind} for kind in kinds for d in a.dims]
+    return resumed(a, settings, lambda one: fit_and_score(a, **one))
 
 
-def convergence(seed: int, jobs: int | None) -> list[dict[str, Any]]:
+def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Figures 6 and 7: normalised log-loss and training error of four updates."""
-    x, y = mnist()
-    data, out = sl.Dataset.from_arrays(x, y), []
-    for momentum in (0.0, 0.9):
-        for nu in (0.0, 0.8):
-            schedule = None if nu == 0 else [(nu, 10**6)]
-            model = sl.CapsuleRegression(
-                **PAPER,
-                capsule_dim=4,
-                momentum=momentum,
-                nu_schedule=schedule,
-                max_iter=1000,
-                random_state=seed,
-                n_jobs=jobs,
-            ).fit(data)
-            curve = model.history_
-            out.append(
-                {
-                    "momentum": momentum,
-                    "nu": nu,
-                    "log_loss": [round(r["objective"] / np.log(10), 5) for r in curve],
-                    "train_error": [round(r["train_error"], 5) for r in curve],
-                    "seconds": round(sum(r["seconds"] for r in curve), 1),
-                }
-            )
-            print(
-                momentum,
-                nu,
-                out[-1]["log_loss"][-1],
-                out[-1]["train_error"][-1],
-                out[-1]["seconds"],
-                flush=True,
-            )
-    return out
+    data, _ = datasets(a.data)
+
+    def run(one: dict[str, Any]) -> dict[str, Any]:
+        model = sl.CapsuleRegression(
+            **PAPER,
+            capsule_dim=4,
+            momentum=one["momentum"],
+            nu_schedule=[(one["nu"], 10**6)] if one["nu"] else None,
+            max_iter=a.passes or 1000,
+            random_state=a.seed,
+            n_jobs=a.jobs,
+        ).fit(data)
+        curve = model.history_
+        found = {
+            **one,
+            "log_loss": [round(r["objective"] / np.log(len(model.classes_)), 5) for r in curve],
+            "train_error": [round(r["train_error"], 5) for r in curve],
+            "seconds": round(sum(r["seconds"] for r in curve), 1),
+        }
+        print(one, found["log_loss"][-1], found["train_error"][-1], found["seconds"], flush=True)
+        return found
+
+    return resumed(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
 
 
-def starts(seed: int, jobs: int | None, partial: Path | None = None) -> list[dict[str, Any]]:
+def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Figure 8: lowest training error within 1,000 passes; standard deviations of h at the start as noise
     levels.
 
     The update is that of the main experiments in its first round: momentum 0.9, nu = 0.8.
     """
-    x, y = mnist()
+    data, _ = datasets(a.data)
+    n = len(data)
+    x, y = data.read_x(0, n).reshape(n, -1).astype(np.float32), data.read_y(0, n)
+    first = sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data)
+    if first.projection_ is not None:
+        x = x @ first.projection_.astype(np.float32)
     data = sl.Dataset.from_arrays(x, y)
-    projected = (
-        sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data).projection_.astype(np.float32)
-    )
-    data = sl.Dataset.from_arrays(x.astype(np.float32) @ projected, y)
     settings: list[dict[str, Any]] = [{"init": "subspace"}]
     settings += [
-        {"init": "random", "init_scale": s, "random_state": seed + i}
-        for s in (0.1, 1.0, 10.0)
-        for i in range(20)
+        {"init": "random", "init_scale": s, "random_state": a.seed + i}
+        for s in SCALES
+        for i in range(a.starts)
     ]
-    done = json.loads(partial.read_text()) if partial and partial.exists() else []
-    for one in settings[len(done) :]:
+
+    def run(one: dict[str, Any]) -> dict[str, Any]:
+        schedule, passes = [(0.8, 10**6)], a.passes or 1000
         model = sl.CapsuleRegression(
-            **PAPER, capsule_dim=4, nu_schedule=[(0.8, 10**6)], max_iter=STARTS_PASSES, n_jobs=jobs, **one
+            **PAPER, capsule_dim=4, nu_schedule=schedule, max_iter=passes, n_jobs=a.jobs, **one
         ).fit(data)
         errors = [r["train_error"] for r in model.history_]
-        done.append(
-            {**one, "lowest_train_error": round(min(errors), 5), "at_pass": int(np.argmin(errors)) + 1}
-        )
-        print(done[-1], flush=True)
-        if partial:
-            partial.write_text(json.dumps(done))
-    return done
+        found = {**one, "lowest_train_error": round(min(errors), 5), "at_pass": int(np.argmin(errors)) + 1}
+        print(found, flush=True)
+        return found
+
+    return resumed(a, settings, run)
 
 
-def draw(experiment: str, results: list[dict[str, Any]], folder: Path) -> None:
+def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     """The figure of an experiment, beside its numbers."""
     from matplotlib.figure import Figure
 
-    path = folder / f"paper_capsule_{experiment}.png"
     if experiment in ("dims", "architectures"):
         from scalelatent.report.comparison import plot_error_by_dimension
 
@@ -155,7 +175,10 @@ def draw(experiment: str, results: list[dict[str, Any]], folder: Path) -> None:
                 ax.loglog(range(1, len(one[key]) + 1), one[key], label=label, **style)
                 ax.set(
                     xlabel="pass",
-                    ylabel={"log_loss": "log-loss / log 10", "train_error": "training error"}[key],
+                    ylabel={
+                        "log_loss": "log-loss / log of the number of classes",
+                        "train_error": "training error",
+                    }[key],
                 )
         axes[0].legend(frameon=False)
     else:
@@ -177,19 +200,20 @@ EXPERIMENTS = {"dims": dims, "architectures": architectures, "convergence": conv
 def main() -> None:
     """Run one experiment and write its figures."""
     args = parser(__doc__, "paper_capsule")
+    args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument("experiment", choices=EXPERIMENTS)
+    args.add_argument("--data", default="mnist", help=f"{' or '.join(NAMED)}, or a folder")
     args.add_argument("--jobs", type=int, default=None, help="threads; all cores by default")
-    args.add_argument(
-        "--partial",
-        type=Path,
-        default=None,
-        help="starts: file of finished results, from which a later run resumes",
-    )
+    args.add_argument("--dims", type=lambda text: [int(d) for d in text.split(",")], default=DIMS)
+    args.add_argument("--passes", type=int, default=None, help="most passes; None: those of the paper")
+    args.add_argument("--starts", type=int, default=N_STARTS, help="random starts for each noise level")
+    args.add_argument("--partial", type=Path, help="file of finished results, from which a later run resumes")
     a = args.parse_args()
-    more = {"partial": a.partial} if a.experiment == "starts" else {}
-    results = EXPERIMENTS[a.experiment](a.seed, a.jobs, **more)
-    out = RESULTS / f"paper_capsule_{a.experiment}.json" if a.out.stem == "paper_capsule" else a.out
-    draw(a.experiment, results, out.parent)
+    results = EXPERIMENTS[a.experiment](a)
+    other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
+    name = f"paper_capsule_{a.experiment}{other}.json"
+    out = RESULTS / name if a.out.stem == "paper_capsule" else a.out
+    draw(a.experiment, results, out.with_suffix(".png"))
     write(out, a.seed, results)
 
 

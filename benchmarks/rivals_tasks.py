@@ -1,11 +1,11 @@
 """Sets, methods and scores of rivals.py. A method gets rows and a seed, fits, and answers for held-out rows.
 
-Methods have the default parameters of their library, except for these choices, which are made on a fifth of
-the training rows: C of logistic regression and of the SVM, the number of neighbours, the number of components
-of Gaussian mixtures and of PCA, the bandwidth of kernel densities, the weight decay of logistic regression
-and of an MLP for images (20 epochs), the epochs of an MLP for labels, the epoch of the U-Net. "chosen" in the
-name of a model of scalelatent means the same for its components and directions. The seconds of a method
-include its choice.
+Methods have the default parameters of their library, except for these parameters, which are chosen on a fifth
+of the training rows: C of logistic regression and of the SVM, the number of neighbours, the number of
+components of Gaussian mixtures and of PCA, the bandwidth of kernel densities, the weight decay of logistic
+regression and of an MLP for images (20 epochs), the epochs of an MLP for labels, the epoch of the U-Net.
+"chosen" in the name of a model of scalelatent means the same for its components and directions. The seconds
+of a method include its choice.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def mnist_levels(seed: int, n: int) -> Rows:
 
 
 def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
-    """Leave one of the rarer classes out of the training rows, and plant outliers among the held-out rows.
+    """Exclude a rare class from the training rows, and add outliers to the held-out rows.
 
     The truth is 0 for rows of the other classes, 1 for rows of the class that was left out, and 2 for rows
     of which each column comes from one of two held-out rows.
@@ -387,7 +387,7 @@ def network(x: np.ndarray, k: int, seed: int, **given: Any) -> np.ndarray:
 
 
 def umap(x: np.ndarray, k: int, seed: int) -> np.ndarray:
-    """Embed rows as the pages of UMAP advise for clusters: min_dist=0."""
+    """Embed rows with min_dist=0, as the documentation of UMAP advises for clusters."""
     from umap import UMAP
 
     return UMAP(min_dist=0.0, random_state=seed, n_jobs=1).fit_transform(x)

@@ -42,7 +42,7 @@ CLUSTERED = {
 
 
 def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
-    """A table with these column names, of the rows that a function gives."""
+    """Return a decorator that turns a function of rows into a function of a table with these columns."""
 
     def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
         def text() -> str:
@@ -82,7 +82,7 @@ def rounded(number: float) -> str:
 
 
 def million_of(rows: float) -> str:
-    """A count of rows."""
+    """Return a count of rows in words."""
     return f"{rows / 1e6:.0f} million"
 
 
@@ -216,7 +216,7 @@ def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable
 
 
 def _paper(found: dict[str, Any] | None, what: str) -> str:
-    """A pair of the paper's tables."""
+    """Return a pair of the paper's tables."""
     if found is None or what not in found["nmi"]:
         return ""
     keys = {"nmi": found["nmi"], "accuracy": found["accuracy"]}
@@ -416,7 +416,7 @@ def steps() -> Iterable[Iterable[Any]]:
 
 
 def _mixtures(what: str) -> dict[str, Any]:
-    """Parts of one experiment of the mixtures, by data set."""
+    """Return the parts of one experiment of the mixtures, by data set."""
     found = read("linear_mixture_paper")
     return {part.removeprefix(f"{what}_"): r for part, r in found.items() if part.startswith(f"{what}_")}
 

@@ -47,8 +47,8 @@ figure.colorbar(shown, ax=left, shrink=0.8)
 
 passes = [record["pass"] for record in model.history_]
 errors = [100 * record["train_error"] for record in model.history_]
-right.plot(passes, errors)
-right.set(xlabel="epoch", ylabel="training error, %", ylim=(0, None), title="learning")
+right.plot(passes[:10], errors[:10], marker="o")
+right.set(xlabel="epoch", ylabel="training error, %", ylim=(0, None), title="the first ten epochs")
 plt.show()
 
 assert 1 - model.score(x[test], y[test]) < 0.1

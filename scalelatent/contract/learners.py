@@ -341,5 +341,15 @@ class LeafLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, K
         """Add to ``stats`` the change that replacing the data ``kept`` of a leaf with ``new`` makes."""
 
 
+@runtime_checkable
+class MultiLeafLearner(Protocol[PreparedIn, Kept]):
+    """A :class:`LeafLearner` that can visit all of a worker's leaves of a step in one call, for GPUs."""
+
+    def visit_leaves(
+        self, prepared: PreparedIn, blocks: Sequence[Block], kept: Sequence[Kept | None]
+    ) -> list[Kept]:
+        """Return the same as ``visit`` for each block, with the same bits."""
+
+
 Work = BatchLearner | StepLearner | Mapping[str, Reduction]
 """Work of a stage: many passes, steps over minibatches, or one pass of several reductions."""

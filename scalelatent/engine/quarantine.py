@@ -64,12 +64,12 @@ class Quarantine:
         self.skips = check_choice(choice) == "skip"
         self._store = store
         self._places: dict[str, Location] = {}
-        kept = None if store is None else store.place.read(FILE)
+        stored = None if store is None else store.location.read(FILE)
         try:
-            self.shards = [] if kept is None else [BadShard(**entry) for entry in json.loads(kept)]
+            self.shards = [] if stored is None else [BadShard(**entry) for entry in json.loads(stored)]
         except (ValueError, TypeError):
             raise RunError(
-                f"{store.place.name_of(FILE) if store else FILE} is damaged, so the list of excluded rows "
+                f"{store.location.name_of(FILE) if store else FILE} is damaged, so the list of excluded rows "
                 "is unknown: restore the file, or start again in another folder"
             ) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from scalelatent import __version__
 from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError, ShardError
 from scalelatent.kernels.cache_folder import CACHE
+from scalelatent.storage.disk import locate
 
 from .cache import DEFAULT_SHARE, SMALL_BYTES
 from .passes import Stage, seconds_per_row
@@ -107,9 +107,9 @@ class Rates:
 
     def _read(self) -> dict[str, tuple[float, float]]:
         try:
-            kept = json.loads(self.path.read_text())
-            if kept.pop("machine") == describe_machine():
-                return {name: (float(rate), float(at)) for name, (rate, at) in kept["rates"].items()}
+            stored = json.loads(self.path.read_text())
+            if stored["machine"] == describe_machine():
+                return {name: (float(rate), float(at)) for name, (rate, at) in stored["rates"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return {}
@@ -118,13 +118,9 @@ class Rates:
         """Write the rates together with those that other processes have written since."""
         assert self._known is not None
         rates = self._read() | self._known
-        temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"machine": describe_machine(), "rates": rates}, indent=1))
-            temporary.replace(self.path)
-        except OSError:
-            pass
+        text = json.dumps({"machine": describe_machine(), "rates": rates}, indent=1)
+        with suppress(OSError):
+            locate(self.path.parent).write(self.path.name, text.encode())
 
 
 rates = Rates(Path(CACHE) / "rates.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -43,14 +42,9 @@ def _format_value(value: object) -> str:
     return repr(value)
 
 
-def same_form(params: Mapping[str, Any], kept: object) -> str | dict[str, str]:
-    """Return parameters in the format of ``kept``, which in old run folders is one `repr` of all."""
-    return repr(sorted(params.items())) if isinstance(kept, str) else named_values(params)
-
-
-def differences(kept: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Return the values that differ between two identities, each as ``name: old -> new``."""
-    was, now = _flatten(kept), _flatten(given)
+    was, now = _flatten(stored), _flatten(given)
     return [
         f"{name}: {was.get(name, 'None')} -> {now.get(name, 'None')}"
         for name in sorted({*was, *now})
@@ -61,10 +55,4 @@ def differences(kept: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 def _flatten(identity: Mapping[str, Any]) -> dict[str, str]:
     """Return the entries of an identity as text, with one entry per parameter."""
     rest = {name: str(value) for name, value in identity.items() if name != "params"}
-    params = identity.get("params", {})
-    if isinstance(params, str):
-        try:
-            params = named_values(dict(ast.literal_eval(params)))
-        except (ValueError, SyntaxError, TypeError):  # the `repr` has other values than literals
-            params = {"parameters": params}
-    return {**rest, **params}
+    return {**rest, **identity.get("params", {})}

@@ -138,15 +138,15 @@ class SetsTask(OutputTask):
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
-        kept: list[list[HostRows]] = [[] for _ in numbers]
+        blocks: list[list[HostRows]] = [[] for _ in numbers]
         selected = [self.sets.rows(which) for which in numbers]
         with name_dataset_in_errors(self.dataset):
             for first, x, places in self._read_pieces(selected, stop_event, meter):
                 for i, which in enumerate(numbers):
                     rows = selected[i][places[i]]
                     if len(rows):
-                        kept[i].append(self.sets.take(which, x, rows - first))
-        self.writer.write_shard(shard, _concatenate([part for parts in kept for part in parts]))
+                        blocks[i].append(self.sets.take(which, x, rows - first))
+        self.writer.write_shard(shard, _concatenate([part for parts in blocks for part in parts]))
         return int(stop - start)
 
     def _read_pieces(

@@ -256,8 +256,8 @@ def predict_by(
     callbacks: CallbackList,
 ) -> Any:
     """Return the label of the largest score of each row or, if ``out`` is given, a Dataset of both."""
-    what = "probabilities" if out is None else "classes"
-    scores = model._map(X, what, out, client, overwrite, callbacks)
+    output = "probabilities" if out is None else "classes"
+    scores = model._map(X, output, out, client, overwrite, callbacks)
     if out is not None:
         return scores
     if isinstance(scores, np.ndarray):

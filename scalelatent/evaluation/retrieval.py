@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -29,17 +29,12 @@ RETRIEVAL_METRICS = ("cosine", "euclidean", "overlap")
 """Similarities for the ranking; "overlap" counts the codes that two rows share."""
 
 
-class DocumentScores(Protocol):
-    """Scores of all documents for a block of queries; a larger score is nearer."""
-
-    n: int
-
-    def block(self, queries: np.ndarray) -> np.ndarray:
-        """Return scores (queries, n), float32 or float64."""
+ScoreBlock = Callable[[np.ndarray], np.ndarray]
+"""Function from query rows to scores (queries, n) of all documents; a larger score is nearer."""
 
 
-def make_scores(output: Any, metric: str) -> DocumentScores:
-    """Return the document scores of a metric for an output."""
+def make_scores(output: Any, metric: str) -> ScoreBlock:
+    """Return the function that scores all documents of an output for a block of queries."""
     if metric not in RETRIEVAL_METRICS:
         raise DataError(f"metric={metric!r} is not one of {', '.join(RETRIEVAL_METRICS)}")
     sparse = hasattr(output, "tocsr")
@@ -53,64 +48,46 @@ def make_scores(output: Any, metric: str) -> DocumentScores:
             "output of finite numbers"
         )
     if metric == "overlap":
-        return _OverlapScores(values)
+        return _score_by_overlap(values)
     if metric == "euclidean":
-        return _EuclideanScores(values)
-    return _SparseCosineScores(values) if sparse else _CosineScores(values)
+        return _score_by_distance(values)
+    return _score_by_cosine(values)
 
 
-class _CosineScores:
-    def __init__(self, rows: np.ndarray) -> None:
+def _score_by_cosine(rows: DenseOrCsr) -> ScoreBlock:
+    if isinstance(rows, np.ndarray):
         rows = rows.astype(np.float64)
         lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
-        self._unit = np.divide(rows, lengths, out=rows, where=lengths > 0)
-        self.n = len(rows)
+        unit = np.divide(rows, lengths, out=rows, where=lengths > 0)
+        return lambda queries: unit[queries] @ unit.T
+    import scipy.sparse
 
-    def block(self, queries: np.ndarray) -> np.ndarray:
-        return self._unit[queries] @ self._unit.T
-
-
-class _SparseCosineScores:
-    def __init__(self, rows: csr_array) -> None:
-        import scipy.sparse
-
-        lengths = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64)).ravel()
-        scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-        self._unit = scipy.sparse.csr_array(scipy.sparse.diags_array(scale) @ rows.astype(np.float64))
-        self._columns = self._unit.T.tocsr()
-        self.n = rows.shape[0]
-
-    def block(self, queries: np.ndarray) -> np.ndarray:
-        return (self._unit[queries] @ self._columns).toarray()
+    lengths = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64)).ravel()
+    scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    sparse = scipy.sparse.csr_array(scipy.sparse.diags_array(scale) @ rows.astype(np.float64))
+    columns = sparse.T.tocsr()
+    return lambda queries: (sparse[queries] @ columns).toarray()
 
 
-class _EuclideanScores:
-    def __init__(self, rows: DenseOrCsr) -> None:
-        if not isinstance(rows, np.ndarray):
-            raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
-        # Subtract the mean, because rounding of large squared lengths would hide small distances.
-        self._rows = rows.astype(np.float64)
-        self._rows -= self._rows.mean(axis=0)
-        self._half = 0.5 * np.einsum("nd,nd->n", self._rows, self._rows)
-        self.n = len(rows)
-
-    def block(self, queries: np.ndarray) -> np.ndarray:
-        return self._rows[queries] @ self._rows.T - self._half
+def _score_by_distance(rows: DenseOrCsr) -> ScoreBlock:
+    if not isinstance(rows, np.ndarray):
+        raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
+    # Subtract the mean, because rounding of large squared lengths would hide small distances.
+    rows = rows.astype(np.float64)
+    rows -= rows.mean(axis=0)
+    half = 0.5 * np.einsum("nd,nd->n", rows, rows)
+    return lambda queries: rows[queries] @ rows.T - half
 
 
-class _OverlapScores:
-    def __init__(self, rows: DenseOrCsr) -> None:
-        if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "ui" or rows.min() < 0:
-            raise DataError(
-                "metric='overlap' counts the codes that rows share: give the output of `codes` of a "
-                "bootstrap network, whole numbers of at least 0"
-            )
-        short = int(rows.max()) <= np.iinfo(np.uint16).max
-        self._codes = np.ascontiguousarray(rows, dtype=np.uint16 if short else np.uint32)
-        self.n = len(rows)
-
-    def block(self, queries: np.ndarray) -> np.ndarray:
-        return count_matches(self._codes[queries], self._codes)
+def _score_by_overlap(rows: DenseOrCsr) -> ScoreBlock:
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "ui" or rows.min() < 0:
+        raise DataError(
+            "metric='overlap' counts the codes that rows share: give the output of `codes` of a "
+            "bootstrap network, whole numbers of at least 0"
+        )
+    short = int(rows.max()) <= np.iinfo(np.uint16).max
+    codes = np.ascontiguousarray(rows, dtype=np.uint16 if short else np.uint32)
+    return lambda queries: count_matches(codes[queries], codes)
 
 
 # Bytes of the scores of one block of queries, and its largest number of queries.
@@ -195,17 +172,18 @@ def retrieval_accuracy(
     [1.0, 0.3333]
     """
     rows, given_labels = _get_rows_and_labels(output, labels)
-    scores = make_scores(rows, metric)
-    words, same = _encode_topics(given_labels, scores.n)
-    levels_to_score = _check_levels(levels, scores.n)
-    query_rows = _draw_queries(queries, scores.n, resolve_seed(random_state))
-    step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * scores.n)))
+    score_block = make_scores(rows, metric)
+    n = rows.shape[0] if hasattr(rows, "tocsr") else len(rows)
+    words, same = _encode_topics(given_labels, n)
+    levels_to_score = _check_levels(levels, n)
+    query_rows = _draw_queries(queries, n, resolve_seed(random_state))
+    step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * n)))
     blocks = [query_rows[a : a + step] for a in range(0, len(query_rows), step)]
     lock, done = threading.Lock(), 0
 
     def work(block: np.ndarray) -> np.ndarray:
         nonlocal done
-        found = _block_accuracy(scores, block, words, same, levels_to_score)
+        found = _sum_accuracy(score_block(block), block, words, same, levels_to_score)
         with lock:
             done += len(block)
             if progress is not None:
@@ -214,11 +192,9 @@ def retrieval_accuracy(
 
     with single_threaded(), ThreadPoolExecutor(resolve_jobs(n_jobs), "retrieval") as pool:
         total = np.zeros(len(levels_to_score))
-        for found in pool.map(
-            work, blocks
-        ):  # the sum is taken in order, so that it is the same for any number of threads
+        for found in pool.map(work, blocks):  # in order: the sum is the same for any number of threads
             total += found
-    return RetrievalCurve(levels_to_score, total / len(query_rows), scores.n, len(query_rows))
+    return RetrievalCurve(levels_to_score, total / len(query_rows), n, len(query_rows))
 
 
 def _get_rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[Any, Any]:
@@ -240,8 +216,8 @@ def _encode_topics(labels: Any, n: int) -> tuple[np.ndarray, bool]:
         _check_length(topics.shape[0], n)
         words = np.zeros((n, -(-topics.shape[1] // WORD_BITS)), dtype=np.uint64)
         rows = np.repeat(np.arange(n), np.diff(topics.indptr))
-        held = topics.data != 0
-        rows, columns = rows[held], topics.indices[held]
+        nonzero = topics.data != 0
+        rows, columns = rows[nonzero], topics.indices[nonzero]
         bits = np.uint64(1) << (columns % WORD_BITS).astype(np.uint64)
         np.bitwise_or.at(words, (rows, columns // WORD_BITS), bits)
         return words, False
@@ -284,14 +260,14 @@ def _draw_queries(queries: int | None, n: int, seed: int) -> np.ndarray:
     return np.sort(stream(seed, "queries").permutation(n)[:queries])
 
 
-def _block_accuracy(
-    scores: DocumentScores, queries: np.ndarray, words: np.ndarray, same: bool, levels: np.ndarray
+def _sum_accuracy(
+    scores: np.ndarray, queries: np.ndarray, words: np.ndarray, same: bool, levels: np.ndarray
 ) -> np.ndarray:
     """Return the sum over the queries of their accuracy at each level."""
-    found = scores.block(queries).astype(np.float64, copy=False)
+    found = scores.astype(np.float64, copy=False)
     found[np.arange(len(queries)), queries] = -np.inf  # a query does not find itself
-    places = scores.n - levels
-    thresholds = np.ascontiguousarray(np.partition(found, places, axis=1)[:, places])
+    ranks = found.shape[1] - levels
+    thresholds = np.ascontiguousarray(np.partition(found, ranks, axis=1)[:, ranks])
     out = np.zeros((len(queries), len(levels)))
     _count_relevant(found, queries.astype(np.int64), words, same, thresholds, levels, out)
     return out.sum(axis=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +24,9 @@ FLAGS = (
 
 
 def find_chromium() -> str | None:
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    """Return the path of a Chromium: the one in SCALELATENT_BROWSER, else the first on the search path."""
+    names = [name] if (name := os.environ.get("SCALELATENT_BROWSER")) else NAMES
+    return next((found for name in names if (found := shutil.which(name))), None)
 
 
 class Page:

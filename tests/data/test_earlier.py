@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +70,6 @@ def test_a_task_continues_on_its_rows_after_an_append(tmp_path: Path) -> None:
     assert _content(Dataset.from_spec(spec))[:-1] == content[:-1]
     with pytest.raises(DataError, match="has changed since this job started"):
         Dataset.from_spec({**spec, "fingerprint": "0" * 64})
-
-
-def test_states_before_appends_of_early_versions_are_partly_found(tmp_path: Path) -> None:
-    """Without notes only the first part and the parts that no later append has merged are found."""
-    old = [_rows(0, "csr").save(tmp_path / "a").fingerprint()]
-    old += [append_rows(tmp_path / "a", _rows(part, "csr")).fingerprint() for part in (2, 4)]
-    meta = json.loads((tmp_path / "a/zarr.json").read_text())
-    for record in meta["attributes"]["provenance"]["appended"]:
-        del record["before"]
-    (tmp_path / "a/zarr.json").write_text(json.dumps(meta))
-    now = open_dataset(tmp_path / "a")
-    assert [len(find_earlier_rows(now, then) or ()) for then in old] == [40, 55, 60]
 
 
 def test_earlier_rows_are_found_with_their_earlier_targets(tmp_path: Path) -> None:

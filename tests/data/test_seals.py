@@ -165,16 +165,6 @@ def _as_before(path: Path) -> None:
     shutil.rmtree(path / "crc")
 
 
-def test_a_dataset_started_by_a_version_without_the_table_is_finished(tmp_path: Path) -> None:
-    x = _arrays("ints", 1)["x"]
-    writer = create_dataset(tmp_path / "a", N, (P,), "u1", shard_rows=20)
-    for shard in range(3):
-        writer.write_shard(shard, x[slice(*writer.shard_bounds(shard))])
-    marker = next((tmp_path / "a/_shards").iterdir())
-    marker.write_text(json.dumps({k: v for k, v in json.loads(marker.read_text()).items() if k != "crc"}))
-    np.testing.assert_array_equal(writer.finalize().read_x(0, N), x)
-
-
 @pytest.mark.parametrize("packed_otherwise", [False, True])
 def test_a_shard_of_another_dataset_is_repaired(
     tmp_path: Path, packed_otherwise: bool, monkeypatch: pytest.MonkeyPatch

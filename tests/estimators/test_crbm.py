@@ -320,8 +320,10 @@ def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptu
     m = default().fit(x, v)
     errors = [record["validation_error"] for record in m.history_]
     lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
-    # 363 rows are learned, and 12 epochs make 4,000.
-    assert m.n_iter_ == min(lasts[-1] + 1 + 12, 50) < 50
+    # 363 rows are learned, and 12 epochs make 4,000. Then 12 epochs at a quarter of the rate gain nothing.
+    assert m.n_iter_ == lasts[-1] + 1 + 2 * 12 < 50
+    last, lower = (m.history_[epoch]["learning_rate"] for epoch in (-13, -12))
+    assert lower == last / 4
     assert m.best_epoch_ == int(np.argmin(errors)) + 1
     spared = np.arange(403) % 10 == 9
     asked = default().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))

@@ -86,22 +86,25 @@ def test_neither_threads_nor_blocks_change_the_curve(monkeypatch: pytest.MonkeyP
 
 
 def test_scores_of_all_pairs_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelatent.evaluation import retrieval as ranking
+    sizes: list[int] = []
+    make_scores = retrieval.make_scores
 
-    seen: list[int] = []
-    before = ranking._CosineScores.block
+    def recording(*given: Any) -> Any:
+        score_block = make_scores(*given)
 
-    def watched(self: Any, queries: np.ndarray) -> np.ndarray:
-        out = before(self, queries)
-        seen.append(out.nbytes)
-        return out
+        def score(queries: np.ndarray) -> np.ndarray:
+            out = score_block(queries)
+            sizes.append(out.nbytes)
+            return out
 
-    monkeypatch.setattr(ranking._CosineScores, "block", watched)
+        return score
+
+    monkeypatch.setattr(retrieval, "make_scores", recording)
     monkeypatch.setattr(retrieval, "BLOCK_BYTES", 2**16)
     n = 700
     retrieval_accuracy(np.random.default_rng(0).normal(size=(n, 3)), np.arange(n) % 3, n_jobs=1)
-    assert max(seen) <= 2**16
-    assert sum(seen) == 8 * n * n
+    assert max(sizes) <= 2**16
+    assert sum(sizes) == 8 * n * n
 
 
 def test_a_sample_of_queries_is_near_the_whole() -> None:

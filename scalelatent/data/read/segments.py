@@ -113,22 +113,12 @@ def joined_fingerprint(segments: list[Segment], classes: list[Label] | None) -> 
 
 
 def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
-    """Return the states of a dataset before its appends; early versions did not record every state."""
+    """Return the states of a dataset before its appends, the last one first."""
     classes, states = attrs.classes, []
     for record in reversed(attrs.provenance.get("appended", [])):
-        before = record.get("before")
-        if before is None:  # early versions recorded no state
-            break
+        before = record["before"]
         classes = before.get("classes", classes)
         states.append(EarlierState(before["rows"], before["fingerprint"], classes))
-    segments = attrs.segments or []
-    for k in range(1, len(segments)):
-        earlier, rows = segments[:k], sum(segment["rows"] for segment in segments[:k])
-        first_classes = earlier[0]["classes"] if k == 1 else None
-        fingerprint = earlier[0]["fingerprint"] if k == 1 else joined_fingerprint(earlier, attrs.classes)
-        states.append(
-            EarlierState(rows, fingerprint, attrs.classes if first_classes is None else first_classes)
-        )
     return states
 
 

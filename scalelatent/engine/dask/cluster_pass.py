@@ -209,8 +209,8 @@ class DaskPass(Work[Span]):
     def reads(self, item: Span) -> Reads:
         """Return the rows of whole shards that a span reads, for the scheduler; see :meth:`Work.reads`."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
-        what = f"{self.executor.token}/{item.part}"
-        return (what, *whole_shards(self.stage.datasets[item.part], *rows))
+        part = f"{self.executor.token}/{item.part}"
+        return (part, *whole_shards(self.stage.datasets[item.part], *rows))
 
     def add_trial(self, graph: Graph, key: str, item: Span, note: str, worker: str) -> None:
         """Add the task that computes a span alone."""

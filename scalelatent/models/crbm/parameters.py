@@ -44,9 +44,9 @@ RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
 PAPER_EPOCHS = 50
 # Epochs for n_epochs=None without validation rows: until 20,000 rows were shown, and at least ten.
 SHOWN_ROWS, MIN_EPOCHS = 20_000, 10
-# With validation rows, n_epochs=None ends a fit after epochs that show 4,000 rows, and at least 3 epochs,
-# none of which had a validation error at least 0.5 % lower than the best one before. Measured on the digits
-# of scikit-learn.
+# With validation rows, n_epochs=None lowers the rate after epochs that show 4,000 rows, and at least 3
+# epochs, none of which had a validation error at least 0.5 % lower than the best one before. The fit ends if
+# the last lower rate gained nothing. Measured on the digits of scikit-learn.
 PATIENCE_ROWS, PATIENCE, MIN_GAIN = 4_000, 3, 0.005
 # With at least 100 rows n_epochs=None holds out every tenth row. If that is more than 10,000 rows, or 256
 # MiB, it holds out 64 evenly spaced runs of rows instead, so that it reads few chunks of the dataset.

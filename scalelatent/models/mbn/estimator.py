@@ -21,7 +21,7 @@ from scalelatent.engine.plan import Resources
 from scalelatent.engine.rowsets import DrawnSets, StoredSets
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
-from scalelatent.estimators.base import Saved, StreamedEstimator, What
+from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
@@ -347,7 +347,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     # -- outputs ---------------------------------------------------------------------------------------------
 
-    _transformed: What = ("output", None)
+    _transformed: OutputName = ("output", None)
 
     @property
     def _output_metric(self) -> str:
@@ -454,12 +454,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             raise DataError(f"layer={layer!r}: this network has layers 1 to {count}")
         return int(number)
 
-    def _row_map(self, what: What, layer: int | None = None) -> Network:
-        what, layer = what if isinstance(what, tuple) else (what, layer)
+    def _row_map(self, output: OutputName, layer: int | None = None) -> Network:
+        output, layer = output if isinstance(output, tuple) else (output, layer)
         check_is_fitted(self)
         number = self._layer_number(layer)
         projection = None
-        if what == "output" and self.output == "pca":
+        if output == "output" and self.output == "pca":
             projection = CodeProjection.from_components(self._find_components(number))
         return Network(self._layers[:number], self._centroids[:number], projection)
 

@@ -116,10 +116,27 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_fit() -> None:
 def test_a_small_gain_is_kept_and_does_not_reset_the_patience() -> None:
     learner = make_learner(SHAPE, "mle-bp", has_validation=True, patience=2, gain=0.1)
     state = learner.start(make_theta(SHAPE))
-    for epoch, wrong in enumerate((60, 50, 46, 45)):
+    for wrong in (60, 50, 46, 45):
         state = _scored(learner, state, wrong)
-        assert learner.is_done(state) == (epoch == 3)
     assert state.best_epoch == 4
+    assert state.n_drops == 1
+
+
+def test_learning_continues_from_the_best_parameters_at_a_lower_rate_until_that_gains_nothing() -> None:
+    rates = np.array([0.2, 0.1])
+    learner = make_learner(SHAPE, "mle-bp", has_validation=True, patience=2, gain=0.1, rates=rates)
+    state, thetas, used = learner.start(make_theta(SHAPE)), [], []
+    for epoch, wrong in enumerate((60, 50, 70, 55, 40, 48, 42, 39, 41)):
+        assert not learner.is_done(state)
+        state = replace(state, theta=make_theta(SHAPE, seed=epoch))
+        thetas.append(state.theta)
+        state = _scored(learner, state, wrong)
+        used.append(learner.summary(state)["learning_rate"])
+        if epoch in (3, 6):  # two epochs without a gain
+            assert (state.theta == thetas[state.best_epoch - 1]).all()
+    assert learner.is_done(state)
+    assert used == pytest.approx([0.2, 0.1, 0.1, 0.1, *[0.1 / 4] * 3, *[0.1 / 16] * 2])
+    assert state.best_epoch == 8
 
 
 def test_learning_rates_follow_the_epoch() -> None:

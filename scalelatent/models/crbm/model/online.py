@@ -46,6 +46,10 @@ from .state import (
     make_divergence_error,
 )
 
+# Factor of the learning rate if the validation error has stopped falling. Measured on the two sets of
+# several labels of benchmarks/rivals.py.
+RATE_DROP = 0.25
+
 
 class PreparedStep(NamedTuple):
     """Input of one step: parameters on the backend, coupling of W (or None), state, costs of wrong units."""
@@ -87,7 +91,8 @@ class CrbmLearner:
     targets: Targets
     validation_targets: Targets
     validation_inference: str
-    # The patience restarts if the validation error is below the best one by this relative amount
+    # The patience restarts if the validation error is below the best one by this relative amount. If it is
+    # above 0, the fit does not end at the first end of the patience: see :meth:`end_epoch`
     gain: float = 0.0
 
     # -- the contract ----------------------------------------------------------------------------------------
@@ -181,7 +186,7 @@ class CrbmLearner:
         else:
             theta, velocity = (aligned(a.shape) for a in (state.theta, state.velocity))
             arrays = StepArrays(state.theta, state.velocity, theta, velocity)
-            rates = self._step_rates(n_rows, state.iteration)
+            rates = self._step_rates(n_rows, state, state.iteration)
             if self.factored:
                 w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
                 ascend_factors(self.shape, arrays, w, dv, dh, x, rates)
@@ -201,9 +206,13 @@ class CrbmLearner:
         )
 
     def end_epoch(self, state: CrbmState) -> CrbmState:
-        """Return the state at the end of an epoch, with its measurements."""
+        """Return the state at the end of an epoch, with its measurements.
+
+        With ``gain``, learning continues from the best parameters at a quarter of the rate at the end of the
+        patience. The fit ends if the last lower rate did not lower the validation error by ``gain``.
+        """
         objective, train_error, converged = compute_shares(state, self.shape.n_visible)
-        return replace(
+        ended = replace(
             state,
             objective=objective,
             train_error=train_error,
@@ -211,7 +220,22 @@ class CrbmLearner:
             sums=np.zeros(N_SUMS),
             stale=state.stale + 1,
             iteration=state.iteration + 1,
+            last_drops=state.n_drops,
         )
+        if not (self.gain and self.is_done(ended) and self._has_gained(ended, ended.dropped_error)):
+            return ended
+        return replace(
+            ended,
+            theta=ended.best,
+            velocity=np.zeros_like(ended.velocity),
+            stale=0,
+            n_drops=ended.n_drops + 1,
+            dropped_error=ended.best_error,
+        )
+
+    def _has_gained(self, state: CrbmState, error: float) -> bool:
+        """Return whether the lowest validation error is below ``error`` by the relative amount ``gain``."""
+        return state.best_error < (1 - self.gain) * error
 
     def validation(self) -> CrbmScoring:
         """Return the count of wrong units over validation rows, with the sweeps of training.
@@ -233,10 +257,8 @@ class CrbmLearner:
         error, changed = CrbmScoring.errors(stats)
         state = replace(state, validation_error=error, changed_error=changed)
         if error < state.best_error:
-            stale = -1 if error < (1 - self.gain) * state.best_error else state.stale
-            return replace(
-                state, best=state.theta, best_error=error, best_epoch=state.iteration + 1, stale=stale
-            )
+            better = replace(state, best=state.theta, best_error=error, best_epoch=state.iteration + 1)
+            return replace(better, stale=-1) if self._has_gained(better, state.best_error) else better
         return state
 
     def summary(self, state: CrbmState) -> dict[str, float | int | None]:
@@ -252,7 +274,9 @@ class CrbmLearner:
             "changed_error": None if np.isnan(state.changed_error) else state.changed_error,
             "best_error": state.best_error if np.isfinite(state.best_error) else None,
             "converged": converged if LEARNERS[self.learner].sends_messages else None,
-            "learning_rate": self.rate(max(epoch - 1, 0)),
+            "learning_rate": self.rate(
+                max(epoch - 1, 0), state.n_drops if state.sums[2] else state.last_drops
+            ),
             "n_sweeps": sweeps_at_epoch(self.n_sweeps, epoch)
             if LEARNERS[self.learner].sends_messages
             else None,
@@ -271,19 +295,19 @@ class CrbmLearner:
             return state.best, state.best_epoch
         return state.theta, max(state.iteration, 1)
 
-    def rate(self, epoch: int) -> float:
-        """Return the learning rate in an epoch, counted from 0."""
-        return float(self.rates[min(epoch, len(self.rates) - 1)])
+    def rate(self, epoch: int, n_drops: int = 0) -> float:
+        """Return the learning rate in an epoch, counted from 0, after this number of drops."""
+        return float(self.rates[min(epoch, len(self.rates) - 1)]) * RATE_DROP**n_drops
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
         """Refuse parameters that are not finite, and couplings too large for float32 messages."""
-        what = find_divergence(self.shape, theta)
-        if what:
-            raise self._divergence_error(what, state)
+        problem = find_divergence(self.shape, theta)
+        if problem:
+            raise self._divergence_error(problem, state)
 
-    def _divergence_error(self, what: str, state: CrbmState) -> DivergenceError:
-        rate = self.rate(state.iteration)
-        return make_divergence_error(what, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
+    def _divergence_error(self, problem: str, state: CrbmState) -> DivergenceError:
+        rate = self.rate(state.iteration, state.n_drops)
+        return make_divergence_error(problem, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
 
     # -- gradients -------------------------------------------------------------------------------------------
 
@@ -321,8 +345,8 @@ class CrbmLearner:
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
         stats["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
 
-    def _step_rates(self, n_rows: int, epoch: int) -> StepRates:
-        rate = self.rate(epoch)
+    def _step_rates(self, n_rows: int, state: CrbmState, epoch: int) -> StepRates:
+        rate = self.rate(epoch, state.n_drops)
         return StepRates(rate / n_rows, rate * self.weight_decay, self.momentum)
 
     def _take_local_steps(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
@@ -341,7 +365,7 @@ class CrbmLearner:
                 sends_messages = LEARNERS[self.learner].sends_messages
                 coupling = couple(self.shape.split(theta).W, backend) if sends_messages else None
                 seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
-            ascend_phase(self.shape, backend, arrays, seen, v, phase, self._step_rates(n, block.epoch))
+            ascend_phase(self.shape, backend, arrays, seen, v, phase, self._step_rates(n, state, block.epoch))
             measures.add(phase)
             if kept is not None:
                 kept[:n] = phase.particles
