@@ -83,7 +83,7 @@
   const passOf = (job) => (known(job.pass) ? count(job.pass) + (known(job.max_passes) ? ` / ${count(job.max_passes)}` : "") : "–");
   function leftOf(job) {
     if (job.state !== "running") return known(job.seconds) ? `took ${duration(job.seconds)}` : "";
-    return known(job.seconds_left) ? `≤ ${duration(job.seconds_left)}` : "–";
+    return known(job.seconds_left) ? `≤ ${duration(job.seconds_left)} left` : "–";
   }
   function reportLink(job, words) {
     return el("a", { href: `scalelatent/report?job=${encodeURIComponent(job.id)}`, class: "report", target: "_blank", rel: "noopener",
@@ -113,7 +113,7 @@
     const shown = state.all ? jobs : jobs.filter((job, i) => i < SHOWN_JOBS || job.id === chosen);
     const card = el("div", { class: "card" }, table(
       [["Job"], ["State"], ["Pass", "num"], ["Objective", "num wide"], ["Validation error", "num"], ["Rows/s", "num wide"],
-        ["Done"], ["Time left", "num"]],
+        ["Progress"], ["Time", "num"]],
       shown.map((job) => jobRow(job, job.id === chosen))));
     if (jobs.length > SHOWN_JOBS) {
       const words = state.all ? "show fewer" : `show all ${jobs.length} jobs`;
@@ -154,7 +154,8 @@
   // Options: floor (lowest value of the axis), clip (share of the points that the axis has room for), rounds,
   // last (of the charts).
   function chart(title, note, curve, series, say, tick, options = {}) {
-    const floor = options.floor;
+    // Around a single point the axis would show changes that nobody has measured, so it starts at zero.
+    const floor = known(options.floor) || !curve || curve.x.length > 1 ? options.floor : 0;
     series = series.filter((s) => curve && curve[s.key]);
     const keys = series.length > 1 ? series.map((s) => [el("i", { class: "key", style: `background:${s.color}` }), s.name]).flat() : [];
     const [W, spans] = chartPlace(options.last);
@@ -234,7 +235,6 @@
     return known(job.train_error) ? `training ${percent(job.train_error)}` : "";
   }
   function facts(job) {
-    const live = job.state === "running";
     const out = [
       fact("Pass", count(job.pass), known(job.max_passes) ? `of at most ${count(job.max_passes)}` : ""),
       fact("Objective", figure(job.objective)),
@@ -242,8 +242,8 @@
         : fact("Validation error", percent(job.validation_error), errorNote(job)),
       fact("Rows/s", count(job.rows_per_s)),
       fact("Read", known(job.mb_per_s) ? figure(+job.mb_per_s.toPrecision(3)) : "–", known(job.mb_per_s) ? "MB/s" : ""),
-      live ? fact("Time left", known(job.seconds_left) ? duration(job.seconds_left) : "–", known(job.seconds_left) && !AFTER_FIT.includes(job.stage) ? "at most" : "")
-        : fact("Took", duration(job.seconds)),
+      known(job.ended) ? fact("Took", duration(job.seconds))
+        : fact("Time left", duration(job.seconds_left), known(job.seconds_left) && !AFTER_FIT.includes(job.stage) ? "at most" : ""),
       fact("Spans redone", count(job.spans_redone)),
       fact("Workers lost", count(job.workers_lost), "", job.workers_lost > 0),
     ];
