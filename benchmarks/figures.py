@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tables import CLUSTERED, RESULTS, RIVALS, read, rivals
+from tables import CLUSTERED, RESULTS, RIVALS, TASKS, read, rivals
 
 import scalelatent as sl
 from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes, write_png
@@ -42,8 +42,10 @@ def paper_errors() -> Figure:
     rows: list[tuple[str, float, float, float, float]] = []
     found = {(r["architecture"], r["capsule_dim"]): r for r in read("paper_capsule_dims")}
     rows.append(("capsules, MNIST, d = 2", 100 * found["multiclass", 2]["test_error"], 0, 6.21, 0))
-    crbm = read("crbm_mnist")["full/noisy10/mle-bp"]
-    rows.append(("conditional RBM, 10 % noise, pixels", crbm["all"], 0, 1.688, 0))
+    for part, r in read("crbm_mnist").items():
+        if part.startswith("full/"):
+            _, task, learner = part.split("/")
+            rows.append((f"{learner}, pixels, {TASKS[task]}", r["all"], 0, r["paper"]["all"], 0))
     for key, name in CLUSTERED.items():
         r = read("mbn_clustering")[key]
         if paper := r.get("paper"):
@@ -54,7 +56,7 @@ def paper_errors() -> Figure:
     for part, name, paper_error in (("clusters", "without labels", 0.6), ("supervised", "with labels", 0.07)):
         errors = [100 * fit["test_error"] for fit in read("hcn_traits")[part].values()]
         rows.append((f"compositional network, traits {name}", median(errors), 0, paper_error, 0))
-    drawn = new_figure(8.2, 4.2)
+    drawn = new_figure(8.2, 1.4 + 0.25 * len(rows))
     axes = drawn.subplots()
     style_axes(axes)
     for i, (_, ours, spread, paper_error, paper_spread) in enumerate(rows[::-1]):

@@ -19,13 +19,12 @@ from common import averaged, mnist, rcv1_subset, usps
 from defaults import small_sets, splits
 from hcn_common import n_found
 from hcn_single import SETS as IMAGES
-from hcn_single import estimator, image_of, placed_kinds
+from hcn_single import estimator, image_of, patches, placed_kinds
 from scipy.ndimage import median_filter
 from sklearn.cluster import HDBSCAN, KMeans, SpectralClustering
 from sklearn.datasets import make_classification, make_multilabel_classification
 from sklearn.decomposition import NMF, PCA, MiniBatchDictionaryLearning
 from sklearn.ensemble import IsolationForest
-from sklearn.feature_extraction.image import extract_patches_2d
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.mixture import GaussianMixture
@@ -693,13 +692,6 @@ def parts_network(restarts: int) -> Method:
     return run
 
 
-def patches(given: Picture) -> np.ndarray:
-    """Return all patches of the size of a feature that have a pixel that is on."""
-    x = given.dataset.read_x(0, 1).reshape(given.images.image_shape)
-    found = extract_patches_2d(x, IMAGES[given.name][1][1]).astype(np.float64)
-    return found.reshape(len(found), -1)[found.any(axis=(1, 2))]
-
-
 def decomposed(make: Callable[[int, int], Any]) -> Method:
     """Return a method whose features are the components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
 
@@ -708,7 +700,9 @@ def decomposed(make: Callable[[int, int], Any]) -> Method:
 
     def run(given: Picture, seed: int) -> np.ndarray:
         count, window = IMAGES[given.name][1]
-        found = np.abs(make(3 * count, seed).fit(patches(given)).components_)
+        found = np.abs(
+            make(3 * count, seed).fit(patches(given.name, given.images, given.dataset)).components_
+        )
         found /= np.maximum(found.max(axis=1, keepdims=True), 1e-12)
         return np.concatenate([found > cut for cut in (0.3, 0.5, 0.7)]).reshape(-1, 1, *window)
 

@@ -20,7 +20,7 @@ from scalelatent.engine.passes import FLOP_RATE, make_stage
 from scalelatent.engine.plan import Forecast, Resources, process_bytes, stage_memory
 from scalelatent.engine.rates import GATHER_RATE, RowShape
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
-from scalelatent.engine.rowsets import SHARD_BYTES
+from scalelatent.engine.rowsets import SHARD_BYTES, DrawnSets
 from scalelatent.errors import PlanError, warn_user
 from scalelatent.estimators.session import FitSession, Place, tile_layout
 from scalelatent.estimators.steps import (
@@ -40,7 +40,6 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.layers import (
     SHORT_CODES,
     ArraySets,
-    DrawnSets,
     Layer,
     choose_pools,
     make_layers,
@@ -95,10 +94,18 @@ def plan_layers(
     )
 
 
+def in_memory_bytes(model: MultilayerBootstrapNetwork, train: Dataset) -> int:
+    """Return the bytes of the rows and of the codes of all layers, from which centroids can be taken."""
+    decay = GRID[-1] if model.decay == "auto" else float(model.decay)
+    layers = plan_layers(model, train, decay, 0)
+    codes = sum(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in layers)
+    return train.nbytes + len(train) * codes
+
+
 def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, Rows]) -> Steps:
     """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
     all_rows = "a bootstrap network draws centroids from all rows: clean or remove the bad rows first"
-    model.seed_, rows = yield Begin({"max_iter": None}, keeps_records=True, all_rows=all_rows)
+    model.seed_, rows = yield Begin({"max_iter": None}, all_rows=all_rows)
     train = rows["train"].dataset
     decay = model.decay
     if decay == "auto":
