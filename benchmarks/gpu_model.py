@@ -170,9 +170,9 @@ def mbn_nearest(n: int, p: int, q: int, k: int, item: int, on_card: bool = True)
     )
 
 
-# Seconds of the host for a unit that a clustering draws, and for a code of a centroid that it reads (1 GB/s, an
-# estimate). At commit e30a2cb5 draws took longer, and the host sorted codes into lists. Times measured on a
-# busy CPU.
+# Seconds of the host for a unit that a clustering draws, and for a code of a centroid that it reads (1 GB/s,
+# an estimate). At commit e30a2cb5 draws took longer, and the host sorted codes into lists. Draws and sorting
+# were measured on a busy CPU.
 DRAW_SECONDS, READ_SECONDS = 0.73e-9, 2e-9
 EARLIER_DRAW_SECONDS, SORT_SECONDS = 3.9e-9, 18.5e-9
 
