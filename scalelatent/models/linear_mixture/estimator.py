@@ -349,7 +349,10 @@ class _LinearMixtures(StreamedEstimator):
             self._set_learned(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
 
 
-@_share_docs("None takes one per 16 features, at most 10.")
+@_share_docs(
+    "None takes the number, at most 20, with the fewest errors in three-fold cross-validation\n"
+    "        of one component per class on at most 400 rows of each class."
+)
 class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     """Classification by mixtures of linear models, fitted by streamed EM.
 
