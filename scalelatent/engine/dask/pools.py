@@ -261,7 +261,7 @@ def describe(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
     return ", ".join(found)
 
 
-def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[Span]:
+def costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Costs[Span]:
     """Return the estimated costs of the spans of a pass, on equally fast or heterogeneous workers."""
     pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
     most = max(
@@ -275,10 +275,10 @@ def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[
 
     def work(span: Span) -> float:
         a, b = grids[span.part].node_rows(span.level, span.index)
-        return 1e-6 if span in kept else (b - a) * row_seconds[span.part]
+        return 1e-6 if span in finished else (b - a) * row_seconds[span.part]
 
     def cut(span: Span) -> list[Span]:
-        return [] if span in kept else children(span, grids[span.part])
+        return [] if span in finished else children(span, grids[span.part])
 
     def speeds(threads: Mapping[str, int]) -> Mapping[str, float]:
         return pools.speeds(stage, threads, row_seconds).speeds
