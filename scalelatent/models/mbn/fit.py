@@ -17,7 +17,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import COLUMN_BLOCK_BYTES
 from scalelatent.engine.passes import FLOP_RATE, make_stage
-from scalelatent.engine.plan import Forecast, Resources, process_bytes, stage_memory
+from scalelatent.engine.plan import Forecast, Resources, add_totals, process_bytes, stage_memory
 from scalelatent.engine.rates import GATHER_RATE, RowShape
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES, DrawnSets
@@ -72,6 +72,8 @@ STRIP_ROWS = 1024
 PCA_PASSES = 12
 # Placeholder for the centroids of a layer if no centroids are read.
 _NO_SETS = ArraySets(np.empty((0, 0)), 0)
+# Decay whose seconds `plan` expects of decay="auto".
+USUAL_DECAY = 0.5
 # Typical seconds of choosing the decay.
 DECAY_SECONDS = 30.0
 
@@ -210,11 +212,25 @@ def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Data
 
 
 def plan(model: MultilayerBootstrapNetwork, forecast: Forecast) -> dict[str, Any]:
-    """Return the forecast of a fit; for decay="auto" that of the largest decay that fits."""
+    """Return the forecast of a fit.
+
+    For decay="auto" it has the seconds of 0.5, with those of the smallest and of the largest decay that fits
+    as the range, and memory and disk of the largest.
+    """
     if model.decay != "auto":
         return _plan(model, forecast, float(model.decay))
-    chosen = _find_largest_decay(model, forecast.train, forecast.resources)
-    return {"decay": chosen, **_plan(model, forecast, chosen)}
+    largest = _find_largest_decay(model, forecast.train, forecast.resources)
+    usual = min(USUAL_DECAY, largest)
+    out = _plan(model, forecast, usual)
+    smallest, same, most = (
+        _plan(model, Forecast("mbn", forecast.train, None, forecast.resources, {}, measure=False), decay)
+        for decay in (GRID[0], usual, largest)
+    )
+    rate = out["expected_seconds"] / same["expected_seconds"]
+    for name in ("peak_bytes_per_worker", "scratch_bytes", "run_bytes", "disk_bytes"):
+        out[name] += most[name] - same[name]
+    out |= {"decay": usual, "largest_decay": largest, "disk_bytes_are": "at most"}
+    return add_totals(out, rate * smallest["expected_seconds"], rate * most["expected_seconds"])
 
 
 def _find_largest_decay(model: MultilayerBootstrapNetwork, train: Dataset, resources: Resources) -> float:
