@@ -574,3 +574,19 @@ def test_outputs_of_a_layer_out_of_a_run_folder(scalelatent, tmp_path, monkeypat
     np.testing.assert_array_equal(again.transform(x, layer=2), model.transform(x, layer=2))
     reported = scalelatent("transform", "plain", "x.zarr", "--out", "y.zarr", "--layer", "1", code=2).err
     assert "(--codes), or fit with keep_codes=True (keep_codes = true in a job's [model])" in reported
+
+
+def test_a_warning_is_one_line_without_a_position_in_the_code(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,0.5\n2,1.5\n3,0.5\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "scalelatent", "data", "import", "csv", "t.csv", "t.zarr", "--label", "b"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "arning" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: ")
+    assert "2 different numbers" in lines[0]

@@ -8,6 +8,7 @@ answers at once.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -247,7 +248,23 @@ app.command("demo")(run.demo)
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     given = strip_debug(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(_run(given))
+    warnings.formatwarning = _format_warning
+    try:
+        sys.exit(_run(given))
+    finally:
+        warnings.formatwarning = _python_format
+
+
+_python_format = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return the line for a warning; warnings to users do not name a position in the code."""
+    if issubclass(category, UserWarning):
+        return f"warning: {message}\n"
+    return _python_format(message, category, filename, lineno, line)
 
 
 def _run(given: list[str]) -> int:

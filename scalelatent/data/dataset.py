@@ -90,7 +90,8 @@ class Dataset:
         x : array-like (n, ...) or scipy sparse (n, p)
             Rows of real numbers: numpy array, memmap, zarr array, dask array, xarray.DataArray, polars lazy
             frame, Arrow table, torch tensor, CSR `X` of a backed AnnData, or any object that slices like a
-            numpy array. Sparse rows stay CSR; columns are sorted, and duplicate entries are added.
+            numpy array. Arrays of CuPy, cuDF and torch on a GPU are copied to the host. Sparse rows stay CSR;
+            columns are sorted, and duplicate entries are added.
         y : array-like (n,) or (n, v), or scipy sparse (n, v), optional
             Labels (n,): numbers or strings. Targets (n, v): numbers. Multi-labels: sparse (n, v).
         sample_weight : array-like (n,), optional
@@ -109,7 +110,7 @@ class Dataset:
             If there are no rows, `x` has one dimension, a value is not a real number, or `x`, `y` and
             `sample_weight` have different lengths.
         """
-        x = opened(x)
+        x, sample_weight = opened(x), opened(sample_weight, "sample_weight")
         source = as_source(x)
         if len(source.shape) < 2:
             raise DataError(

@@ -238,7 +238,7 @@ class InProcessSteps:
     def __exit__(self, *error: object) -> None:
         self._runner.close()
 
-    def put(self, place: Place, state: object, *, kept: bool = False) -> object:
+    def put(self, place: Place, state: object, *, is_written: bool = False) -> object:
         return state
 
     def get(self, place: Place, handle: object) -> object:

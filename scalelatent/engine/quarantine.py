@@ -152,7 +152,7 @@ class Quarantine:
             raise RunError(
                 f"shard {bad.file} (rows {bad.start}:{bad.stop}) is bad ({bad.why}). Without it {excluded} "
                 f"of the {rows} rows of {bad.url} would be excluded, more than the limit of "
-                f"{MOST_EXCLUDED:.0%}. Check that the dataset is complete (`scalelatent data info --verify`) "
+                f"{MOST_EXCLUDED:.0%}. Check that the dataset is complete (`scalelatent data check DATA`) "
                 "and that workers have enough memory, then resume the run; finished work is kept"
             )
 

@@ -66,6 +66,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
         rows, labels = opened(X, "X"), opened(y, "y")
+        sample_weight = opened(sample_weight, "sample_weight")
         if is_plain(rows):
             if labels is None:
                 name = type(self).__name__

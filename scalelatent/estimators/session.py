@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import shutil
@@ -35,8 +36,9 @@ from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
+from scalelatent.engine.reading import as_rows, name_dataset_in_errors
 from scalelatent.engine.resume_identity import named_values
-from scalelatent.engine.rowsets import StoredSets, find_places, start_sets
+from scalelatent.engine.rowsets import DrawnSets, StoredSets, find_places, start_sets
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
@@ -312,9 +314,9 @@ class FitSession:
         if isinstance(step, Remember):
             return self.restore_arrays(step)
         if isinstance(step, Gather):
-            return self.gather(step)
+            return self._gather_in_memory(step) if self.store is None else self.gather(step)
         if isinstance(step, Encode):
-            return self.encode(step)
+            return self._encode_in_memory(step) if self.store is None else self.encode(step)
         if isinstance(step, LearnOnline):
             return self.learn_online(step.name, step)
         assert isinstance(step, Learn)
@@ -487,10 +489,40 @@ class FitSession:
     # A finished step leaves a record, so that a resumed fit neither checks the output of the step nor needs
     # output that was removed since.
 
+    # Without records, the output stays in memory.
+
     @property
     def _records(self) -> EngineStore:
         assert self.store is not None, "Begin asks for records"
         return self.store
+
+    def _gather_in_memory(self, step: Gather) -> DrawnSets:
+        """Return sets of rows that are taken from the rows whenever they are read."""
+        assert step.rows is not None
+        dataset = self.rows(step.rows)
+        self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
+        with name_dataset_in_errors(dataset):
+            # A copy, because the caller may change the rows after the fit.
+            x = copy.deepcopy(as_rows(dataset.read_x(0, len(dataset))))
+            if not dataset.known_finite:
+                step.sets.check(x, 0)
+        return DrawnSets(step.sets, x)
+
+    def _encode_in_memory(self, step: Encode) -> Rows:
+        """Apply a map to rows; return Rows in memory."""
+        assert step.rows is not None
+        begin, dataset = time.perf_counter(), self.rows(step.rows)
+        stage = self._announce_step(step, len(dataset))
+        progress = Progress(self.callbacks, stage, 0, **step.about)
+        found = Dataset.from_arrays(map_to_array(step.row_map, dataset, self.device, self.n_jobs, progress))
+        self._report_written(step, found, begin)
+        return Rows(found)
+
+    def _announce_step(self, step: Gather | Encode, rows: int) -> str:
+        """Notify the callbacks that a step begins; return its stage."""
+        stage = f"{self.kind}_{step.name}"
+        self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
+        return stage
 
     def gather(self, step: Gather) -> StoredSets:
         """Return sets of rows, written to the folder ``sets`` of the records unless they are there."""
@@ -502,8 +534,7 @@ class FitSession:
         if stored is None or (not step.kept and location.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            rows = step.sets.n_sets * step.sets.set_rows
-            self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
+            self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
             task = start_sets(stage, dataset, step.sets, location.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
@@ -521,7 +552,7 @@ class FitSession:
         if stored is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            self.callbacks.on_stage({"stage": stage, "rows": len(dataset), **step.about})
+            self._announce_step(step, len(dataset))
             task = start_map(
                 stage,
                 dataset,
@@ -558,11 +589,14 @@ class FitSession:
     ) -> dict[str, Any]:
         stored = {"spec": json.dumps(written.spec()), **more}
         self._records.save_result(stage, stored)
-        seconds = round(time.perf_counter() - begin, 6)
+        self._report_written(step, written, begin)
+        return stored
+
+    def _report_written(self, step: Gather | Encode, written: Dataset, begin: float) -> None:
+        stage, seconds = f"{self.kind}_{step.name}", round(time.perf_counter() - begin, 6)
         self.callbacks.on_event(
             {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
         )
-        return stored
 
     # -- end -------------------------------------------------------------------------------------------------
 

@@ -52,15 +52,19 @@ class Candidate:
     score_seconds: float = 0.0
 
 
-def candidate_params(
-    estimator: object, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the parameters of each candidate, from a grid or from a list of candidates."""
+def check_estimator(estimator: object) -> None:
+    """Raise a TypeError unless an estimator can be searched."""
     if not isinstance(estimator, StreamedEstimator) or find_kind(estimator._kind).python_only:
         raise TypeError(
-            "Search is for estimators of scalelatent that job files know; for "
-            f"{type(estimator).__name__} use sklearn.model_selection.GridSearchCV"
+            f"estimator={estimator!r}: Search needs an estimator object of scalelatent that job files know, "
+            "such as CapsuleRegression(); for other estimators use sklearn.model_selection.GridSearchCV"
         )
+
+
+def candidate_params(
+    estimator: StreamedEstimator, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the parameters of each candidate, from a grid or from a list of candidates."""
     params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
     if not params:
         raise ValueError("param_grid holds no candidate: give a dict of lists, or dicts of parameters")

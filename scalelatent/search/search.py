@@ -36,6 +36,7 @@ from .candidates import (
     Split,
     candidate_params,
     check_candidate,
+    check_estimator,
     find_folds,
     make_candidates,
     make_separate_candidates,
@@ -249,6 +250,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
+        check_estimator(self.estimator)
         with use_client(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
             with restored_on_failure(self), fit_callbacks(call) as everyone:

@@ -97,6 +97,15 @@ def opened(x: Any, name: str = "x") -> Any:
         return x.data if x.chunks is not None else _sliced(x)
     if _is(x, "torch", "Tensor"):
         return _convert_tensor(x, name)
+    if _is(x, "cupy", "ndarray") or _is(x, "cupyx.scipy.sparse", "spmatrix"):
+        return x.get()  # rows are read on the host, by any number of workers
+    if _is(x, "cudf", "DataFrame", "Series", "Index"):
+        return x.to_pandas()
+    if hasattr(type(x), "__cuda_array_interface__"):
+        raise DataError(
+            f"{name} is a {type(x).__module__}.{type(x).__name__} on a GPU, which cannot be read there; pass "
+            f"cupy.asarray({name}) or a copy on the host (arrays of CuPy, cuDF and torch are copied)"
+        )
     if _is(x, "polars", "LazyFrame") or _is(x, "pyarrow", "Table", "RecordBatch"):
         return frame_rows(x, FrameColumns(_schema(x), name))
     if _is(x, "pyarrow", "Array", "ChunkedArray"):

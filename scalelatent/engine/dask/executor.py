@@ -262,8 +262,8 @@ class DaskExecutor:
     def _pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
         if self.quarantine.excluded_parts(stage) != self._skipped[stage.name]:
             self._save_stage(stage)
-        todo, kept = plan_spans(stage, iteration, self.store, self.workers)
-        return DaskPass(self, stage, iteration, todo, kept, learns=learns)
+        todo, finished = plan_spans(stage, iteration, self.store, self.workers)
+        return DaskPass(self, stage, iteration, todo, finished, learns=learns)
 
     def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
         """Supervise a pass to its end; return this pass, or the pass that replaced it after a retry."""

@@ -33,7 +33,8 @@ class ClusterMember:
     host: str
     memory: int
     memory_limit: int
-    gpus: float = 0.0
+    gpus: float = 0.0  # what the worker offers as the resource GPU
+    seen_gpu: str = ""  # name of a GPU that the worker's process sees
 
 
 class Link:
@@ -120,4 +121,5 @@ def _member(info: dict[str, Any]) -> ClusterMember:
         memory=int(info.get("metrics", {}).get("memory", 0)),
         memory_limit=int(info.get("memory_limit") or 0),
         gpus=float(info.get("resources", {}).get("GPU", 0)),
+        seen_gpu=str(info.get("gpu", {}).get("name", "")),
     )

@@ -177,9 +177,9 @@ class DaskSteps:
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def put(self, place: Place, state: object, *, kept: bool = False) -> Place:
-        """Write a state into the run folder for the workers, unless ``kept`` says that it is there."""
-        if not kept:
+    def put(self, place: Place, state: object, *, is_written: bool = False) -> Place:
+        """Write a state into the run folder for the workers, unless it is already there (``is_written``)."""
+        if not is_written:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self.stage.name, place.total(self._order), tree, durable=False)
         learner = self.stage.online

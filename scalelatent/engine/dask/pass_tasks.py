@@ -187,14 +187,14 @@ def task_span(
     params: TaskParams | None,
     fit: Fit,
     checkpoint_seconds: float,
-    kept: bool = False,
+    is_finished: bool = False,
 ) -> np.ndarray | None:
     """Read, compute and reduce one span; return None if the pass is not wanted."""
     if params is not None and params.state is None:
         return None
     begin = time.perf_counter()
     context = context_of(ref, stage_name, iteration, None if params is None else params.state)
-    if kept:
+    if is_finished:
         length = vector_length(context.reductions[span.part])
         vector = open_store(ref).load_node(stage_name, iteration, span, length)
         if vector is not None:

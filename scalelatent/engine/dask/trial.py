@@ -231,7 +231,7 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     memory = (
         "give workers more memory (`dask worker --memory-limit`, [cluster] memory_limit) or fewer threads"
     )
-    look = "look at the file (`scalelatent data info --verify`) and at the workers' logs"
+    look = "look at the file (`scalelatent data check DATA`) and at the workers' logs"
     if full:
         return f"They ran out of memory: {memory}, or lower [engine] block_rows for another run; or {look}"
     return f"{look[0].upper()}{look[1:]}, {memory}"

@@ -39,6 +39,7 @@ from scalelatent.estimators.steps import (
 )
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, smoothing_taps
+from scalelatent.models.linear_mixture.model.choose_dims import count_wrong
 from scalelatent.models.linear_mixture.model.components import (
     DENSITY_LIKELIHOODS,
     Components,
@@ -106,9 +107,9 @@ ALL_ROWS = "stepwise EM needs an order of all rows: set algorithm='em', or remov
 LEAST_VARIANCE = 1e-30
 REMEDY = "lower n_components or n_dims"
 # Defaults, chosen by test errors of classifiers and test likelihoods of densities (benchmarks/defaults.py).
-# A classifier has one dimension per 16 features, a density one per 2; both have at most 10. Each component
-# has at least 5 rows per dimension in a classifier, 10 in a density; its mean counts as a dimension.
-FEATURES_PER_DIM, ROWS_PER_DIM, DENSITY_ROWS_PER_DIM, MAX_DIMS, MAX_COMPONENTS = 16, 5, 10, 10, 20
+# A classifier has at most 20 dimensions, a density one per 2 features and at most 10. Each component has at
+# least 5 rows per dimension in a classifier, 10 in a density; its mean counts as a dimension.
+ROWS_PER_DIM, DENSITY_ROWS_PER_DIM, CLASSIFIER_DIMS, DENSITY_DIMS, MAX_COMPONENTS = 5, 10, 20, 10, 20
 
 
 # -- sizes and settings ------------------------------------------------------------------------------------
@@ -120,35 +121,50 @@ def count_directions(n_dims: float, max_dims: int, p: int) -> int:
     return min(p, -(-(needed + SPARE) // MULTIPLE) * MULTIPLE)
 
 
-def choose_sizes(model: AnyMixture, counts: np.ndarray, p: int, labelled: bool, where: str) -> AnyMixture:
-    """Return the model with numbers in the place of None: ``n_dims`` by features, ``n_components`` by rows.
+def set_n_dims(model: AnyMixture, p: int, n_classes: int) -> AnyMixture:
+    """Return the model with a number as ``n_dims``, or None if rows of several classes must choose it."""
+    n_dims: float | None = model.n_dims
+    if n_dims is None and model.warm_start and hasattr(model, "_fitted"):
+        n_dims = model._fitted.components.n_dims
+    elif n_dims is None and n_classes < 2:
+        n_dims = min(p // 2, DENSITY_DIMS)
+        if n_dims < DENSITY_DIMS:
+            warn_reduced("n_dims", n_dims, DENSITY_DIMS, f"the rows have {p} features")
+    return copy(model).set_params(n_dims=n_dims)
 
-    ``counts`` are the rows of each class, and ``p`` is the number of features.
+
+def count_possible_dims(model: AnyMixture, counts: np.ndarray, p: int) -> int:
+    """Return the most dimensions that a classifier may choose for ``counts`` rows of p features per class."""
+    most = min(CLASSIFIER_DIMS, p - 1)
+    if model.n_components is not None and (sizes := count_components(model, len(counts))).max() > 1:
+        most = min(most, int(np.median(counts // (ROWS_PER_DIM * sizes))) - 1)
+    return max(most, 0)
+
+
+def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool, where: str) -> AnyMixture:
+    """Return the model with numbers as ``n_components``: the default follows the rows ``counts`` per class.
+
+    If ``n_dims`` is None, the components are as many as the rows allow for 0 dimensions.
     """
-    if model.n_dims is not None and model.n_components is not None:
+    if model.n_components is not None:
         return model
-    chosen: dict[str, Any] = {}
-    last = model._fitted if model.warm_start and hasattr(model, "_fitted") else None
-    if model.n_dims is None and last is not None:
-        chosen["n_dims"] = last.components.n_dims
-    elif model.n_dims is None:
-        chosen["n_dims"] = dims = min(p // (FEATURES_PER_DIM if labelled else 2), MAX_DIMS)
-        if dims < MAX_DIMS:
-            warn_reduced("n_dims", dims, MAX_DIMS, f"{where} have {p} features")
-    if model.n_components is None and last is not None:
-        before = np.bincount(last.classes, minlength=len(counts))
-        chosen["n_components"] = before.tolist() if labelled else int(before[0])
-    elif model.n_components is None:
-        dims = chosen.get("n_dims", model.n_dims)
-        needed = (ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (
-            1 + (model.max_dims if 0 < dims < 1 else int(dims))
-        )
-        sizes = np.clip(counts // needed, 1, MAX_COMPONENTS)
-        chosen["n_components"] = sizes.tolist() if labelled else int(sizes[0])
-        if (fewest := int(sizes.min())) < MAX_COMPONENTS:
+    if model.warm_start and hasattr(model, "_fitted"):
+        sizes = np.bincount(model._fitted.classes, minlength=len(counts))
+    else:
+        dims = model.max_dims if 0 < (model.n_dims or 0) < 1 else int(model.n_dims or 0)
+        sizes = counts // ((ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (1 + dims))
+        sizes = np.clip(sizes, 1, MAX_COMPONENTS)
+        if model.n_dims is not None and (fewest := int(sizes.min())) < MAX_COMPONENTS:
             why = f"{where} have only {counts.min()} rows{' in a class' * labelled}"
             warn_reduced("n_components", fewest, MAX_COMPONENTS, why)
-    return copy(model).set_params(**chosen)
+    return copy(model).set_params(n_components=sizes.tolist() if labelled else int(sizes[0]))
+
+
+def choose_n_dims(sets: StoredSets | SomeOfSet, codes: np.ndarray, most: int, seed: int) -> int:
+    """Return the number of directions, at most ``most``, with the fewest errors in the sample."""
+    x, codes = read_sample(sets, codes)
+    is_finite = np.isfinite(x).all(axis=1)  # the first pass names the others in its error
+    return int(count_wrong(x[is_finite], codes[is_finite], most, seed).argmin())
 
 
 def count_components(model: AnyMixture, n_classes: int) -> np.ndarray:
@@ -357,9 +373,9 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     train = rows["train"]
     n_classes = 0 if classes is None else len(classes)
     counts = yield Derive(count_class_rows, (train, classes))
-    where, p = train.url or "the training rows", train.n_features
-    model = choose_sizes(given, counts, p, classes is not None, where)
-    sizes = count_components(model, n_classes)
+    where, p, labelled = train.url or "the training rows", train.n_features, classes is not None
+    model = set_n_dims(given, p, n_classes)
+    sizes = count_components(set_n_components(model, counts, labelled, where), n_classes)
     check_class_counts(train, counts, sizes, classes)
     if "validation" in rows:  # raises an error for labels that are no class of the training rows
         yield Derive(count_class_rows, (rows["validation"], classes))
@@ -367,7 +383,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     check_n_dims(model, p)
     last = read_last_fit(model, sizes, classes, p)
     model.seed_, rows = yield Begin(
-        {"max_iter": count_most_passes(model), "n_components": int(sizes.sum())},
+        {"max_iter": count_most_passes(model)},
         keeps_records=True,
         all_rows="" if model.algorithm == "em" else ALL_ROWS,
     )
@@ -377,6 +393,11 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     matrix, rows = yield from smooth_steps(model, rows, shape)
     about = {"rows": len(numbers)}
     sets = yield Gather("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
+    if model.n_dims is None:
+        most = count_possible_dims(model, counts, p)
+        model.n_dims = yield Derive(choose_n_dims, (sets, codes, most, model.seed_))
+    model = set_n_components(model, counts, labelled, where)
+    sizes = count_components(model, n_classes)
     width = count_directions(model.n_dims, model.max_dims, p)
     first, variance = yield Derive(initialise, (sets, codes, sizes, width, model.seed_))
     outlier = yield Derive(find_outlier, (sets,))
@@ -640,7 +661,10 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     train, n = forecast.train, len(forecast.train)
     n_classes, p = 0 if classes is None else len(classes), train.n_features
     even = np.full(max(n_classes, 1), n // max(n_classes, 1))
-    model = choose_sizes(model, even, p, classes is not None, train.url or "the training rows")
+    model = set_n_dims(model, p, n_classes)
+    if model.n_dims is None:  # the most that the fit may choose
+        model.n_dims = count_possible_dims(model, even, p)
+    model = set_n_components(model, even, classes is not None, train.url or "the training rows")
     sizes, shape = count_components(model, n_classes), find_image_shape(model, train)
     k = int(sizes.sum())
     check_n_dims(model, p)

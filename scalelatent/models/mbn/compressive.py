@@ -529,7 +529,7 @@ def train(
             if store is not None:
                 store.append_history(STAGE, record)
                 write_checkpoint(
-                    store, STAGE, epoch + 1, trainer.state, callbacks, {"pass": epoch + 1}, kept=False
+                    store, STAGE, epoch + 1, trainer.state, callbacks, {"pass": epoch + 1}, is_written=False
                 )
             if callbacks.on_pass_end(record):
                 break

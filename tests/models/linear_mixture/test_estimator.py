@@ -15,6 +15,7 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.decomposition import PCA
 from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
@@ -24,7 +25,9 @@ from scalelatent import Dataset, load_model
 from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, PlanError
 from scalelatent.estimators.base import warn_reduced
+from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
+from scalelatent.models.linear_mixture.model.choose_dims import count_wrong
 from tests.models.linear_mixture.cases import made_rows
 from tests.models.linear_mixture.test_engine import usps
 
@@ -218,9 +221,11 @@ class _Interrupt(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("algorithm", "after"), [("em", 3), ("em", 12), ("stepwise", 1)])
-def test_an_interrupted_fit_resumes_to_the_same_bits(digits, tmp_path, algorithm, after):
-    m = classifier(algorithm=algorithm)
+@pytest.mark.parametrize(
+    ("algorithm", "after", "n_dims"), [("em", 3, 4), ("em", 12, None), ("stepwise", 1, None)]
+)
+def test_an_interrupted_fit_resumes_to_the_same_bits(digits, tmp_path, algorithm, after, n_dims):
+    m = classifier(algorithm=algorithm, n_dims=n_dims)
     whole = clone(m).fit(digits.x, digits.y)
     every = {"checkpoint_passes": 1} if algorithm == "em" else {"checkpoint_steps": 1}
     options: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": every}
@@ -368,28 +373,77 @@ def test_units_of_the_rows_do_not_change_the_classes(digits, factor):
 
 
 def test_default_sizes_depend_on_rows_and_features(digits, caplog):
-    """A class of few rows has few components, and few features have few dimensions.
-
-    Each reduction is logged once.
-    """
+    """A class of few rows has few components, which is logged once; round classes need no dimensions."""
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [200, 30])
     x = rng.normal(size=(230, 40)) + 2.0 * y[:, None]
     warn_reduced.cache_clear()
     m = LinearMixtureClassifier(random_state=0, n_jobs=1).fit(x, y)
-    assert m.n_dims_ == 2
-    assert np.bincount(m.component_classes_).tolist() == [13, 2]
+    assert m.n_dims_ == 0
+    assert np.bincount(m.component_classes_).tolist() == [20, 6]
     words = [record.getMessage() for record in caplog.records]
-    dims = "n_dims is 2 instead of its default 10, because the training rows have 40 features"
     components = (
-        "n_components is 2 instead of its default 20, because the training rows have only 30 rows in a class"
+        "n_components is 6 instead of its default 20, because the training rows have only 30 rows in a class"
     )
-    assert [sum(text in w for w in words) for text in (dims, components)] == [1, 1]
+    assert sum(components in w for w in words) == 1
     given = LinearMixtureClassifier(n_components=3, n_dims=5, random_state=0, n_jobs=1).fit(x, y)
     assert (given.n_dims_, len(given.weights_)) == (5, 6)
-    assert m.set_params(warm_start=True).fit(x[::2], y[::2]).n_dims_ == 2
+    assert m.set_params(warm_start=True).fit(x[::2], y[::2]).n_dims_ == 0
     d = LinearMixture(random_state=0, n_jobs=1).fit(x[:, :3])
     assert (d.n_dims_, len(d.weights_)) == (1, 11)
+
+
+def planes(n: int, p: int, dims: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return noisy rows of three classes: each has its own plane through 0, of ``dims`` directions."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    bases = rng.normal(size=(3, dims, p))
+    rows = np.einsum("nh,nhp->np", rng.normal(size=(n, dims)), bases[y])
+    return rows + rng.normal(size=(n, p)), y
+
+
+@pytest.mark.parametrize(("p", "dims"), [(12, 2), (12, 3), (40, 7), (300, 12)])
+def test_a_classifier_by_default_is_as_good_as_with_the_true_dimensions(p, dims):
+    x, y = planes(1500, p, dims, 0)
+    by_default, given = (
+        LinearMixtureClassifier(n_dims=h, random_state=0, n_jobs=1).fit(x[:900], y[:900])
+        for h in (None, dims)
+    )
+    assert by_default.score(x[900:], y[900:]) > given.score(x[900:], y[900:]) - 0.01
+    assert p > 12 or by_default.n_dims_ == dims
+
+
+def test_the_chosen_dimensions_are_those_of_separate_principal_components():
+    """The counts equal those of scikit-learn's PCA of each class, fold by fold, also if rows are few."""
+    x, y = planes(100, 60, 3, 1)
+    x, y = x[y != 2], y[y != 2]  # 67 rows, and classes 0 and 1 of three
+    rng = stream(5, "linear-mixture-folds")
+    order = [rng.permutation(np.flatnonzero(y == c)) for c in range(2)]
+    expected = np.zeros(9, dtype=int)
+    for fold in range(3):
+        tested = np.concatenate([rows[fold::3] for rows in order])
+        errors = np.empty((9, len(tested), 2))
+        for c, rows in enumerate(order):
+            learned = x[np.setdiff1d(rows, rows[fold::3])]
+            for h in range(9):
+                bases = PCA(8, svd_solver="full").fit(learned).components_[:h]
+                centred = x[tested] - learned.mean(axis=0)
+                errors[h, :, c] = ((centred - centred @ bases.T @ bases) ** 2).sum(axis=1)
+        expected += (errors.argmin(axis=2) != y[tested]).sum(axis=1)
+    np.testing.assert_array_equal(count_wrong(x, y, 8, 5), expected)
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_dimensions_are_chosen_from_constant_single_and_equal_rows(most):
+    x = np.zeros((9, 4), dtype="f4")
+    x[3:8] = 1.0
+    wrong = count_wrong(x, np.array([0, 0, 0, 1, 1, 1, 1, 1, 2]), most, 0)
+    np.testing.assert_array_equal(wrong, np.ones(most + 1))  # the only row of class 2 cannot be learned
+
+
+def test_more_components_leave_fewer_dimensions_to_choose():
+    x, y = planes(900, 40, 7, 0)
+    assert LinearMixtureClassifier(n_components=10, random_state=0, n_jobs=1).fit(x, y).n_dims_ <= 5
 
 
 def test_a_density_by_default_has_no_more_components_than_few_rows_can_estimate():

@@ -1,0 +1,75 @@
+"""Choice of the directions of the components of a classifier, by cross-validation of a sample of the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalelatent.contract.idle_threads import run_parts
+from scalelatent.kernels.streams import stream
+
+FOLDS = 3
+# At most this many rows of a class, and in total unless each class then has fewer than LEAST_CLASS_ROWS.
+CLASS_ROWS, ALL_ROWS, LEAST_CLASS_ROWS = 400, 20_000, 60
+# A direction exists if its variance is at least this share of the largest variance.
+LEAST_SHARE = 1e-10
+
+
+def principal_directions(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return at most ``most`` principal directions (p, q) of centred rows (n, p), by decreasing variance."""
+    wide = rows.shape[1] > len(rows)
+    values, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    exists = values > LEAST_SHARE * max(values[-1], 0.0)
+    values, vectors = values[exists][::-1][:most], vectors[:, exists][:, ::-1][:, :most]
+    return rows.T @ vectors / np.sqrt(values) if wide else vectors
+
+
+def residuals(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
+    """Return squared errors (most + 1, n) of ``others`` (n, p) by 0 to ``most`` directions of ``rows``."""
+    mean = rows.mean(axis=0)
+    centred = others - mean
+    square = (centred**2).sum(axis=1)
+    code = centred @ principal_directions(rows - mean, most)
+    out = np.repeat(square[None], most + 1, axis=0)
+    held = np.cumsum(code.T**2, axis=0)
+    out[1 : len(held) + 1] -= held
+    out[len(held) + 1 :] = out[len(held)]
+    return out
+
+
+def count_wrong(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Count rows to which cross-validation gives a wrong class, for 0 to ``most`` directions.
+
+    The classes are one linear model each: mean and principal directions. A row has the class with the least
+    squared error of its reconstruction.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n, p)
+    codes : ndarray of int, shape (n,)
+        Class of each row.
+    most : int
+    seed : int
+        Draws the rows that take part, and the folds.
+
+    Returns
+    -------
+    wrong : ndarray of int, shape (most + 1,)
+    """
+    rng = stream(seed, "linear-mixture-folds")
+    owners = [rng.permutation(np.flatnonzero(codes == c)) for c in range(int(codes.max(initial=0)) + 1)]
+    limit = min(CLASS_ROWS, max(LEAST_CLASS_ROWS, ALL_ROWS // len(owners)))
+    owners = [rows[:limit] for rows in owners]
+
+    def count(fold: int) -> np.ndarray:
+        tested = np.concatenate([rows[fold::FOLDS] for rows in owners])
+        others = x[tested].astype(np.float64)
+        least, found = np.full((most + 1, len(tested)), np.inf), np.full((most + 1, len(tested)), -1)
+        for c, rows in enumerate(owners):
+            learned = np.delete(rows, np.s_[fold::FOLDS])
+            if len(learned):
+                error = residuals(x[learned].astype(np.float64), others, most)
+                found[error < least] = c
+                least = np.minimum(error, least)
+        return np.asarray((found != codes[tested]).sum(axis=1))
+
+    return np.asarray(sum(run_parts(count, range(FOLDS))))
