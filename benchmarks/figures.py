@@ -349,10 +349,13 @@ def draw_rivals(task: str) -> Figure:
     }
     rows = -(-len(found) // 4)
     columns = -(-len(found) // rows)
-    drawn = new_figure(2.1 * columns + 1.8, 2.1 * rows + 0.3)
-    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
     colors = dict(zip(RIVALS[task], COLORS, strict=False))
     shown = dict.fromkeys(method for methods in found.values() for method in methods)
+    # Pages are 7.7 inches wide, so a wider figure would have text below 8 points.
+    legend_columns = max(2, columns - 1)
+    legend_height = 0.22 * -(-len(shown) // legend_columns) + 0.3
+    drawn = new_figure(min(max(2.5 * columns, 6.4), 7.7), 2.1 * rows + legend_height)
+    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, methods) in zip(panels, found.items(), strict=False):
         style_axes(axes)
         axes.set_title(name, fontsize=9)
@@ -384,7 +387,11 @@ def draw_rivals(task: str) -> Figure:
         fill = color if is_ours else "white"
         panels[0].plot([], [], "o" if is_ours else "D", color=color, mfc=fill, label=method)
     drawn.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=legend_columns,
+        frameon=False,
+        fontsize=9,
     )
     drawn.supxlabel("CPU seconds of choice, fit and answer, one thread", fontsize=9)
     drawn.supylabel(label, fontsize=9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -132,9 +133,10 @@ def _share_docs(n_dims: str) -> Callable[[_Class], _Class]:
     """
 
     def insert(cls: _Class) -> _Class:
-        text = cls.__doc__ or ""
+        # Python 3.13 removes the indentation of docstrings, earlier versions keep it.
+        text = cleandoc(cls.__doc__ or "")
         for name, part in _SHARED_DOCS.items():
-            text = text.replace(f"<{name}>", part.format(n_dims=n_dims))
+            text = text.replace(f"<{name}>", cleandoc(part.format(n_dims=n_dims)))
         cls.__doc__ = text
         return cls
 
