@@ -254,7 +254,7 @@
   function fitBar(job) {
     if (job.state !== "running" || !known(job.overall)) return null;
     const after = AFTER_FIT.includes(job.stage), at = `${Math.floor(100 * job.overall)} %`;
-    const most = known(job.max_passes) && !after ? `pass ${count(job.pass)} of at most ${count(job.max_passes)}` : job.part || "";
+    const most = known(job.max_passes) && known(job.pass) && !after ? `pass ${count(job.pass)} of at most ${count(job.max_passes)}` : job.part || "";
     return el("div", { class: "pass" }, bar(job.overall),
       el("p", {}, el("span", {}, [after ? "fit done" : `fit: ${at}`, most].filter(Boolean).join(", ")),
         el("span", {}, known(job.seconds_left) && !after ? `at most ${duration(job.seconds_left)} left` : "")));
