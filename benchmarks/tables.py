@@ -575,7 +575,8 @@ def single_images_times() -> Iterable[Iterable[Any]]:
 )
 def restarts() -> Iterable[Iterable[Any]]:
     found = read("hcn_single")
-    for name in ("symbols", "letters", "noisy letters"):
+    kinds = ("symbols", "letters", "noisy letters")
+    for name in (f"{kind}{border}" for kind in kinds for border in ("", ", border of 2")):
         for starts in (10, 40):
             r = found.get(name if starts == 10 else f"{name}, {starts} restarts")
             if r is None:
