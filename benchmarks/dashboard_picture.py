@@ -29,7 +29,7 @@ from scalelatent import monitor
 from scalelatent.data import make_digits
 
 RESULTS = Path(__file__).parent / "results" / "watch"
-WIDTH = 1180  # pixels; pages show the pictures at two thirds of this width
+WIDTH = 840  # pixels; pages show the pictures a little smaller, so text stays readable
 JOB = """
 [job]
 name = "digits"
@@ -87,11 +87,13 @@ class Watch:
                 raise TimeoutError(f"the moment of the next picture did not come; last answer: {found}")
             time.sleep(0.1)
 
-    def take(self, name: str, height: int) -> None:
-        """Write `name`.webp with this height in pixels, after the page has drawn the newest numbers."""
-        self.page.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=height,
-                       deviceScaleFactor=1.0, mobile=False)  # fmt: skip
+    def take(self, name: str, last: str, more: int = 12) -> None:
+        """Write `name`.webp: the page down to `more` pixels below the element with selector `last`."""
         time.sleep(1.5)
+        height = self.page.js(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + more
+        self.page.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=round(height),
+                       deviceScaleFactor=1.0, mobile=False)  # fmt: skip
+        time.sleep(0.2)
         path = self.folder / f"{name}.webp"
         with tempfile.TemporaryDirectory() as place:
             self.page.screenshot(Path(place, "picture.png"))
@@ -140,19 +142,19 @@ def main() -> None:
 
         watch = Watch(page, base, a.folder)
         watch.wait(lambda cluster, job: True)
-        watch.take("submitted", 450)
+        watch.take("submitted", "#events")
         watch.wait(lambda cluster, job: (job["pass"] or 0) >= 5)
-        watch.take("first_passes", 870)
+        watch.take("first_passes", "#workers")
         watch.wait(lambda cluster, job: (job["pass"] or 0) >= a.passes // 2)
-        watch.take("half_way", 870)
+        watch.take("half_way", "#workers")
         kill_worker(client)
         watch.wait(lambda cluster, job: len(job["worker_rows"]) == 3)
-        watch.take("worker_replaced", 1060)
+        watch.take("worker_replaced", "#workers", 150)
         watch.wait(lambda cluster, job: job["ended"] and job["report"])
-        watch.take("done", 855)
+        watch.take("done", "#workers")
         page.open(f"{base}/report?job={watch.read()['job']['id']}", width=WIDTH, height=900)
         page.wait("document.readyState === 'complete'")
-        watch.take("report", 1000)
+        watch.take("report", "main article")
         print(f"console of the browser: {page.errors or 'no errors'}")
 
 

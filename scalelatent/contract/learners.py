@@ -179,6 +179,14 @@ class RowMap(Protocol[Prepared]):
         """Return the output rows of the block, (rows, *shape)."""
 
 
+class OutputMap(RowMap[Prepared], Protocol[Prepared]):
+    """A :class:`RowMap` whose output an estimator returns to the user."""
+
+    @property
+    def output_name(self) -> str:
+        """Name of the output, such as "probabilities", for progress, tasks and records."""
+
+
 class LabelMap(RowMap[Prepared], Protocol[Prepared]):
     """A :class:`RowMap` that may request ``labels``: it computes the labels of its output rows itself."""
 

@@ -17,7 +17,7 @@ from sklearn.utils import estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent._registry import find_registered
-from scalelatent.contract.learners import RowMap
+from scalelatent.contract.learners import OutputMap, RowMap
 from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
 from scalelatent.data.feature_names import check_names, frame_names
@@ -123,7 +123,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Add the stages of a fit of ``forecast.train`` to the forecast, and return the whole plan."""
         raise NotImplementedError
 
-    def _row_map(self, output: Any) -> RowMap:
+    def _row_map(self, output: Any) -> OutputMap:
         """Return the map from rows to the output with the name ``output``."""
         raise NotImplementedError
 
@@ -512,7 +512,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _map_rows(
         self,
         ds: Dataset,
-        row_map: Any,
+        row_map: OutputMap,
         out: str | Path | None = None,
         client: ClientLike | None = None,
         overwrite: bool = False,

@@ -13,7 +13,7 @@ from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.contract.learners import OnlineLearner, Reduction, RowMap
+from scalelatent.contract.learners import OnlineLearner, OutputMap, Reduction
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
@@ -533,14 +533,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _n_features_out(self) -> int:
         return int(np.prod(self._row_map(self._transformed).output()[0]))
 
-    def _row_map(self, output: str | tuple[str, Given]) -> RowMap:
+    def _row_map(self, output: str | tuple[str, Given]) -> OutputMap:
         name, (known, codes) = output if isinstance(output, tuple) else (output, (None, None))
         if isinstance(self._network, MultiLayer):
             network = self._network_for_reading
             fixed = FixedNetwork(network.coded, self._stream.beliefs, network.template_classes)
             if name == "filled":
                 return CompletionMap(fixed, True, known, codes)
-            of_rows: dict[str, RowMap] = {
+            of_rows: dict[str, OutputMap] = {
                 "scores": ScoreMap(fixed),
                 "probabilities": ClassMap(fixed),
                 "classes": ClassMap(fixed, True),

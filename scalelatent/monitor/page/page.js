@@ -254,7 +254,7 @@
   function fitBar(job) {
     if (job.state !== "running" || !known(job.overall)) return null;
     const after = AFTER_FIT.includes(job.stage), at = `${Math.floor(100 * job.overall)} %`;
-    const most = known(job.max_passes) && !after ? `pass ${count(job.pass)} of at most ${count(job.max_passes)}` : job.part || "";
+    const most = known(job.max_passes) && known(job.pass) && !after ? `pass ${count(job.pass)} of at most ${count(job.max_passes)}` : job.part || "";
     return el("div", { class: "pass" }, bar(job.overall),
       el("p", {}, el("span", {}, [after ? "fit done" : `fit: ${at}`, most].filter(Boolean).join(", ")),
         el("span", {}, known(job.seconds_left) && !after ? `at most ${duration(job.seconds_left)} left` : "")));
@@ -299,8 +299,8 @@
       el("td", {}, worker.lost || !known(worker.rows_per_s) ? "–" : bar(worker.rows_per_s / fastest), worker.lost || !known(worker.rows_per_s) ? null : el("span", {}, count(worker.rows_per_s))),
       el("td", {}, limit && known(memory) ? bar(share, share > 0.85) : null, el("span", {}, bytes(memory), limit && known(memory) ? el("span", { class: "muted" }, ` of ${bytes(limit)}`) : null)),
       el("td", { class: "num" }, count(worker.spans)),
-      el("td", {}, worker.last_span || "–"),
-      el("td", { class: "num muted" }, known(worker.seconds_ago) ? `${duration(worker.seconds_ago)} ago` : ""));
+      el("td", { class: "part" }, worker.last_span || "–"),
+      el("td", { class: "num muted wide" }, known(worker.seconds_ago) ? `${duration(worker.seconds_ago)} ago` : ""));
   }
   function workers(job) {
     const rows = job.worker_rows;
@@ -309,7 +309,7 @@
     const pools = job.pools.length > 1
       ? job.pools.map((p) => `${count(p.workers)} ${p.pool.toUpperCase()}: ${count(p.rows_per_s)} rows/s`).join(" · ") : "";
     const card = el("section", { class: "card" }, el("h3", {}, "Workers", el("small", {}, pools)), table(
-      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Parts", "num"], ["Last part"], ["", "num"]],
+      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Parts", "num"], ["Last part"], ["", "num wide"]],
       rows.map((worker) => workerRow(worker, fastest))));
     if (job.worker_rows_hidden) {
       card.append(el("p", { class: "muted more" }, `and ${count(job.worker_rows_hidden)} more`));
@@ -386,5 +386,15 @@
   for (const link of document.querySelectorAll(".navbar a")) {
     if (link.getAttribute("href") === "scalelatent") link.closest("li").classList.add("active");
   }
+  // The bar of Dask is fixed, and takes two rows in a narrow window.
+  const navigation = document.querySelector(".navbar");
+  function clearBar() {
+    if (!navigation) return;
+    ROOT.style.marginTop = "";
+    const top = ROOT.getBoundingClientRect().top + scrollY;
+    ROOT.style.marginTop = `${Math.max(0, navigation.offsetHeight - top)}px`;
+  }
+  addEventListener("resize", clearBar);
+  clearBar();
   beat();
 })();
