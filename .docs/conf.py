@@ -57,6 +57,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autosummary_generate = True
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 # The docstring of a class describes its fitted attributes; scikit-learn documents the inherited methods.
 autodoc_default_options = {"members": True, "inherited-members": False, "undoc-members": False}

@@ -1,9 +1,9 @@
 """The E-step against its two matrix products, one thread, data in memory: python benchmarks/capsule_pass.py
 
-For each D: a pass of the engine's own span function over float32 rows, and the products H = W X^T and Delta =
-H X alone over the same rows, at the block size at which they run fastest; taken in turn in one process. At nu
-= 0 every row is active; at nu = 0.8 the weights are those of a fit, so that as many rows are active as in
-real rounds. "numpy" is the pass as one would write it in numpy, on the same thread.
+For each D, one process measures in turn a pass of the engine's span function over float32 rows, and the
+products H = W X^T and Delta = H X alone over the same rows, at their fastest block size. At nu = 0 every row
+is active. At nu = 0.8 the weights are those of a fit, so that as many rows are active as in real passes.
+"numpy" is the pass written in numpy, on the same thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scalelatent.reductions.moments import SecondMoments
 
 
 def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """MNIST projected to p directions where it is at hand, else noise around ten means."""
+    """Return rows of MNIST projected to p directions or, without the real data, noise around ten means."""
     try:
         data_folder()
     except SystemExit:
@@ -44,7 +44,7 @@ def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def products(x: np.ndarray, w: np.ndarray, block: int):
-    """Both products over all rows, into kept buffers."""
+    """Return the call that computes both products over all rows, into buffers that exist before."""
     h = np.empty((len(w), block), dtype=np.float32)
     delta = np.empty(w.shape, dtype=np.float32)
 
@@ -59,7 +59,7 @@ def products(x: np.ndarray, w: np.ndarray, block: int):
 
 
 def plain_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
-    """A pass in numpy alone: the paper's formulas on blocks, float64 recursions."""
+    """Return the call that computes a pass in numpy, on blocks, with recursions in float64."""
 
     def run() -> None:
         delta = np.zeros(w.shape)
@@ -72,7 +72,7 @@ def plain_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
 
 
 def paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
-    """I_s as the paper's appendix has it: both recursions for all rows, 64 backward steps."""
+    """Return I_s by the recursions of the paper's appendix: both for all rows, with 64 backward steps."""
     forward, backward = -np.expm1(-b), b / (b + s + 64)
     with np.errstate(all="ignore"):
         for k in range(s):
@@ -83,7 +83,7 @@ def paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
 
 
 def paper_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
-    """A pass as the paper writes it, in a dozen lines of numpy over all rows at once."""
+    """Return the call that computes a pass in a dozen lines of numpy, over all rows at once."""
 
     def run() -> np.ndarray:
         h = x @ w.T
@@ -100,7 +100,7 @@ def paper_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
 
 
 def two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """The paper's form in numpy with its own threads against a pass of the engine with two."""
+    """Return the seconds of a pass in numpy with its own threads, and in the engine with two threads."""
     members, dataset = build_members("multiclass", 10, d), Dataset.from_arrays(x, y)
     moment = np.stack([np.eye(x.shape[1])] * 10)
     learner = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)

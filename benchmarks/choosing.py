@@ -29,7 +29,7 @@ CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
 
 def algorithms(a: Any) -> dict[str, Any]:
-    """Return error and seconds of each."""
+    """Return the error and the seconds of each algorithm."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
@@ -87,7 +87,7 @@ def algorithms(a: Any) -> dict[str, Any]:
 
 
 def clusterings(a: Any) -> dict[str, Any]:
-    """Return NMI against V."""
+    """Return the NMI for each number of clusterings."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])
@@ -118,7 +118,7 @@ def clusterings(a: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run it."""
+    """Measure the requested parts and write their figures."""
     arguments = parser(__doc__, "choosing")
     arguments.add_argument("--parts", default="algorithms,clusterings")
     arguments.add_argument("--dim", type=int, default=8, help="of capsules")

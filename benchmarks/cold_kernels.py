@@ -100,7 +100,7 @@ class Stages(event.Listener):
         self._open = threading.local()
 
     def on_start(self, event: Any) -> None:
-        """Note that a pass, or a call of LLVM, begins."""
+        """Record the begin of a pass or of a call of LLVM."""
         stack = self._attribute()
         function, _ = stack[-1] if stack else ("", "")
         if event.kind == "numba:run_pass":
@@ -111,7 +111,7 @@ class Stages(event.Listener):
             stack.append((function, "LLVM"))
 
     def on_end(self, event: Any) -> None:
-        """Note that it ends."""
+        """Record the end of a pass or of a call of LLVM."""
         self._attribute().pop()
 
     def _attribute(self) -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ class Stages(event.Listener):
 
 
 def _measured(model: str, seed: int, functions: int) -> dict[str, Any]:
-    """A fit in this process."""
+    """Run a fit in this process and return its seconds."""
     import scalelatent as sl
     from scalelatent.kernels.compile_observers import observe_compilation
 

@@ -1,4 +1,4 @@
-"""Output of every benchmark: its figures with machine, versions, date and seed."""
+"""Shared parts of the benchmarks: rows, timing, and results with machine, versions, date and seed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, Python and package versions, date."""
+    """Return the processor, cores, memory, versions of Python and packages, and the date."""
     cpu = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -60,7 +60,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def command() -> str:
-    """Return the command line of this process, with the names of folders in the place of their paths."""
+    """Return the command line of this process, with names of folders instead of their paths."""
 
     def shown(word: str) -> str:
         option, equals, value = word.rpartition("=")
@@ -72,7 +72,7 @@ def command() -> str:
 
 
 def write(path: Path, seed: int, results: Any) -> None:
-    """Write the figures with all that is needed to make them again."""
+    """Write the figures with all that is needed to measure them again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps({"command": command(), "seed": seed, "machine": machine(), "results": results}, indent=1)
@@ -82,7 +82,7 @@ def write(path: Path, seed: int, results: Any) -> None:
 
 
 def write_part(path: Path, part: str, seed: int, result: Any) -> None:
-    """Write one part of the figures, each with what is needed to make it again; other parts stay."""
+    """Write one part of the figures with all that is needed to measure it again; other parts stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = json.loads(path.read_text()).get("parts", {}) if path.exists() else {}
     parts[part] = {"command": command(), "seed": seed, "machine": machine(), "result": result}
@@ -91,7 +91,7 @@ def write_part(path: Path, part: str, seed: int, result: Any) -> None:
 
 
 def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
-    """Median seconds of each function, taken in turn: a change of the machine's speed hits all alike."""
+    """Return the median seconds of each function; the functions run in turn."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -104,7 +104,7 @@ def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dic
 
 
 def fastest(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, float]:
-    """Seconds of each function's fastest round, taken in turn: other work on the machine only slows down."""
+    """Return the seconds of each function's fastest round; the functions run in turn."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -123,7 +123,7 @@ def data_folder() -> Path:
 
 
 def digit_images(rows: int) -> tuple[Any, str]:
-    """((rows, 28, 28) uint8, what they are): MNIST, repeated; enlarged built-in digits where it is absent."""
+    """Return (images (rows, 28, 28) uint8, their description): MNIST, else enlarged built-in digits."""
     import numpy as np
 
     if os.environ.get("SCALELATENT_DATA"):
@@ -158,7 +158,7 @@ def usps(part: str = "train") -> tuple[Any, Any]:
 
 
 def mnist16(part: str = "train") -> tuple[Any, Any]:
-    """(images (n, 256) float32 in [0, 1], labels) of MNIST without its border of 2, averaged to 16 x 16."""
+    """Return (images (n, 256) float32 in [0, 1], labels) of MNIST without its border, as 16 x 16 means."""
     import numpy as np
 
     x, y = mnist(part=part)
@@ -175,8 +175,9 @@ def averaged(x: Any) -> Any:
 
 
 def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
-    """(counts (n, terms) CSR uint16, leaf topics (n, topics) CSR, their names): the subset of RCV1-v2 on its
-    commonest terms, without the documents that hold none of them.
+    """Return (counts (n, terms) CSR uint16, leaf topics (n, topics) CSR, their names) of a subset of RCV1-v2.
+
+    The counts are those of the most frequent terms; documents without any of these terms are excluded.
 
     The counts of the file were recovered from tf-idf weights. The codes of its topics were inferred from the
     order of the source's unnamed label columns.
@@ -210,7 +211,7 @@ def single_topics(topics: Any) -> tuple[Any, Any]:
 
 
 def open_or(path: Path, make: Callable[[], Any]) -> Any:
-    """Return the dataset at a place, made where it is not there yet."""
+    """Return the dataset at a path; create the dataset if it does not exist."""
     import scalelatent as sl
 
     try:
@@ -220,8 +221,9 @@ def open_or(path: Path, make: Callable[[], Any]) -> Any:
 
 
 def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
-    """Training, validation and test rows: infinite digits from MNIST rows 0:50000, rows 50000:60000 as they
-    are, and the test set; made in the folder once.
+    """Return training, validation and test rows, which are written into the folder once.
+
+    Training rows are infinite digits from MNIST rows 0:50000. Validation rows are MNIST rows 50000:60000.
     """
     from scalelatent.data import import_idx, make_digits
 
@@ -239,7 +241,7 @@ def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
 
 
 def stored_rows(folder: Path, n: int, seed: int, features: int = 196) -> Any:
-    """Noise around ten means, float32, written shard by shard; made once."""
+    """Return a stored dataset of noise around ten means, float32; create the dataset if it does not exist."""
     import numpy as np
 
     from scalelatent.data import create_dataset

@@ -1,30 +1,52 @@
-"""The picture of the dashboard page in the README: python benchmarks/dashboard_picture.py PICTURE.png
+"""Pictures of a job from submission to report: python benchmarks/dashboard_picture.py [FOLDER]
 
-Starts a local cluster, fits three jobs on MNIST (built-in digits where SCALELATENT_DATA is not set), kills a
-worker in the third, and takes the picture with a headless Chromium while that job continues.
+The script starts a local cluster of two workers, submits the job of the second lesson with a million images,
+kills a worker half way, and writes a picture at each moment. The browser is `--browser`, the variable
+SCALELATENT_BROWSER, or the first Chromium on the search path.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
-import threading
 import time
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common import mnist
+from PIL import Image
 
 import scalelatent as sl
 from scalelatent import monitor
 from scalelatent.data import make_digits
 
-KILLED_AT, TAKEN_AT = 18, 40
-ROUNDS = [(0.8, 1), (0.5, 1), (0.2, 1), (0.0, 20)]
+RESULTS = Path(__file__).parent / "results" / "watch"
+WIDTH = 840  # pixels; pages show the pictures a little smaller, so text stays readable
+JOB = """
+[job]
+name = "digits"
+seed = 0
+out = "{folder}/run"
+
+[data]
+train = "{folder}/train.zarr"
+validation = "{folder}/validation.zarr"
+test = "{folder}/test.zarr"
+
+[model]
+kind = "capsule"
+capsule_dim = 8
+algorithm = "em"
+max_iter = {passes}
+"""
 
 
 def load_browser() -> ModuleType:
@@ -38,87 +60,102 @@ def load_browser() -> ModuleType:
     return module
 
 
-def data(folder: Path) -> tuple[Any, Any]:
-    """Return (training, validation) datasets on disk."""
-    if os.environ.get("SCALELATENT_DATA"):
-        x, y = mnist()
-        pair = sl.Dataset.from_arrays(x[:50000], y[:50000]), sl.Dataset.from_arrays(x[50000:], y[50000:])
-        return tuple(ds.save(folder / f"part{i}.zarr", shard_rows=5000) for i, ds in enumerate(pair))
-    return tuple(make_digits(folder / f"part{i}.zarr", n, seed=i) for i, n in enumerate((50000, 10000)))
+class Watch:
+    """The dashboard page in a browser, and the numbers behind it."""
+
+    def __init__(self, page: Any, base: str, folder: Path) -> None:
+        self.page, self.base, self.folder = page, base, folder
+
+    def read(self) -> dict[str, Any]:
+        """Return cluster and newest job as the dashboard page receives them."""
+        with urllib.request.urlopen(f"{self.base}.json", timeout=30) as answer:
+            found = dict(json.load(answer))
+        if found["jobs"]:
+            query = f"{self.base}.json?job={found['jobs'][0]['id']}"
+            with urllib.request.urlopen(query, timeout=30) as answer:
+                found = dict(json.load(answer))
+        return found
+
+    def wait(self, condition: Callable[[dict[str, Any], dict[str, Any]], Any], seconds: float = 300) -> None:
+        """Wait until a condition on the cluster and the job holds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.read()
+            if found["job"] and condition(found["cluster"], found["job"]):
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the moment of the next picture did not come; last answer: {found}")
+            time.sleep(0.1)
+
+    def take(self, name: str, last: str, more: int = 12) -> None:
+        """Write `name`.webp: the page down to `more` pixels below the element with selector `last`."""
+        time.sleep(1.5)
+        height = self.page.js(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + more
+        self.page.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=round(height),
+                       deviceScaleFactor=1.0, mobile=False)  # fmt: skip
+        time.sleep(0.2)
+        path = self.folder / f"{name}.webp"
+        with tempfile.TemporaryDirectory() as place:
+            self.page.screenshot(Path(place, "picture.png"))
+            with Image.open(Path(place, "picture.png")) as picture:
+                # A page of text needs a third of a PNG, and its figures a quarter.
+                picture.convert("RGB").save(path, lossless=name != "report", quality=90, method=6)
+        print(f"{path}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
 
 
-class Watch(sl.Callback):
-    """Tells when some of the passes are reached."""
-
-    def __init__(self) -> None:
-        self.reached = {n: threading.Event() for n in (KILLED_AT, TAKEN_AT)}
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Note the pass."""
-        if record["pass"] in self.reached:
-            self.reached[record["pass"]].set()
-
-
-class Broken(sl.Callback):
-    """A job that fails, as some do."""
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Fail."""
-        if record["pass"] == 9:
-            raise OSError(
-                "no space left on /runs (0 MiB free); make room, then continue with: scalelatent resume"
-            )
-
-
-def fit(client: Any, parts: Any, folder: Path, job: str, *callbacks: Any, **options: Any) -> None:
-    """Fit one job that reports to the scheduler."""
-    run = folder / "runs" / job.rsplit("-", 1)[0]
-    options = {"nu_schedule": None} | options
-    with monitor.ClusterLog(client, str(run), job=job, model="capsule", name=run.name) as log:
-        model = sl.CapsuleRegression(random_state=0, **options)
-        model.fit(parts[0], validation=parts[1], client=client, run_dir=run, callbacks=[log, *callbacks])
-        log.state("running", report=model.report(run))
+def kill_worker(client: Any) -> None:
+    """Kill a worker that does not run the driver of the job."""
+    tasks = client.processing()
+    pids = client.run(os.getpid)
+    spare = [address for address in pids if not any("scalelatent-job" in key for key in tasks[address])]
+    os.kill(pids[spare[0]], signal.SIGKILL)
 
 
 def main() -> None:
-    """Fit and take the picture."""
+    """Run the job and take the pictures."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("picture", type=Path)
-    arguments.add_argument("--workers", type=int, default=3)
-    arguments.add_argument("--height", type=int, default=1080)
+    arguments.add_argument("folder", type=Path, nargs="?", default=RESULTS)
+    arguments.add_argument("--browser", help="Path of a Chromium")
+    arguments.add_argument("--rows", type=int, default=1_000_000)
+    arguments.add_argument("--passes", type=int, default=60)
     a = arguments.parse_args()
+    if a.browser:
+        os.environ["SCALELATENT_BROWSER"] = a.browser
+    a.folder.mkdir(parents=True, exist_ok=True)
     browser = load_browser()
     with (
-        tempfile.TemporaryDirectory(prefix="scalelatent-picture-") as place,
-        sl.cluster("local", workers=a.workers, memory_limit="2GB") as client,
+        tempfile.TemporaryDirectory(prefix="digits-") as place,
+        sl.cluster("local", workers=2, memory_limit="2GB") as client,
         browser.browser() as page,
     ):
         folder = Path(place)
-        parts = data(folder)
-        print(
-            monitor.install(client) or f"{client.dashboard_link.removesuffix('status')}scalelatent",
-            flush=True,
-        )
-        fit(client, parts, folder, "mnist-d4-7c21", capsule_dim=4, max_iter=25)
-        try:
-            fit(client, parts, folder, "mnist-d16-09fa", Broken(), capsule_dim=16, max_iter=200)
-        except OSError as error:
-            print(f"as wanted: {error}", flush=True)
-        watch = Watch()
-        options: dict[str, Any] = {"capsule_dim": 8, "max_iter": 120, "nu_schedule": ROUNDS}
-        thread = threading.Thread(
-            target=fit, args=(client, parts, folder, "mnist-d8-51be", watch), kwargs=options, daemon=True
-        )
-        thread.start()
-        watch.reached[KILLED_AT].wait(300)
-        os.kill(sorted(client.run(os.getpid).values())[1], signal.SIGKILL)
-        watch.reached[TAKEN_AT].wait(300)
-        page.open(client.dashboard_link.replace("status", "scalelatent"), width=1280, height=a.height)
-        page.wait("document.querySelectorAll('path.line').length")
-        time.sleep(2.0)
-        page.screenshot(a.picture)
-        print(f"{a.picture}: {a.picture.stat().st_size / 1e3:.0f} kB, console: {page.errors or 'no errors'}")
-        thread.join(300)
+        make_digits(folder / "train.zarr", a.rows, base_rows=(600, 1797))
+        make_digits(folder / "validation.zarr", 20_000, base_rows=(300, 600))
+        make_digits(folder / "test.zarr", 20_000, base_rows=(0, 300))
+        (folder / "job.toml").write_text(JOB.format(folder=folder, passes=a.passes))
+        if refusal := monitor.install(client):
+            raise RuntimeError(refusal)
+        base = f"{client.dashboard_link.removesuffix('status')}scalelatent"
+        page.open(base, width=WIDTH, height=900)
+        submit = [sys.executable, "-m", "scalelatent", "submit", "job.toml", "--scheduler"]
+        subprocess.run([*submit, client.scheduler.address], cwd=folder, check=True)
+
+        watch = Watch(page, base, a.folder)
+        watch.wait(lambda cluster, job: True)
+        watch.take("submitted", "#events")
+        watch.wait(lambda cluster, job: (job["pass"] or 0) >= 5)
+        watch.take("first_passes", "#workers")
+        watch.wait(lambda cluster, job: (job["pass"] or 0) >= a.passes // 2)
+        watch.take("half_way", "#workers")
+        kill_worker(client)
+        watch.wait(lambda cluster, job: len(job["worker_rows"]) == 3)
+        watch.take("worker_replaced", "#workers", 150)
+        watch.wait(lambda cluster, job: job["ended"] and job["report"])
+        watch.take("done", "#workers")
+        page.open(f"{base}/report?job={watch.read()['job']['id']}", width=WIDTH, height=900)
+        page.wait("document.readyState === 'complete'")
+        watch.take("report", "main article")
+        print(f"console of the browser: {page.errors or 'no errors'}")
 
 
 if __name__ == "__main__":

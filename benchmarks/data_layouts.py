@@ -4,9 +4,9 @@
 
 Rows: uint8 28x28 digit images (MNIST where the environment variable SCALELATENT_DATA names a folder with
 `mnist/`, else enlarged built-in digits) and float32 noise, 196 numbers wide. All reads come from a warm page
-cache, on one thread: that is the rate a layout costs in CPU time; a disk can only make it slower, and a
-packed layout gains there what the column "x smaller" says. The last table is CPU time of reading with the
-table of checksums against without it, taken in turn, in the default layouts and in chunks of 4 kB.
+cache, on one thread, so the rate is the CPU time that a layout costs. A disk can only be slower, and a
+compressed layout gains on a disk the factor in the column "x smaller". The last table compares the CPU time
+of reading with and without the table of checksums, in turn, in the default layouts and in chunks of 4 kB.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def table(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
 
 
 def checksums(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """CPU time of a pass that compares each chunk with the table of checksums, over one that does not."""
+    """Return the ratio of the CPU times of reading with and without the table of checksums."""
     small = max(1, 4096 // (x.nbytes // len(x)))
     ratios = {}
     for name, layout in {"default": {}, "4 kB": {"chunk_rows": small, "shard_rows": small * 1024}}.items():

@@ -2,10 +2,10 @@
 
     python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
 
-The rows: documents resampled from RCV1 where SCALELATENT_DATA names a folder with `rcv1/`, else from made
-counts of the same shape. Each importer is timed in turn with reading its source alone (the file's bytes, or
-its decompressed text), the least of several rounds counts; so the ratios hold also on a machine that is
-busy. Peak memory is that of a fresh process for a file and for one of four times its rows.
+The rows are documents resampled from RCV1 if SCALELATENT_DATA names a folder with `rcv1/`, else from
+generated counts of the same shape. Each importer runs in turn with a reader of its source (the file's bytes,
+or its decompressed text). The least time of several rounds counts, so the ratios also hold on a busy
+machine. Peak memory is that of a fresh process for a file and for one of four times its rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.sta
 
 
 def base_of_documents(folder: Path, seed: int) -> Dataset:
-    """RCV1's counts, or made ones of its shape."""
+    """Return the counts of RCV1 or, without the real data, generated counts of the same shape."""
     real = os.environ.get("SCALELATENT_DATA")
     path = Path(real or ".") / "rcv1" / "rcv1v2_subset27613.npz"
     if real and path.exists():
@@ -58,7 +58,7 @@ def base_of_documents(folder: Path, seed: int) -> Dataset:
 
 
 def svmlight_text(x: sp.csr_array) -> bytes:
-    """tf-idf-like weights with five decimals, labels 0 and 1."""
+    """Return lines of svmlight text: weights with five decimals as in tf-idf, labels 0 and 1."""
     lines = []
     weights = np.round(np.log1p(x.data) / 9.0, 5).tolist()
     columns, ends = (x.indices + 1).tolist(), x.indptr.tolist()
@@ -158,7 +158,7 @@ def scikit_learn_rate(path: Path, content_mb: float) -> float:
 
 
 def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
-    """Making documents, saving and reading rows."""
+    """Measure the generation of documents, and writing and reading of their rows."""
     made: dict[str, Any] = {}
 
     def make() -> None:

@@ -67,7 +67,7 @@ Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
-    """Name, rows, labels, and whether the rows are standardised."""
+    """Yield (name, rows, labels, whether the rows are standardised) of each small set."""
     loaders = {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}
     for name, load in loaders.items():
         yield name, *load(return_X_y=True), True
@@ -98,7 +98,7 @@ def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterat
 
 
 def given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Sets with test rows of their own, of at most ``most`` training rows."""
+    """Yield the sets that come with test rows; training rows are cut to ``most``."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))
@@ -180,7 +180,7 @@ def calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float
 
 
 def calibration(seed: int) -> list[dict[str, Any]]:
-    """Capsules, one split of each set."""
+    """Return the calibration errors of capsules on one split of each set."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
     for name, (train, codes, test, other) in [*sets, *given_sets(60_000)]:
@@ -231,7 +231,7 @@ def best(seed: int) -> list[dict[str, Any]]:
 
 
 def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """All rows of each set, standardised where `errors` standardises them; the number of classes is given."""
+    """Return the NMI of as many clusters as classes of all rows of each set, standardised as in `errors`."""
     lines = []
     for name, x, y, standardise in small_sets():
         rows = StandardScaler().fit_transform(x) if standardise else np.asarray(x, np.float32)
@@ -284,7 +284,7 @@ def densities(seed: int) -> list[dict[str, Any]]:
 
 
 def outputs(seed: int) -> list[dict[str, Any]]:
-    """Binary digits of scikit-learn and, with the real data, 5,000 documents with their commonest topics."""
+    """Measure binary digits of scikit-learn and, with the real data, the main topics of 5,000 documents."""
     digits = (load_digits().data > 7).astype(np.uint8)
     sets = {"lower halves of digits": (digits[:, :32], digits[:, 32:])}
     if os.environ.get("SCALELATENT_DATA"):

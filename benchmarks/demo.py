@@ -1,6 +1,6 @@
 """`scalelatent demo` as a user runs it: python benchmarks/demo.py
 
-A first run with few rows compiles the kernels where that has not been done; the second is what is reported.
+A first run with few rows compiles the kernels; the second run is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common import parser, write
 
 
 def demo(folder: Path, rows: int) -> dict[str, Any]:
-    """One run of the command."""
+    """Run the command once and return its figures."""
     command = [
         sys.executable,
         "-m",
@@ -42,7 +42,7 @@ def demo(folder: Path, rows: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run it."""
+    """Measure two runs and write the figures of the second one."""
     arguments = parser(__doc__, "demo")
     arguments.add_argument("--rows", type=int, default=1_000_000)
     a = arguments.parse_args()

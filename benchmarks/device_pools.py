@@ -1,12 +1,12 @@
-"""A pass on workers of unequal speed: how long it takes against the ideal, and who waits at its end.
-
-A real cluster of worker processes on this machine, whose kernel sleeps for as long as the worker's speed says
-(by default three workers of speed 1 and one of speed 20), so that cores do not matter. The ideal shares out
-all rows by speed, and hands out for nothing. Measured are passes under a driver that knows nothing of speeds
-(runs of rows in proportion to threads, and Dask's stealing), and under one that deals them by measured speed
-(`engine.dask.window`); beside them a simulation of larger pools, without a cluster.
+"""A pass on workers of unequal speed: its time against the ideal, and the idle time of workers at its end.
 
     python benchmarks/device_pools.py [--speeds 1 1 1 20] [--seconds 0.5 2 8]
+
+The cluster has real worker processes on this machine. Their kernel only sleeps, for a time that depends on
+the worker's speed (by default three workers of speed 1 and one of speed 20), so the number of cores does not
+matter. The ideal pass distributes all rows by speed, at no cost. One driver knows no speeds: it distributes
+runs of rows in proportion to threads, and Dask steals work. The other driver distributes the rows by measured
+speed (`engine.dask.window`). A simulation without a cluster covers larger pools.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def of_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
 
 
 def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
-    """Best and median pass: the machine is shared."""
+    """Return the best and the median pass; other work on the machine disturbs single passes."""
     ratios = [p["of_ideal"] for p in passes]
     idle = statistics.median(p["mean_end_idle_share"] for p in passes)
     return {
@@ -103,7 +103,7 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
-    """A pass in a loop of events: what `Window` hands out, and how long that takes the driver."""
+    """Simulate a pass in a loop of events; return the work that `Window` assigns and the driver's seconds."""
     from scalelatent.engine.dask.pools import children
     from scalelatent.engine.dask.window import Costs, Window
     from scalelatent.engine.grid import RowGrid

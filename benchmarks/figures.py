@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tables import CLUSTERED, RESULTS, RIVALS, read, rivals
+from tables import CLUSTERED, RESULTS, RIVALS, TASKS, read, rivals
 
 import scalelatent as sl
 from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes, write_png
@@ -38,12 +38,14 @@ def legend(axes: Any, **options: Any) -> None:
 
 @figure
 def paper_errors() -> Figure:
-    """Test errors of this package and of the papers."""
+    """Draw the test errors of this package and of the papers."""
     rows: list[tuple[str, float, float, float, float]] = []
     found = {(r["architecture"], r["capsule_dim"]): r for r in read("paper_capsule_dims")}
     rows.append(("capsules, MNIST, d = 2", 100 * found["multiclass", 2]["test_error"], 0, 6.21, 0))
-    crbm = read("crbm_mnist")["full/noisy10/mle-bp"]
-    rows.append(("conditional RBM, 10 % noise, pixels", crbm["all"], 0, 1.688, 0))
+    for part, r in read("crbm_mnist").items():
+        if part.startswith("full/"):
+            _, task, learner = part.split("/")
+            rows.append((f"{learner}, pixels, {TASKS[task]}", r["all"], 0, r["paper"]["all"], 0))
     for key, name in CLUSTERED.items():
         r = read("mbn_clustering")[key]
         if paper := r.get("paper"):
@@ -54,7 +56,7 @@ def paper_errors() -> Figure:
     for part, name, paper_error in (("clusters", "without labels", 0.6), ("supervised", "with labels", 0.07)):
         errors = [100 * fit["test_error"] for fit in read("hcn_traits")[part].values()]
         rows.append((f"compositional network, traits {name}", median(errors), 0, paper_error, 0))
-    drawn = new_figure(8.2, 4.2)
+    drawn = new_figure(8.2, 1.4 + 0.25 * len(rows))
     axes = drawn.subplots()
     style_axes(axes)
     for i, (_, ours, spread, paper_error, paper_spread) in enumerate(rows[::-1]):
@@ -71,7 +73,7 @@ def paper_errors() -> Figure:
 
 @figure
 def memory() -> Figure:
-    """Peak memory of a worker against the number of rows."""
+    """Draw the peak memory of a worker against the number of rows."""
     capsule, mixture = read("streamed_pass")["memory"], read("linear_mixture_million")["scale, 100"]
     parts = read("hcn_million")["flat"]["peak_worker_mib"]
     drawn = new_figure(6.4, 3.8)
@@ -97,7 +99,7 @@ def memory() -> Figure:
 
 @figure
 def same_weights() -> Figure:
-    """Digests of the weights of one fit that was run in several ways."""
+    """Draw the digests of the weights of one fit that ran in several ways."""
     found = read("same_bits")["digests"]
     ways = list(next(iter(found.values())))
     drawn = new_figure(8.2, 2.8)
@@ -130,7 +132,7 @@ def _box(x: float, y: float, **style: Any) -> Any:
 
 @figure
 def pass_cost() -> Figure:
-    """Cost of an E-step of capsules in units of its two matrix products."""
+    """Draw the cost of an E-step of capsules in units of its two matrix products."""
     table = read("capsule_pass")["table"]
     places = np.arange(len(table))
     drawn = new_figure(6.4, 3.6)
@@ -189,7 +191,7 @@ def libraries() -> Figure:
 
 @figure
 def rows_read() -> Figure:
-    """Validation error against the number of rows read."""
+    """Draw the validation error against the number of rows read."""
     fits = read("online_capsule")["fits"]
     names = {
         "em": "batch EM",
@@ -213,7 +215,7 @@ def rows_read() -> Figure:
 
 @figure
 def overlap() -> Figure:
-    """Reading and computing, alone, together and on a Dask cluster."""
+    """Draw the seconds of reading and computing, alone, together and on a Dask cluster."""
     streamed = read("streamed_pass")
     drawn = new_figure(8.2, 3.2)
     left, right = drawn.subplots(1, 2)
@@ -240,7 +242,7 @@ def overlap() -> Figure:
 
 @figure
 def workers() -> Figure:
-    """CPU time of the scheduler per span, and the shortest useful span."""
+    """Draw the CPU time of the scheduler per span, and the shortest useful span."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():
@@ -299,7 +301,7 @@ def predicted() -> Figure:
 
 @figure
 def robustness() -> Figure:
-    """Errors on clean and corrupted digits of compositional networks and of rivals."""
+    """Draw the errors on clean and corrupted digits of compositional networks and of rivals."""
     found = read("hcn_digits")
     fits = [fit["errors"] for fit in found["hcn"].values()]
     table = {"compositional network": {key: median(e[key] for e in fits) for key in fits[0]}}
@@ -347,10 +349,13 @@ def draw_rivals(task: str) -> Figure:
     }
     rows = -(-len(found) // 4)
     columns = -(-len(found) // rows)
-    drawn = new_figure(2.1 * columns + 1.8, 2.1 * rows + 0.3)
-    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
     colors = dict(zip(RIVALS[task], COLORS, strict=False))
     shown = dict.fromkeys(method for methods in found.values() for method in methods)
+    # Pages are 7.7 inches wide, so a wider figure would have text below 8 points.
+    legend_columns = max(2, columns - 1)
+    legend_height = 0.22 * -(-len(shown) // legend_columns) + 0.3
+    drawn = new_figure(min(max(2.5 * columns, 6.4), 7.7), 2.1 * rows + legend_height)
+    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, methods) in zip(panels, found.items(), strict=False):
         style_axes(axes)
         axes.set_title(name, fontsize=9)
@@ -373,7 +378,7 @@ def draw_rivals(task: str) -> Figure:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("{x:g}")
-            axes.tick_params(which="minor", labelsize=7)
+            axes.tick_params(which="minor", labelsize=8)
     for axes in panels[len(found) :]:
         axes.set_visible(False)
     for method in shown:
@@ -382,7 +387,11 @@ def draw_rivals(task: str) -> Figure:
         fill = color if is_ours else "white"
         panels[0].plot([], [], "o" if is_ours else "D", color=color, mfc=fill, label=method)
     drawn.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=legend_columns,
+        frameon=False,
+        fontsize=9,
     )
     drawn.supxlabel("CPU seconds of choice, fit and answer, one thread", fontsize=9)
     drawn.supylabel(label, fontsize=9)

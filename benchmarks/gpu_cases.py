@@ -286,6 +286,9 @@ def mbn_cases(few: bool) -> Iterator[Case]:
     units = rng.random((2, 20, 60)) < 0.5
     found = gpu.nearest_codes(x, gpu.make_lists(centroids, units))
     yield "nearest_codes", [found], [reference.nearest_codes(x, reference.make_lists(centroids, units))], 0.0
+    many = np.arange(2**16 + 5, dtype="u4")[None, :, None]  # codes of 32 bits
+    x, units = np.array([[2**16 + 3], [7]]), np.ones((1, 1, 2**16 + 5), dtype=bool)
+    yield "nearest_codes, k > 65,536", [gpu.nearest_codes(x, gpu.make_lists(many, units))], [x], 0.0
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:

@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 # Products of a tile of rows, as in the kernels of mbn and linear_mixture.
@@ -60,7 +60,8 @@ class Work:
     uploads: int = 0  # copies to the card
     downloads: int = 0  # copies to the host, for each of which the host waits
     copied_bytes: float = 0
-    host_bytes: float = 0  # of sums that the host copies from pageable memory or adds
+    host_seconds: float = 0  # of work of the host that nothing overlaps: an estimate
+    serial_seconds: float = 0  # of work whose parts wait for each other: an estimate
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -87,9 +88,10 @@ class Work:
 
     def predicted(self, card: Card) -> float:
         """Return the predicted seconds: the limit, copies, waits and work of the host follow one another."""
-        kernels = max(self.limit(card), (self.launches + self.uploads) * card.launch_seconds)
+        starts = (self.launches + self.uploads) * card.launch_seconds
+        kernels = max(self.limit(card), self.serial_seconds, starts)
         waits = self.downloads * card.wait_seconds
-        return kernels + waits + self.copied_bytes / card.host + self.host_bytes / HOST_RATE
+        return kernels + waits + self.copied_bytes / card.host + self.host_seconds
 
     def bound(self, card: Card) -> tuple[float, str]:
         """Return the lower bound of the seconds, and the resource that sets it."""
@@ -109,7 +111,7 @@ def product(m: int, n: int, k: int, item: int = 4) -> Work:
 
 def capsule_residuals(n: int, total_dim: int, members: int, active: int | None = None) -> Work:
     """Return the work of ``capsule_residuals``; ``active`` rows pass the threshold (None: no threshold)."""
-    host = 8 * (3 * members + (active is not None))
+    host = 8 * (3 * members + 1)
     common = Work(flops64=150.0 * n * members, uploads=2, downloads=1, copied_bytes=12 * n + host)
     rows = 12 * n  # class and weight
     if active is None:
@@ -127,16 +129,14 @@ def capsule_block(
     moved = Work() if on_card else Work(uploads=1, copied_bytes=float(n) * p * item)
     if not on_card:
         moved += Work(bytes=float(n) * p * (item if item == 4 else 2 * item + 4))
-    # Classes and weights are copied together.
-    out = (
-        moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active) + Work(uploads=-1)
-    )
+    out = moved + product(total_dim, n, p) + capsule_residuals(n, total_dim, members, active)
+    out += Work(uploads=-1)  # classes and weights are copied together
     if active is not None and active:
         out += Work(bytes=8.0 * active * p, launches=1)  # active rows are gathered
     if rows:
         # Without a threshold, sums and moment are copied together.
         dense = active is None
-        back = 8.0 * (1 + -(-total_dim * p // 2)) if dense else 4.0 * total_dim * p
+        back = 8.0 * -(-total_dim * p // 2) if dense else 4.0 * total_dim * p
         out += product(total_dim, p, rows) + Work(downloads=0 if dense else 1, copied_bytes=back)
     return out
 
@@ -170,10 +170,39 @@ def mbn_nearest(n: int, p: int, q: int, k: int, item: int, on_card: bool = True)
     )
 
 
-def mbn_nearest_codes(n: int, below: int, clusterings: int = 1) -> Work:
-    """Return the work of ``mbn_nearest_codes``: n rows of ``below`` codes on the card."""
-    read = 4.0 * n * (below + 1) * clusterings
-    return Work(bytes=read, launches=clusterings if n else 0, downloads=1, copied_bytes=4.0 * n * clusterings)
+# Seconds of the host for a unit that a clustering draws, and for a code of a centroid that it reads (1 GB/s,
+# an estimate). At commit e30a2cb5 draws took longer, and the host sorted codes into lists. Draws and sorting
+# were measured on a busy CPU.
+DRAW_SECONDS, READ_SECONDS = 0.73e-9, 2e-9
+EARLIER_DRAW_SECONDS, SORT_SECONDS = 3.9e-9, 18.5e-9
+
+
+def mbn_make_lists(sets: int, v: int, k: int, below: int) -> Work:
+    """Return the work of ``mbn_make_lists``: k centroids of each set, v codes of ``below`` centroids each."""
+    codes, units = 2.0 * sets * k * v, float(sets) * v * below
+    lists = 4.0 * sets * v * (below + 1) + 4.0 * sets * v * k
+    read = 7 * codes + units + 3 * lists  # codes become int32
+    return Work(bytes=read, launches=1, uploads=2, copied_bytes=codes + units)
+
+
+def mbn_nearest_codes(n: int, v: int, sets: int = 1) -> Work:
+    """Return the work of ``mbn_nearest_codes``: n rows of v codes on the card, up to 65,536 centroids."""
+    read, codes = 4.0 * n * (v + 1) * sets, 2.0 * n * sets
+    return Work(bytes=read + codes, launches=1 if n else 0, downloads=1, copied_bytes=codes)
+
+
+def mbn_upper_group(n: int, v: int, k: int, below: int, sets: int) -> Work:
+    """Return the work of a group of clusterings of an upper layer on n rows, the host's draws included."""
+    host = sets * v * (below * DRAW_SECONDS + k * READ_SECONDS)
+    return mbn_make_lists(sets, v, k, below) + mbn_nearest_codes(n, v, sets) + Work(host_seconds=host)
+
+
+def earlier_mbn_upper_group(n: int, v: int, k: int, below: int, sets: int) -> Work:
+    """Return the work of the same group at commit e30a2cb5: lists from the host, a launch per clustering."""
+    host = sets * v * (below * EARLIER_DRAW_SECONDS + k * (READ_SECONDS + SORT_SECONDS))
+    lists = 4.0 * v * (below + 1) + 4.0 * v * (k + 16)
+    count = Work(bytes=4.0 * n * (v + 1) + 4.0 * n, launches=1, uploads=2, copied_bytes=lists + 4.0 * n)
+    return count * sets + Work(downloads=1, host_seconds=host)
 
 
 def mbn_nearest_sparse(n: int, entries: int, on_card: bool = True) -> Work:
@@ -214,14 +243,21 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
 def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
     """Return the work of ``hcn_sweep``, arrays on the card; trees of a chain follow one another."""
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
-    return Work(bytes=read, launches=1)
+    shared = 4 * (images * places + weights) < 232_448 - 1024
+    tree = SHARED_TREE_SECONDS if shared and chains <= 132 else TREE_SECONDS
+    return Work(bytes=read, launches=1, serial_seconds=images * pixels * tree)
+
+
+def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
+    """Return the work of the same sweep at commit e30a2cb5: beliefs in the second-level cache."""
+    now = hcn_sweep(chains, images, pixels, places, weights)
+    return replace(now, serial_seconds=images * pixels * TREE_SECONDS)
 
 
 def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weights: int, room: int) -> Work:
     """Return the work of ``hcn_sweep_messages`` with int16 messages; ``room`` messages an image."""
     more = Work(
         bytes=8.0 * chains * images * room,
-        uploads=1,  # where the messages of each pixel begin
         downloads=1,
         copied_bytes=4.0 * chains,
     )
@@ -231,7 +267,45 @@ def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weigh
 def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
     """Return the work of ``hcn_decode`` with evidence, orders and beliefs on the card."""
     read = 4.0 * (images * (pixels * 2 + 2 * places) + weights) + 4.0 * sweeps * images * room
-    return Work(bytes=read, launches=1, uploads=2, downloads=1, copied_bytes=4.0 * (weights + images))
+    return Work(bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
+
+
+# Estimated seconds of a tree, which waits for the tree before it: beliefs in the second-level cache, or in
+# shared memory.
+TREE_SECONDS, SHARED_TREE_SECONDS = 2e-6, 1e-6
+
+
+VISIT_BYTES = 2**31  # as in models/hcn/model/kept_messages.py
+
+
+def hcn_visit(
+    leaves: int, images: int, pixels: int, places: int, weights: int, room: int, lines: int
+) -> Work:
+    """Return the work of a visit of leaves side by side, one sweep: messages go to the card and back.
+
+    ``lines`` is the height of a feature.
+    """
+    arrays = 4 * images * places + 4 * weights + images * (4 * room + pixels * lines)  # s, w, messages, held
+    together = max(1, VISIT_BYTES // arrays)
+    if leaves > together:
+        whole = hcn_visit(together, images, pixels, places, weights, room, lines) * (leaves // together)
+        rest = leaves % together
+        more = hcn_visit(rest, images, pixels, places, weights, room, lines) if rest else Work()
+        return whole + more
+    once = Work(
+        uploads=7,  # evidence, w, s, messages to s and to w, held, order
+        downloads=5,
+        copied_bytes=leaves * (2.0 * arrays + 8 * images * pixels),
+    )
+    return once + hcn_sweep_messages(leaves, images, pixels, places, weights, room)
+
+
+def earlier_hcn_visit(
+    leaves: int, images: int, pixels: int, places: int, weights: int, room: int, lines: int
+) -> Work:
+    """Return the work of the same visits at commit e30a2cb5: one leaf after the other."""
+    more = Work(uploads=1, copied_bytes=4.0 * (pixels + 1))  # where the messages of each pixel begin
+    return (hcn_visit(1, images, pixels, places, weights, room, lines) + more) * leaves
 
 
 # -- mixtures of linear models ----------------------------------------------------------------------------
@@ -282,7 +356,7 @@ def linear_mixture_leaf(
     if not on_card:
         block += Work(bytes=2.0 * n * p * item, uploads=1, copied_bytes=float(n) * p * item)
     sums = 8.0 * k * (q + 2) * p
-    return block * blocks + Work(downloads=1, copied_bytes=sums, host_bytes=sums)
+    return block * blocks + Work(downloads=1, copied_bytes=sums, host_seconds=sums / HOST_RATE)
 
 
 def earlier_mixture_leaf(
@@ -297,7 +371,7 @@ def earlier_mixture_leaf(
         uploads=2 * classes + 2,
         downloads=2 * classes,
         copied_bytes=grams + 4.0 * n + 8.0 * classes,
-        host_bytes=sums,  # pageable memory, whose pages are new for each block
+        host_seconds=sums / HOST_RATE,  # pageable memory, whose pages are new for each block
     )
     return (now + more) * blocks
 
@@ -305,6 +379,13 @@ def earlier_mixture_leaf(
 # -- bounds -----------------------------------------------------------------------------------------------
 
 Make = Callable[[], Work]
+# Rows of uint8 that the GPU keeps become float32 in each pass; before, they came from the host.
+_KEPT_ROWS = Work(bytes=65_536 * 784 * 5.0)
+_MBN = 60_000, 400, 2000, 4000, 32  # k = 2,000 of 4,000 below; one group of 400 clusterings
+_HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
+# 128 leaves of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
+_HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
+_CAPSULE = 65_536, 784, 20, 1, None, 4
 # A leaf of 20 blocks, as of 10 million rows, on the card: K = 1,000 components of ten classes, 10 dimensions,
 # 16 directions.
 _MIXTURE = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
@@ -313,16 +394,22 @@ EXAMPLES: dict[str, Make] = {
     "capsule, D = 20, 65,536 rows on the card": lambda: capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
+    "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: capsule_block(*_CAPSULE, on_card=True) + _KEPT_ROWS,
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
-    "mbn layer 2, 400 codes, 60,000 rows": lambda: mbn_nearest_codes(60_000, 400),
+    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
-    "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(128, 5, 576, 19 * 17 * 32, 48 * 32),
+    "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*_HCN_SWEEP),
+    "hcn batch, 128 leaves of 40 images": lambda: hcn_visit(*_HCN_VISIT),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*_MIXTURE),
 }
 # The same work as the kernels did it at commit e30a2cb5, for the examples that have changed since.
 EARLIER: dict[str, Make] = {
+    "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
+    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
+    "hcn sweep, 128 chains of 5 images": lambda: earlier_hcn_sweep(*_HCN_SWEEP),
+    "hcn batch, 128 leaves of 40 images": lambda: earlier_hcn_visit(*_HCN_VISIT),
     "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),

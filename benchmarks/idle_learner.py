@@ -1,4 +1,4 @@
-"""A learner that computes nothing; a file of its own, so that workers of a cluster can be sent it."""
+"""A learner that computes nothing, in a file that can be uploaded to the workers of a cluster."""
 
 from __future__ import annotations
 

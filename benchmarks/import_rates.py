@@ -1,12 +1,13 @@
 """Rate and peak memory of every importer: python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
 
-For each kind of file, in one process and in turn: reading the source alone with the library of the format
-(for images: opening and decoding), one thread; the same and hashing and packing the rows as the dataset does,
-one thread, nothing written; the import. Rates are MB/s of rows, from the fastest of a few rounds; the page
-cache is warm. Peak memory is that of a child process that imports, at a size and at four times that size.
+For each kind of file, one process measures three ways in turn. The first reads the source with the library of
+the format (images: opens and decodes them), on one thread. The second also hashes and compresses the rows as
+a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows, from the
+fastest of a few rounds, with a warm page cache. Peak memory is that of a child process that imports, at one
+size and at four times this size.
 
-Rows: MNIST's images where SCALELATENT_DATA names a folder with `mnist/`, else built-in digits. JPEG files are
-256 x 256 in colour, smooth noise; `images jpg 64` also shrinks them.
+The rows are MNIST's images if SCALELATENT_DATA names a folder with `mnist/`, else built-in digits. JPEG files
+are smooth colour noise of 256 x 256 pixels; `images jpg 64` also shrinks them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def digit_rows(n: int) -> np.ndarray:
 
 
 def photo(i: int) -> Any:
-    """A smooth colour image, a function of its number."""
+    """Return a smooth colour image, which depends only on its number."""
     from PIL import Image
 
     coarse = np.random.Generator(np.random.Philox(i)).integers(0, 256, (16, 16, 3)).astype("u1")
@@ -81,7 +82,7 @@ def make_h5(path: Path, n: int, dtype: str = "u1", **how: Any) -> None:
 
 
 def make_mat73(path: Path, n: int) -> None:
-    """As MATLAB writes it: a header of 512 bytes, axes reversed, packed chunks."""
+    """Write a file as MATLAB does: a header of 512 bytes, reversed axes, compressed chunks."""
     import h5py
 
     with h5py.File(path, "w", userblock_size=512) as file:
@@ -126,7 +127,7 @@ def make_svmlight(path: Path, n: int) -> None:
 
 
 def tables(n: int, lists: bool) -> Any:
-    """A table of digits: a column a pixel, or one of lists."""
+    """Return a table of digits with a column per pixel, or with one column of lists."""
     import pyarrow as pa
 
     rows = digit_rows(n).reshape(n, -1)
@@ -154,7 +155,7 @@ def make_csv(path: Path, n: int) -> None:
 
 
 def make_hf(path: Path, n: int) -> None:
-    """PNG images in a column, as `datasets` keeps them."""
+    """Write a column of PNG images in the format of `datasets`."""
     import datasets
     from PIL import Image
 
@@ -336,7 +337,7 @@ WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
 
 
 def pack(parts: Any, floats: bool) -> None:
-    """Process rows as a dataset does: SHA-256 and, unless they are floats, LZ4; nothing is written."""
+    """Hash and compress rows as a dataset does (SHA-256; LZ4 unless they are floats), without writing."""
     import numcodecs
 
     codec = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.NOSHUFFLE)
@@ -379,7 +380,7 @@ def peak_of_child(name: str, path: Path, out: str) -> float:
 
 
 def measure(name: str, folder: Path, mb: float, rounds: int) -> dict[str, Any]:
-    """One kind: rates at one size, peaks at two."""
+    """Measure one kind of source: rates at one size, peak memory at two sizes."""
     kind = KINDS[name]
     result: dict[str, Any] = {"kind": name}
     peaks = []

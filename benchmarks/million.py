@@ -1,9 +1,9 @@
 """all_vs_all, d = 4, on a million infinite digits from MNIST rows 0:50000, out of core on a local cluster:
 python benchmarks/million.py FOLDER
 
-Writes the dataset (validation 50000:60000 and the test set stay untouched), starts worker processes, fits,
-scores, and reports passes, seconds, bytes read and the largest resident size of a worker. An interrupted run
-resumes where it stopped. Needs SCALELATENT_DATA.
+The benchmark writes the dataset (without validation rows 50000:60000 and the test set), starts worker
+processes, fits, scores, and reports passes, seconds, bytes read and the largest resident size of a worker. An
+interrupted run resumes. SCALELATENT_DATA is required.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scalelatent.deploy.probes import peak_bytes
 
 
 class Tell(sl.Callback):
-    """A line every twenty passes."""
+    """Callback that prints a line every twenty passes."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         if record["pass"] % 20 == 0:
@@ -29,7 +29,7 @@ class Tell(sl.Callback):
 
 
 def main() -> None:
-    """Run it."""
+    """Make the rows, run the fit and write its figures."""
     args = parser(__doc__, "million")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)

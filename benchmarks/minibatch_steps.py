@@ -1,13 +1,13 @@
 """Time of a minibatch step beyond its computation: python benchmarks/minibatch_steps.py
 
-in_process   milliseconds a step of a learner that computes nothing, rows in memory and stored
-dask         the same on a LocalCluster of 2 workers with 1 thread, its steps all on one worker ("one") and
-             spread over both ("all"), for 1, 2 and 4 chains and states of 16 kB to 1 MB; and the time of a
-             step that computes for 20 ms a chain, less what the busier worker computes. "transfer" is a bare
-             pair of Dask tasks a step that exchange as many bytes: what is left to our code is the difference
-auto         steps that compute for 0.2, 5 and 40 ms a chain: what each way costs, and what the executor chose
+in_process   milliseconds per step of a learner that computes nothing, with rows in memory and stored
+dask         the same on a LocalCluster of 2 workers with 1 thread. All steps run on one worker ("one") or are
+             spread over both ("all"), for 1, 2 and 4 chains and states of 16 kB to 1 MB. Also the time of a
+             step that computes for 20 ms per chain, less the computing time of the busier worker. "transfer"
+             is the time of a bare pair of Dask tasks that exchange as many bytes; the rest is our code
+auto         steps that compute for 0.2, 5 and 40 ms per chain: the cost of each way, the executor's choice
 
-Each figure is the least of several segments of one fit, taken in turn where two are compared.
+Each figure is the least of several segments of one fit. Compared fits run in turn.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Parts(Callback):
 def seconds_a_step(
     make: Callable[[], Any], learner: Idle, rows: sl.Dataset, chains: int, steps: int
 ) -> float:
-    """The least of six parts of one fit; the first, which starts threads and opens files, does not count."""
+    """Return the least seconds of a step over the parts of a fit after the first, which starts threads."""
     executor, parts = make(), Parts(steps)
     rows = rows[: BATCH * (7 * steps + 1)]
     stage = make_stage("idle_step", learner, {"train": rows}, "cpu", rows.classes)
@@ -89,7 +89,7 @@ def _exchange(numbers: int, *others: Any) -> np.ndarray:
 
 
 def bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
-    """Seconds a step of two Dask tasks on two workers, each of which needs both results of the last step."""
+    """Return the seconds of a step of two Dask tasks on two workers; each task needs both last results."""
     names = sorted(client.nthreads())
     begin, futures = time.perf_counter(), list[Any]()
     for step in range(steps):
@@ -105,7 +105,7 @@ def bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
 
 
 def maker(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
-    """Makes an executor whose run folder is new."""
+    """Return a function that makes an executor with a new run folder."""
 
     def make() -> DaskExecutor:
         executor = DaskExecutor(client, EngineStore(tempfile.mkdtemp(dir=folder)))

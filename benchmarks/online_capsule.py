@@ -1,11 +1,11 @@
-"""Error against rows read on infinite digits, multiclass, d = 4: batch EM with the paper's schedule, stepwise
-EM, passive-aggressive learning: python benchmarks/online_capsule.py FOLDER
+"""Error against rows read on infinite digits, multiclass, d = 4: python benchmarks/online_capsule.py FOLDER
 
-The dataset is made in FOLDER from MNIST rows 0:50000 (validation 50000:60000 and the test set stay
-untouched). All three fits end by the validation error of their schedules or at their last pass; the curve is
-the validation error of the model of the moment, the number beside it the test error of the model that was
-kept. In parts: --only stepwise --partial FILE runs one fit and adds it to FILE; without --only the fits that
-FILE lacks are run, then JSON and PNG are written. Needs SCALELATENT_DATA.
+The fits are batch EM with the paper's schedule, stepwise EM and passive-aggressive learning. The dataset is
+made in FOLDER from MNIST rows 0:50000, without validation rows 50000:60000 and the test set. All three fits
+end by the validation error of their schedules or at their last pass. The curve shows the validation error of
+the model during the fit; the number beside the curve is the test error of the final model. `--only stepwise
+--partial FILE` runs one fit and adds it to FILE; without --only, the command runs the fits that FILE lacks
+and writes JSON and PNG. SCALELATENT_DATA is required.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
 
 
 def run(name: str, a: Any) -> dict[str, Any]:
-    """One fit."""
+    """Run one fit and return its figures."""
     train, held, test = infinite_digits(a.folder, a.rows, a.seed)
     steps = -(-a.rows // 1024)
     model = sl.CapsuleRegression(
@@ -86,7 +86,7 @@ def compare(fits: dict[str, Any]) -> dict[str, Any]:
 
 
 def picture(fits: dict[str, Any], rows: int, path: Path) -> None:
-    """Validation error against rows read."""
+    """Draw the validation error against the number of rows read."""
     figure = new_figure(6.4, 4.0)
     ax = figure.add_subplot()
     style_axes(ax)

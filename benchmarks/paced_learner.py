@@ -1,5 +1,6 @@
-"""A batch learner whose rows take as long as the name of the worker says; a file of its own, so that workers
-can be sent it. Sleeping needs no core: a machine with two has a pool of any speeds.
+"""A batch learner whose rows take a time that the name of the worker gives, in a file for upload to workers.
+
+The learner sleeps, which needs no core, so two cores are enough for a pool of any speeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Time of partial_fit of one row beyond its mathematics: python benchmarks/partial_fit.py
 
-The mathematics is :meth:`RunningCapsule.learn` on rows and codes that need no check; partial_fit adds checks,
-class codes, the attributes. Medians over single calls, taken in turn; models fitted before, MNIST-sized rows.
+The mathematics is :meth:`RunningCapsule.learn` on rows and codes that need no check; `partial_fit` adds
+checks, class codes and attributes. The figures are medians over single calls, in turn, of fitted models with
+rows of the size of MNIST images.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> d
 
 
 def main() -> None:
-    """Run it."""
+    """Measure the calls and write their figures."""
     args = parser(__doc__, "partial_fit")
     args.add_argument("--calls", type=int, default=1000)
     a = args.parse_args()

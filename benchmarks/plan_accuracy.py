@@ -1,12 +1,10 @@
 """Predictions of `plan` against measured time and memory of twelve jobs of all kinds.
 
-The peak memory of a fit is measured on 50,000 and on 800,000 rows.
-
     python benchmarks/plan_accuracy.py [--only NAME…] [--base MNIST.zarr]
 
-Each job runs as a command of its own: `scalelatent plan --json`, then `scalelatent fit --json`. Time is that
-of the whole command. Peak is the largest resident size of the process, or of any worker. Kernels and rates
-are warm: a first plan of each job has measured them.
+Each job is two commands: `scalelatent plan --json`, then `scalelatent fit --json`. Time is that of the whole
+command. Peak memory is the largest resident size of the process or of any worker; it is measured with 50,000
+and with 800,000 rows. A first plan of each job has compiled the kernels and measured the rates.
 """
 
 from __future__ import annotations
@@ -102,7 +100,7 @@ def command(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
 
 
 def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
-    """Digit images of 28 x 28 pixels, and clean bits of them."""
+    """Write digit images of 28 x 28 pixels, and binary images without corruption; return their paths."""
     from sklearn.datasets import load_digits
 
     if base is None:
@@ -118,7 +116,7 @@ def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
 
 
 def job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
-    """A job of :data:`JOBS`."""
+    """Write the job file of a job of :data:`JOBS`."""
     count, kind, lines = JOBS[name]
     place = str(rows[kind])
     data = [f"train = '{place}'", f"train_rows = '0:{count}'"]

@@ -1,18 +1,18 @@
-"""The models beside other methods, on rows that they have not seen:
+"""The models beside other methods, on rows that no method was fitted to:
 
     python benchmarks/rivals.py                                        measure what results/rivals.json lacks
     python benchmarks/rivals.py --task clustering --method MultilayerBootstrapNetwork --again
     python benchmarks/rivals.py --task classification --set digits,USPS --seeds 1
 
 Six tasks: classification, density with planted outliers, clustering, denoising and completion, several
-labels, parts of images. rivals_tasks.py has their sets, methods and scores. Each (task, set, method, seed) is
-a unit that runs in a process of its own on one thread; its record is in the file as soon as it ends, so the
-command may be interrupted and repeated. Seconds are CPU seconds of the choice of parameters, the fit and the
-answer for held-out rows. A small fit comes before them, so that compilation does not count. Units that take
-more than --limit CPU seconds are recorded as such, and other seeds of them are not run.
+labels, parts of images. rivals_tasks.py defines their sets, methods and scores. Each (task, set, method,
+seed) is a unit, which runs in a process of its own on one thread. Its record is stored when it ends, so an
+interrupted command can be repeated. Seconds are CPU seconds of the choice of parameters, the fit and the
+answer for held-out rows. A small fit runs first, so that compilation does not count. If a unit exceeds
+--limit CPU seconds, its record says so, and its other seeds do not run.
 
 Rivals from other packages need the extra "bench" (LightGBM, umap-learn, PyTorch). Sets of real data need the
-folder SCALELATENT_DATA. What is absent is skipped.
+folder SCALELATENT_DATA. Units without their package or data are skipped.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Sets, methods and scores of rivals.py. A method gets rows and a seed, fits, and answers for held-out rows.
 
-Methods have the default parameters of their library, except for these choices, which are made on a fifth of
-the training rows: C of logistic regression and of the SVM, the number of neighbours, the number of components
-of Gaussian mixtures and of PCA, the bandwidth of kernel densities, the weight decay of logistic regression
-and of an MLP for images (20 epochs), the epochs of an MLP for labels, the epoch of the U-Net. "chosen" in the
-name of a model of scalelatent means the same for its components and directions. The seconds of a method
-include its choice.
+Methods have the default parameters of their library, except for these parameters, which are chosen on a fifth
+of the training rows: C of logistic regression and of the SVM, the number of neighbours, the number of
+components of Gaussian mixtures and of PCA, the bandwidth of kernel densities, the weight decay of logistic
+regression and of an MLP for images (20 epochs), the epochs of an MLP for labels, the epoch of the U-Net.
+"chosen" in the name of a model of scalelatent means the same for its components and directions. The seconds
+of a method include its choice.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from common import averaged, mnist, rcv1_subset, usps
 from defaults import small_sets, splits
 from hcn_common import n_found
 from hcn_single import SETS as IMAGES
-from hcn_single import estimator, image_of, placed_kinds
+from hcn_single import estimator, image_of, patches, placed_kinds
 from scipy.ndimage import median_filter
 from sklearn.cluster import HDBSCAN, KMeans, SpectralClustering
 from sklearn.datasets import make_classification, make_multilabel_classification
 from sklearn.decomposition import NMF, PCA, MiniBatchDictionaryLearning
 from sklearn.ensemble import IsolationForest
-from sklearn.feature_extraction.image import extract_patches_2d
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.mixture import GaussianMixture
@@ -246,7 +245,7 @@ def mnist_levels(seed: int, n: int) -> Rows:
 
 
 def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
-    """Leave one of the rarer classes out of the training rows, and plant outliers among the held-out rows.
+    """Exclude a rare class from the training rows, and add outliers to the held-out rows.
 
     The truth is 0 for rows of the other classes, 1 for rows of the class that was left out, and 2 for rows
     of which each column comes from one of two held-out rows.
@@ -387,7 +386,7 @@ def network(x: np.ndarray, k: int, seed: int, **given: Any) -> np.ndarray:
 
 
 def umap(x: np.ndarray, k: int, seed: int) -> np.ndarray:
-    """Embed rows as the pages of UMAP advise for clusters: min_dist=0."""
+    """Embed rows with min_dist=0, as the documentation of UMAP advises for clusters."""
     from umap import UMAP
 
     return UMAP(min_dist=0.0, random_state=seed, n_jobs=1).fit_transform(x)
@@ -693,13 +692,6 @@ def parts_network(restarts: int) -> Method:
     return run
 
 
-def patches(given: Picture) -> np.ndarray:
-    """Return all patches of the size of a feature that have a pixel that is on."""
-    x = given.dataset.read_x(0, 1).reshape(given.images.image_shape)
-    found = extract_patches_2d(x, IMAGES[given.name][1][1]).astype(np.float64)
-    return found.reshape(len(found), -1)[found.any(axis=(1, 2))]
-
-
 def decomposed(make: Callable[[int, int], Any]) -> Method:
     """Return a method whose features are the components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
 
@@ -708,7 +700,9 @@ def decomposed(make: Callable[[int, int], Any]) -> Method:
 
     def run(given: Picture, seed: int) -> np.ndarray:
         count, window = IMAGES[given.name][1]
-        found = np.abs(make(3 * count, seed).fit(patches(given)).components_)
+        found = np.abs(
+            make(3 * count, seed).fit(patches(given.name, given.images, given.dataset)).components_
+        )
         found /= np.maximum(found.max(axis=1, keepdims=True), 1e-12)
         return np.concatenate([found > cut for cut in (0.3, 0.5, 0.7)]).reshape(-1, 1, *window)
 

@@ -1,26 +1,27 @@
 """A pass from S3 on loopback against local disk: python benchmarks/s3_pass.py [--parts pass,troubled,clients]
 
-A capsule E-step (D = 80) over stored float32 rows, nothing cached, one computing thread: the same rows from
-the disk and from an S3 server (moto's, in a process of its own on 127.0.0.1), in turn; the fastest of the
-rounds.
+``pass``: a capsule E-step (D = 80) over stored float32 rows without a cache, on one computing thread. The
+same rows come in turn from the disk and from an S3 server (moto, in a process of its own on 127.0.0.1). The
+fastest round counts.
 
-compute_s      rows at hand: what both have to do
-disk_s, s3_s   read and compute; ratio = s3_s / disk_s
-read_*_s       reading alone
-server_s       the same objects by eight plain HTTP connections, nothing decoded: what this server can give
-delay          the same with a server that lets every request wait, as one over a network does: several reads
-               in flight against one after the other
+compute_s      seconds with the rows in memory, which both ways have in common
+disk_s, s3_s   seconds of reading and computing; ratio = s3_s / disk_s
+read_*_s       seconds of reading alone
+server_s       seconds of the same objects by eight plain HTTP connections without decoding: its limit
+delay          the same with a server that delays every request, as a network does: several simultaneous reads
+               against one read after the other
 
-``troubled``: the server behind a proxy in a process of its own. A request waits --latency milliseconds; of a
-hundred one is answered 503, and of a hundred answers one each breaks off in its middle with a reset, or comes
-in pieces over half a second. A fit of ten passes, nothing cached, from the server alone and by the proxy:
-seconds, rates, what the proxy did, and whether the weights have the same bits.
+``troubled``: the server behind a proxy in a process of its own. The proxy delays each request by --latency
+milliseconds. It answers one request of a hundred with 503, resets the connection in the middle of one answer
+of a hundred, and sends one answer of a hundred in pieces over half a second. A fit of ten passes without a
+cache runs with the server alone and through the proxy. The results are seconds, rates, the proxy's failures,
+and whether the weights have the same bits.
 
 ``clients``: the same rows read from an address (by s3fs, with the retries of `storage/objects.py`) and from
-an obstore `S3Store` that is given to `open_dataset` (with retries of its own). Seconds of reading all rows,
-in turn, from the server alone, with a delay of --delay, and through that proxy; how many of several hundred
-listings end in an error where one answer of a hundred breaks off; and whether a process that is forked from
-one that has read can read, and that one afterwards.
+an obstore `S3Store` that is passed to `open_dataset` (with its own retries). The results are the seconds of
+reading all rows, in turn, from the server alone, with a delay of --delay, and through the proxy; the number
+of failures of several hundred listings if one answer of a hundred is interrupted; and whether a process that
+was forked from a reading process can read, and the reading process afterwards.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ ENVIRONMENT = {
 
 
 def lead_to(port: int) -> None:
-    """Have the environment lead to the server, or to a proxy."""
+    """Set the environment variables that name the server or a proxy."""
     os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
 
 
@@ -97,7 +98,7 @@ def serve(pipe: Any, delay: Any) -> None:
 
 @contextmanager
 def s3_server() -> Iterator[tuple[int, Any]]:
-    """A server in a process of its own: (port, its delay in seconds, to be set)."""
+    """Start a server in a process of its own; yield (port, its delay in seconds, which can be set)."""
     context = multiprocessing.get_context("spawn")
     delay = context.Value("d", 0.0)
     here, there = context.Pipe()
@@ -172,7 +173,7 @@ def trouble(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> N
                 self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Suppress the log."""
 
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
     pipe.send(proxy.server_port)
@@ -185,7 +186,7 @@ SINGLE = ("content-length", "connection", "transfer-encoding")
 
 @contextmanager
 def troubled_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int, Any]]:
-    """A proxy in a process of its own: (port, how often it did each of its troubles)."""
+    """Start a proxy in a process of its own; yield (port, the count of each of its failures)."""
     context = multiprocessing.get_context("spawn")
     counts = context.Array("q", len(TROUBLES))
     here, there = context.Pipe()
@@ -212,7 +213,7 @@ def fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, f
 
 
 def one_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], Any]:
-    """A pass of the E-step over a dataset; the state stays, so that each does the same."""
+    """Return the call that runs a pass of the E-step over a dataset, always from the same state."""
     em, state = learner(8, seed)
     stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
     executor = InProcessExecutor(1, cache=cache)
@@ -220,7 +221,7 @@ def one_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], 
 
 
 def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
-    """Reading all rows, nothing else."""
+    """Return the call that reads all rows, without computing."""
     blocks = [(a, min(a + 4096, len(dataset))) for a in range(0, len(dataset), 4096)]
 
     def read() -> None:
@@ -393,7 +394,7 @@ def after_fork(client: str) -> tuple[str, str]:
 
 
 def clients(folder: Path, a: Any) -> dict[str, Any]:
-    """Our client of S3 beside obstore."""
+    """Return the rates of our S3 client and of obstore."""
     from importlib.metadata import version
 
     disk = stored_rows(folder, a.rows, a.seed)

@@ -1,9 +1,9 @@
-"""Digests of one fit that is run in five ways: python benchmarks/same_bits.py FOLDER
+"""Digests of one fit that runs in five ways: python benchmarks/same_bits.py FOLDER
 
-Each model is fitted to the same generated images on disk: by one thread, by two threads, by two Dask workers,
-by two Dask workers of which one is killed after the second pass, and interrupted after the second pass and
-then resumed. The digest covers all arrays of the saved model. Equal digests mean equal weights, bit for
-bit.
+Each model is fitted to the same generated images on disk: by one thread; by two threads; by two Dask workers;
+by two Dask workers of which one is killed after the second pass; and with an interruption after the second
+pass and a resume. The digest covers all arrays of the saved model, so equal digests mean equal weights, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Once(sl.Callback):
 
 
 def images(folder: Path, rows: int, seed: int) -> sl.Dataset:
-    """Ten binary 8 x 8 images, with one pixel in twenty flipped."""
+    """Return rows of ten binary 8 x 8 images, with one pixel in twenty inverted."""
 
     def make() -> sl.Dataset:
         rng = np.random.default_rng(seed)
@@ -84,7 +84,7 @@ def digest(model: Any, folder: Path) -> str:
 
 
 def fitted(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
-    """A model that was fitted in one of the ways."""
+    """Return a model that was fitted in one of the ways."""
     if way == "one thread":
         return make(1).fit(data)
     if way == "two threads":

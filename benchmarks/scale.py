@@ -5,35 +5,34 @@
     python benchmarks/scale.py FOLDER --parts ten_million
 
 passes       one pass (online: an epoch; mbn: the codes of its first layer) of each kind over each number of
-             rows by each number of workers of a local cluster. Each is a part of results/scale.json: what is
-             there is not measured again without --again, so that an interrupted run resumes. No pass begins
-             that, by those before it, would end after --seconds
+             rows by each number of workers of a local cluster. Each is a part of results/scale.json. Stored
+             parts are measured again only with --again, so an interrupted run resumes. No pass begins that
+             would end after --seconds, judged by the passes before
 page         scale.md, from results/scale.json and results/simulated_cluster.json
 ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap networks, an epoch of a
              conditional RBM, with the memory of workers over time
 
-``--quickest`` measures capsules and mixtures at a million rows and below, the others at 100,000 and below;
-else capsules and mixtures go up to ten million, the others to four. Needs SCALELATENT_DATA.
+``--quickest`` measures capsules and mixtures with up to a million rows and the others with up to 100,000; by
+default the limits are ten million and four million rows. SCALELATENT_DATA is required. Batch learners cache
+rows between passes (`[engine] cache = 0.3`), as their plans suggest.
 
-Batch learners keep rows between passes (`[engine] cache = 0.3`), as plans of them say.
+Model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: the seconds of
+a row, and the seconds of a pass beyond its rows. The functions of the engine give the spans of a pass over n
+rows by W workers. Then
 
-The model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: seconds of
-a row, and of a pass beside its rows. The spans of a pass over n rows by W workers are those that the engine
-cuts (its own functions are asked). Then
-
-    batch, map  the rows of the worker that has most spans, times seconds of a row
-    online      steps, one after another: rows of the worker with most chains, times seconds of a row, and
-                what spreading a step costs; or all on one worker, where that takes less
+    batch, map  the rows of the worker with most spans, times the seconds of a row
+    online      steps, one after another: rows of the worker with most chains, times the seconds of a row, and
+                the cost of spreading a step; or all steps on one worker if that takes less
     all         bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
 
-The longest of these counts, for they overlap; on top come the seconds of a pass beside its rows, and the
-levels of the reduce tree, whose vectors go over the network. Passes that gave no constants check the model.
-Workers, scheduler and driver of these share two processors: what more spans than in the passes of the
-constants cost scheduler and driver (with the fewest simulated workers) comes on top too, and the vectors that
-go from one worker to another, at the rate of a network.
+These times overlap, so the longest counts. The seconds of a pass beyond its rows are added, and the levels of
+the reduce tree, whose vectors go over the network. Passes that gave no constants check the model. Their
+workers, scheduler and driver share two processors, so two costs are added: the scheduler's and driver's
+seconds of further spans (with the fewest simulated workers), and the vectors between workers at the rate of a
+network.
 
-Prices and rates of store and network are assumed (ASSUMED); what a span, a shard and a step cost the
-scheduler is measured with simulated workers (simulated_cluster.py).
+Prices and rates of store and network are assumptions (ASSUMED). The cost of a span, a shard and a step for
+the scheduler is measured with simulated workers (simulated_cluster.py).
 """
 
 from __future__ import annotations
@@ -105,12 +104,12 @@ class Case:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Rows that are read in many passes are kept, as plans say."""
+        """Return the engine's options; rows that are read in many passes are cached, as plans suggest."""
         return {"cache": 0.3} if self.loop == "batch" else {}
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of passes: two that give the constants, then those that check them."""
+        """Return the numbers of rows: two that give the constants, then those that check them."""
         return SMALLEST["batch" if self.loop == "batch" else "slow"] + LARGER[self.loop]
 
 
@@ -153,7 +152,7 @@ CASES = {
 
 
 def rows_of(folder: Path, name: str, n: int) -> Dataset:
-    """The first n infinite digits of 28 x 28, or images of letters; of the smallest dataset that has them."""
+    """Return n infinite digits or images of letters, from the smallest stored dataset with enough rows."""
     made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
     size = min((rows for rows in made if rows >= n), default=n)
     place = folder / f"{name}-{size}.zarr"
@@ -283,7 +282,7 @@ def busy() -> float:
 
 
 def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
-    """A fit on the cluster of the moment, up to the pass that is meant."""
+    """Run a fit on the present cluster up to the requested pass."""
     seen = Seen(case.stage)
     begin, others = time.perf_counter(), busy()
     with tempfile.TemporaryDirectory() as run:
@@ -314,7 +313,7 @@ def wanted(a: argparse.Namespace) -> list[tuple[str, int, int]]:
 
 
 def measure(a: argparse.Namespace) -> None:
-    """All passes that are asked for and not there yet, by one cluster for each number of workers."""
+    """Measure the requested passes without results, on one cluster for each number of workers."""
     begin, had = time.perf_counter(), {} if a.again else pieces_of(a.out)
     todo = [piece for piece in wanted(a) if piece not in had]
     datasets = {(name, n): rows_of(a.folder, CASES[name].rows, n) for name, n, _ in todo}
@@ -497,7 +496,7 @@ def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str
 
 
 def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, dict[str, Any]]) -> str:
-    """scale.md."""
+    """Return the text of scale.md."""
     dates = sorted({r["date"] for r in pieces.values()})
     others = sorted(r["busy_before"] for r in pieces.values())
     middle = others[len(others) // 2]
@@ -628,7 +627,7 @@ class Workers:
 
 @contextmanager
 def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
-    """The workers, looked at until the end."""
+    """Yield the workers, whose memory and CPU time a thread records until the end of the block."""
     workers = [psutil.Process(pid) for pid in client.run(lambda: psutil.Process().pid).values()]
     seen, ended = Workers([]), threading.Event()
 
@@ -661,7 +660,7 @@ def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
 
 
 def ten_million(a: argparse.Namespace) -> None:
-    """Fits of each of --fits, on a local cluster, with the peaks of quarters of their time."""
+    """Run each of --fits on a local cluster; write the peak memory of each quarter of its time."""
     capsules = {"capsule_dim": 6, "algorithm": "stepwise", "projection": None, "n_epochs": 1}
     chains = {"batch_size": 100, "n_chains": 2, "local_steps": 50, "learning_rate": 1e-3, "n_epochs": 1}
     fits: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -702,7 +701,7 @@ def ten_million(a: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parts that are asked for."""
+    """Run the requested parts."""
     args = parser(__doc__, "scale")
     args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument("folder", type=Path)

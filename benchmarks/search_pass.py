@@ -1,16 +1,17 @@
-"""16 candidates that share each pass, against 16 fits one by one: python benchmarks/search_pass.py FOLDER
+"""16 candidates that share each pass, against 16 single fits: python benchmarks/search_pass.py FOLDER
 
-All in one process with 2 threads, rows streamed from disk and never cached, so that every pass reads them:
+All ways run in one process with 2 threads. The rows are streamed from disk without a cache, so every pass
+reads them:
 
 search    `sl.Search` over 16 candidates with validation rows
-singles   the same candidates fitted one after the other; the same bits
+singles   the same candidates, fitted one after the other, with the same bits
 grid      GridSearchCV over the same candidates and split; it needs the rows as one array, which
           is read into memory first and copied for the split
 folds     `sl.Search` over the first 4 candidates in 4 folds (16 fits), against `folds_grid`, GridSearchCV on
           the array in memory with the same folds
 
-Seconds (by the clock, and of the processor) are the least of the rounds, taken in turn; rows and bytes are
-what the passes of learning read.
+Seconds (wall and CPU) are the least of several rounds, in turn; rows and bytes are those that the learning
+passes read.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Passes(sl.Callback):
         self.bytes += record["bytes_read"]
 
     def reported(self) -> dict[str, Any]:
-        """As results."""
+        """Return the figures in the format of the results."""
         return {"passes": self.passes, "rows_read": self.rows, "bytes_read": self.bytes}
 
 
@@ -65,7 +66,7 @@ def in_memory(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dict[str, Any]:
-    """Seconds, passes, rows and bytes of each way."""
+    """Return the seconds, passes, rows and bytes of each way."""
     cut = len(dataset) * 5 // 6
     train, held = dataset[:cut], dataset[cut:]
     candidates = list(ParameterGrid(GRID))

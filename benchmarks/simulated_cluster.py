@@ -1,10 +1,10 @@
 """Cost of the loops of a fit for the scheduler, on a simulated cluster of up to 1,000 workers.
 
-The scheduler is a real one in a process of its own. The workers are real Worker objects, packed into a few
-processes: they get, answer and exchange the messages of 1,000 machines, only their spans hold a few rows. The
-driver is the engine's own. Measured are the CPU seconds of scheduler and driver and the messages of a pass,
-of a step and of a map; from the cost of a task follows how many workers one job can keep busy, and how long
-its spans must be.
+The scheduler is a real one in a process of its own. The workers are real Worker objects, many in each of a
+few processes. They receive, answer and exchange the messages of 1,000 machines, but their spans have few
+rows. The driver is that of the engine. The benchmark measures the CPU seconds of scheduler and driver and the
+messages of a pass, of a step and of a map. The cost of a task gives the number of workers that one job can
+keep busy, and the least length of its spans.
 
     python benchmarks/simulated_cluster.py [--loops batch paced online map] [--workers 10 100 1000]
 
@@ -74,7 +74,7 @@ def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
 
     class Tiny(Worker):
         def start_http_server(self, *args: Any, **how: Any) -> None:
-            """1,000 web servers in one process measure nothing."""
+            """Start no server, because 1,000 web servers in one process measure nothing."""
 
     async def serve() -> None:
         pool = ThreadPoolExecutor(threads)
@@ -93,7 +93,7 @@ def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
 
 @contextmanager
 def simulated(count: int, threads: int = 0) -> Any:
-    """A client of a cluster of ``count`` simulated workers, with ``threads`` a process, or one for each."""
+    """Yield a client of ``count`` simulated workers, with ``threads`` per process, or one for each."""
     import dask
     from distributed import Client
 
@@ -130,7 +130,7 @@ def receive(pipe: Any, seconds: float) -> Any:
 
 
 def patient(make: Callable[[], Any], times: int = 5) -> Any:
-    """Return ``make()`` after retries: 1,000 workers in a few processes do not always answer in a minute."""
+    """Return ``make()`` after retries, because 1,000 workers in few processes may take over a minute."""
     from scalelatent.errors import RunError
 
     for _ in range(times - 1):

@@ -1,4 +1,4 @@
-"""A batch learner and a map that compute next to nothing, in a file of their own: workers can be sent it."""
+"""A batch learner and a map that compute nearly nothing, in a file that can be uploaded to workers."""
 
 from __future__ import annotations
 

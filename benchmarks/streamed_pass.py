@@ -1,12 +1,13 @@
 """Passes out of core and on Dask against in process: python benchmarks/streamed_pass.py FOLDER
 
 overlap   for several D, on stored float32 rows: a pass that only reads, one that only computes (rows cached),
-          and one that does both, which should cost little more than the larger of the others; and the same
-          with rows read into fresh pages
-dask      1,000,000 x 196 rows, all cached after the first pass: seconds a pass in process with 2 threads and
-          on a LocalCluster of 2 workers with 1 thread, in turn; the difference against 20 ms + 2 ms a span
-kept      the same rows by two threads in process, for several D: seconds a pass with all rows kept between
-          passes, with none, and as a fit decides by itself, in turn
+          and one that does both, which should cost little more than the slower of the others; and the same
+          with rows read into new memory
+dask      1,000,000 x 196 rows, all cached after the first pass: seconds per pass in one process with 2
+          threads and on a LocalCluster of 2 workers with 1 thread, in turn; the difference is compared
+          with 20 ms + 2 ms per span
+kept      the same rows by two threads in one process, for several D: seconds per pass with all rows cached
+          between passes, with none, and with the fit's own choice, in turn
 memory    largest resident size of a worker at 100,000 and at 1,000,000 rows, with caches that both fill
 pairs     bytes read a pass by all 45 members of all_vs_all without a cache, against the bytes of the rows
 """
@@ -43,7 +44,7 @@ KEPT = {"cache": 0.3}
 
 
 def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:
-    """A learner at nu = 0 and a first state; moments of white rows."""
+    """Return a learner at nu = 0 and its first state, from moments of white rows."""
     members = build_members(architecture, 10, d)
     moment = np.stack([np.eye(FEATURES)] * 10)
     em = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.0, 0.0, 0.0, 10**9, None, 0)
@@ -58,7 +59,7 @@ def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
 
 
 def with_fresh_pages(call: Callable[[], Any]) -> None:
-    """The same, but rows are read into memory that comes from the system."""
+    """Run a pass whose rows are read into new memory of the operating system."""
     with patch.object(RecyclingAllocator, "empty", lambda self, shape, dtype: np.empty(shape, dtype)):
         call()
 
@@ -72,7 +73,7 @@ def computing(context: PassContext) -> tuple[float, float]:
 
 
 def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """Reading against computing on one computing thread; the three are taken in turn."""
+    """Measure reading, computing and both on one computing thread, in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
         em, state = learner(d, seed)

@@ -1,8 +1,8 @@
 """Cost of running a job on a cluster: submit to first span, CPU of driver and scheduler, sizes of tasks.
 
-Scheduler and workers are processes of their own on loopback, as on a cluster. A first job warms them; then
-each round submits one from the command line (a new process) and one from this one, in turn. The CPU shares
-are those of a fit whose spans take about a second.
+Scheduler and workers are processes of their own on loopback, as on a cluster. After a first job, which
+compiles and loads, each round submits one job from the command line (a new process) and one from this
+process. The CPU shares are those of a fit whose spans take about a second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOPIC = "benchmark"
 
 
 class FirstSpans(SchedulerPlugin):
-    """Tells when the first span of each fit begins and ends, and how large each kind of task is."""
+    """Scheduler plugin that records the first span of each fit and the size of each kind of task."""
 
     name = "first-spans"
 

@@ -42,7 +42,7 @@ CLUSTERED = {
 
 
 def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
-    """A table with these column names, of the rows that a function gives."""
+    """Return a decorator that turns a function of rows into a function of a table with these columns."""
 
     def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
         def text() -> str:
@@ -82,7 +82,7 @@ def rounded(number: float) -> str:
 
 
 def million_of(rows: float) -> str:
-    """A count of rows."""
+    """Return a count of rows in words."""
     return f"{rows / 1e6:.0f} million"
 
 
@@ -99,6 +99,12 @@ def capsule_dims() -> Iterable[Iterable[Any]]:
     yield name, 4, percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
 
 
+@shown("USPS: d|test error|validation error|passes")
+def capsule_dims_usps() -> Iterable[Iterable[Any]]:
+    for r in read("paper_capsule_dims_usps"):
+        yield r["capsule_dim"], percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
+
+
 @shown("momentum|nu|log-loss / log 10 after 10, 100, 1,000 passes|training error after 10, 100, 1,000")
 def convergence() -> Iterable[Iterable[Any]]:
     for r in read("paper_capsule_convergence"):
@@ -109,6 +115,19 @@ def convergence() -> Iterable[Iterable[Any]]:
             losses,
             ", ".join(percent(r["train_error"][i]) for i in (9, 99, -1)),
         )
+
+
+@shown(
+    "rows|nu|passes of momentum 0.9|training error|passes to the same log-loss: EM, SQUAREM, Anderson"
+    "|to the same training error"
+)
+def acceleration() -> Iterable[Iterable[Any]]:
+    for r in read("capsule_acceleration"):
+        cells = (
+            ", ".join(str(r[key][way] or "-") for way in ("plain", "squarem", "anderson"))
+            for key in ("passes_to_log_loss", "passes_to_error")
+        )
+        yield r["set"], f"{r['nu']:g}", r["passes_of_momentum"], percent(r["train_error"]), *cells
 
 
 @shown("start|lowest, median, highest of the 20")
@@ -216,7 +235,7 @@ def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable
 
 
 def _paper(found: dict[str, Any] | None, what: str) -> str:
-    """A pair of the paper's tables."""
+    """Return a pair of the paper's tables."""
     if found is None or what not in found["nmi"]:
         return ""
     keys = {"nmi": found["nmi"], "accuracy": found["accuracy"]}
@@ -376,7 +395,7 @@ def propagation() -> Iterable[Iterable[Any]]:
     yield "mixed-product; max-product; mean field", others, ""
 
 
-_TASKS = {
+TASKS = {
     "noisy10": "10 % flipped",
     "noisy20": "20 % flipped",
     "occluded8": "8 x 8 occluded",
@@ -392,11 +411,14 @@ def _errors(found: dict[str, Any] | None) -> str:
     return own + (f" ({paper['all']:.2f} / {paper['changed']:.1f})" if paper else "")
 
 
-@shown("learner|" + "|".join(_TASKS.values()))
+@shown("learner|" + "|".join(TASKS.values()))
 def learners() -> Iterable[Iterable[Any]]:
-    found = {name: r for name, r in read("crbm_mnist").items() if not name.startswith("full/")}
-    for learner in dict.fromkeys(name.split("/")[1] for name in found):
-        yield learner, *(_errors(found.get(f"{task}/{learner}")) for task in _TASKS)
+    found = read("crbm_mnist")
+    for learner in dict.fromkeys(name.split("/")[-1] for name in found):
+        for kind, prefix in (("", ""), (", 50 epochs", "full/")):
+            cells = [_errors(found.get(f"{prefix}{task}/{learner}")) for task in TASKS]
+            if any(cells):
+                yield learner + kind, *cells
 
 
 @shown(
@@ -416,7 +438,7 @@ def steps() -> Iterable[Iterable[Any]]:
 
 
 def _mixtures(what: str) -> dict[str, Any]:
-    """Parts of one experiment of the mixtures, by data set."""
+    """Return the parts of one experiment of the mixtures, by data set."""
     found = read("linear_mixture_paper")
     return {part.removeprefix(f"{what}_"): r for part, r in found.items() if part.startswith(f"{what}_")}
 
@@ -499,7 +521,8 @@ def mixture_ways() -> Iterable[Iterable[Any]]:
     "|images with all; of the kinds put there twice|shorter than by the true features|wrong pixels: ours, X"
 )
 def single_images() -> Iterable[Iterable[Any]]:
-    found = {name: r for name, r in read("hcn_single").items() if not name.startswith("seconds")}
+    hidden = ("seconds", "nmf")
+    found = {name: r for name, r in read("hcn_single").items() if not name.startswith(hidden)}
     for name, r in found.items():
         n, ratio = len(r["fits"]), ", ".join(f"{v:.2f}" for v in r["over_truth"])
         shares = (
@@ -518,6 +541,64 @@ def single_images() -> Iterable[Iterable[Any]]:
             f"{r['images_shorter_than_by_true_features']} of {n}",
             f"{wrong:.0f}, {noisy:.0f}",
         )
+
+
+_TABLE_1 = {  # the paper's compression in per cent and minutes: of HCN, and of NOCA
+    "bars": ((83, 0.07), (84, 0.67)),
+    "symbols": ((11, 0.42), (85, 92)),
+    "letters": ((38, 25), (98, 662)),
+    "noisy letters": ((73, 24), (102, 716)),
+    "text": ((28, 31), (84, 1222)),
+}
+
+
+@shown(
+    "image|ours: compression, CPU seconds|NMF of patches: compression, CPU seconds|kinds found: ours, NMF"
+    "|the paper's, of its image and machine: HCN|NOCA"
+)
+def single_images_times() -> Iterable[Iterable[Any]]:
+    found = read("hcn_single")
+    for name, paper in _TABLE_1.items():
+        ours, other = found[name], found[f"nmf, {name}"]["fits"]
+        seconds, least = statistics.median(found["seconds"][name]), _median(other, "compression")
+        yield (
+            name,
+            f"{100 * ours['compression']:.0f} %, {seconds:.2g}",
+            f"{100 * least:.0f} %, {_median(other, 'cpu_seconds'):.2g}",
+            f"{ours['found']}, {sum(fit['found'] for fit in other)} of {ours['kinds']}",
+            *(f"{share} %, {minutes:g} minutes" for share, minutes in paper),
+        )
+
+
+@shown(
+    "image|restarts|images with all kinds|kinds found|of those missed: in images shorter than by the truth"
+)
+def restarts() -> Iterable[Iterable[Any]]:
+    found = read("hcn_single")
+    kinds = ("symbols", "letters", "noisy letters")
+    for name in (f"{kind}{border}" for kind in kinds for border in ("", ", border of 2")):
+        for starts in (10, 40):
+            r = found.get(name if starts == 10 else f"{name}, {starts} restarts")
+            if r is None:
+                continue
+            missed = [(f["kinds"] - f["found"], f["compression"] <= f["true_features"]) for f in r["fits"]]
+            all_kinds = f"{r['images_with_all_kinds']} of {len(missed)}"
+            shorter = f"{sum(n for n, short in missed if short)} of {sum(n for n, _ in missed)}"
+            yield name, starts, all_kinds, f"{r['found']} of {r['kinds']}", shorter
+
+
+def _median(fits: list[dict[str, Any]], key: str) -> float:
+    return statistics.median(fit[key] for fit in fits)
+
+
+@shown(
+    "p01, p10 at reading|error: median, worst|images with another class than at 0.001, 0.001: median, worst"
+)
+def traits_read() -> Iterable[Iterable[Any]]:
+    seeds = list(read("hcn_traits")["read"].values())
+    for name in seeds[0]["errors"]:
+        shares = ([one[key][name] for one in seeds] for key in ("errors", "changed"))
+        yield name, *(f"{percent(statistics.median(of), 1)}, {percent(max(of), 1)}" for of in shares)
 
 
 @shown("images|letters found: median, least|seeds with all|compression over that of what was put there")

@@ -1,9 +1,9 @@
-"""Thousands of passes on a cluster: what grows? Memory of scheduler, driver and workers; tasks; files.
+"""Growth of memory, tasks and files over thousands of passes on a cluster.
 
-Scheduler, two workers and the driver are processes of their own on loopback. Every few passes each is asked
-for its resident memory. Dask keeps the last 1,000 events of each topic and as many stories of each worker, so
-all grow a little over the first thousand passes; what counts is the slope over the last half of several
-thousand, in bytes a pass.
+Scheduler, two workers and the driver are processes of their own on loopback. Every few passes the benchmark
+reads the resident memory of each process. Dask keeps the last 1,000 events of each topic and as many stories
+of each worker, so all processes grow a little over the first thousand passes. The result is the slope over
+the last half of several thousand passes, in bytes per pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rss(pid: int | None = None) -> int:
 
 
 def serve(ready: Any, ended: Any) -> None:
-    """Scheduler and workers, in a process that does nothing else."""
+    """Run the scheduler and the workers, in a process that does nothing else."""
     cluster = start_cluster(workers=2, threads=1, dashboard_address=None)
     ready.put((cluster.scheduler_address, os.getpid()))
     ended.wait()

@@ -122,12 +122,12 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 DEPRECATED_RELEASES = 2
 
 
-def warn_deprecated(what: str, instead: str, *, since: str) -> None:
+def warn_deprecated(feature: str, instead: str, *, since: str) -> None:
     """Warn that a public name is deprecated; it is removed two minor releases after ``since``."""
     major, minor = since.split(".")
     removed = f"{major}.{int(minor) + DEPRECATED_RELEASES}"
     warn_user(
-        f"{what} is deprecated since {since} and will be removed in {removed}: {instead}", FutureWarning
+        f"{feature} is deprecated since {since} and will be removed in {removed}: {instead}", FutureWarning
     )
 
 

@@ -587,4 +587,6 @@ def test_a_warning_is_one_line_without_a_position_in_the_code(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "arning" in line]
-    assert len(lines) == 1 and lines[0].startswith("warning: ") and "2 different numbers" in lines[0]
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: ")
+    assert "2 different numbers" in lines[0]

@@ -42,3 +42,11 @@ def test_public_methods_have_a_docstring(name: str) -> None:
     cls = getattr(sl, name)
     methods = [m for m in dir(cls) if not m.startswith("_") and inspect.isfunction(getattr(cls, m))]
     assert [m for m in methods if not inspect.getdoc(getattr(cls, m))] == []
+
+
+@pytest.mark.parametrize("name", ["LinearMixture", "LinearMixtureClassifier"])
+def test_inserted_parts_of_a_docstring_have_the_indentation_of_their_section(name: str) -> None:
+    """Python 3.13 removes the indentation of a docstring before a decorator reads it."""
+    documented = getattr(sl, name).__doc__
+    for parameter in ("n_components", "n_dims", "max_dims", "device", "means_", "bases_"):
+        assert re.search(rf"^{parameter} : ", documented, re.MULTILINE)

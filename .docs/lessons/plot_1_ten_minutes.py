@@ -162,8 +162,11 @@ print(done.stdout)
 # (``benchmarks/results/demo.json``). The memory does not grow with the number of rows. The demo prints the
 # address of the dashboard:
 #
-# .. image:: ../../../benchmarks/results/dashboard.png
-#    :alt: Page of the Dask dashboard with jobs, errors, rows per second and workers
+# .. image:: ../../../benchmarks/results/watch/half_way.webp
+#    :alt: Page of the Dask dashboard with a job half way, its curves, and two workers
+#    :class: framed
+#
+# :doc:`/guide/watch` shows the same page from the submission of a job to its report.
 #
 # Where to go next
 # ----------------

@@ -86,8 +86,8 @@ def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Fu
             given = values(*(kwargs.pop(option) for option in options))
             return function(**kwargs, **{name: given})
 
-        kept = {key: hint for key, hint in function.__annotations__.items() if key != name}
-        command.__annotations__ = kept | options
+        hints = {key: hint for key, hint in function.__annotations__.items() if key != name}
+        command.__annotations__ = hints | options
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command  # type: ignore[return-value]
 

@@ -179,6 +179,14 @@ class RowMap(Protocol[Prepared]):
         """Return the output rows of the block, (rows, *shape)."""
 
 
+class OutputMap(RowMap[Prepared], Protocol[Prepared]):
+    """A :class:`RowMap` whose output an estimator returns to the user."""
+
+    @property
+    def output_name(self) -> str:
+        """Name of the output, such as "probabilities", for progress, tasks and records."""
+
+
 class LabelMap(RowMap[Prepared], Protocol[Prepared]):
     """A :class:`RowMap` that may request ``labels``: it computes the labels of its output rows itself."""
 
@@ -339,6 +347,16 @@ class LeafLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, K
 
     def exchange(self, prepared: Prepared, kept: Kept | None, new: Kept, stats: Stats) -> None:
         """Add to ``stats`` the change that replacing the data ``kept`` of a leaf with ``new`` makes."""
+
+
+@runtime_checkable
+class MultiLeafLearner(Protocol[PreparedIn, Kept]):
+    """A :class:`LeafLearner` that can visit all of a worker's leaves of a step in one call, for GPUs."""
+
+    def visit_leaves(
+        self, prepared: PreparedIn, blocks: Sequence[Block], kept: Sequence[Kept | None]
+    ) -> list[Kept]:
+        """Return the same as ``visit`` for each block, with the same bits."""
 
 
 Work = BatchLearner | StepLearner | Mapping[str, Reduction]

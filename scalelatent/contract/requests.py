@@ -62,6 +62,7 @@ class Requests:
     scratch: tuple[int, int] | None = None
     # The label -1 marks a row without a class, unless -1 is one of the classes; its class code is -1.
     unlabelled: bool = False
+    reads_on_gpu: bool = False  # ``Block.x`` may be on the GPU, which keeps rows between passes
 
     @property
     def form(self) -> tuple[bool, Targets | None, bool]:

@@ -196,9 +196,9 @@ def _parts(location: Location) -> tuple[list[_CheckedPart], DatasetAttrs]:
         raise unfinished(location, attrs)
     parts = [_CheckedPart(location, 0)]
     for segment in (attrs.segments or [])[1:]:
-        place = location.at(segment["path"])
-        parts.append(_CheckedPart(place, parts[-1].first + parts[-1].n_rows))
-        if (found := read_attrs(place).fingerprint) != segment["fingerprint"]:
+        folder = location.at(segment["path"])
+        parts.append(_CheckedPart(folder, parts[-1].first + parts[-1].n_rows))
+        if (found := read_attrs(folder).fingerprint) != segment["fingerprint"]:
             then, now = str(segment["fingerprint"])[:12], str(found)[:12]
             words = f"its fingerprint is {now}, but the rows that were appended had {then}"
             parts[-1]._table("zarr.json", DataError(words))

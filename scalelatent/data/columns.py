@@ -133,50 +133,50 @@ class Columns:
         """Return the same columns without `y`."""
         return self._changed(y=None, y_is_dropped=True)
 
-    def outputs(self, what: str) -> RowSource:
-        """Return the row source of `y`, or raise a `DataError`; `what` names the dataset in messages."""
+    def outputs(self, name: str) -> RowSource:
+        """Return the row source of `y`, or raise a `DataError`; `name` is that of the dataset in messages."""
         if self.y is None:
-            raise DataError(f"{what} has no labels; pass y, or import the rows together with their labels")
+            raise DataError(f"{name} has no labels; pass y, or import the rows together with their labels")
         return self.y
 
-    def read_y(self, start: int, stop: int, what: str) -> DenseOrCsr:
+    def read_y(self, start: int, stop: int, name: str) -> DenseOrCsr:
         """Return labels, targets or multi-labels of the rows `start:stop`; see `Dataset.read_y`."""
-        stored = self.outputs(what).read(start, stop)
+        stored = self.outputs(name).read(start, stop)
         if self.y_kind != "labels":
             return stored
         if not self.has_codes:
             return schema.as_labels(stored, "y", start)
         assert self.classes is not None
-        return self.classes[_check_codes(self.classes, stored, start, what)]
+        return self.classes[_check_codes(self.classes, stored, start, name)]
 
     def read_codes(
         self,
         rows: tuple[int, int],
         classes: np.ndarray | None,
-        what: str,
+        name: str,
         within: tuple[int, int],
         unlabelled: bool = False,
     ) -> np.ndarray:
         """Return the codes of the rows `rows` of the slice `within`; see `Dataset.read_codes`."""
-        stored, (start, stop) = self.outputs(what), rows
+        stored, (start, stop) = self.outputs(name), rows
         if self.y_kind != "labels":
             raise DataError(
-                f"{what} has {stored.shape[1]} {self.y_kind} columns per row instead of one label, so its "
+                f"{name} has {stored.shape[1]} {self.y_kind} columns per row instead of one label, so its "
                 "rows have no classes; give rows with labels (n,), for example "
                 "Dataset.from_arrays(ds.read_x(0, n), labels)"
             )
         if self.has_codes and classes is None:
             assert self.classes is not None
-            return _check_codes(self.classes, stored.read(start, stop), start, what)
+            return _check_codes(self.classes, stored.read(start, stop), start, name)
         known = self.classes if classes is None else np.asarray(classes)
         if known is None:
             raise DataError(
-                f"{what} has more than {schema.MAX_CLASSES} distinct labels, which is too many for classes; "
+                f"{name} has more than {schema.MAX_CLASSES} distinct labels, which is too many for classes; "
                 "give targets, or fewer labels"
             )
 
         def encode(a: int, b: int) -> np.ndarray:
-            return schema.encode_labels(self.read_y(a, b, what), known, a, what, unlabelled)
+            return schema.encode_labels(self.read_y(a, b, name), known, a, name, unlabelled)
 
         if isinstance(stored, ArrayRows) and not self.has_codes:
             # Encode all labels in memory once and cache the codes, so that later passes reuse the codes.
@@ -184,37 +184,37 @@ class Columns:
             return self.cached_codes(key, lambda: encode(*within))[start - within[0] : stop - within[0]]
         return encode(start, stop)
 
-    def read_targets(self, start: int, stop: int, what: str) -> np.ndarray:
+    def read_targets(self, start: int, stop: int, name: str) -> np.ndarray:
         """Return the binary outputs of the rows `start:stop`; see `Dataset.read_targets`."""
         if self.y_kind in (None, "labels"):
             has = "no outputs" if self.y is None else "one label per row"
             raise DataError(
-                f"{what} has {has}, but outputs must be zeros and ones of shape (n, v): pass them as y, or "
+                f"{name} has {has}, but outputs must be zeros and ones of shape (n, v): pass them as y, or "
                 "use the rows of another dataset as outputs (Dataset.with_target(other) or [data] target)"
             )
-        stored = self.outputs(what).read(start, stop)
+        stored = self.outputs(name).read(start, stop)
         paired = self.paired
         if paired is None:
-            return as_binary(stored, start, f"y of {what}")
-        named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {what}"
+            return as_binary(stored, start, f"y of {name}")
+        named = f"dataset {paired.dataset.url}" if paired.dataset.url else f"the target of {name}"
         return as_binary(stored, paired.row_number(start), named)
 
-    def y_options(self, what: str) -> schema.OutputOptions:
+    def y_options(self, name: str) -> schema.OutputOptions:
         """Return the arguments of `create_dataset` for a new dataset with the same kind of `y`."""
         if self.y_kind is None:
             return {}
         if self.y_kind != "labels":
-            y = self.outputs(what)
+            y = self.outputs(name)
             return {
                 "y_dtype": y.dtype.newbyteorder("="),
                 "y_kind": self.y_kind,
                 "n_targets": int(y.shape[1]),
             }
-        dtype = self.read_y(0, 1, what).dtype
+        dtype = self.read_y(0, 1, name).dtype
         if dtype.kind != "U":
             return {"y_dtype": dtype, "classes": self.classes}
         if self.classes is None:
-            raise schema.too_many_strings(what)
+            raise schema.too_many_strings(name)
         return {"classes": self.classes}
 
 
@@ -285,9 +285,9 @@ class PairedRows(RowSource):
         return [(a + self._first, b + self._first) for a, b in cut]
 
 
-def as_binary(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
+def as_binary(rows: DenseOrCsr, first_row: int, name: str) -> np.ndarray:
     """Return rows of zeros and ones as dense uint8; raise a `DataError` at any other value."""
-    values = _as_bits(rows, first_row, what)
+    values = _as_bits(rows, first_row, name)
     if csr.is_sparse(rows):
         out = np.zeros(rows.shape, np.uint8)
         out[np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr)), rows.indices] = values
@@ -295,7 +295,7 @@ def as_binary(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
     return values
 
 
-def _as_bits(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
+def _as_bits(rows: DenseOrCsr, first_row: int, name: str) -> np.ndarray:
     """Return the stored values of rows as uint8; raise a `DataError` at a value other than 0 and 1."""
     values = rows if isinstance(rows, np.ndarray) else rows.data
     if values.dtype == np.bool_:
@@ -312,16 +312,16 @@ def _as_bits(rows: DenseOrCsr, first_row: int, what: str) -> np.ndarray:
     at = int(np.flatnonzero(~good)[0])
     row, column = csr.place_of(rows, at)
     raise DataError(
-        f"{what}: column {column} of row {first_row + row} is {values.reshape(-1)[at]}, but an output must "
+        f"{name}: column {column} of row {first_row + row} is {values.reshape(-1)[at]}, but an output must "
         f"be 0 or 1; make the outputs binary first, for example Dataset.from_arrays((v > 127).astype('u1'))"
     )
 
 
-def _check_codes(classes: np.ndarray, codes: np.ndarray, first_row: int, what: str) -> np.ndarray:
+def _check_codes(classes: np.ndarray, codes: np.ndarray, first_row: int, name: str) -> np.ndarray:
     if codes.size and not (codes.min() >= 0 and codes.max() < len(classes)):
         i = int(np.flatnonzero((codes < 0) | (codes >= len(classes)))[0])
         raise DataError(
-            f"{what}: the label of row {first_row + i} is code {codes[i]}, but there are {len(classes)} "
+            f"{name}: the label of row {first_row + i} is code {codes[i]}, but there are {len(classes)} "
             "classes; import the data again"
         )
     return codes.astype(np.int32)

@@ -30,12 +30,12 @@ def index_dtype(n_features: int) -> np.dtype:
     return np.dtype(np.int32 if n_features <= np.iinfo(np.int32).max else np.int64)
 
 
-def check_dtype(dtype: np.dtype, what: str) -> np.dtype:
+def check_dtype(dtype: np.dtype, name: str) -> np.dtype:
     """Raise a `DataError` for a dtype that scipy's CSR rows cannot have; return it in native byte order."""
-    native = check_rows_dtype(dtype, what)
+    native = check_rows_dtype(dtype, name)
     if native.kind == "f" and native.itemsize not in (4, 8):
         raise DataError(
-            f"{what} has dtype {dtype}, which sparse rows of scipy cannot have; convert the values to float32"
+            f"{name} has dtype {dtype}, which sparse rows of scipy cannot have; convert the values to float32"
         )
     return native
 
@@ -86,7 +86,7 @@ def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
 
 
 def canonical(
-    data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, what: str
+    data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, name: str
 ) -> tuple[csr_array, int, int]:
     """Check CSR arrays; sort and merge the columns of each row; count sorted rows and merged entries."""
 
@@ -98,7 +98,7 @@ def canonical(
         if low < 0 or high >= n_features:
             entry = int(np.flatnonzero((indices < 0) | (indices >= n_features))[0])
             raise DataError(
-                f"{what}: row {row_of(entry)} has an entry in column {int(indices[entry])}, but columns "
+                f"{name}: row {row_of(entry)} has an entry in column {int(indices[entry])}, but columns "
                 f"are 0 to {n_features - 1}; correct the columns, or the number of features in the shape"
             )
     columns = indices.astype(index_dtype(n_features), copy=False)
@@ -114,13 +114,13 @@ def canonical(
     data, columns, row = data[order], columns[order], row[order]
     new = np.r_[True, (columns[1:] != columns[:-1]) | (row[1:] != row[:-1])]
     first = np.flatnonzero(new)
-    values = _add(data, first, lambda group: first_row + int(row[first[group]]), what)
+    values = _add(data, first, lambda group: first_row + int(row[first[group]]), name)
     counts = np.bincount(row[first], minlength=len(indptr) - 1)
     pointers = np.concatenate([[0], np.cumsum(counts)])
     return csr_of(values, columns[first], pointers, n_features), unsorted, len(data) - len(first)
 
 
-def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], what: str) -> np.ndarray:
+def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], name: str) -> np.ndarray:
     """Return the sum of each group of values that begins at an index in `first`, in the dtype of `data`."""
     if len(first) == len(data):
         return data
@@ -132,7 +132,7 @@ def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], what
     if data.dtype.kind in "iu" and not np.array_equal(out, sums):
         group = int(np.flatnonzero(out != sums)[0])
         raise DataError(
-            f"{what}: entries of the same column in row {row_of(group)} add up to {sums[group]}, which "
+            f"{name}: entries of the same column in row {row_of(group)} add up to {sums[group]}, which "
             f"does not fit into {data.dtype}; store the values in a wider type"
         )
     return out
@@ -145,7 +145,7 @@ def place_of(rows: DenseOrCsr, entry: int) -> tuple[int, int]:
     return int(np.searchsorted(rows.indptr, entry, side="right")) - 1, int(rows.indices[entry])
 
 
-def check_finite(rows: DenseOrCsr, first_row: int, what: str) -> None:
+def check_finite(rows: DenseOrCsr, first_row: int, name: str) -> None:
     """Raise a `DataError` that names row and column of the first NaN or infinity of dense or CSR rows."""
     values = rows if isinstance(rows, np.ndarray) else rows.data
     if values.dtype.kind != "f" or not values.size:
@@ -158,6 +158,6 @@ def check_finite(rows: DenseOrCsr, first_row: int, what: str) -> None:
     if bad.size:
         row, column = place_of(rows, int(bad[0]))
         raise DataError(
-            f"{what}: row {first_row + row}, column {column} is {values.reshape(-1)[bad[0]]}; rows must be "
+            f"{name}: row {first_row + row}, column {column} is {values.reshape(-1)[bad[0]]}; rows must be "
             f"finite numbers. Replace or drop such values, then try again"
         )

@@ -103,17 +103,17 @@ class CsrGroups(_Column):
     def __setitem__(self, rows: slice, values: csr_array) -> None:
         """Write one row group, whose rows are `rows`; the folder of the row group must be empty."""
         number = rows.start // self.group_rows
-        place = self.folder(number)
+        folder = self.folder(number)
         crcs: list[int] = []
         for part, column in zip(_PARTS, csr.unpack_csr(values), strict=True):
             codec = column.dtype.str, self.compressors[part]
             chunk = _chunk(len(column))
-            self._location.write(f"{place}/{part}/zarr.json", array_json(len(column), chunk, *codec))
+            self._location.write(f"{folder}/{part}/zarr.json", array_json(len(column), chunk, *codec))
             if len(column):
                 data = shard_bytes(column, chunk, codec[1])
                 crcs += chunk_crcs(data, _n_chunks(len(column)))
-                self._location.write(f"{place}/{part}/c/0", data)
-        self._location.write(f"{place}/zarr.json", GROUP_JSON)
+                self._location.write(f"{folder}/{part}/c/0", data)
+        self._location.write(f"{folder}/zarr.json", GROUP_JSON)
         self.crcs[number] = crcs
 
     def write_counts(self, counts: list[int]) -> None:

@@ -90,7 +90,8 @@ class Dataset:
         x : array-like (n, ...) or scipy sparse (n, p)
             Rows of real numbers: numpy array, memmap, zarr array, dask array, xarray.DataArray, polars lazy
             frame, Arrow table, torch tensor, CSR `X` of a backed AnnData, or any object that slices like a
-            numpy array. Sparse rows stay CSR; columns are sorted, and duplicate entries are added.
+            numpy array. Arrays of CuPy, cuDF and torch on a GPU are copied to the host. Sparse rows stay CSR;
+            columns are sorted, and duplicate entries are added.
         y : array-like (n,) or (n, v), or scipy sparse (n, v), optional
             Labels (n,): numbers or strings. Targets (n, v): numbers. Multi-labels: sparse (n, v).
         sample_weight : array-like (n,), optional
@@ -109,7 +110,7 @@ class Dataset:
             If there are no rows, `x` has one dimension, a value is not a real number, or `x`, `y` and
             `sample_weight` have different lengths.
         """
-        x = opened(x)
+        x, sample_weight = opened(x), opened(sample_weight, "sample_weight")
         source = as_source(x)
         if len(source.shape) < 2:
             raise DataError(
@@ -327,7 +328,7 @@ class Dataset:
     @property
     def n_targets(self) -> int | None:
         """Number of columns of the targets or multi-labels, else None."""
-        return int(self._columns.outputs(self._what()).shape[1]) if self.has_targets else None
+        return int(self._columns.outputs(self._name()).shape[1]) if self.has_targets else None
 
     @property
     def has_weight(self) -> bool:
@@ -454,7 +455,7 @@ class Dataset:
         DataError
             If there is no `y`, or its file is missing or damaged.
         """
-        return self._columns.read_y(*self._rows(start, stop), self._what())
+        return self._columns.read_y(*self._rows(start, stop), self._name())
 
     def read_codes(
         self, start: int, stop: int, classes: np.ndarray | None = None, *, unlabelled: bool = False
@@ -464,7 +465,7 @@ class Dataset:
         A label outside `classes` raises a DataError; `unlabelled` maps the label -1 to the index -1 instead.
         """
         rows, whole = self._rows(start, stop), (self._start, self._stop)
-        return self._columns.read_codes(rows, classes, self._what(), whole, unlabelled)
+        return self._columns.read_codes(rows, classes, self._name(), whole, unlabelled)
 
     def read_targets(self, start: int, stop: int) -> np.ndarray:
         """Return the binary outputs (0 or 1) of the rows `start:stop`, uint8 (stop - start, n_targets).
@@ -472,11 +473,11 @@ class Dataset:
         The outputs are targets, multi-labels, or the rows that `with_target` paired. The result may be a view
         of arrays in memory; do not write to the result.
         """
-        return self._columns.read_targets(*self._rows(start, stop), self._what())
+        return self._columns.read_targets(*self._rows(start, stop), self._name())
 
     def read_binary(self, start: int, stop: int) -> np.ndarray:
         """Return the rows `start:stop` as zeros and ones, uint8 (stop - start, n_features)."""
-        return as_binary(self.read_x(start, stop), self._start + start, self._what())
+        return as_binary(self.read_x(start, stop), self._start + start, self._name())
 
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
         """Return the weights of the rows `start:stop`, float64, or None if the rows have no weights."""
@@ -485,7 +486,7 @@ class Dataset:
 
     def y_options(self) -> schema.OutputOptions:
         """Return the arguments of `create_dataset` for a new dataset with the same kind of `y`."""
-        return self._columns.y_options(self._what())
+        return self._columns.y_options(self._name())
 
     def lazy(self, start: int, stop: int) -> tuple[da.Array, da.Array | DenseOrCsr | None] | None:
         """Return rows (a dask array) and labels (or None); return None if the rows are no dask array."""
@@ -497,7 +498,7 @@ class Dataset:
             found = y.slice_rows(a, b).lazy(0, b - a)
             if found is None and y.dataset.is_stored:
                 raise DataError(
-                    f"{self._what()} is a dask array, but its target is the stored dataset {y.dataset.url}: "
+                    f"{self._name()} is a dask array, but its target is the stored dataset {y.dataset.url}: "
                     "store both with Dataset.save, or pass both as dask arrays"
                 )
             return self._columns.x.lazy(a, b), y.read(a, b) if found is None else found[0]
@@ -538,7 +539,7 @@ class Dataset:
         if target.n_rows != self.n_rows:
             there = f" of {target.url}" if target.url else ""
             raise DataError(
-                f"{self._what()} has {self.n_rows} rows, but its target{there} has {target.n_rows}: row i of "
+                f"{self._name()} has {self.n_rows} rows, but its target{there} has {target.n_rows}: row i of "
                 "the target belongs to row i of the dataset; use the same rows of both, ds[a:b]"
             )
         paired = PairedRows(target, self._start, self._columns.x.shape[0])
@@ -580,7 +581,7 @@ class Dataset:
         """Return a JSON-able spec with which any process opens these rows; DataError for rows in memory."""
         if not self.is_stored:
             raise DataError(
-                f"{self._what()} is in the memory of this process, so no other process can open it; write it "
+                f"{self._name()} is in the memory of this process, so no other process can open it; write it "
                 "where all processes can read it, with Dataset.save('rows.zarr'), and use the dataset that "
                 "save returns"
             )
@@ -787,12 +788,12 @@ class Dataset:
             out["fingerprint"] = self._columns.fingerprint[:12]
         return out
 
-    def _what(self) -> str:
+    def _name(self) -> str:
         return f"dataset {self.url}" if self.url else "the dataset"
 
     def _rows(self, start: int, stop: int) -> tuple[int, int]:
         if not 0 <= start <= stop <= self.n_rows:
-            raise IndexError(f"rows {start}:{stop} are outside of the rows 0:{self.n_rows} of {self._what()}")
+            raise IndexError(f"rows {start}:{stop} are outside of the rows 0:{self.n_rows} of {self._name()}")
         return self._start + start, self._start + stop
 
 

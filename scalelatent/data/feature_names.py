@@ -26,14 +26,14 @@ _SHOWN = 5  # maximum number of names in an error message, as in scikit-learn
 Model = TypeVar("Model")
 
 
-def as_names(names: Iterable[object] | None, feature_shape: tuple[int, ...], what: str) -> np.ndarray | None:
+def as_names(names: Iterable[object] | None, feature_shape: tuple[int, ...], name: str) -> np.ndarray | None:
     """Return names as an array of str objects (n_features,); raise a `DataError` if their number is wrong."""
     if names is None:
         return None
-    found = np.array([str(name) for name in names], dtype=object)
+    found = np.array(list(map(str, names)), dtype=object)
     if feature_shape != found.shape:
         raise DataError(
-            f"{what}: there are {len(found)} feature names for rows of shape {feature_shape}; give one name "
+            f"{name}: there are {len(found)} feature names for rows of shape {feature_shape}; give one name "
             "per feature, for rows with one axis"
         )
     return found

@@ -212,23 +212,23 @@ def software() -> str:
     return str(getattr(sys.modules.get("scalelatent"), "__version__", "unknown"))
 
 
-def check_rows_dtype(dtype: np.dtype, what: str) -> np.dtype:
+def check_rows_dtype(dtype: np.dtype, name: str) -> np.dtype:
     """Raise a `DataError` unless rows are real numbers; return their dtype in native byte order."""
     if dtype.kind not in "buif":
         kind = {"O": "Python objects", "c": "complex numbers"}.get(dtype.kind, f"values of type {dtype}")
         raise DataError(
-            f"{what} holds {kind} (dtype {dtype}); rows must be real numbers: bool, integers or floats. "
+            f"{name} holds {kind} (dtype {dtype}); rows must be real numbers: bool, integers or floats. "
             f"Convert them first, for example with x.astype('float32')"
         )
     return dtype.newbyteorder("=")
 
 
-def refuse_masked(values: object, what: str, first_row: int = 0) -> None:
+def refuse_masked(values: object, name: str, first_row: int = 0) -> None:
     """Raise a `DataError` that names row and feature of the first masked entry of a `numpy.ma` array."""
     if isinstance(values, (list, tuple)):
         for row, value in enumerate(values, first_row):
             if isinstance(value, np.ma.MaskedArray):
-                refuse_masked(value[None], what, row)
+                refuse_masked(value[None], name, row)
         return
     if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
         return
@@ -237,34 +237,34 @@ def refuse_masked(values: object, what: str, first_row: int = 0) -> None:
     row, feature = divmod(int(bad[0]), max(1, mask[0].size))
     where = f"row {first_row + row}" + (f", feature {feature}" if mask.ndim > 1 else "")
     raise DataError(
-        f"{what} is a masked array: {where} is masked ({len(bad)} of {mask.size} entries are masked), but "
+        f"{name} is a masked array: {where} is masked ({len(bad)} of {mask.size} entries are masked), but "
         "all entries must be known. Fill them (x.filled(0)), or remove those rows (np.ma.compress_rows(x))"
     )
 
 
-def as_labels(y: object, what: str, first_row: int = 0) -> np.ndarray:
+def as_labels(y: object, name: str, first_row: int = 0) -> np.ndarray:
     """Return labels as a 1-D array of numbers or fixed-width strings; no copy if `y` is such an array."""
-    refuse_masked(y, what, first_row)
-    check_label_values(y, what, first_row)
+    refuse_masked(y, name, first_row)
+    check_label_values(y, name, first_row)
     labels = y if isinstance(y, np.ndarray) else np.asarray(y)
     if labels.ndim != 1:
         raise DataError(
-            f"{what} has shape {labels.shape}; give one label per row, shape (n,): use y.ravel() for one "
+            f"{name} has shape {labels.shape}; give one label per row, shape (n,): use y.ravel() for one "
             "column"
         )
     if labels.dtype.kind == "O":
-        labels = _convert_objects(labels, what)
+        labels = _convert_objects(labels, name)
     elif labels.dtype.kind == "S":
-        labels = _decoded(labels, what, first_row)
+        labels = _decoded(labels, name, first_row)
     if labels.dtype.kind not in "buifU":
         raise DataError(
-            f"{what} has dtype {labels.dtype}; labels must be integers, floats, booleans or strings; convert "
+            f"{name} has dtype {labels.dtype}; labels must be integers, floats, booleans or strings; convert "
             "them first"
         )
     return labels if labels.dtype.isnative else labels.astype(labels.dtype.newbyteorder("="))
 
 
-def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
+def check_label_values(y: Any, name: str, first_row: int = 0) -> None:
     """Raise a `DataError` that names the row of the first label that numpy would change or refuse.
 
     Such a label is missing in a pandas column, mixes strings with numbers, or ends in NUL.
@@ -273,7 +273,7 @@ def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
         missing = np.argwhere(np.asarray(y.isna()))
         if len(missing):
             raise DataError(
-                f"{what}: the label of row {first_row + int(missing[0][0])} is missing. Label or drop such "
+                f"{name}: the label of row {first_row + int(missing[0][0])} is missing. Label or drop such "
                 "rows, then try again"
             )
         y = np.asarray(y)
@@ -286,7 +286,7 @@ def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
         bad = next((i for i, label in enumerate(y) if label[-1:] in ("\0", b"\0")), None)
         if bad is not None:
             raise DataError(
-                f"{what}: the label of row {first_row + bad} is {y[bad]!r:.40}, which ends in the character "
+                f"{name}: the label of row {first_row + bad} is {y[bad]!r:.40}, which ends in the character "
                 "NUL. Arrays of strings drop this character: remove it, or use another label"
             )
     if len(are_text) < 2:
@@ -294,20 +294,20 @@ def check_label_values(y: Any, what: str, first_row: int = 0) -> None:
     text = isinstance(y[0], (str, bytes))
     row = next(i for i, label in enumerate(y) if isinstance(label, (str, bytes)) != text)
     raise DataError(
-        f"{what} has labels of mixed types. The label of row {first_row + row} is {y[row]!r:.40} "
+        f"{name} has labels of mixed types. The label of row {first_row + row} is {y[row]!r:.40} "
         f"({type(y[row]).__name__}), and row {first_row} is {y[0]!r:.40} ({type(y[0]).__name__}); labels "
         "must be all numbers or all strings"
     )
 
 
-def _decoded(labels: np.ndarray, what: str, first_row: int) -> np.ndarray:
+def _decoded(labels: np.ndarray, name: str, first_row: int) -> np.ndarray:
     """Return labels of bytes decoded as UTF-8 strings."""
     try:
         return np.char.decode(labels, "utf-8")
     except UnicodeDecodeError as error:
         bad = next(i for i, label in enumerate(labels.tolist()) if not _is_utf8(label))
         raise DataError(
-            f"{what}: the label of row {first_row + bad} is {labels[bad].item()!r}, which is not UTF-8 text; "
+            f"{name}: the label of row {first_row + bad} is {labels[bad].item()!r}, which is not UTF-8 text; "
             "decode the labels first, for example with np.char.decode(y, 'latin-1')"
         ) from error
 
@@ -320,17 +320,17 @@ def _is_utf8(label: bytes) -> bool:
     return True
 
 
-def check_stored_dtype(dtype: np.dtype, what: str) -> np.dtype:
+def check_stored_dtype(dtype: np.dtype, name: str) -> np.dtype:
     """Raise a `DataError` for a dtype that zarr cannot store; return the dtype."""
     if dtype.kind == "f" and dtype.itemsize > 8:
         raise DataError(
-            f"{what} holds {dtype}, which cannot be stored; convert it first, for example with "
+            f"{name} holds {dtype}, which cannot be stored; convert it first, for example with "
             "x.astype('float64')"
         )
     return dtype
 
 
-def _convert_objects(labels: np.ndarray, what: str) -> np.ndarray:
+def _convert_objects(labels: np.ndarray, name: str) -> np.ndarray:
     """Return Python objects that are all strings, or all numbers, as an array of that type."""
     if all(isinstance(v, str) for v in labels):
         return labels.astype(str)
@@ -341,44 +341,44 @@ def _convert_objects(labels: np.ndarray, what: str) -> np.ndarray:
     if numbers.ndim != 1 or numbers.dtype.kind not in "buif":
         bad = next((i for i, v in enumerate(labels) if not isinstance(v, (str, int, float, np.number))), 0)
         raise DataError(
-            f"{what} holds Python objects; row {bad} is {labels[bad]!r} ({type(labels[bad]).__name__}). "
+            f"{name} holds Python objects; row {bad} is {labels[bad]!r} ({type(labels[bad]).__name__}). "
             "Labels must be all numbers or all strings"
         )
     return numbers
 
 
-def distinct_labels(labels: np.ndarray, first_row: int, what: str) -> np.ndarray:
+def distinct_labels(labels: np.ndarray, first_row: int, name: str) -> np.ndarray:
     """Return the sorted distinct labels; raise a `DataError` that names the row of a non-finite label."""
     if labels.dtype.kind == "f":
         bad = np.flatnonzero(~np.isfinite(labels))
         if bad.size:
             raise DataError(
-                f"{what}: the label of row {first_row + bad[0]} is {labels[bad[0]]}; labels must be "
+                f"{name}: the label of row {first_row + bad[0]} is {labels[bad[0]]}; labels must be "
                 f"finite. Label or drop such rows, then try again"
             )
     return np.unique(labels)
 
 
-def as_classes(distinct: np.ndarray, what: str) -> np.ndarray | None:
+def as_classes(distinct: np.ndarray, name: str) -> np.ndarray | None:
     """Return `distinct` if the number of labels is at most `MAX_CLASSES`, else None; refuse more strings."""
     if len(distinct) <= MAX_CLASSES:
         return distinct
     if distinct.dtype.kind == "U":
-        raise too_many_strings(what)
+        raise too_many_strings(name)
     return None
 
 
-def too_many_strings(what: str) -> DataError:
+def too_many_strings(name: str) -> DataError:
     """Return the error for more distinct string labels than `MAX_CLASSES`."""
     return DataError(
-        f"{what}: there are more than {MAX_CLASSES:,} distinct labels that are strings. Strings are stored "
+        f"{name}: there are more than {MAX_CLASSES:,} distinct labels that are strings. Strings are stored "
         "as codes of classes, and this is the maximum number of classes. Give numbers instead, or no "
         "labels: names of rows are not classes"
     )
 
 
 def encode_labels(
-    labels: np.ndarray, classes: np.ndarray, first_row: int, what: str, unlabelled: bool = False
+    labels: np.ndarray, classes: np.ndarray, first_row: int, name: str, unlabelled: bool = False
 ) -> np.ndarray:
     """Return the index of each label in the sorted `classes`, int32; an unknown label raises a `DataError`.
 
@@ -386,7 +386,7 @@ def encode_labels(
     """
     if labels.dtype.kind != classes.dtype.kind and "U" in (labels.dtype.kind, classes.dtype.kind):
         raise DataError(
-            f"{what}: labels of type {labels.dtype} do not fit the classes, which are of type {classes.dtype}"
+            f"{name}: labels of type {labels.dtype} do not fit the classes, which are of type {classes.dtype}"
         )
     codes = np.searchsorted(classes, labels)
     codes[codes == len(classes)] = 0
@@ -398,24 +398,24 @@ def encode_labels(
         i = int(np.flatnonzero(wrong)[0])
         shown = ", ".join(map(str, classes[:10].tolist())) + (", …" if len(classes) > 10 else "")
         raise DataError(
-            f"{what}: the label of row {first_row + i} is {labels[i].item()!r}, which is not one of the "
+            f"{name}: the label of row {first_row + i} is {labels[i].item()!r}, which is not one of the "
             f"{len(classes)} classes ({shown}); correct the label, or remove such rows"
         )
     return codes.astype(np.int32)
 
 
-def check_weight(weight: WeightsLike, n_rows: int, what: str, first_row: int = 0) -> np.ndarray:
+def check_weight(weight: WeightsLike, n_rows: int, name: str, first_row: int = 0) -> np.ndarray:
     """Check that row weights are finite and >= 0; return float64 (n_rows,). Errors count from `first_row`."""
-    refuse_masked(weight, what, first_row)
+    refuse_masked(weight, name, first_row)
     out = np.ascontiguousarray(weight, dtype=np.float64)
     if out.shape != (n_rows,):
         raise DataError(
-            f"{what}: weights have shape {out.shape}, but there are {n_rows} rows: give one weight per row"
+            f"{name}: weights have shape {out.shape}, but there are {n_rows} rows: give one weight per row"
         )
     bad = np.flatnonzero(~(np.isfinite(out) & (out >= 0)))
     if bad.size:
         raise DataError(
-            f"{what}: the weight of row {first_row + bad[0]} is {out[bad[0]]}; weights must be finite "
+            f"{name}: the weight of row {first_row + bad[0]} is {out[bad[0]]}; weights must be finite "
             "and >= 0"
         )
     return out

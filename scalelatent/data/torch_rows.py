@@ -51,10 +51,10 @@ class TorchRows(IterableDataset):
                 parts = [c[i] if self._batch is None else c[i : i + self._batch] for c in columns]
                 yield tuple(parts) if len(parts) > 1 else parts[0]
 
-    def _shuffled(self, epoch: int, what: int, count: int) -> np.ndarray:
+    def _shuffled(self, epoch: int, draw: int, count: int) -> np.ndarray:
         if self._seed is None:
             return np.arange(count)
-        return stream(self._seed, "torch-rows", epoch, what).permutation(count)
+        return stream(self._seed, "torch-rows", epoch, draw).permutation(count)
 
     def _read(self, start: int, stop: int) -> list[np.ndarray]:
         """Return the dense rows, then codes or targets, and then weights, if the dataset has them."""

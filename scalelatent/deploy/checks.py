@@ -81,7 +81,7 @@ def _check_packages(folder: str) -> Iterator[Finding]:
     """Compare the installed packages with the requirements of scalelatent."""
     from packaging.requirements import Requirement
 
-    wrong, seen = [], []
+    wrong, installed = [], []
     for text in metadata.requires("scalelatent") or []:
         need = Requirement(text)
         if need.marker is not None and not need.marker.evaluate({"extra": ""}):
@@ -91,13 +91,13 @@ def _check_packages(folder: str) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             wrong.append(f"{need.name} is missing")
             continue
-        seen.append(f"{need.name} {version}")
+        installed.append(f"{need.name} {version}")
         if version not in need.specifier:
             wrong.append(f"{need.name} {version} is not {need.specifier}")
     if wrong:
         yield fail("; ".join(wrong), "python -m pip install --upgrade scalelatent")
     else:
-        yield ok(", ".join(seen))
+        yield ok(", ".join(installed))
 
 
 def _check_cpu(folder: str) -> Iterator[Finding]:
@@ -313,8 +313,8 @@ def _check_versions(view: ClusterView) -> Iterator[Finding]:
 
 
 def _check_trust(view: ClusterView) -> Iterator[Finding]:
-    scheme, _, place = view.address.partition("://")
-    if scheme == "tcp" and not is_loopback(place.rpartition(":")[0]):
+    scheme, _, netloc = view.address.partition("://")
+    if scheme == "tcp" and not is_loopback(netloc.rpartition(":")[0]):
         fix = "use TLS (scalelatent cluster up --tls, or cluster/tls), or a trusted network"
         yield warn(f"{view.address} has no TLS: anyone who can connect can run code on all workers", fix)
     else:
@@ -475,10 +475,12 @@ def _check_device(view: ClusterView) -> Iterator[Finding]:
 
 def _check_datasets(view: ClusterView) -> Iterator[Finding]:
     for name, url in view.requirements.datasets.items():
-        seen: dict[str, tuple[str, str]] = {a: found[name] for a, found in view.values_of("datasets").items()}
-        blind = {address: problem for address, (problem, _) in seen.items() if problem}
+        answers: dict[str, tuple[str, str]] = {
+            address: found[name] for address, found in view.values_of("datasets").items()
+        }
+        blind = {address: problem for address, (problem, _) in answers.items() if problem}
         prints: dict[str, str] = {}
-        for address, (_, fingerprint) in seen.items():
+        for address, (_, fingerprint) in answers.items():
             prints.setdefault(fingerprint, address)
         if blind:
             here = is_local(url) and os.path.exists(url)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from scalelatent.engine.dask.hooks import page_place
+from scalelatent.engine.dask.hooks import page_address
 from scalelatent.engine.dask.requests import address_of, ask_scheduler
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError
@@ -90,7 +90,7 @@ def dashboard_url(client: Client) -> str:
     address = address_of(client)
     if not address.startswith(("tcp://", "tls://")):
         return str(client.dashboard_link)  # a gateway forwards the dashboard
-    host, port = ask_scheduler(client, page_place)
+    host, port = ask_scheduler(client, page_address)
     if host in ("0.0.0.0", "::"):
         host = get_address_host(address)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/status"
@@ -127,14 +127,14 @@ def _parts(address: str) -> tuple[str, str, int]:
     from distributed.comm.addressing import parse_address, parse_host_port
 
     try:
-        scheme, place = parse_address(address, strict=False)
+        scheme, netloc = parse_address(address, strict=False)
         if scheme == "gateway":
             raise ValueError("for a cluster of Dask Gateway give --gateway URL CLUSTER")
         if scheme not in SCHEMES:
             raise ValueError(f"{scheme!r} is not one of {', '.join(SCHEMES)}")
         if scheme not in ("tcp", "tls"):
-            return scheme, place, 0
-        host, port = parse_host_port(place, 8786)
+            return scheme, netloc, 0
+        host, port = parse_host_port(netloc, 8786)
         if not 0 < port < 65536:
             raise ValueError(f"its port {port} is not between 1 and 65535")
     except (ValueError, TypeError) as error:

@@ -38,10 +38,10 @@ def open_gateway(address: str, **options: Any) -> Client:
         raise JobError(
             f"gateway {url} does not answer within {ASK_SECONDS:.0f} s; check its address"
         ) from None
-    place, page = report.scheduler_address, report.dashboard_link or ""
+    proxy, page = report.scheduler_address, report.dashboard_link or ""
     try:
         return call_with_timeout(
-            ASK_SECONDS, lambda: GatewayClient(place, page, security=report.security, **options)
+            ASK_SECONDS, lambda: GatewayClient(proxy, page, security=report.security, **options)
         )
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise JobError(

@@ -258,9 +258,9 @@ def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]
         return
     mark = f".seen-{uuid.uuid4().hex[:12]}"
     try:
-        place = locate(requirements.folder)
-        place.make()
-        place.write(mark, b"seen")
+        location = locate(requirements.folder)
+        location.make()
+        location.write(mark, b"seen")
     except (OSError, ScalelatentError) as error:
         yield replace(requirements, folder=None), getattr(error, "strerror", None) or str(error)
         return
@@ -268,7 +268,7 @@ def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]
         yield replace(requirements, mark=mark), ""
     finally:
         with suppress(OSError, ScalelatentError):
-            place.delete(mark)
+            location.delete(mark)
 
 
 def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:

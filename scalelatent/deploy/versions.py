@@ -77,10 +77,10 @@ def find_differences(
 
 
 def _relevant(found: Mapping[str, str | None]) -> dict[str, str]:
-    kept = {name: found.get(name) or MISSING for name in COMPARED}
-    kept["python"] = ".".join(kept["python"].split(".")[:2])
-    kept["cupy"] = next((found[name] or MISSING for name in CUPY_WHEELS if found.get(name)), MISSING)
-    return kept
+    selected = {name: found.get(name) or MISSING for name in COMPARED}
+    selected["python"] = ".".join(selected["python"].split(".")[:2])
+    selected["cupy"] = next((found[name] or MISSING for name in CUPY_WHEELS if found.get(name)), MISSING)
+    return selected
 
 
 def format_differences(rows: list[Difference]) -> str:

@@ -73,7 +73,7 @@ async def run_workers(
     check_numbers(workers, threads, gpus, 0)
     if workers + gpus < 1:
         raise JobError(f"workers = {workers} and gpus = {gpus}; start at least one worker")
-    scheme, _, place = scheduler.partition("://")
+    scheme, _, netloc = scheduler.partition("://")
     if scheme == "tls" and security is None:
         raise JobError(f"{scheduler} uses TLS; give --tls-folder, or --tls-ca-file, --tls-cert and --tls-key")
     try:
@@ -82,7 +82,7 @@ async def run_workers(
         raise JobError(
             f"scheduler {scheduler!r} is not an address ({error}); write for example tls://head:8786"
         ) from None
-    common = {"host": host, "protocol": f"{scheme if place else 'tcp'}://", "security": security}
+    common = {"host": host, "protocol": f"{scheme if netloc else 'tcp'}://", "security": security}
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
     default = f"{socket.gethostname()}-{os.getpid()}"  # a scheduler refuses a second worker of one name
     logging.getLogger("distributed").setLevel(logging.WARNING)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 import numpy as np
 
 from scalelatent.contract.kinds import find_kernels, import_object, list_kernels
-from scalelatent.contract.learners import Backend, Table
+from scalelatent.contract.learners import Backend, Block, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
 from scalelatent.kernels.arrays import aligned, check_same_width
 from scalelatent.kernels.cuda import multiply
+
+from .cache import PieceCache
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -164,6 +167,9 @@ def keep_current_device() -> Iterator[None]:
                 current.use()
 
 
+# Share of CuPy's memory limit for rows that all backends of a GPU keep between passes.
+ROWS_SHARE = 0.4
+_ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}
 STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
 # Codes of cudaErrorMemoryAllocation, and of the two errors of cublasCreate on a GPU without free memory. The
 # GPU can still be used after these errors.
@@ -189,10 +195,14 @@ class CupyBackend:
         self._device.use()
         self.stream = self._cupy.cuda.Stream(non_blocking=True)
         self.device = _device_name(self._cupy)  # read now, because it may be unreadable after an error
+        nvtx = self._cupy.cuda.nvtx
+        self._nvtx = nvtx if nvtx.available else None  # named ranges, which Nsight Systems shows
         self._buffers: dict[str, cupy.ndarray] = {}
         self._staging: dict[str, tuple[np.ndarray, cupy.cuda.Event]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._rows = 0
+        self.kept_rows, self._has_room = PieceCache(0), True
+        _ON_DEVICE.setdefault(device_id, WeakSet()).add(self)
         self.row_limits: dict[str, int] = {}
         # RMM as the allocator of CuPy raises a plain MemoryError.
         runtime, driver = self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError
@@ -283,8 +293,30 @@ class CupyBackend:
             self.stream.synchronize()
         return host
 
+    def start_pass(self) -> None:
+        """Set the bytes of rows that the GPU keeps between passes, its share of :data:`ROWS_SHARE`."""
+        self._make_current()
+        if self._has_room:
+            limit = self._cupy.get_default_memory_pool().get_limit()
+            self.kept_rows.resize(int(ROWS_SHARE * limit / len(_ON_DEVICE[self._device.id])))
+        self.kept_rows.start_pass()
+
+    def keep_rows(self, key: Hashable, block: Block) -> None:
+        """Keep the rows of a block on the GPU, as they are stored, if there is room for them."""
+        x, kept = block.x, self.kept_rows
+        if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
+            return
+        size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
+        if kept.get(key) is None and kept.make_room(size):
+            # Copies, because labels and weights may be views of larger arrays.
+            y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))
+            with suppress(*self.gpu_errors):  # without free memory, the next pass reads these rows again
+                kept.put(key, (self.asarray(x, x.dtype), y, weight))
+
     def release_memory(self) -> None:
         self._make_current()
+        self._has_room = False  # a GPU that was full once keeps no rows
+        self.kept_rows.resize(0)
         self._buffers.clear()
         self.stream.synchronize()
         self._cupy.get_default_memory_pool().free_all_blocks()
@@ -347,6 +379,8 @@ class CupyBackend:
     def _work(self, what: str) -> Iterator[None]:
         """Run the ``with`` statement on this backend's stream, and name the GPU in its errors."""
         self._make_current()
+        if self._nvtx is not None:
+            self._nvtx.RangePush(f"scalelatent: {what}")
         try:
             yield
         except Exception as error:
@@ -354,6 +388,9 @@ class CupyBackend:
             if named is error:
                 raise
             raise named from error
+        finally:
+            if self._nvtx is not None:
+                self._nvtx.RangePop()
 
     def _named(self, error: Exception, what: str) -> Exception:
         """Return an error with advice for the user instead of a CuPy error; return other errors unchanged."""

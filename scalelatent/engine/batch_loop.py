@@ -83,8 +83,10 @@ def fit_batches(
     def checkpoint() -> None:
         nonlocal saved, saved_at
         if store is not None and saved != iteration:
-            read, kept = partial(executor.get_state, stage, iteration, handle), executor.keeps_states
-            write_checkpoint(store, stage.name, iteration, read, callbacks, {"pass": iteration}, kept=kept)
+            read, is_written = partial(executor.get_state, stage, iteration, handle), executor.keeps_states
+            write_checkpoint(
+                store, stage.name, iteration, read, callbacks, {"pass": iteration}, is_written=is_written
+            )
         saved, saved_at = iteration, time.perf_counter()
 
     try:
@@ -153,15 +155,15 @@ def write_checkpoint(
     callbacks: Callback,
     where: dict[str, int],
     *,
-    kept: bool,
+    is_written: bool,
 ) -> None:
     """Store a state durably and notify the callbacks; their event contains the entries of ``where``.
 
-    ``kept`` is True if the executor has already written the state, which then is only flushed.
+    ``is_written`` is True if the executor has already written the state, which then is only flushed.
     """
     begin = time.perf_counter()
     try:
-        if not (kept and store.make_durable(name, iteration)):
+        if not (is_written and store.make_durable(name, iteration)):
             store.save_state(name, iteration, state(), durable=True)
     except RunError as error:
         callbacks.on_event({"event": "checkpoint_failed", **where, "message": str(error)})

@@ -118,16 +118,24 @@ class PieceCache:
         with self._lock:
             if key in self._pieces:
                 return True
-            if self.used + size > self.limit:
-                for unused in [k for k, t in self._touched.items() if t < self._clock - 2]:
-                    if self.used + size > self.limit:
-                        self._drop(unused)
-            if self.used + size > self.limit:
+            if not self._make_room(size):
                 return False
             self._pieces[key] = (piece, size)
             self._touched[key] = self._clock
             self.used += size
             return True
+
+    def make_room(self, size: int) -> bool:
+        """Evict pieces that were not used in the last two passes; return True if ``size`` bytes are free."""
+        with self._lock:
+            return self._make_room(size)
+
+    def _make_room(self, size: int) -> bool:
+        if self.used + size > self.limit:
+            for unused in [k for k, t in self._touched.items() if t < self._clock - 2]:
+                if self.used + size > self.limit:
+                    self._drop(unused)
+        return self.used + size <= self.limit
 
     def _drop(self, key: Hashable) -> None:
         self.used -= self._pieces.pop(key)[1]

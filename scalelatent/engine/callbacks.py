@@ -107,13 +107,13 @@ class Callbacks(Callback):
 
     def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
         self.callbacks: Sequence[Callback] = (
-            [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+            list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
         )
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(
-                    f"callbacks: {callback!r} is not a scalelatent Callback; derive its class from "
-                    "scalelatent.Callback"
+                    f"callbacks: {callback!r} is not a scalelatent Callback; give an object whose class is "
+                    "derived from scalelatent.Callback, or verbose=True to see the progress"
                 )
             self.keeps_run_folder |= callback.keeps_run_folder
             self.tells_cluster |= callback.tells_cluster

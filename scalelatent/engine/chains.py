@@ -126,21 +126,21 @@ def learn_stream(
     dataset: Dataset,
     device: str,
     batch_rows: int,
-    seen: int,
+    n_earlier: int,
     classes: np.ndarray | None = None,
 ) -> Counted:
     """Take one step per ``batch_rows`` rows, in order, in this process; return the last state.
 
-    ``seen`` is the number of rows of earlier calls.
+    ``n_earlier`` is the number of rows of earlier calls.
     """
     backend, reader = make_backend(device), Reader(dataset, None, Meter(), classes, requests=learner.requests)
     with single_threaded():
         for a in range(0, len(dataset), batch_rows):
             b = min(a + batch_rows, len(dataset))
             # The row indices key the random numbers, so they continue from the earlier calls.
-            numbers = np.arange(seen + a, seen + b, dtype=np.int64)
+            numbers = np.arange(n_earlier + a, n_earlier + b, dtype=np.int64)
             x, y, weight = reader.read(a, b)
-            block = reader.block(x, y, weight, seen + a, numbers, state.iteration)
+            block = reader.block(x, y, weight, n_earlier + a, numbers, state.iteration)
             state = apply_step(learner, state, run_chains(learner, state, [block], backend), b - a)
     return state
 
@@ -238,7 +238,7 @@ class InProcessSteps:
     def __exit__(self, *error: object) -> None:
         self._runner.close()
 
-    def put(self, place: Place, state: object, *, kept: bool = False) -> object:
+    def put(self, place: Place, state: object, *, is_written: bool = False) -> object:
         return state
 
     def get(self, place: Place, handle: object) -> object:

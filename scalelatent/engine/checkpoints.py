@@ -31,72 +31,72 @@ class EngineStore:
     """Files of one run in its run folder; a task gives ``run`` and may write only into that run."""
 
     def __init__(self, folder: str | Path | Location, run: str | None = None) -> None:
-        self.place = locate(folder)
+        self.location = locate(folder)
         self._run = run
         self._histories: dict[str, LineLog] = {}
         if run is not None:
             return
         try:
-            self.place.make()
+            self.location.make()
         except OSError as error:
             raise RunError(
-                f"cannot create the run folder {self.place.url}: {error}; choose another `run_dir`"
+                f"cannot create the run folder {self.location.url}: {error}; choose another `run_dir`"
             ) from error
 
     @cached_property
     def ref(self) -> tuple[str, str]:
         """(URL of the folder, id of this run), with which a task opens this store."""
-        run_id = self.place.read("run-id")
+        run_id = self.location.read("run-id")
         if run_id is None:
             run_id = uuid.uuid4().hex[:12].encode()
             self.write_bytes("run-id", run_id)
-        return self.place.url, run_id.decode()
+        return self.location.url, run_id.decode()
 
     @property
     def folder(self) -> Path:
         """Path of the run folder, which must be on a disk."""
-        path = self.place.local_path("")
+        path = self.location.local_path("")
         if path is None:
-            raise RunError(f"{self.place.url} is not a folder on a disk")
+            raise RunError(f"{self.location.url} is not a folder on a disk")
         return Path(path)
 
     @property
     def scratch(self) -> Location:
         """Folder of temporary datasets."""
-        return self.place.at("scratch")
+        return self.location.at("scratch")
 
     # -- records ---------------------------------------------------------------------------------------------
 
     def write(self, name: str, tree: object, *, durable: bool = True) -> int:
         self._check_run(name)
-        return write_record(self.place, name, tree, durable=durable)
+        return write_record(self.location, name, tree, durable=durable)
 
     def read(self, name: str) -> Any:
-        return read_record(self.place, name)
+        return read_record(self.location, name)
 
     def match_names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
         """Return the matches of all file names that match the whole pattern, in order."""
-        return [m for name in self.place.keys("") if (m := pattern.fullmatch(name))]
+        return [m for name in self.location.keys("") if (m := pattern.fullmatch(name))]
 
     def remove(self, name: str) -> None:
         """Remove a record if it exists."""
-        self.place.delete(name)
+        self.location.delete(name)
 
     # -- identity of the fit to which the folder belongs -----------------------------------------------------
 
     def claim(self, identity: dict[str, Any], resume: bool) -> None:
         """Record the identity of a new fit, or raise a RunError if the folder belongs to a different fit."""
-        kept = self.identity()
-        if kept is not None:
+        stored = self.identity()
+        if stored is not None:
             if not resume:
                 raise RunError(
-                    f"{self.place.url} already holds a fit: resume it with resume=True (`scalelatent "
+                    f"{self.location.url} already holds a fit: resume it with resume=True (`scalelatent "
                     "resume`), or choose another run_dir"
                 )
-            changed = differences(kept, identity)
+            changed = differences(stored, identity)
             if changed:
                 raise RunError(
-                    f"{self.place.url} holds another fit ({'; '.join(changed)}): resume with the same job "
+                    f"{self.location.url} holds another fit ({'; '.join(changed)}): resume with the same job "
                     "and data, or choose another run_dir"
                 )
             return
@@ -104,12 +104,12 @@ class EngineStore:
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identity that :meth:`claim` recorded, or None."""
-        text = self.place.read("identity.json")
+        text = self.location.read("identity.json")
         try:
             return None if text is None else dict(json.loads(text))
         except (ValueError, TypeError):
             raise RunError(
-                f"{self.place.name_of('identity.json')} is damaged, so the rows and parameters of the "
+                f"{self.location.name_of('identity.json')} is damaged, so the rows and parameters of the "
                 "checkpoints in this folder are unknown: restore the file, or choose another run_dir"
             ) from None
 
@@ -157,7 +157,7 @@ class EngineStore:
 
     def state_path(self, stage: str, iteration: int) -> str:
         """Return the path or URL of a state's record."""
-        return self.place.name_of(_state_name(stage, iteration))
+        return self.location.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: object, durable: bool) -> None:
         """Write a state; remove all others except the newest ``KEEP_STATES`` and the newest durable one."""
@@ -167,9 +167,9 @@ class EngineStore:
         if durable:
             self._mark_durable(stage, iteration, marks)
             marks = [iteration]
-        kept = {*sorted({*states, iteration})[-KEEP_STATES:], *marks[-1:]}
+        newest = {*sorted({*states, iteration})[-KEEP_STATES:], *marks[-1:]}
         for old in states:
-            if old not in kept:
+            if old not in newest:
                 self.remove(_state_name(stage, old))
 
     def make_durable(self, stage: str, iteration: int) -> bool:
@@ -177,7 +177,7 @@ class EngineStore:
         name = _state_name(stage, iteration)
         self._check_run(name)
         try:
-            self.place.sync(name)
+            self.location.sync(name)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -195,7 +195,7 @@ class EngineStore:
 
     def _list_states(self, stage: str) -> tuple[list[int], list[int]]:
         """Return the iterations of (all states, durable states), in order, from one listing of the folder."""
-        names = self.place.keys("")
+        names = self.location.keys("")
         found = [[m for name in names if (m := pattern.fullmatch(name))] for pattern in (_STATE, _DURABLE)]
         states, marks = (sorted(int(m["iteration"]) for m in ms if m["stage"] == stage) for ms in found)
         return states, marks
@@ -267,15 +267,15 @@ class EngineStore:
     def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
         """Return the records whose ``key`` is at most ``upto``, in order; remove the others from the file."""
         name = f"history-{stage}.jsonl"
-        log, kept = self._history(name), {}
+        log, by_key = self._history(name), {}
         for line in log.lines():
             try:
                 record = json.loads(line)
                 if record[key] <= upto:
-                    kept[record[key]] = record
+                    by_key[record[key]] = record
             except (ValueError, TypeError, KeyError):  # the line is damaged
                 continue
-        records = [kept[k] for k in sorted(kept)]
+        records = [by_key[k] for k in sorted(by_key)]
         try:
             log.rewrite([json.dumps(record).encode() for record in records])
         except OSError as error:
@@ -283,13 +283,13 @@ class EngineStore:
         return records
 
     def _history(self, name: str) -> LineLog:
-        return self._histories.setdefault(name, LineLog(self.place, name))
+        return self._histories.setdefault(name, LineLog(self.location, name))
 
     def write_bytes(self, name: str, data: bytes, durable: bool = False) -> None:
         """Write a file that is not a record, such as JSON text."""
         self._check_run(name)
         try:
-            self.place.write(name, data, durable=durable)
+            self.location.write(name, data, durable=durable)
         except OSError as error:
             raise self._unwritable(name, error) from error
 
@@ -298,20 +298,20 @@ class EngineStore:
         if self._run is None:
             return
         try:
-            run_id = self.place.read("run-id")
+            run_id = self.location.read("run-id")
         except OSError as error:
             raise self._unwritable(name, error) from error
         if run_id != self._run.encode():
             state = "was removed" if run_id is None else f"belongs to run {run_id.decode()} now"
             raise RunError(
-                f"{self.place.url} {state}, and this is a task of run {self._run}: {name} was not written. "
-                "To repeat that run, start it again in its own folder"
+                f"{self.location.url} {state}, and this is a task of run {self._run}: {name} was not "
+                "written. To repeat that run, start it again in its own folder"
             )
 
     def _unwritable(self, name: str, error: OSError) -> RunError:
         return RunError(
-            f"cannot write {self.place.name_of(name)}: {error}. Free some space or repair the storage, then "
-            "resume the run; its checkpoints are safe"
+            f"cannot write {self.location.name_of(name)}: {error}. Free some space or repair the storage, "
+            "then resume the run; its checkpoints are safe"
         )
 
 

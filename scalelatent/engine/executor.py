@@ -65,8 +65,8 @@ class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle
 
     callbacks: Callback
 
-    def put(self, place: Place, state: object, *, kept: bool = False) -> Handle:
-        """Return a handle of a state; ``kept`` is True if the run folder contains the state already."""
+    def put(self, place: Place, state: object, *, is_written: bool = False) -> Handle:
+        """Return a handle of a state; ``is_written`` is True if the run folder contains the state already."""
 
     def get(self, place: Place, handle: Handle) -> Any:
         """Return the state of a handle."""

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from scalelatent.contract.learners import Backend, Block, LeafLearner, Prepared, Reduction, State
+from scalelatent.contract.learners import (
+    Backend,
+    Block,
+    LeafLearner,
+    MultiLeafLearner,
+    Prepared,
+    Reduction,
+    State,
+)
 from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import RunError
@@ -52,16 +61,22 @@ class KeptLeaves(Generic[State, Prepared]):
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Visit a leaf, store its new data, and add the change from its old data to ``stats``."""
-        old = None
-        if block.epoch > 0:
-            try:
-                old = read_record(self.folder, self.name(block.epoch - 1, block.start))
-            except RunError as error:
-                raise RunError(
-                    f"{error}. Incremental learning needs the data of each leaf from the previous epoch: "
-                    "start the fit again in another run_dir"
-                ) from error
-        new = self.learner.visit(prepared, block, old)
+        old = self._read(block)
+        self._store(prepared, block, old, self.learner.visit(prepared, block, old), stats)
+
+    def _read(self, block: Block) -> Any:
+        """Return the data of a leaf from the previous epoch, or None in the first epoch."""
+        if block.epoch == 0:
+            return None
+        try:
+            return read_record(self.folder, self.name(block.epoch - 1, block.start))
+        except RunError as error:
+            raise RunError(
+                f"{error}. Incremental learning needs the data of each leaf from the previous epoch: "
+                "start the fit again in another run_dir"
+            ) from error
+
+    def _store(self, prepared: Prepared, block: Block, old: Any, new: Any, stats: Stats) -> None:
         EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
         self.learner.exchange(prepared, old, new, stats)
 
@@ -82,6 +97,26 @@ class KeptLeaves(Generic[State, Prepared]):
 
     def validated(self, state: State, stats: Stats) -> State:
         return self.learner.validated(state, stats)
+
+
+class LeavesSideBySide(KeptLeaves[State, Prepared]):
+    """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
+
+    def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
+        """Do the same as ``run_chain`` for each block."""
+        assert isinstance(self.learner, MultiLeafLearner)
+        olds = [self._read(block) for block in blocks]
+        news = self.learner.visit_leaves(prepared, blocks, olds)
+        for leaf in zip(blocks, olds, news, stats, strict=True):
+            self._store(prepared, *leaf)
+
+
+def keep_leaves(
+    learner: LeafLearner[Any, Any, Any], folder: str, stage: str, run: str | None
+) -> KeptLeaves[Any, Any]:
+    """Return the incremental learner of a learner of leaves; see :class:`KeptLeaves`."""
+    kind = LeavesSideBySide if isinstance(learner, MultiLeafLearner) else KeptLeaves
+    return kind(learner, folder, stage, run)
 
 
 class DropLeaves(Callback):

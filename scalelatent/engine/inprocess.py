@@ -173,10 +173,10 @@ class InProcessExecutor:
     def _report_limits(self) -> None:
         """Notify the callbacks of GPUs whose memory was too small for whole blocks."""
         for (device, slot), backend in self._backends.items():
-            for what, rows in backend.row_limits.items():
-                if self._reported_limits.get((device, slot, what)) != rows:
-                    self._reported_limits[device, slot, what] = rows
-                    self.callbacks.on_event(make_split_event(what, rows, backend.device))
+            for work, rows in backend.row_limits.items():
+                if self._reported_limits.get((device, slot, work)) != rows:
+                    self._reported_limits[device, slot, work] = rows
+                    self.callbacks.on_event(make_split_event(work, rows, backend.device))
 
     def _backend(self, device: str, slot: int) -> Backend:
         name = device if device == "reference" else resolve_device(device)

@@ -128,20 +128,20 @@ class _OnlineFit:
         store, name, order = self.store, self.stage.name, self.order
         if store is None or (found := store.latest_state(name)) is None:
             return state
-        total, kept, messages = found
+        total, stored, messages = found
         report_unreadable(self.callbacks, messages)
-        if kept["order"] != order:
+        if stored["order"] != order:
             raise RunError(
-                f"{store.state_path(name, total)} was made with another order of rows ({kept['order']}, now "
-                f"{order}): resume with the same settings, or choose another run_dir"
+                f"{store.state_path(name, total)} was made with another order of rows ({stored['order']}, "
+                f"now {order}): resume with the same settings, or choose another run_dir"
             )
-        place: Place = kept["place"]
+        place: Place = stored["place"]
         self.at, self._saved, self._restored = (place, None), place, True
         self.history = store.load_history(name, total, key="steps")
         is_recorded = bool(self.history) and self.history[-1]["steps"] == total
         if place.step == 0 and place.epoch > 0 and not is_recorded:
             # The fit was interrupted after the end of an epoch and before its record was written.
-            self._append(self.stage.online.summary(kept["state"]), place.epoch)
+            self._append(self.stage.online.summary(stored["state"]), place.epoch)
         elif place.step > 0:
             due = self._is_validation_due(place)
             self._pending = due or place.step == order.n_steps or (self._is_stop(place) and not is_recorded)
@@ -149,12 +149,12 @@ class _OnlineFit:
                 self.history = store.load_history(name, total - 1, key="steps")
         where = {"pass": place.epoch, "step": place.step, "history": list(self.history)}
         self.callbacks.on_event({"event": "resumed", "stage": name, **where})
-        return kept["state"]
+        return stored["state"]
 
     def begin(self, run: OnlineSteps, state: object) -> None:
         """Pass the first state to the runner of the steps."""
         self.run, place = run, self.place
-        self.at = (place, run.put(place, state, kept=self._restored))
+        self.at = (place, run.put(place, state, is_written=self._restored))
         # `is_done` is called only where an uninterrupted fit calls it too.
         if not self._pending and (place.step == 0 or place.validated):
             self.done = self.stage.online.is_done(state)
@@ -262,7 +262,9 @@ class _OnlineFit:
         def tree() -> dict[str, Any]:
             return {"state": self.run.get(place, handle), "place": place, "order": self.order}
 
-        total, kept = place.total(self.order), self.executor.keeps_states
+        total, is_written = place.total(self.order), self.executor.keeps_states
         where = {"pass": place.epoch, "step": place.step}
-        write_checkpoint(self.store, self.stage.name, total, tree, self.callbacks, where, kept=kept)
+        write_checkpoint(
+            self.store, self.stage.name, total, tree, self.callbacks, where, is_written=is_written
+        )
         self._saved, self._saved_at = place, time.perf_counter()

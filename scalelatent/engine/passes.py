@@ -24,11 +24,12 @@ from scalelatent.contract.learners import (
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import JobError
 
+from .backend import CupyBackend
 from .cache import PieceCache
 from .grid import FAN_IN, RowGrid
 from .halving import accumulate_leaf
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, iter_blocks, name_dataset_in_errors
+from .reading import Meter, Reader, StopEvent, iter_blocks, iter_gpu_blocks, name_dataset_in_errors
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -270,6 +271,8 @@ class PassContext:
         self.stage = stage
         self.backend = backend
         self.meter = Meter()
+        if isinstance(backend, CupyBackend):
+            backend.start_pass()
         self.reductions = dict(stage.reductions)
         self._state = state
         self._prepared: dict[str, Any] = {}
@@ -296,18 +299,22 @@ class PassContext:
         work_name = f"{self.stage.name}/{span.part}"
         leaves = grid.node_leaves(span.level, span.index)
         per_leaf = [grid.blocks(*grid.node_rows(0, leaf)) for leaf in leaves]
-        rows = iter_blocks(self._readers[span.part], grid.blocks(start, stop), stop_event)
+        reader, blocks = self._readers[span.part], grid.blocks(start, stop)
+        if reduction.requests.reads_on_gpu and isinstance(self.backend, CupyBackend):
+            rows = iter_gpu_blocks(reader, blocks, stop_event, self.backend)
+        else:
+            rows = iter_blocks(reader, blocks, stop_event)
         total_sum = _SpanSum(span.level, vector_length(reduction))
         with name_dataset_in_errors(self.stage.datasets[span.part]), closing(rows):
             for leaf in per_leaf:
                 vector = total_sum.zeros()
                 stats = Stats(layout, vector[: layout.size])
-                blocks = islice(rows, len(leaf))
+                of_leaf = islice(rows, len(leaf))
                 if self.backend.gpu_errors:  # a GPU, which may run out of memory
-                    reread = partial(iter_blocks, self._readers[span.part], leaf, stop_event)
-                    accumulate_leaf(self.backend, work_name, reduction, prepared, blocks, reread, stats)
+                    reread = partial(iter_blocks, reader, leaf, stop_event)
+                    accumulate_leaf(self.backend, work_name, reduction, prepared, of_leaf, reread, stats)
                 else:
-                    for block in blocks:
+                    for block in of_leaf:
                         reduction.accumulate(prepared, block, stats)
                 total_sum.add(vector)
         total = total_sum.total()

@@ -199,17 +199,19 @@ class Forecast:
         self,
         kind: str,
         train: Dataset,
-        held: Dataset | None,
+        validation: Dataset | None,
         resources: Resources,
         options: Mapping[str, Any],
         *,
         measure: bool,
     ) -> None:
-        self.kind, self.train, self.held, self.resources = kind, train, held, resources
+        self.kind, self.train, self.validation, self.resources = kind, train, validation, resources
         self.options, self.measure = dict(options), measure  # measure: rates may be measured now
         self.codes = 0  # number of classes of the random rows with which speed is measured
         # Input rows of the next stages by part: datasets, or shapes of rows that the fit will make.
-        self.rows: dict[str, Any] = {"train": train} if held is None else {"train": train, "validation": held}
+        self.rows: dict[str, Any] = {"train": train}
+        if validation is not None:
+            self.rows["validation"] = validation
         self.out: dict[str, Any] = {"stages": {}, "resources": resources.to_dict()}
         self.seconds: dict[str, float] = {}
         self.least = self.most = 0.0
@@ -269,7 +271,7 @@ class Forecast:
         row_bytes, chains = rows.nbytes // len(rows) + extra_bytes, order.n_chains
         # A chain has the runs of its current and next buffer in memory; without shuffling, a few runs.
         runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
-        held = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
+        buffered = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
         slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
         threads = min(resources.threads, chains)
         # A thread merges its statistics in a tree, which leaves at most `depth` of them. On a cluster, a
@@ -279,7 +281,7 @@ class Forecast:
         memory = {
             "process": process_bytes(resources),
             "pieces read ahead": 4 * _piece_bytes(self.train),
-            "rows of the buffers": held * (row_bytes + 12),
+            "rows of the buffers": buffered * (row_bytes + 12),
             "rows of the next steps": (SLABS_AHEAD + 2) * slab,
             "blocks and buffers": threads
             * _block_bytes(learner, order.chain_rows, rows.n_features, row_bytes),
@@ -306,9 +308,9 @@ class Forecast:
         (width,) = row_map.output()[0]
         for part, rows in self.rows.items():
             p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
-            what = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
+            work_name = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
             make = partial(_make_map_probe, row_map, partial(self.make_block, size, rows))
-            row = self.probe(what, make, 2.0 * p * width / FLOP_RATE, rows=size)
+            row = self.probe(work_name, make, 2.0 * p * width / FLOP_RATE, rows=size)
             slots, new = self.resources.slots, RowShape(len(rows), width, rows.is_stored)
             if rows.is_stored:
                 slots = min(slots, choose_layout(len(rows), (width,), new.dtype).n_shards(len(rows)))
@@ -341,7 +343,7 @@ class Forecast:
 
     def probe(
         self,
-        what: str,
+        work_name: str,
         make: Callable[[], Callable[[], object]],
         nominal: float,
         *,
@@ -350,12 +352,12 @@ class Forecast:
     ) -> float:
         """Return the measured seconds per row of a call on several threads, or ``nominal`` if not measured.
 
-        ``make`` returns the call for one thread, and ``what`` is the name under which the result is stored.
+        ``make`` returns the call for one thread, and ``work_name`` is the key of the stored result.
         """
         if not self.measure:
             return nominal
         threads = threads or self.resources.slots
-        return rates.get(f"{what} t{threads}", lambda: cpu_seconds(make, threads) / rows)
+        return rates.get(f"{work_name} t{threads}", lambda: cpu_seconds(make, threads) / rows)
 
     def measure_rates(
         self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
@@ -366,8 +368,8 @@ class Forecast:
             size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
             shape = f"{size}x{rows.n_features} {rows.dtype} {layout.size} {reduction.flops_per_row():.0f}"
             make = partial(_make_pass_probe, reduction, state, block or partial(self.make_block, size, rows))
-            what = f"{stage.name}{about} {shape} {self.codes}"
-            found[part] = self.probe(what, make, seconds_per_row(reduction), rows=size)
+            work_name = f"{stage.name}{about} {shape} {self.codes}"
+            found[part] = self.probe(work_name, make, seconds_per_row(reduction), rows=size)
         return found
 
     def make_block(self, size: int, rows: AnyRows) -> Block:
@@ -376,7 +378,7 @@ class Forecast:
 
     def measure_chain(
         self,
-        what: str,
+        work_name: str,
         learner: Any,
         begin: Callable[[], tuple[object, Block]],
         order: RowOrder,
@@ -405,9 +407,9 @@ class Forecast:
             chain()
             return step if stepping else chain
 
-        row = self.probe(what, partial(make, False), seconds_per_row(learner), rows=rows, threads=slots)
-        what = f"{what} {order.batch_rows} step {slots}"
-        return row, self.probe(what, partial(make, True), STEP_SECONDS, threads=1)
+        row = self.probe(work_name, partial(make, False), seconds_per_row(learner), rows=rows, threads=slots)
+        work_name = f"{work_name} {order.batch_rows} step {slots}"
+        return row, self.probe(work_name, partial(make, True), STEP_SECONDS, threads=1)
 
     def count_slots(self, order: RowOrder) -> int:
         """Return the number of threads that run chains of a step at the same time."""

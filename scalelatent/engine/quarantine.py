@@ -64,12 +64,12 @@ class Quarantine:
         self.skips = check_choice(choice) == "skip"
         self._store = store
         self._places: dict[str, Location] = {}
-        kept = None if store is None else store.place.read(FILE)
+        stored = None if store is None else store.location.read(FILE)
         try:
-            self.shards = [] if kept is None else [BadShard(**entry) for entry in json.loads(kept)]
+            self.shards = [] if stored is None else [BadShard(**entry) for entry in json.loads(stored)]
         except (ValueError, TypeError):
             raise RunError(
-                f"{store.place.name_of(FILE) if store else FILE} is damaged, so the list of excluded rows "
+                f"{store.location.name_of(FILE) if store else FILE} is damaged, so the list of excluded rows "
                 "is unknown: restore the file, or start again in another folder"
             ) from None
 
@@ -152,7 +152,7 @@ class Quarantine:
             raise RunError(
                 f"shard {bad.file} (rows {bad.start}:{bad.stop}) is bad ({bad.why}). Without it {excluded} "
                 f"of the {rows} rows of {bad.url} would be excluded, more than the limit of "
-                f"{MOST_EXCLUDED:.0%}. Check that the dataset is complete (`scalelatent data info --verify`) "
+                f"{MOST_EXCLUDED:.0%}. Check that the dataset is complete (`scalelatent data check DATA`) "
                 "and that workers have enough memory, then resume the run; finished work is kept"
             )
 

@@ -7,10 +7,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -30,6 +31,8 @@ PlacedPiece: TypeAlias = "tuple[tuple[int, int], Piece]"
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.kernels.arrays import DenseOrCsr, HostRows
+
+    from .backend import CupyBackend
 
 TARGET_BYTES = 2**24  # upper bound on the bytes of outputs in one piece; outputs may be wider than rows
 _NO_REQUESTS = Requests()
@@ -113,7 +116,14 @@ class Reader:
         if self.classes is not None:
             labels = (str(self.classes.dtype), self.classes.tobytes(), self.unlabelled)
         form = labels if requests.targets is None else requests.targets.source
-        self._name = (dataset.fingerprint(), form, skipped) if self.cache is not None else None
+        self._form = form
+
+    @cached_property
+    def name(self) -> Hashable:
+        """Identity of the rows in caches."""
+        # A dataset in memory has no fingerprint, but stays the same object during a fit.
+        which = self.dataset.fingerprint() if self.dataset.is_stored else self.dataset
+        return which, self._form, self.skipped
 
     @property
     def target_width(self) -> int:
@@ -150,7 +160,7 @@ class Reader:
 
     def cached(self, start: int, stop: int) -> Piece | None:
         """Return a piece from the cache, or None."""
-        return self.cache.get((self._name, start, stop)) if self.cache is not None else None
+        return self.cache.get((self.name, start, stop)) if self.cache is not None else None
 
     def read(self, start: int, stop: int) -> Piece:
         """Return (x, codes or outputs, weight) of a piece; x is the outputs if rows are their own outputs."""
@@ -159,7 +169,7 @@ class Reader:
             return found
         piece = self._read_unskipped(start, stop) if self.skipped else self._read(start, stop)
         if self.cache is not None:
-            self.cache.put((self._name, start, stop), piece)
+            self.cache.put((self.name, start, stop), piece)
         return piece
 
     def _read(self, start: int, stop: int) -> Piece:
@@ -274,6 +284,30 @@ def iter_blocks(
             yield reader.block(x, y, weight, start)
     finally:
         source.close()
+
+
+def iter_gpu_blocks(
+    reader: Reader, blocks: list[tuple[int, int]], stop_event: StopEvent, backend: CupyBackend
+) -> Generator[Block, None, None]:
+    """Yield the same blocks as :func:`iter_blocks`; take them from the GPU if it has them all.
+
+    The first pass yields rows of the host, which some models check, and copies them to the GPU.
+    """
+    keys = [(reader.name, *block) for block in blocks]
+    pieces = [backend.kept_rows.get(key) for key in keys]
+    if None not in pieces:
+        for (start, stop), piece in zip(blocks, pieces, strict=True):
+            if stop_event.is_set():
+                raise Stopped
+            stop_event.moved()
+            stop_event.note("computing on", start, stop)
+            assert piece is not None
+            yield reader.block(*piece, start)
+        return
+    with closing(iter_blocks(reader, blocks, stop_event)) as source:
+        for key, block in zip(keys, source, strict=True):
+            backend.keep_rows(key, block)
+            yield block
 
 
 def _read_noted(

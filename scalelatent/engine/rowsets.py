@@ -89,6 +89,18 @@ class StoredSets:
 
 
 @dataclass(frozen=True)
+class DrawnSets:
+    """Sets that are taken from rows in memory whenever they are read."""
+
+    sets: RowSets
+    x: HostRows
+
+    def read(self, which: int, count: int = 1) -> HostRows:
+        """Return the rows of sets."""
+        return join_rows([self.sets.take(i, self.x, self.sets.rows(i)) for i in range(which, which + count)])
+
+
+@dataclass(frozen=True)
 class SomeOfSet:
     """Some rows of a stored set that several candidates of a search share."""
 
@@ -126,15 +138,15 @@ class SetsTask(OutputTask):
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
         numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
-        kept: list[list[HostRows]] = [[] for _ in numbers]
+        blocks: list[list[HostRows]] = [[] for _ in numbers]
         selected = [self.sets.rows(which) for which in numbers]
         with name_dataset_in_errors(self.dataset):
             for first, x, places in self._read_pieces(selected, stop_event, meter):
                 for i, which in enumerate(numbers):
                     rows = selected[i][places[i]]
                     if len(rows):
-                        kept[i].append(self.sets.take(which, x, rows - first))
-        self.writer.write_shard(shard, _concatenate([part for parts in kept for part in parts]))
+                        blocks[i].append(self.sets.take(which, x, rows - first))
+        self.writer.write_shard(shard, _concatenate([part for parts in blocks for part in parts]))
         return int(stop - start)
 
     def _read_pieces(
@@ -164,13 +176,20 @@ class SetsTask(OutputTask):
         return cls(**read_task_fields(tree), sets=tree["sets"])
 
 
-def _concatenate(parts: list[HostRows]) -> DenseOrCsr:
+def join_rows(parts: list[HostRows]) -> HostRows:
+    """Return the rows of all parts."""
     sparse = [part for part in parts if isinstance(part, CsrRows)]
-    if not sparse:
-        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+    if sparse:
+        return CsrRows.concatenate(sparse)
+    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+
+
+def _concatenate(parts: list[HostRows]) -> DenseOrCsr:
+    rows = join_rows(parts)
+    if not isinstance(rows, CsrRows):
+        return rows
     from scipy.sparse import csr_array
 
-    rows = CsrRows.concatenate(sparse)
     return csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
 
 
@@ -214,7 +233,7 @@ def write_sets(source: Any, sets: RowSets, place: Location) -> str:
         sets.n_sets * sets.set_rows,
         shape,
         dtype,
-        nnz=len(source.rows.data) if isinstance(first, CsrRows) else None,
+        nnz=_count_entries(source, sets) if isinstance(first, CsrRows) else None,
         chunk_rows=None if isinstance(first, CsrRows) else sets.set_rows,
         shard_rows=_choose_shard_sets(sets, max(1, first.nbytes // sets.set_rows)) * sets.set_rows,
         provenance={"made_by": "save"},
@@ -224,6 +243,10 @@ def write_sets(source: Any, sets: RowSets, place: Location) -> str:
         numbers = range(start // sets.set_rows, stop // sets.set_rows)
         writer.write_shard(shard, _concatenate([source.read(which) for which in numbers]))
     return str(writer.finalize().fingerprint())
+
+
+def _count_entries(source: Any, sets: RowSets) -> int:
+    return sum(len(source.read(which).data) for which in range(sets.n_sets))
 
 
 def _choose_shard_sets(sets: RowSets, row_bytes: int) -> int:

@@ -44,8 +44,8 @@ def save_model(
     """
     import zarr
 
-    place = locate(url)
-    _check_room(place, overwrite)
+    location = locate(url)
+    _check_room(location, overwrite)
     attrs: dict[str, Any] = {
         "digests": {name: _digest(array) for name, array in arrays.items()},
         "format": FORMAT,
@@ -55,7 +55,7 @@ def save_model(
         "values": values,
     }
     try:
-        with place.replacing() as target:
+        with location.replacing() as target:
             group = zarr.create_group(target.zarr_store(read_only=False), attributes={"format": UNFINISHED})
             for name, array in arrays.items():
                 group.create_array(name, data=np.ascontiguousarray(array))
@@ -65,20 +65,20 @@ def save_model(
             group.update_attributes({**attrs, ATTRIBUTES_DIGEST: _digest_of_attributes(attrs)})
     except OSError as error:
         raise DataError(
-            f"cannot write the model {place.url}: {error}; free some space or choose another path, then save "
-            "again"
+            f"cannot write the model {location.url}: {error}; free some space or choose another path, then "
+            "save again"
         ) from error
 
 
-def _check_room(place: Location, overwrite: bool) -> None:
+def _check_room(location: Location, overwrite: bool) -> None:
     """Raise a DataError if the place contains anything but a model that may be overwritten."""
-    if place.is_empty():
+    if location.is_empty():
         return
     if not overwrite:
-        raise DataError(f"{place.url} exists: choose another path, or pass overwrite=True to replace it")
-    if format_of(place) not in (FORMAT, UNFINISHED, REMOVED):
+        raise DataError(f"{location.url} exists: choose another path, or pass overwrite=True to replace it")
+    if format_of(location) not in (FORMAT, UNFINISHED, REMOVED):
         raise DataError(
-            f"{place.url} exists and is not a saved model, so it is not replaced; choose another path, or "
+            f"{location.url} exists and is not a saved model, so it is not replaced; choose another path, or "
             "remove it yourself"
         )
 
@@ -89,40 +89,41 @@ def read_model(
     """Return (kind, params, values, arrays) of a saved model, after a check of all digests."""
     import zarr
 
-    place = locate(url)
-    if not place.has("zarr.json"):
-        raise DataError(f"{place.url} {describe_contents(place, 'a saved model')}; {_GIVE}")
+    location = locate(url)
+    if not location.has("zarr.json"):
+        raise DataError(f"{location.url} {describe_contents(location, 'a saved model')}; {_GIVE}")
     try:
-        group = zarr.open_group(place.zarr_store(read_only=True), mode="r", zarr_format=3)
+        group = zarr.open_group(location.zarr_store(read_only=True), mode="r", zarr_format=3)
         attrs: dict[str, Any] = dict(group.attrs)
     except ScalelatentError:
         raise
     except zarr.errors.ContainsArrayError:
-        raise DataError(f"{place.url} is a zarr array, not a saved model; {_GIVE}") from None
+        raise DataError(f"{location.url} is a zarr array, not a saved model; {_GIVE}") from None
     except Exception as error:  # zarr may raise anything if its metadata was changed
         raise DataError(
-            f"{place.url} is damaged: its zarr.json cannot be read ({error}); save the model again"
+            f"{location.url} is damaged: its zarr.json cannot be read ({error}); save the model again"
         ) from error
     if attrs.get("format") != FORMAT:
         is_unfinished = not attrs or attrs.get("format") in (UNFINISHED, REMOVED)
         advice = "if a model was being written there, it was not finished: save it again"
         raise DataError(
-            f"{place.url} {describe_contents(place, 'a saved model')}; {advice if is_unfinished else _GIVE}"
+            f"{location.url} {describe_contents(location, 'a saved model')}; "
+            f"{advice if is_unfinished else _GIVE}"
         )
     version = attrs.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise DataError(
-            f"{place.url} has model format {version}, this scalelatent reads up to {FORMAT_VERSION}: upgrade "
-            "scalelatent"
+            f"{location.url} has model format {version}, this scalelatent reads up to {FORMAT_VERSION}: "
+            "upgrade scalelatent"
         )
-    _check_attributes(place, attrs)
-    arrays = {name: _read_array(place, group, name, digest) for name, digest in attrs["digests"].items()}
+    _check_attributes(location, attrs)
+    arrays = {name: _read_array(location, group, name, digest) for name, digest in attrs["digests"].items()}
     for name, fingerprint in attrs.get("datasets", {}).items():
-        _check_dataset(place.at(name), fingerprint)
+        _check_dataset(location.at(name), fingerprint)
     return attrs["kind"], attrs["params"], attrs["values"], arrays
 
 
-def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
+def _check_attributes(location: Location, attrs: dict[str, Any]) -> None:
     """Raise a DataError if attributes were changed since they were saved, or have wrong types or names."""
     types = {"kind": str, "params": dict, "values": dict, "digests": dict, "format_version": int}
     wrong = [name for name, type_ in types.items() if not isinstance(attrs.get(name), type_)]
@@ -130,28 +131,28 @@ def _check_attributes(place: Location, attrs: dict[str, Any]) -> None:
         wrong.append("datasets")
     if wrong:
         raise DataError(
-            f"{place.url} is damaged: its attribute {wrong[0]!r} is {_brief(attrs.get(wrong[0]))}; save the "
-            "model again"
+            f"{location.url} is damaged: its attribute {wrong[0]!r} is {_brief(attrs.get(wrong[0]))}; save "
+            "the model again"
         )
     # Models of earlier versions have no digest of their attributes.
     if attrs.get(ATTRIBUTES_DIGEST, digest := _digest_of_attributes(attrs)) != digest:
         raise DataError(
-            f"{place.url} is damaged: its attributes (kind, params, values, digests) are not those that were "
-            "saved; save the model again"
+            f"{location.url} is damaged: its attributes (kind, params, values, digests) are not those that "
+            "were saved; save the model again"
         )
     outside = [name for name in (*attrs["digests"], *attrs.get("datasets", {})) if not _NAME.fullmatch(name)]
     if outside:
         raise DataError(
-            f"{place.url} is damaged: {_brief(outside[0])} is not the name of a file in the model's folder; "
-            "save the model again"
+            f"{location.url} is damaged: {_brief(outside[0])} is not the name of a file in the model's "
+            "folder; save the model again"
         )
 
 
-def _read_array(place: Location, group: zarr.Group, name: str, digest: str) -> np.ndarray:
+def _read_array(location: Location, group: zarr.Group, name: str, digest: str) -> np.ndarray:
     import psutil
     import zarr
 
-    damaged = f"{place.url} is damaged: its array {name!r}"
+    damaged = f"{location.url} is damaged: its array {name!r}"
     try:
         array = group.get(name)
         # The digest is needed because zarr reads a missing chunk as zeros without an error.
@@ -177,22 +178,22 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _check_dataset(place: Location, fingerprint: str) -> None:
+def _check_dataset(location: Location, fingerprint: str) -> None:
     from scalelatent.data import open_dataset
 
     try:
-        found = open_dataset(place.url).fingerprint()
+        found = open_dataset(location.url).fingerprint()
     except DataError as error:
         raise DataError(
-            f"{place.url}, a part of a model, is damaged: {error}; save the model again"
+            f"{location.url}, a part of a model, is damaged: {error}; save the model again"
         ) from error
     if found != fingerprint:
-        raise DataError(f"{place.url} is not the one that was saved with its model; save the model again")
+        raise DataError(f"{location.url} is not the one that was saved with its model; save the model again")
 
 
 def _digest_of_attributes(attrs: dict[str, Any]) -> str:
-    held = {name: value for name, value in attrs.items() if name != ATTRIBUTES_DIGEST}
-    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+    attributes = {name: value for name, value in attrs.items() if name != ATTRIBUTES_DIGEST}
+    return hashlib.sha256(json.dumps(attributes, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(array: np.ndarray) -> str:
@@ -228,24 +229,24 @@ def load_model(url: str | Path) -> Any:
     >>> bool((sl.load_model(place).predict(x) == m.predict(x)).all())
     True
     """
-    place, run = locate(url), None
-    if place.has("model.zarr/zarr.json"):
-        place, run = place.at("model.zarr"), place
-    kind, params, values, arrays = read_model(place)
+    location, run = locate(url), None
+    if location.has("model.zarr/zarr.json"):
+        location, run = location.at("model.zarr"), location
+    kind, params, values, arrays = read_model(location)
     try:
         estimator = find_kind(kind).estimator_class()
     except JobError:
         raise DataError(
-            f"{place.url} holds a model of kind {_brief(kind)}, which this scalelatent does not know (it "
+            f"{location.url} holds a model of kind {_brief(kind)}, which this scalelatent does not know (it "
             f"knows {', '.join(known_kinds())}): upgrade scalelatent, or save the model again"
         ) from None
     try:
-        return estimator._from_saved(params, values, arrays, place, run)
+        return estimator._from_saved(params, values, arrays, location, run)
     except ScalelatentError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DataError(
-            f"{place.url} is damaged: its attributes do not make a model of kind {kind!r} "
+            f"{location.url} is damaged: its attributes do not make a model of kind {kind!r} "
             f"({type(error).__name__}: {error}); save the model again"
         ) from error
 

@@ -17,7 +17,7 @@ from sklearn.utils import estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent._registry import find_registered
-from scalelatent.contract.learners import RowMap
+from scalelatent.contract.learners import OutputMap, RowMap
 from scalelatent.contract.parameters import Parameters
 from scalelatent.data import Dataset
 from scalelatent.data.feature_names import check_names, frame_names
@@ -62,7 +62,7 @@ OUTPUT_SHARE = 0.3  # largest share of the memory of the process that one result
 logger = logging.getLogger("scalelatent")
 
 # Output of a model: a name, or a name and a number that selects a variant, for example a layer.
-What = str | tuple[str, int | None]
+OutputName = str | tuple[str, int | None]
 Saved = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
@@ -81,7 +81,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     # Name of an attribute that every completed fit sets, and an interrupted fit does not set.
     _fitted_attribute: ClassVar[str] = ""
     # Output that ``transform`` requests from ``_row_map``.
-    _transformed: What = "output"
+    _transformed: OutputName = "output"
     # True: the candidates of a search share each pass. False: a search fits them one after the other.
     _shares_passes: ClassVar[bool] = False
     # Whether ``fit`` accepts validation rows.
@@ -123,8 +123,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Add the stages of a fit of ``forecast.train`` to the forecast, and return the whole plan."""
         raise NotImplementedError
 
-    def _row_map(self, what: Any) -> RowMap:
-        """Return the map from rows to the output that ``what`` names."""
+    def _row_map(self, output: Any) -> OutputMap:
+        """Return the map from rows to the output with the name ``output``."""
         raise NotImplementedError
 
     def _state(self) -> Saved:
@@ -135,8 +135,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Set the fitted parameters from the result of :meth:`_state`."""
         raise NotImplementedError
 
-    def _restore_at(self, saved: Saved, place: Location | None, run: Location | None) -> None:
-        """Restore a model that was saved at ``place``, in the run folder ``run``; see :meth:`_restore`."""
+    def _restore_at(self, saved: Saved, location: Location | None, run: Location | None) -> None:
+        """Restore a model that was saved at ``location``, in the run folder ``run``; see :meth:`_restore`."""
         self._restore(*saved)
 
     def _training_rows(
@@ -147,14 +147,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         """Return the validation dataset of the rows and labels that ``fit`` was given."""
-        return self._given_rows(X, y, what="validation")
+        return self._given_rows(X, y, name="validation")
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         """Raise an error for rows that this model cannot learn from, before any work."""
 
-    def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
+    def _held_out(self, train: Dataset, validation: Dataset | None) -> Dataset | None:
         """Return the given validation rows, or rows of ``train`` that the fit excludes from training."""
-        return held
+        return validation
 
     def _check_params(self) -> None:
         """Raise ValueError for parameters out of range."""
@@ -178,7 +178,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         y: LabelsLike | None = None,
         sample_weight: WeightsLike | None = None,
         *,
-        what: str = "X",
+        name: str = "X",
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
@@ -186,7 +186,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
         ``reset`` sets ``n_features_in_`` and ``feature_names_in_``; otherwise they are compared.
         """
-        rows = opened(X, what)
+        rows = opened(X, name)
         if isinstance(rows, Dataset):
             ds = add_weights(rows, y, sample_weight)
         elif is_plain(rows):
@@ -194,42 +194,42 @@ class StreamedEstimator(  # type: ignore[call-arg]
             if shape is not None:  # this keeps the mask of a masked array, which a later check refuses
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
             names = frame_names(rows)
-            rows = validated(self, rows, what=what, reset=reset, ensure_min_samples=least_rows, **CHECKS)
-            rows = self._checked_values(rows, what)
+            rows = validated(self, rows, name=name, reset=reset, ensure_min_samples=least_rows, **CHECKS)
+            rows = self._checked_values(rows, name)
             rows = rows if shape is None else rows.reshape(shape)
             ds = Dataset.from_arrays(rows, y, sample_weight=sample_weight, feature_names=names)
-            return self._checked_width(ds, what)
+            return self._checked_width(ds, name)
         else:
             names = frame_names(rows)
             rows = self._lazy_values(rows)
             ds = Dataset.from_arrays(rows, y, sample_weight=sample_weight, feature_names=names)
-        return self._checked_features(ds, what, reset)
+        return self._checked_features(ds, name, reset)
 
-    def _checked_values(self, X: DenseOrCsr, what: str) -> DenseOrCsr:
+    def _checked_values(self, X: DenseOrCsr, name: str) -> DenseOrCsr:
         """Return rows in memory; raise an error for values that no model can learn from."""
-        check_finite(X, what)
+        check_finite(X, name)
         return X
 
     def _lazy_values(self, X: RowsLike) -> RowsLike:
         """Return rows that are read in pieces, prepared like those of :meth:`_checked_values`."""
         return X
 
-    def _checked_width(self, ds: Dataset, what: str) -> Dataset:
+    def _checked_width(self, ds: Dataset, name: str) -> Dataset:
         if ds.n_features != self.n_features_in_:
             raise DataError(
-                f"{what}{f' ({ds.url})' if ds.url else ''} has {ds.n_features} features, but "
+                f"{name}{f' ({ds.url})' if ds.url else ''} has {ds.n_features} features, but "
                 f"{type(self).__name__} was fitted on {self.n_features_in_}"
             )
         return ds
 
-    def _checked_features(self, ds: Dataset, what: str, reset: bool) -> Dataset:
+    def _checked_features(self, ds: Dataset, name: str, reset: bool) -> Dataset:
         """Return rows after their number and names of features are set (``reset``) or compared."""
         if reset:
             self.n_features_in_ = ds.n_features
             self.__dict__.pop("feature_names_in_", None)
             if ds.feature_names is not None:
                 self.feature_names_in_ = ds.feature_names
-        self._checked_width(ds, what)
+        self._checked_width(ds, name)
         check_names(self, ds.feature_names)
         return ds
 
@@ -342,37 +342,39 @@ class StreamedEstimator(  # type: ignore[call-arg]
                     f"validation rows were given, but {type(self).__name__} learns without labels and has "
                     "nothing to validate: leave them out ([data] validation)"
                 )
-            held = self._validation_rows(validation)
-            self._check_rows(train, held)
+            validation_rows = self._validation_rows(validation)
+            self._check_rows(train, validation_rows)
             if self._rounds_rows:
                 warn_of_rounding(self, train)
-            held = self._held_out(train, held)
+            validation_rows = self._held_out(train, validation_rows)
             resources = find_resources(call.client, self.n_jobs, None)
-            self._check_plan(train, held, resources, call.engine)
-            given = {"train": train} if held is None else {"train": train, "validation": held}
+            self._check_plan(train, validation_rows, resources, call.engine)
+            given = {"train": train}
+            if validation_rows is not None:
+                given["validation"] = validation_rows
             call.rows.update(restore_row_ranges(given, call.run_dir if call.resume else None))
-            with self._place(train, resources, call) as place, fit_callbacks(call) as callbacks:
-                self._serve_steps(call, place, callbacks)
+            with self._place(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
+                self._serve_steps(call, run_dir, callbacks)
                 self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
     def _check_plan(
-        self, train: Dataset, held: Dataset | None, resources: Resources, engine: Mapping[str, Any]
+        self, train: Dataset, validation: Dataset | None, resources: Resources, engine: Mapping[str, Any]
     ) -> None:
         """Refuse a fit that exceeds memory or disk, and warn of a long fit; only long fits are measured."""
-        plan = self._plan(Forecast(self._kind, train, held, resources, engine, measure=False))
+        plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=False))
         if plan["expected_seconds"] > LONG_SECONDS / 10:
-            plan = self._plan(Forecast(self._kind, train, held, resources, engine, measure=True))
+            plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=True))
         if text := long_fit(plan):
             warn_user(text, LongFitWarning)
 
-    def _serve_steps(self, call: FitCall, place: Place | None, callbacks: Callbacks) -> None:
+    def _serve_steps(self, call: FitCall, run_dir: Place | None, callbacks: Callbacks) -> None:
         steps = self._fit_steps({name: Rows(ds) for name, ds in call.rows.items()})
         begin = first_step(steps)
         with FitSession(
             self._kind,
             client=call.client,
-            run_dir=place,
+            run_dir=run_dir,
             resume=call.resume,
             callbacks=callbacks,
             device=self.device,
@@ -383,8 +385,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             if begin.keeps_records:
                 session.keep_records()
             seed = session.begin(self.random_state, self._deciding_parameters(), call.rows)
-            held = call.rows.get("validation")
-            more = {} if held is None else {"validation_rows": len(held)}
+            validation = call.rows.get("validation")
+            more = {} if validation is None else {"validation_rows": len(validation)}
             session.announce(call.rows["train"], **begin.info, **more, seed=seed)
             rows = {name: Rows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
             session.answer(steps, (seed, rows))
@@ -434,12 +436,12 @@ class StreamedEstimator(  # type: ignore[call-arg]
         new = clone(self)  # so that rows of another width do not change this model
         new._check_params()
         train = new._training_rows(X, y, None)
-        held = new._validation_rows(validation) if self._validates else None
-        new._check_rows(train, held)
-        held = new._held_out(train, held)
+        validation_rows = new._validation_rows(validation) if self._validates else None
+        new._check_rows(train, validation_rows)
+        validation_rows = new._held_out(train, validation_rows)
         with use_client(client) as found:
             resources = find_resources(found, self.n_jobs, memory_limit)
-        return new._plan(Forecast(self._kind, train, held, resources, engine or {}, measure=True))
+        return new._plan(Forecast(self._kind, train, validation_rows, resources, engine or {}, measure=True))
 
     # -- outputs as large as the data ------------------------------------------------------------------------
 
@@ -493,30 +495,31 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _map(
         self,
         X: RowsLike,
-        what: What,
+        output: OutputName,
         out: str | Path | None = None,
         client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Apply ``_row_map(what)`` to rows; return an array, a lazy dask array, or a Dataset at ``out``."""
+        """Apply ``_row_map(output)`` to rows; return an array, a lazy dask array, or a Dataset at ``out``."""
         check_is_fitted(self)
         rows = opened(X, "X")
         if is_dask(rows):
-            return self._map_dask(rows, what)
-        return self._map_rows(self._given_rows(rows), self._row_map(what), out, client, overwrite, callbacks)
+            return self._map_dask(rows, output)
+        row_map = self._row_map(output)
+        return self._map_rows(self._given_rows(rows), row_map, out, client, overwrite, callbacks)
 
     def _map_rows(
         self,
         ds: Dataset,
-        row_map: Any,
+        row_map: OutputMap,
         out: str | Path | None = None,
         client: ClientLike | None = None,
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
         """Apply a map to the rows of a dataset; return an array, or a Dataset at ``out``."""
-        name = f"{self._kind}_{row_map.what}"
+        name = f"{self._kind}_{row_map.output_name}"
         if out is not None:
             check_not_own_input(out, ds.place)
             check_room(locate(out), overwrite, resumable=False)
@@ -551,14 +554,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
                 "out='RESULT.zarr' to write it to disk as it is made"
             )
 
-    def _map_dask(self, X: da.Array, what: What) -> Any:
+    def _map_dask(self, X: da.Array, output: OutputName) -> Any:
         from dask.array import map_blocks
 
         if (width := int(np.prod(X.shape[1:]))) != self.n_features_in_:
             raise DataError(
                 f"X has {width} features, but {type(self).__name__} was fitted on {self.n_features_in_}"
             )
-        row_map = self._row_map(what)
+        row_map = self._row_map(output)
         shape, dtype = row_map.output()
         X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
         return map_blocks(
@@ -707,17 +710,17 @@ class StreamedEstimator(  # type: ignore[call-arg]
         params: dict[str, Any],
         values: dict[str, Any],
         arrays: dict[str, np.ndarray],
-        place: Location | None = None,
+        location: Location | None = None,
         run: Location | None = None,
     ) -> Self:
         try:
             params = cls._parameters.drop_removed(restore_params(params))
         except ValueError as error:
-            raise DataError(f"{place.url if place else 'this model'} was saved with {error}") from None
+            raise DataError(f"{location.url if location else 'this model'} was saved with {error}") from None
         model = cls(**params)
         model.n_iter_, model.n_features_in_ = values["n_iter"], values["n_features_in"]
         model.seed_, model.history_ = values["seed"], []
-        model._restore_at((values, arrays), place, run)
+        model._restore_at((values, arrays), location, run)
         if "feature_names_in" in values:
             model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
         return model

@@ -66,6 +66,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
         rows, labels = opened(X, "X"), opened(y, "y")
+        sample_weight = opened(sample_weight, "sample_weight")
         if is_plain(rows):
             if labels is None:
                 name = type(self).__name__
@@ -256,8 +257,8 @@ def predict_by(
     callbacks: CallbackList,
 ) -> Any:
     """Return the label of the largest score of each row or, if ``out`` is given, a Dataset of both."""
-    what = "probabilities" if out is None else "classes"
-    scores = model._map(X, what, out, client, overwrite, callbacks)
+    output = "probabilities" if out is None else "classes"
+    scores = model._map(X, output, out, client, overwrite, callbacks)
     if out is not None:
         return scores
     if isinstance(scores, np.ndarray):

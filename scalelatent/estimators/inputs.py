@@ -63,14 +63,14 @@ def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
     return shape if len(shape) in (3, 4) else None
 
 
-def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks: Any) -> Any:
+def validated(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks: Any) -> Any:
     """Return the result of ``validate_data``.
 
     Refuse masked entries, whose mask scikit-learn would drop, and shorten its error messages to one line.
     """
-    for array, name in zip(arrays, "Xy", strict=False):
-        refuse_masked(array, name)
-    check_frame(arrays[0], what)
+    for array, letter in zip(arrays, "Xy", strict=False):
+        refuse_masked(array, letter)
+    check_frame(arrays[0], name)
     try:
         return validate_data(estimator, *arrays, **checks)
     except (ValueError, TypeError) as error:
@@ -83,7 +83,7 @@ def validated(estimator: BaseEstimator, *arrays: Any, what: str = "X", **checks:
         raise type(error)(in_one_line(str(error), (odd or arrays)[0])) from None
 
 
-def check_frame(frame: Any, what: str) -> None:
+def check_frame(frame: Any, name: str) -> None:
     """Raise DataError for a data frame without columns, with duplicate names or non-numeric columns.
 
     Other rows pass.
@@ -92,25 +92,26 @@ def check_frame(frame: Any, what: str) -> None:
         return
     names = list(frame.columns)
     if not names:
-        raise DataError(f"{what} is a data frame of shape {frame.shape}, without columns: give at least one")
-    if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise DataError(f"{name} is a data frame of shape {frame.shape}, without columns: give at least one")
+    if twice := sorted({str(n) for n in names if names.count(n) > 1}):
         raise DataError(
-            f"{what} has more than one column of each of these names: {', '.join(twice[:5])}. Rename or drop "
+            f"{name} has more than one column of each of these names: {', '.join(twice[:5])}. Rename or drop "
             "them, so that each column has a name of its own"
         )
-    for name, kind in zip(names, frame.dtypes, strict=True):
+    for column, kind in zip(names, frame.dtypes, strict=True):
         code = getattr(kind, "kind", None)  # numpy and pandas dtypes have it, polars dtypes do not
-        held = f"values of type {kind}"
+        values = f"values of type {kind}"
         if code == "O" and str(kind) != "category":  # text, or Python objects that may be numbers
-            bad = next((i for i, value in enumerate(frame[name]) if not _is_real(value)), None)
+            bad = next((i for i, value in enumerate(frame[column]) if not _is_real(value)), None)
             if bad is None:
                 continue
-            held = f"{frame[name].iloc[bad]!r:.40} in row {bad}"
+            values = f"{frame[column].iloc[bad]!r:.40} in row {bad}"
         elif code in tuple("buifc") or (code is None and (kind.is_numeric() or str(kind) == "Boolean")):
             continue
         raise DataError(
-            f"{what}: column {name!r} holds {held}, but features are numbers. Drop the column, or turn it "
-            "into numbers: text and categories for example by OneHotEncoder, dates by a difference to one day"
+            f"{name}: column {column!r} holds {values}, but features are numbers. Drop the column, or turn "
+            "it into numbers: text and categories for example by OneHotEncoder, dates by a difference to one "
+            "day"
         )
 
 
@@ -126,15 +127,15 @@ def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
     """Return an error message of scikit-learn in one line, with the shape of the array, not its values."""
     try:
         shown = np.asarray(array)
-        what = f"an array of shape {shown.shape}, {shown.dtype}"
+        description = f"an array of shape {shown.shape}, {shown.dtype}"
     except ValueError:
-        what = f"a {type(array).__name__}"
+        description = f"a {type(array).__name__}"
     if text.startswith("The feature names should match"):  # one line per name follows
         text = text.strip().replace(":\n- ", ": ").replace("\n- ", ", ").replace(".\n", ". ")
         return text.replace("\n", ". ").rstrip(".") + ". Pass the columns of the fit, in their order"
     first, _, rest = text.partition("\n")
     advice = rest[rest.index("Reshape your data") :] if "Reshape your data" in rest else ""
-    return f"{first.rstrip(':. ')}: {what}{f'. {advice}' if advice else ''}"
+    return f"{first.rstrip(':. ')}: {description}{f'. {advice}' if advice else ''}"
 
 
 def add_weights(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
@@ -257,7 +258,7 @@ def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
     return column
 
 
-def check_finite(x: DenseOrCsr, what: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
+def check_finite(x: DenseOrCsr, name: str, first: int = 0, largest: float = float(FLOAT32_MAX)) -> None:
     """Raise DataError for NaN, infinity and values beyond float32 (or ``largest``).
 
     The message names the first such row and feature. Row numbers start at ``first``.
@@ -277,4 +278,4 @@ def check_finite(x: DenseOrCsr, what: str, first: int = 0, largest: float = floa
     if not np.isfinite(value):
         kind = "NaN" if np.isnan(value) else "an infinite value (inf)"
     remedy = "Scale the rows" if np.isfinite(value) else "Clean these rows, or leave them out"
-    raise DataError(f"{what} contains {kind}: row {first + row}, feature {feature} is {value}. {remedy}")
+    raise DataError(f"{name} contains {kind}: row {first + row}, feature {feature} is {value}. {remedy}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import shutil
@@ -28,15 +29,16 @@ from scalelatent.engine.batch_loop import LoopResult, Progress, fit_batches
 from scalelatent.engine.cache import parse_cache
 from scalelatent.engine.callbacks import Callback, Callbacks, report_compilations
 from scalelatent.engine.checkpoints import EngineStore
-from scalelatent.engine.incremental import DropLeaves, KeptLeaves
+from scalelatent.engine.incremental import DropLeaves, keep_leaves
 from scalelatent.engine.mapwrite import choose_column_block_rows, map_rows, map_to_array, open_spec, start_map
 from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import warn_if_sorted
 from scalelatent.engine.passes import Stage, choose_block_rows, make_stage, select_grid_options
 from scalelatent.engine.plan import MAX_TASKS
 from scalelatent.engine.quarantine import Quarantine, check_choice
+from scalelatent.engine.reading import as_rows, name_dataset_in_errors
 from scalelatent.engine.resume_identity import named_values
-from scalelatent.engine.rowsets import StoredSets, find_places, start_sets
+from scalelatent.engine.rowsets import DrawnSets, StoredSets, find_places, start_sets
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
@@ -89,11 +91,11 @@ def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -
     if run_dir is None:
         return out
     try:
-        kept = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
+        stored = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
     except ValueError:  # the file is damaged; :meth:`begin` reports this error
-        kept = {}
+        stored = {}
     for name, ds in datasets.items():
-        wanted = kept.get(f"{name} data")
+        wanted = stored.get(f"{name} data")
         found = find_earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
         if found is not None and found is not ds:
             a, b = found.extent
@@ -155,7 +157,7 @@ class FitSession:
         elif self.client is not None:
             self.store = EngineStore(self._make_temporary_folder())
         if self.client is not None and self.store is not None:
-            self._publish_on_dashboard(self.client, self.store.place.url)
+            self._publish_on_dashboard(self.client, self.store.location.url)
         return self
 
     def __exit__(
@@ -202,14 +204,14 @@ class FitSession:
             )
             return resolve_seed(random_state)
         fixed = isinstance(random_state, (int, np.integer))
-        kept = (self.store.identity() if self.resume else None) or {}
-        seed = resolve_seed(random_state) if fixed or not kept else int(kept["seed"])
+        stored = (self.store.identity() if self.resume else None) or {}
+        seed = resolve_seed(random_state) if fixed or not stored else int(stored["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
         # Include only options that are given, so that run folders of batch fits keep their identity.
         grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
         # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
         # "card_blocks" is the name of the option in run folders.
-        self._has_gpu_blocks = bool(kept.get("card_blocks")) if kept else self._uses_only_gpus()
+        self._has_gpu_blocks = bool(stored.get("card_blocks")) if stored else self._uses_only_gpus()
         grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
         identity = {"kind": self.kind, "seed": seed, **grid}
         identity["params"] = named_values(params)
@@ -262,24 +264,24 @@ class FitSession:
         if dataset.is_stored:
             self._cluster.send_access(dataset)
             return dataset
-        place = self.scratch().at(f"{name}.zarr")
-        self._leftovers.append(place)
-        if not place.is_empty():
+        location = self.scratch().at(f"{name}.zarr")
+        self._leftovers.append(location)
+        if not location.is_empty():
             from scalelatent.data import open_dataset
 
             try:
-                return open_dataset(place.url)
+                return open_dataset(location.url)
             except DataError:  # the copy is incomplete
-                place.clear()
+                location.clear()
         self.callbacks.on_stage({"stage": f"writing the {name} rows for the workers", "rows": len(dataset)})
         if dataset.lazy(0, 1) is not None:
-            return self._cluster.save_lazy(dataset, place.url, Progress(self.callbacks, name, 0))
-        return dataset.save(place.url)
+            return self._cluster.save_lazy(dataset, location.url, Progress(self.callbacks, name, 0))
+        return dataset.save(location.url)
 
-    def remove_at_end(self, place: Location) -> None:
+    def remove_at_end(self, location: Location) -> None:
         """Remove the files at a place when the fit is done, unless ``keep_scratch`` is set."""
         if not self.options.get("keep_scratch", False):
-            self._leftovers.append(place)
+            self._leftovers.append(location)
 
     def scratch(self) -> Location:
         """Make the folder of temporary datasets if it is missing; return its location."""
@@ -312,9 +314,9 @@ class FitSession:
         if isinstance(step, Remember):
             return self.restore_arrays(step)
         if isinstance(step, Gather):
-            return self.gather(step)
+            return self._gather_in_memory(step) if self.store is None else self.gather(step)
         if isinstance(step, Encode):
-            return self.encode(step)
+            return self._encode_in_memory(step) if self.store is None else self.encode(step)
         if isinstance(step, LearnOnline):
             return self.learn_online(step.name, step)
         assert isinstance(step, Learn)
@@ -331,14 +333,14 @@ class FitSession:
     def restore_arrays(self, step: Remember) -> Mapping[str, np.ndarray]:
         """Return the arrays that the run began with: stored arrays after a resume, else the given ones."""
         name = f"{self.kind}_{step.name}"
-        kept = self.store.load_result(name) if self.store else None
-        if kept is None:
+        stored = self.store.load_result(name) if self.store else None
+        if stored is None:
             if step.about:
                 self.callbacks.on_stage({"stage": name, **step.about})
-            kept = {"arrays": dict(step.value())}
+            stored = {"arrays": dict(step.value())}
             if self.store:
-                self.store.save_result(name, kept)
-        return kept["arrays"]
+                self.store.save_result(name, stored)
+        return stored["arrays"]
 
     def add_map(self, name: str, step: Map) -> Rows:
         """Return the rows with one more map, which is applied when a pass first needs the rows."""
@@ -392,9 +394,9 @@ class FitSession:
     ) -> Stats:
         """Run one pass of one reduction; return its statistic, which the run folder keeps for a resume."""
         layout: Layout = reduction.layout()
-        kept = self.store.load_result(f"{self.kind}_{name}") if self.store else None
-        if kept is not None:
-            return Stats(layout, kept["vector"])
+        stored = self.store.load_result(f"{self.kind}_{name}") if self.store else None
+        if stored is not None:
+            return Stats(layout, stored["vector"])
         stage = self.stage(name, {"train": reduction}, {"train": self.rows(rows)}, classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
         stats = self.executor.collect(stage, Progress(self.callbacks, stage.name, 0))["train"]
@@ -409,9 +411,9 @@ class FitSession:
         progress = Progress(self.callbacks, stage, 0)
         if self.client is None and not dataset.is_stored:
             return self._map_in_memory(row_map, dataset, progress)
-        place = self.scratch().at(f"{name}.zarr")
-        self.remove_at_end(place)
-        task = start_map(stage, dataset, row_map, place.url, self.device, resume=True)
+        location = self.scratch().at(f"{name}.zarr")
+        self.remove_at_end(location)
+        task = start_map(stage, dataset, row_map, location.url, self.device, resume=True)
         out = map_rows(self.executor, task, progress)
         self.executor.quarantine.exclude_mapped(dataset, out)
         return out
@@ -446,7 +448,7 @@ class FitSession:
         if step.keeps_leaves:
             assert self.store is not None, "Begin asks for records"
             folder, run = self.store.ref
-            work = KeptLeaves(step.learner, folder, f"{self.kind}_{name}", run)
+            work = keep_leaves(step.learner, folder, f"{self.kind}_{name}", run)
             cleaner = DropLeaves(work)
             callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
@@ -487,46 +489,75 @@ class FitSession:
     # A finished step leaves a record, so that a resumed fit neither checks the output of the step nor needs
     # output that was removed since.
 
+    # Without records, the output stays in memory.
+
     @property
     def _records(self) -> EngineStore:
         assert self.store is not None, "Begin asks for records"
         return self.store
 
+    def _gather_in_memory(self, step: Gather) -> DrawnSets:
+        """Return sets of rows that are taken from the rows whenever they are read."""
+        assert step.rows is not None
+        dataset = self.rows(step.rows)
+        self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
+        with name_dataset_in_errors(dataset):
+            # A copy, because the caller may change the rows after the fit.
+            x = copy.deepcopy(as_rows(dataset.read_x(0, len(dataset))))
+            if not dataset.known_finite:
+                step.sets.check(x, 0)
+        return DrawnSets(step.sets, x)
+
+    def _encode_in_memory(self, step: Encode) -> Rows:
+        """Apply a map to rows; return Rows in memory."""
+        assert step.rows is not None
+        begin, dataset = time.perf_counter(), self.rows(step.rows)
+        stage = self._announce_step(step, len(dataset))
+        progress = Progress(self.callbacks, stage, 0, **step.about)
+        found = Dataset.from_arrays(map_to_array(step.row_map, dataset, self.device, self.n_jobs, progress))
+        self._report_written(step, found, begin)
+        return Rows(found)
+
+    def _announce_step(self, step: Gather | Encode, rows: int) -> str:
+        """Notify the callbacks that a step begins; return its stage."""
+        stage = f"{self.kind}_{step.name}"
+        self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
+        return stage
+
     def gather(self, step: Gather) -> StoredSets:
         """Return sets of rows, written to the folder ``sets`` of the records unless they are there."""
         stage = f"{self.kind}_{step.name}"
-        kept = self._records.load_result(stage)
-        place = self._records.place.at("sets").at(f"{step.name}.zarr")
+        stored = self._records.load_result(stage)
+        location = self._records.location.at("sets").at(f"{step.name}.zarr")
         if not step.kept:
-            self.remove_at_end(place)
-        if kept is None or (not step.kept and place.is_empty()):
+            self.remove_at_end(location)
+        if stored is None or (not step.kept and location.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            rows = step.sets.n_sets * step.sets.set_rows
-            self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
-            task = start_sets(stage, dataset, step.sets, place.url, self.device)
+            self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
+            task = start_sets(stage, dataset, step.sets, location.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
-            kept = self._store_result(step, stage, written, begin, missing=list(missing))
-        missing = tuple(int(i) for i in kept.get("missing", ()))
-        return StoredSets(json.dumps(_locate_spec(kept, place)), step.sets.set_rows, missing)
+            stored = self._store_result(step, stage, written, begin, missing=list(missing))
+        missing = tuple(int(i) for i in stored.get("missing", ()))
+        return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.set_rows, missing)
 
     def encode(self, step: Encode) -> Rows | None:
         """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""
         stage = f"{self.kind}_{step.name}"
-        kept = self._records.load_result(stage)
-        place = self._place(step.name, step.kept)
+        stored = self._records.load_result(stage)
+        location = self._location_of(step.name, step.kept)
         if not step.kept:
-            self.remove_at_end(place)
-        if kept is None:
+            self.remove_at_end(location)
+        if stored is None:
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            self.callbacks.on_stage({"stage": stage, "rows": len(dataset), **step.about})
+            self._announce_step(step, len(dataset))
             task = start_map(
                 stage,
                 dataset,
                 step.row_map,
-                place.url,
+                location.url,
                 self.device,
                 with_labels=False,
                 resume=True,
@@ -534,35 +565,38 @@ class FitSession:
                 **tile_layout(len(dataset), dataset.nbytes // len(dataset), step.row_map),
             )
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
-            kept = self._store_result(step, stage, written, begin)
+            stored = self._store_result(step, stage, written, begin)
         for name in step.over:
-            gone = self._place(name, False)
+            gone = self._location_of(name, False)
             if not gone.is_empty():
                 gone.clear()
-        return None if place.is_empty() else Rows(open_spec(_locate_spec(kept, place)))
+        return None if location.is_empty() else Rows(open_spec(_locate_spec(stored, location)))
 
     def _rows(self, rows: Rows | None, stage: str) -> Dataset:
         if rows is None:
             raise RunError(
-                f"{self._records.place.url}: the record of {stage} cannot be read, and the rows that it was "
-                "made of are gone: start again in another run_dir"
+                f"{self._records.location.url}: the record of {stage} cannot be read, and the rows that it "
+                "was made of are gone: start again in another run_dir"
             )
         return self.rows(rows)
 
-    def _place(self, name: str, kept: bool) -> Location:
+    def _location_of(self, name: str, is_kept: bool) -> Location:
         # Kept output is in the run folder, even if the scratch folder is elsewhere.
-        return codes_place(self._records.place, name) if kept else self.scratch().at(f"{name}.zarr")
+        return codes_location(self._records.location, name) if is_kept else self.scratch().at(f"{name}.zarr")
 
     def _store_result(
         self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: object
     ) -> dict[str, Any]:
-        kept = {"spec": json.dumps(written.spec()), **more}
-        self._records.save_result(stage, kept)
-        seconds = round(time.perf_counter() - begin, 6)
+        stored = {"spec": json.dumps(written.spec()), **more}
+        self._records.save_result(stage, stored)
+        self._report_written(step, written, begin)
+        return stored
+
+    def _report_written(self, step: Gather | Encode, written: Dataset, begin: float) -> None:
+        stage, seconds = f"{self.kind}_{step.name}", round(time.perf_counter() - begin, 6)
         self.callbacks.on_event(
             {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
         )
-        return kept
 
     # -- end -------------------------------------------------------------------------------------------------
 
@@ -573,10 +607,10 @@ class FitSession:
 
     def finish(self) -> None:
         """Remove temporary datasets after the fit; the records stay in the run folder."""
-        for place in self._leftovers:
+        for location in self._leftovers:
             with suppress(OSError):
-                place.clear()
-                place.remove_folders()
+                location.clear()
+                location.remove_folders()
 
 
 def _report_steps(wanted: int, n_steps: int) -> int | None:
@@ -584,7 +618,7 @@ def _report_steps(wanted: int, n_steps: int) -> int | None:
     return n_steps // wanted if wanted and n_steps >= 20 * wanted else None
 
 
-def codes_place(records: Location, name: str) -> Location:
+def codes_location(records: Location, name: str) -> Location:
     """Return the location of kept codes in the records of a fit."""
     return records.at("codes").at(f"{name}.zarr")
 
@@ -604,7 +638,7 @@ def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     return {"shard_rows": rows, "tile_columns": min(width, -(-columns // group) * group)}
 
 
-def _locate_spec(kept: dict[str, Any], place: Location) -> DatasetSpec:
+def _locate_spec(stored: dict[str, Any], location: Location) -> DatasetSpec:
     """Return the spec of a dataset that a step wrote, at its present place: the run folder may have moved."""
-    spec: DatasetSpec = json.loads(kept["spec"])
-    return {**spec, "url": place.url}
+    spec: DatasetSpec = json.loads(stored["spec"])
+    return {**spec, "url": location.url}

@@ -52,7 +52,7 @@ class Scorer:
     default: tuple[str, ...] = ()  # names of the metrics if the user gives none
     # Names of the test scores that the state of a run contains; its event ``scored`` contains all scores.
     headline: tuple[str, ...] = ("error", "accuracy", "nmi")
-    what: str = ""  # words such as "predicts no classes", for the error about an unsuitable metric
+    reason: str = ""  # words such as "predicts no classes", for the error about an unsuitable metric
 
     def score(
         self,
@@ -67,7 +67,7 @@ class Scorer:
         metrics = self.defaults(model) if metrics is None else metrics
         for name in metrics:
             if name not in self.metrics:
-                of = f" of {type(model).__name__}, which {self.what}" if self.what else ""
+                of = f" of {type(model).__name__}, which {self.reason}" if self.reason else ""
                 raise JobError(f"unknown metric {name!r}{of}; {nearest(name, self.metrics)}")
         return self.measure(model, dataset, metrics, batch_rows, progress)
 
@@ -147,7 +147,7 @@ class TargetScorer(_PredictionScorer):
     """Scorer of binary outputs: error of all outputs, and of those that differ from the input."""
 
     metrics = default = ("all", "changed")
-    what = "predicts binary outputs"
+    reason = "predicts binary outputs"
 
     def measure(
         self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
@@ -160,7 +160,7 @@ class OutputScorer(Scorer):
     """Scorer of the ``transform`` of a model without classes, see :func:`.score_output`."""
 
     metrics = METRICS
-    what = "predicts no classes"
+    reason = "predicts no classes"
 
     def defaults(self, model: StreamedEstimator) -> Sequence[str]:
         return ("retrieval",) if model._output_metric == "overlap" else CLUSTER_METRICS
@@ -180,8 +180,8 @@ class OutputScorer(Scorer):
         found: dict[str, Any] = {}
         if requested := tuple(name for name in CLUSTER_METRICS if name in metrics):
             scores = score_clusters(model, dataset, progress=progress)
-            kept = (*requested, "restarts", "clustered_rows")
-            found |= {key: value for key, value in scores.items() if key.startswith(kept)}
+            selected = (*requested, "restarts", "clustered_rows")
+            found |= {key: value for key, value in scores.items() if key.startswith(selected)}
         if others := [name for name in metrics if name not in CLUSTER_METRICS]:
             found |= score_output(model.transform(dataset), dataset, others, metric=metric, progress=progress)
         return found

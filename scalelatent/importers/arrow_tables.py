@@ -334,13 +334,13 @@ def _count_rows(
         for batch in _scan(table, columns, kind, [str(columns.label)]):
             found.update(columns.labels(batch, n_rows).tolist())
             n_rows += batch.num_rows
-            as_classes(np.array(sorted(found)), columns.what)
+            as_classes(np.array(sorted(found)), columns.name)
     elif kind == "csv":
         n_rows = sum(batch.num_rows for batch in _scan(table, columns, kind, columns.all_names[:1]))
     else:
         n_rows = table.count_rows()
     if not n_rows:
-        raise DataError(f"{columns.what} holds no rows; nothing to import")
+        raise DataError(f"{columns.name} holds no rows; nothing to import")
     return n_rows, np.array(sorted(found)) if found else None
 
 
@@ -348,7 +348,7 @@ class TableReader(RowReader):
     """Features of a table's rows; `labels` and `weights` hold those of the rows of the last `read`."""
 
     def __init__(self, batches: Iterator[pyarrow.RecordBatch], columns: FrameColumns, n_rows: int) -> None:
-        self.name, self.dtype = columns.what, columns.dtype
+        self.name, self.dtype = columns.name, columns.dtype
         self.shape = (n_rows, *columns.feature_shape)
         self.label_type = columns.label_type
         self._columns, self._batches = columns, batches

@@ -37,11 +37,11 @@ def check_storage(
     array: h5py.Dataset,
     array_name: str,
     allow_external: bool = False,
-    seen: frozenset[tuple[str, str]] = frozenset(),
+    visited: frozenset[tuple[str, str]] = frozenset(),
 ) -> None:
     """Raise `DataError` if numbers of the array are in other files, or absent from those files.
 
-    HDF5 reads zeros or fill values for absent numbers, without an error. `seen` holds the file and the name
+    HDF5 reads zeros or fill values for absent numbers, without an error. `visited` has the file and the name
     of each virtual dataset that refers to this array.
     """
     external = list(array.external or ())
@@ -68,14 +68,14 @@ def check_storage(
             )
         bytes_left -= needed - offset
     here = (os.path.realpath(array.file.filename), array.name)
-    if here in seen:
+    if here in visited:
         raise DataError(f"{array_name} is a virtual dataset of itself; nothing to import")
     for source in sources:
-        _check_source(array, source, array_name, seen | {here})
+        _check_source(array, source, array_name, visited | {here})
 
 
 def _check_source(
-    array: h5py.Dataset, source: Any, array_name: str, seen: frozenset[tuple[str, str]]
+    array: h5py.Dataset, source: Any, array_name: str, visited: frozenset[tuple[str, str]]
 ) -> None:
     """Raise `DataError` if a source of a virtual dataset is absent or too small."""
     import h5py
@@ -87,20 +87,20 @@ def _check_source(
             "file of its own first"
         )
     if source.file_name == ".":
-        _check_source_array(array.file, source, source_name, seen)
+        _check_source_array(array.file, source, source_name, visited)
         return
     # HDF5 looks for the file next to the virtual one first, then from the current folder.
     folder = os.environ.get("HDF5_VDS_PREFIX") or os.path.dirname(array.file.filename)
     sibling = os.path.join(folder, source.file_name)
     try:
         with h5py.File(sibling if os.path.exists(sibling) else source.file_name, "r") as file:
-            _check_source_array(file, source, source_name, seen)
+            _check_source_array(file, source, source_name, visited)
     except OSError as error:
         raise DataError(f"{source_name} cannot be opened, {_SILENT}: {error}; {_ABSENT_ADVICE}") from error
 
 
 def _check_source_array(
-    file: h5py.File, source: Any, source_name: str, seen: frozenset[tuple[str, str]]
+    file: h5py.File, source: Any, source_name: str, visited: frozenset[tuple[str, str]]
 ) -> None:
     import h5py
 
@@ -114,7 +114,7 @@ def _check_source_array(
             f"{source_name} has shape {found.shape}, which is less than the virtual dataset takes from it, "
             f"{_SILENT}; {_ABSENT_ADVICE}"
         )
-    check_storage(found, source_name, True, seen)
+    check_storage(found, source_name, True, visited)
 
 
 def import_hdf5(

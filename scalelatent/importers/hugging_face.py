@@ -205,7 +205,7 @@ class _ImagesReader(_ColumnsReader):
         column: str,
         decoder: ImageDecoder,
     ) -> None:
-        self._column, self._decoder, self.name = column, decoder, columns.what
+        self._column, self._decoder, self.name = column, decoder, columns.name
         first = self._decode(source.column(column)[0].as_py(), 0)
         super().__init__(source, columns, names, [column], first.nbytes)
         self.shape, self.dtype = (len(source), *first.shape), first.dtype

@@ -68,8 +68,8 @@ def find_job(
         raise JobError(f"{looked}, nor one of the {len(known)} jobs of the scheduler {address}; {near}")
     run = known[job]["run"]
     if not is_run_folder(run):
-        place = "which this machine does not see" if is_local(run) else "which no longer exists"
-        raise JobError(f"job {job} has the run folder {run}, {place}; use a machine that sees the folder")
+        reason = "which this machine does not see" if is_local(run) else "which no longer exists"
+        raise JobError(f"job {job} has the run folder {run}, {reason}; use a machine that sees the folder")
     return RunFolder.open(run)
 
 
@@ -216,12 +216,12 @@ def new_events(
     folder: RunFolder, *, follow: bool = False, poll: float = POLL_SECONDS
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of a run, oldest first; with `follow`, until the run ends."""
-    seen = 0
+    n_read = 0
     while True:
         ended = folder.read_state()["state"] in ENDED
         events = folder.records("events.jsonl")
-        yield from events[seen:]
-        seen = len(events)
+        yield from events[n_read:]
+        n_read = len(events)
         if ended or not follow:
             return
         time.sleep(poll)

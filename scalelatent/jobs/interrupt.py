@@ -57,12 +57,12 @@ def request_cancel(folder: RunFolder) -> None:
     """Request a stop with a file in the run folder, which the driver reads on any machine."""
     start = folder.read_state().get("starts", 0)
     asked = {"who": _user_name(), "host": socket.gethostname(), "time": time_text(), "start": start}
-    folder.place.write(CANCEL, json.dumps(asked).encode())
+    folder.location.write(CANCEL, json.dumps(asked).encode())
 
 
 def read_cancel_request(folder: RunFolder) -> dict[str, Any] | None:
     """Return who requested a stop of the current start of a run, or None."""
-    content = folder.place.read(CANCEL)
+    content = folder.location.read(CANCEL)
     if content is None:
         return None
     try:
@@ -126,4 +126,4 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
         watcher.join(timeout=STORE_SECONDS)
         if request.by is not None:
             with suppress(OSError):
-                folder.place.delete(CANCEL)
+                folder.location.delete(CANCEL)

@@ -86,9 +86,9 @@ def job_page() -> str:
                 for key, field in fields.items()
             )
     lines += ["## [[callbacks]]", "", CALLBACKS_TEXT, ""]
-    for callback, place in OWN.items():
+    for callback, path in OWN.items():
         lines += [f'### kind = "{callback}"', ""]
-        given = inspect.signature(import_object(place)).parameters.values()
+        given = inspect.signature(import_object(path)).parameters.values()
         rows = ((one, *KEYS[callback][one.name]) for one in given)
         lines += _table((f"`{one.name}`", value, _default(one.default), doc) for one, value, doc in rows)
     return "\n".join(lines)

@@ -89,10 +89,10 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
     before = {"starting": START_SECONDS}
     if job.cluster.workers is not None:
         before["starting workers"] = WORKERS_SECONDS + WORKER_SECONDS * job.cluster.workers
-    kept = needs.get("run_bytes", 0)
-    after = {"saving": SAVE_SECONDS + 2 * kept / COPY_RATE}
+    run_bytes = needs.get("run_bytes", 0)
+    after = {"saving": SAVE_SECONDS + 2 * run_bytes / COPY_RATE}
     kind, shown = find_kind(job.kind), data.test or data.validation or data.train
-    once, of_a_row = (needs.get(f"predicting_seconds{what}", 0.0) for what in ("", "_per_row"))
+    once, of_a_row = (needs.get(f"predicting_seconds{suffix}", 0.0) for suffix in ("", "_per_row"))
     if data.test is not None:
         after["scoring"] = once + len(data.test) * (of_a_row + kind.scoring_seconds)
     rows = len(shown) if kind.report_rows is None else min(len(shown), kind.report_rows)
@@ -100,7 +100,7 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
     beside = sum(before.values()) + sum(after.values())
     least, most = (needs[f"expected_seconds_at_{end}"] + beside for end in ("least", "most"))
     needs["seconds"] = {**before, **needs["seconds"], **after}
-    needs["disk_bytes"] += REPORT_BYTES + 2 * kept
+    needs["disk_bytes"] += REPORT_BYTES + 2 * run_bytes
     if not cluster:
         needs["peak_bytes_per_worker"] += FIGURE_BYTES
     return add_totals(needs, least, most)

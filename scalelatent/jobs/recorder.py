@@ -74,23 +74,23 @@ class _Record(Callbacks):
 
     def hold_folder(self) -> None:
         """Lock the run folder, so that a second fit at the same time is refused before it writes."""
-        place = self._held.place
-        if place.has("zarr.json"):
+        location = self._held.location
+        if location.has("zarr.json"):
             raise RunError(
-                f"{place.url} {describe_contents(place, 'a run folder')}; choose another `run_dir`"
+                f"{location.url} {describe_contents(location, 'a run folder')}; choose another `run_dir`"
             )
-        path = place.local_path("")
+        path = location.local_path("")
         created = (
             [] if path is None else [one for one in (Path(path), *Path(path).parents) if not one.exists()]
         )
         try:
-            place.make()
+            location.make()
         except OSError as error:
             raise RunError(
-                f"cannot create the run folder {place.url}: {error}; choose another `run_dir`"
+                f"cannot create the run folder {location.url}: {error}; choose another `run_dir`"
             ) from error
         self.exit.enter_context(self._held.lock())
-        if place.keys("") in ([], ["lock"]):
+        if location.keys("") in ([], ["lock"]):
             self.exit.callback(self._take_back, created)
 
     def _take_back(self, created: list[Path]) -> None:
@@ -98,7 +98,7 @@ class _Record(Callbacks):
         if self._folder is None:
             self._held.remove()
             if not created:
-                self._held.place.make()
+                self._held.location.make()
             with suppress(OSError):
                 for folder in created[1:]:
                     folder.rmdir()
@@ -184,13 +184,13 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
 
 def _search_section(call: FitCall) -> SearchSection | None:
     """Return the ``[search]`` equivalent to a search in Python, or None if a job file cannot express it."""
-    search, held, grid = call.model, "validation" in call.rows, call.model.param_grid
+    search, validation, grid = call.model, "validation" in call.rows, call.model.param_grid
     seed, own = search.random_state, search.estimator.random_state
     if not (
         isinstance(grid, Mapping)
         and all(_is_json(value) for values in grid.values() for value in values)
-        and (held or search.refit)
-        and (held or search.cv is None or isinstance(search.cv, int))
+        and (validation or search.refit)
+        and (validation or search.cv is None or isinstance(search.cv, int))
         and (search.scoring is None or isinstance(search.scoring, str))
         and search.error_score != search.error_score  # NaN, the default
         and search.memory_limit is None
@@ -199,7 +199,7 @@ def _search_section(call: FitCall) -> SearchSection | None:
         return None
     values = {name: getattr(search, name) for name in ("scoring", "halving", "min_passes")}
     values |= {"grid": {name: to_json_value(list(values)) for name, values in grid.items()}}
-    values |= {"cv": None if held else search.cv}  # validation rows replace folds
+    values |= {"cv": None if validation else search.cv}  # validation rows replace folds
     with suppress(ValidationError):
         section = SearchSection(**values)
         if section.model_dump(include=set(values)) == values:

@@ -87,8 +87,8 @@ def resolve(
         for key, value in table.items():
             raw[section][key] = (_refuse_credentials(section, key, value, where), "job file", where)
     for section, key, value, name in _from_environment(os.environ if environ is None else environ):
-        place = f"environment variable {name}"
-        raw[section][key] = (_refuse_credentials(section, key, value, place), f"environment {name}", place)
+        source = f"environment variable {name}"
+        raw[section][key] = (_refuse_credentials(section, key, value, source), f"environment {name}", source)
     for setting in settings:
         section, key, value = parse_setting(setting)
         value = _refuse_credentials(section, key, value, "--set")
@@ -211,19 +211,19 @@ def _resolve_model(
     """Return kind and parameters of the model; refuse names that the table of the kind does not have."""
     if "kind" not in values:
         raise JobError(f'{where}: [model] kind is missing; write for example kind = "capsule"')
-    kind, origins["model.kind"], place = values.pop("kind")
+    kind, origins["model.kind"], source = values.pop("kind")
     if not isinstance(kind, str):
-        raise JobError(f'{place}: [model] kind must be a word such as "capsule", not {kind!r}')
+        raise JobError(f'{source}: [model] kind must be a word such as "capsule", not {kind!r}')
     table = find_job_kind(kind).table()
     known = table.defaults()
-    for key, (value, _, place) in values.items():
+    for key, (value, _, source) in values.items():
         if key in table.removed:
             try:
                 table.drop_removed({key: value})
             except ValueError as error:
-                raise JobError(f"{place}: [model] {error}") from None
+                raise JobError(f"{source}: [model] {error}") from None
         elif key not in known:
-            raise JobError(f"{place}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
+            raise JobError(f"{source}: unknown key {key!r} in [model] (kind {kind!r}); {nearest(key, known)}")
     params = {}
     for key, default in known.items():
         value, origin, _ = values.get(key, (default, "default", where))
@@ -239,9 +239,9 @@ def _resolve_section(
     shape = SECTIONS[name]
     assert shape is not None
     known = shape.model_fields
-    for key, (_, _, place) in values.items():
+    for key, (_, _, source) in values.items():
         if key not in known:
-            raise JobError(f"{place}: unknown key {key!r} in [{name}]; {nearest(key, known)}")
+            raise JobError(f"{source}: unknown key {key!r} in [{name}]; {nearest(key, known)}")
     given = {key: value for key, (value, _, _) in values.items()}
     try:
         section = shape.model_validate(given)
@@ -261,9 +261,9 @@ def _validation_message(
     key = str(first["loc"][0])
     if first["type"] == "missing":
         return f"{where}: [{name}] {key} is missing"
-    value, _, place = values[key]
+    value, _, source = values[key]
     message = first["msg"].removeprefix("Value error, ")
-    return f"{place}: [{name}] {key} = {shorten(repr(value))}: {message[0].lower()}{message[1:]}"
+    return f"{source}: [{name}] {key} = {shorten(repr(value))}: {message[0].lower()}{message[1:]}"
 
 
 def shorten(text: str) -> str:

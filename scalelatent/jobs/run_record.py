@@ -163,7 +163,7 @@ class RunRecord:
     ) -> BaseException:
         """Record that the run failed, was stopped, or lost its scheduler; return the error to raise."""
         raised = (
-            explain_os_error(error, self.folder.place, next_step) if isinstance(error, OSError) else error
+            explain_os_error(error, self.folder.location, next_step) if isinstance(error, OSError) else error
         )
         if isinstance(error, KeyboardInterrupt):
             state, text = "cancelled", f"stopped{by and f' by {by}'}; {next_step}"
@@ -188,12 +188,12 @@ class RunRecord:
         return raised
 
 
-def explain_os_error(error: OSError, place: Location, next_step: str) -> Exception:
+def explain_os_error(error: OSError, location: Location, next_step: str) -> Exception:
     """Return a readable error for a full disk, with the next step; return other errors unchanged."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
-    free = place.free_bytes() or 0
+    free = location.free_bytes() or 0
     return RunError(
-        f"no space left while writing {error.filename or place.url} ({free / 2**20:,.0f} MiB free); free "
+        f"no space left while writing {error.filename or location.url} ({free / 2**20:,.0f} MiB free); free "
         f"some space, then {next_step}"
     )

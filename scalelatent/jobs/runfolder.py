@@ -76,11 +76,11 @@ STATES = ("queued", "running", "done", "failed", "cancelled")
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a path or address is a run folder, and not, for example, a saved model."""
-    place = locate(path)
-    if not place.has("job.json") or place.has("state.json"):
-        return place.has("job.json")
+    location = locate(path)
+    if not location.has("job.json") or location.has("state.json"):
+        return location.has("job.json")
     try:  # a driver may be killed before it writes the state
-        return bool(json.loads(place.read("job.json") or b"{}")["format"] == FORMAT)
+        return bool(json.loads(location.read("job.json") or b"{}")["format"] == FORMAT)
     except (ValueError, TypeError, KeyError):
         return False
 
@@ -89,8 +89,8 @@ class RunFolder:
     """One run folder; use `create` or `open` to get an instance."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.place = locate(path)
-        self.url = self.place.url
+        self.location = locate(path)
+        self.url = self.location.url
         self._logs: dict[str, LineLog] = {}
         self._held: Lock | None = None
 
@@ -106,12 +106,12 @@ class RunFolder:
 
     @classmethod
     def unused(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Return a run folder that can be created; raise a `JobError` if its place contains files."""
+        """Return a run folder that can be created; raise a `JobError` if its location contains files."""
         folder = cls(path)
-        local = folder.place.local_path("")
+        local = folder.location.local_path("")
         if local is not None and os.path.exists(local) and not os.path.isdir(local):
             raise JobError(f"output {folder.url} exists and is a file; choose another folder with --out")
-        if not folder.place.is_empty():
+        if not folder.location.is_empty():
             raise JobError(folder._occupied())
         return folder
 
@@ -124,13 +124,13 @@ class RunFolder:
 
     def _create_files(self, job: Job) -> None:
         """Write job.json and state.json; raise a `JobError` if another process has written job.json."""
-        place = self.place
+        location = self.location
         name = job.job.name or self.url.rstrip("/").rsplit("/", 1)[-1]
         # The first process that creates job.json owns the folder; a concurrent second one is refused.
         identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
-            place.make()
-            if not place.create("job.json", encode_json(job.to_dict() | {"id": identity})):
+            location.make()
+            if not location.create("job.json", encode_json(job.to_dict() | {"id": identity})):
                 raise JobError(self._occupied())
             self._write_json("state.json", {
                 "id": identity,
@@ -146,7 +146,7 @@ class RunFolder:
             })  # fmt: skip
         except OSError as error:
             with suppress(OSError):  # otherwise no later run could use this folder
-                place.delete("job.json")
+                location.delete("job.json")
             raise JobError(
                 f"output folder {self.url} cannot be written: {error.strerror or error}; "
                 "choose another folder with --out"
@@ -157,10 +157,10 @@ class RunFolder:
         folder = cls(path)
         if not is_run_folder(folder.url):
             parent, mark, _ = folder.url.rstrip("/").rpartition("/")
-            inside = [f"{folder.url.rstrip('/')}/{name}" for name in folder.place.keys("")[:MAX_LOOKED]]
+            inside = [f"{folder.url.rstrip('/')}/{name}" for name in folder.location.keys("")[:MAX_LOOKED]]
             near = next((url for url in (parent + mark, *inside) if url and is_run_folder(url)), None)
             raise JobError(
-                f"{folder.url} {describe_contents(folder.place, 'a run folder')}; give "
+                f"{folder.url} {describe_contents(folder.location, 'a run folder')}; give "
                 + (near or "the folder that [job] out of a job file, or run_dir in Python, names")
             )
         return folder
@@ -168,7 +168,7 @@ class RunFolder:
     @property
     def path(self) -> Path:
         """Local path of a run folder on a disk; a `JobError` for an object store."""
-        path = self.place.local_path("")
+        path = self.location.local_path("")
         if path is None:
             raise JobError(
                 f"run folder {self.url} is in an object store; this operation needs a folder on a disk"
@@ -177,19 +177,19 @@ class RunFolder:
 
     @property
     def model_url(self) -> str:
-        return self.place.name_of("model.zarr")
+        return self.location.name_of("model.zarr")
 
     @property
     def has_model(self) -> bool:
-        return self.place.has("model.zarr/zarr.json")
+        return self.location.has("model.zarr/zarr.json")
 
     @property
     def report_url(self) -> str:
-        return self.place.name_of("report/index.html")
+        return self.location.name_of("report/index.html")
 
     @property
     def has_report(self) -> bool:
-        return self.place.has("report/index.html")
+        return self.location.has("report/index.html")
 
     @property
     def fit_began(self) -> bool:
@@ -202,7 +202,7 @@ class RunFolder:
 
     def read_job(self) -> Job:
         """Return the resolved job of this run."""
-        name = self.place.name_of("job.json")
+        name = self.location.name_of("job.json")
         damaged = (
             f"{name} is damaged, but the results of the run are intact; resume with the job file that "
             f"started it: scalelatent resume {self.url} --job JOB.toml"
@@ -210,7 +210,7 @@ class RunFolder:
         try:
             stored = self._read_json("job.json")
         except JobError:
-            if not self.place.has("job.json"):
+            if not self.location.has("job.json"):
                 raise
             raise JobError(damaged) from None
         try:
@@ -229,15 +229,15 @@ class RunFolder:
         state = self._read_state()
         state["run"] = self.url  # the folder may have been moved
         if state.get("state") == "running":
-            holder = find_lock(self.place, "lock").holder()
+            holder = find_lock(self.location, "lock").holder()
             if holder is None:
-                place = f" on {state['driver']}" if state.get("driver") else ""
+                host = f" on {state['driver']}" if state.get("driver") else ""
                 state |= {"state": "failed", "driver_lost": True}
                 for record in self.records("metrics.jsonl")[-1:]:  # passes update state.json less often
                     keys = ("pass", "objective", *ERRORS)
                     state |= {key: record[key] for key in keys if record.get(key) is not None}
                 state["error"] = state.get("error") or (
-                    f"the driver{place} ended without a message (killed?); resume from the last checkpoint "
+                    f"the driver{host} ended without a message (killed?); resume from the last checkpoint "
                     f"with: scalelatent resume {self.url}"
                 )
         return state
@@ -271,11 +271,11 @@ class RunFolder:
 
     def write_progress(self, values: Mapping[str, Any]) -> None:
         """Write the progress of the pass and the current time to ``progress.json``."""
-        self.place.write("progress.json", encode_json({**values, "time": time_text()}))
+        self.location.write("progress.json", encode_json({**values, "time": time_text()}))
 
     def read_progress(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self.place.read("progress.json") or b"{}"))
+            return dict(json.loads(self.location.read("progress.json") or b"{}"))
         except (ValueError, TypeError):
             return {}
 
@@ -285,7 +285,7 @@ class RunFolder:
 
     def remove(self) -> None:
         with suppress(OSError):
-            self.place.clear()
+            self.location.clear()
 
     def remove_if_unused(self, existed: bool) -> None:
         """Remove the run folder if its fit has not started; recreate it empty if it existed before."""
@@ -293,12 +293,12 @@ class RunFolder:
             if not self.fit_began:
                 self.remove()
                 if existed:
-                    self.place.make()
+                    self.location.make()
 
     @contextmanager
     def lock(self, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
         """Lock the run folder, because two drivers of one folder would overwrite each other's files."""
-        guard = find_lock(self.place, "lock", thread=threading.current_thread().name)
+        guard = find_lock(self.location, "lock", thread=threading.current_thread().name)
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -306,7 +306,7 @@ class RunFolder:
                 break
             except OSError as error:
                 if not isinstance(error, BlockingIOError):
-                    name = self.place.name_of("lock")
+                    name = self.location.name_of("lock")
                     raise JobError(
                         f"run folder {self.url} cannot be locked: {name}: {error.strerror or error}; make "
                         "this file writable for this user, or remove it"
@@ -362,10 +362,10 @@ class RunFolder:
             name, kind = job.job.name, job.kind
         except JobError:
             name, kind = None, None
-        place = self.url.rstrip("/").rsplit("/", 1)[-1]
-        mark = hashlib.blake2b(self.place.read("job.json") or b"", digest_size=4).hexdigest()
+        folder_name = self.url.rstrip("/").rsplit("/", 1)[-1]
+        mark = hashlib.blake2b(self.location.read("job.json") or b"", digest_size=4).hexdigest()
         return {
-            "id": f"{_slug(name or place)}-{mark}",
+            "id": f"{_slug(name or folder_name)}-{mark}",
             "state": last.get("state", "failed"),
             "starts": sum(event["state"] == "running" for event in changes),
             "pass": passes[-1].get("pass", 0) if passes else 0,
@@ -381,7 +381,7 @@ class RunFolder:
         }
 
     def _log(self, name: str) -> LineLog:
-        return self._logs.setdefault(name, LineLog(self.place, name))
+        return self._logs.setdefault(name, LineLog(self.location, name))
 
     def _occupied(self) -> str:
         if not is_run_folder(self.url):
@@ -398,20 +398,20 @@ class RunFolder:
         )
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        content = self.place.read(name)
+        content = self.location.read(name)
         if content is None:
             raise JobError(f"run folder {self.url} has no {name}")
         try:
             value = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise JobError(f"{self.place.name_of(name)} is damaged: {error}") from None
+            raise JobError(f"{self.location.name_of(name)} is damaged: {error}") from None
         if not isinstance(value, dict):
-            raise JobError(f"{self.place.name_of(name)} is damaged: it contains no JSON object")
+            raise JobError(f"{self.location.name_of(name)} is damaged: it contains no JSON object")
         return value
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self._check_held()
-        self.place.write(name, encode_json(value), durable=True)
+        self.location.write(name, encode_json(value), durable=True)
 
 
 def _slug(text: str) -> str:

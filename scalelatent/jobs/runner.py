@@ -136,7 +136,7 @@ def _end_info(folder: RunFolder, scores: dict[str, float] | None = None) -> dict
     info = {"run": folder.url, "state": state["state"], "error": state.get("error"), "scores": scores or {}}
     done = state["state"] == "done"
     info["model"] = folder.model_url if done else None
-    info["report"] = folder.place.name_of("report") if done and folder.has_report else None
+    info["report"] = folder.location.name_of("report") if done and folder.has_report else None
     return info
 
 

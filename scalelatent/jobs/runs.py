@@ -26,12 +26,12 @@ def load_run(path: str | os.PathLike[str]) -> tuple[StreamedEstimator, RunFolder
     """Load a fitted model from a run folder or a saved model; return the model and the run folder, if any."""
     from scalelatent.engine.saved_models import load_model
 
-    place = locate(path)
-    if is_local(place.url) and not os.path.exists(place.url):
+    location = locate(path)
+    if is_local(location.url) and not os.path.exists(location.url):
         raise JobError(f"{path} does not exist (looked in {Path.cwd()}); give a run folder or a saved model")
-    if not is_run_folder(place.url):
-        return load_model(place.url), None
-    folder = RunFolder.open(place.url)
+    if not is_run_folder(location.url):
+        return load_model(location.url), None
+    folder = RunFolder.open(location.url)
     if not folder.has_model:
         state = folder.read_state()["state"]
         todo = (
@@ -126,15 +126,15 @@ def report_model(
     from scalelatent.data import Dataset
     from scalelatent.report.build import build_report
 
-    place, role = locate(folder), None
-    if place.has("zarr.json") or os.path.isfile(place.url):
-        raise DataError(f"{place.url} {describe_contents(place, 'a run folder')}; give another folder")
+    location, role = locate(folder), None
+    if location.has("zarr.json") or os.path.isfile(location.url):
+        raise DataError(f"{location.url} {describe_contents(location, 'a run folder')}; give another folder")
     if data is not None:
         role = "evaluation"
         if not isinstance(data, Dataset):
             data = Dataset.from_arrays(*(data if isinstance(data, tuple) else (data,)))
-    elif is_run_folder(place.url):
-        data = _job_rows(RunFolder(place.url), lambda line: None)
+    elif is_run_folder(location.url):
+        data = _job_rows(RunFolder(location.url), lambda line: None)
     else:
         specs = getattr(model, "_fitted_rows", {})
         name = next((name for name in ("validation", "train") if name in specs), None)
@@ -142,7 +142,7 @@ def report_model(
             role = "training" if name == "train" else name
             with suppress(ScalelatentError):  # the rows have changed or moved
                 data = Dataset.from_spec(specs[name])
-    return build_report(place.url, model=model, data=data, role=role)
+    return build_report(location.url, model=model, data=data, role=role)
 
 
 def _job_rows(folder: RunFolder, print_line: Callable[[str], None]) -> Dataset | None:

@@ -95,7 +95,7 @@ def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
         "best": search.best_index_,
         "candidates": table,
     }
-    folder.place.write(SEARCH_FILE, json.dumps(results, indent=1).encode())
+    folder.location.write(SEARCH_FILE, json.dumps(results, indent=1).encode())
     best = {
         "best_params": to_json_value(search.best_params_),
         "best_score": search.best_score_,

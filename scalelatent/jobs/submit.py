@@ -112,9 +112,9 @@ def resubmit(
 
 
 @contextmanager
-def _report_waiting(what: str, print_line: Callable[[str], None]) -> Iterator[None]:
+def _report_waiting(awaited: str, print_line: Callable[[str], None]) -> Iterator[None]:
     """Report what a step waits for if the step takes longer than ``SILENT_SECONDS``."""
-    timer = threading.Timer(SILENT_SECONDS, print_line, (f"waiting for {what}",))
+    timer = threading.Timer(SILENT_SECONDS, print_line, (f"waiting for {awaited}",))
     timer.daemon = True
     timer.start()
     try:

@@ -301,7 +301,9 @@ class JobView:
                 setattr(self, key, clip(message[key], length))
         self.id = clip(message.get("job") or self.id, 120)
         for key in ("submitted", "began"):
-            if number(message, key):
+            # A driver that replaces a lost one continues the same work.
+            is_continued = key == "began" and self.began is not None and self.state not in ENDED
+            if number(message, key) and not is_continued:
                 setattr(self, key, number(message, key))
         if message.get("again") and self.state in ENDED:
             return
@@ -494,8 +496,11 @@ class JobView:
 
     def _note(self, name: str, values: Mapping[str, Any], now: float) -> None:
         shown = ((key, value) for key, value in values.items() if value is not None and value != "")
+        words = {"why": "because"}
         text = ", ".join(
-            _format(value) if key == name else f"{clip(key, 40).replace('_', ' ')} {_format(value)}"
+            _format(value)
+            if key == name
+            else f"{words.get(key) or clip(key, 40).replace('_', ' ')} {_format(value)}"
             for key, value in shown
         )
         self.events.append({"time": now, "name": name, "text": clip(text, 600)})

@@ -15,14 +15,14 @@ from scalelatent.contract.stats import Layout, Stats
 
 def _balanced_accuracy(confusion: np.ndarray) -> float:
     rows = confusion.sum(axis=1)
-    seen = rows > 0
-    return float(np.mean(np.diag(confusion)[seen] / rows[seen]))
+    present = rows > 0
+    return float(np.mean(np.diag(confusion)[present] / rows[present]))
 
 
 def _f1_macro(confusion: np.ndarray) -> float:
     total = confusion.sum(axis=0) + confusion.sum(axis=1)
-    seen = total > 0
-    return float(np.mean(2 * np.diag(confusion)[seen] / total[seen]))
+    present = total > 0
+    return float(np.mean(2 * np.diag(confusion)[present] / total[present]))
 
 
 def _accuracy(confusion: np.ndarray) -> float:

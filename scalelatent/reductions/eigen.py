@@ -77,10 +77,10 @@ def invert_on_rows(
     unit = unit_scale(moment)
     values, vectors = np.linalg.eigh(moment * unit * unit[:, None])
     added = 0.0 if np.any(ridge) else relative_jitter * max(values.mean(), 0.0)
-    kept = values > least * max(values[-1], np.finfo(float).tiny)
-    scaled = vectors[:, kept] * unit[:, None]
-    inverse = (scaled / (values[kept] + added)) @ scaled.T
-    if not kept.all():  # back to the directions of the rows, which the scaling has changed
-        span = np.linalg.qr(vectors[:, kept] / unit[:, None])[0]
+    is_large = values > least * max(values[-1], np.finfo(float).tiny)
+    scaled = vectors[:, is_large] * unit[:, None]
+    inverse = (scaled / (values[is_large] + added)) @ scaled.T
+    if not is_large.all():  # back to the directions of the rows, which the scaling has changed
+        span = np.linalg.qr(vectors[:, is_large] / unit[:, None])[0]
         inverse = span @ (span.T @ inverse @ span) @ span.T
     return np.asarray(inverse)

@@ -137,7 +137,7 @@ def _confusion_colors(share: np.ndarray) -> np.ndarray:
 
 
 def _annotate(axes: Axes, counts: np.ndarray, share: np.ndarray) -> None:
-    size = 9 if len(counts) <= 12 and counts.max() < 10_000 else 6.5
+    size = 9 if len(counts) <= 12 and counts.max() < 10_000 else 8
     for i, j in np.argwhere(counts > 0):
         dark = i == j and share[i, j] > 0.75
         axes.text(

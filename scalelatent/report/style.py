@@ -74,7 +74,7 @@ def style_axes(axes: Axes, *, grid: bool = True) -> None:
 def class_ticks(axes: Axes, names: Sequence[str], *, x: bool = True, y: bool = True) -> None:
     """Write class names at 0, 1, 2, … of one or both axes."""
     labels, where = [short_name(name) for name in names], range(len(names))
-    size = 9 if len(names) <= 20 else 7
+    size = 9 if len(names) <= 20 else 8
     if x:
         axes.set_xticks(where, labels, fontsize=size, rotation=90 if need_rotation(names) else 0)
     if y:

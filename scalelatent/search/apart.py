@@ -43,14 +43,14 @@ def fit_separately(
     tell = session.callbacks.on_event
     how = {"client": client, "engine": engine, "callbacks": session.callbacks}
     for place_of, one in enumerate(candidates):
-        kept = session.store.load_result(f"candidate-{one.key}") if session.store else None
-        place = None if run_dir is None else locate(run_dir).at("candidates").at(one.key)
+        stored = session.store.load_result(f"candidate-{one.key}") if session.store else None
+        location = None if run_dir is None else locate(run_dir).at("candidates").at(one.key)
         about = {"candidate": one.number, "fit": place_of + 1, "fits": len(candidates)}
         if one.model.random_state is None:
             one.model.set_params(random_state=seed)
         if n_jobs is not None:
             one.model.set_params(n_jobs=n_jobs)
-        if kept is None:
+        if stored is None:
             rows = {"rows": len(one.rows["train"].dataset)}
             session.callbacks.on_stage({"stage": f"search: fit {place_of + 1} of {len(candidates)}", **rows})
             tell(
@@ -60,8 +60,8 @@ def fit_separately(
                     "params": _describe_candidate(one.model, one.number, candidates),
                 }
             )
-            _fit(one, place, keeps_best, how, scoring, scores)
-            kept = {
+            _fit(one, location, keeps_best, how, scoring, scores)
+            stored = {
                 "score": scores.get(one.key, float("nan")),
                 "error": one.error,
                 "passes": one.passes,
@@ -69,13 +69,13 @@ def fit_separately(
                 "score_seconds": one.score_seconds,
             }
             if session.store:
-                session.store.save_result(f"candidate-{one.key}", kept)
-            tell({"event": "candidate_scored", **about, "score": kept["score"], "seconds": one.seconds})
+                session.store.save_result(f"candidate-{one.key}", stored)
+            tell({"event": "candidate_scored", **about, "score": stored["score"], "seconds": one.seconds})
         else:
-            one.error, one.passes = kept["error"], int(kept["passes"])
-            one.seconds, one.score_seconds = float(kept["seconds"]), float(kept["score_seconds"])
+            one.error, one.passes = stored["error"], int(stored["passes"])
+            one.seconds, one.score_seconds = float(stored["seconds"]), float(stored["score_seconds"])
             if one.error is None:
-                scores[one.key] = float(kept["score"])
+                scores[one.key] = float(stored["score"])
         loser: Candidate | None = one
         if keeps_best and one.key in scores and (best is None or scores[one.key] > scores[best.key]):
             best, loser = one, best
@@ -101,7 +101,7 @@ def _describe_candidate(
 
 def _fit(
     one: Candidate,
-    place: Location | None,
+    location: Location | None,
     watched: bool,
     how: Mapping[str, Any],
     scoring: Scoring,
@@ -109,7 +109,7 @@ def _fit(
 ) -> None:
     began = time.perf_counter()
     try:
-        _fit_model(one, place, watched, how)
+        _fit_model(one, location, watched, how)
     except (FloatingPointError, np.linalg.LinAlgError) as error:
         one.error, one.seconds = str(error), time.perf_counter() - began
         return
@@ -117,16 +117,16 @@ def _fit(
         raise type(error)(f"candidate {one.number} ({one.key}): {error}") from error
     one.passes, one.seconds = int(one.model.n_iter_), time.perf_counter() - began
     began = time.perf_counter()
-    scores[one.key] = scoring(one.model, one.held.dataset)
+    scores[one.key] = scoring(one.model, one.validation.dataset)
     one.score_seconds = time.perf_counter() - began
 
 
-def _fit_model(one: Candidate, place: Location | None, watched: bool, how: Mapping[str, Any]) -> None:
+def _fit_model(one: Candidate, location: Location | None, watched: bool, how: Mapping[str, Any]) -> None:
     own = dict(how)
     if watched and one.model._validates:
-        own["validation"] = one.held.dataset
-    if place is not None:
-        own |= {"run_dir": place.url, "resume": True}
+        own["validation"] = one.validation.dataset
+    if location is not None:
+        own |= {"run_dir": location.url, "resume": True}
     one.model._search_fit(one.rows["train"].dataset, **own)
 
 

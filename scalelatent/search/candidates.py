@@ -44,7 +44,7 @@ class Candidate:
     model: StreamedEstimator
     steps: Steps
     rows: Mapping[str, Rows]
-    held: Rows
+    validation: Rows
     step: Any = None
     passes: int = 0
     error: str | None = None
@@ -52,15 +52,19 @@ class Candidate:
     score_seconds: float = 0.0
 
 
-def candidate_params(
-    estimator: object, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the parameters of each candidate, from a grid or from a list of candidates."""
+def check_estimator(estimator: object) -> None:
+    """Raise a TypeError unless an estimator can be searched."""
     if not isinstance(estimator, StreamedEstimator) or find_kind(estimator._kind).python_only:
         raise TypeError(
-            "Search is for estimators of scalelatent that job files know; for "
-            f"{type(estimator).__name__} use sklearn.model_selection.GridSearchCV"
+            f"estimator={estimator!r}: Search needs an estimator object of scalelatent that job files know, "
+            "such as CapsuleRegression(); for other estimators use sklearn.model_selection.GridSearchCV"
         )
+
+
+def candidate_params(
+    estimator: StreamedEstimator, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the parameters of each candidate, from a grid or from a list of candidates."""
     params = [dict(p) for p in (ParameterGrid(given) if isinstance(given, Mapping) else given)]
     if not params:
         raise ValueError("param_grid holds no candidate: give a dict of lists, or dicts of parameters")
@@ -165,13 +169,13 @@ def make_candidates(
         ]
     )
     for number, own in enumerate(params):
-        for k, (rows, held) in enumerate(sets):
+        for k, (rows, validation) in enumerate(sets):
             model = clone(base).set_params(**own)
             for name in ("n_features_in_", "feature_names_in_"):
                 if hasattr(base, name):
                     setattr(model, name, getattr(base, name))
             key = f"{number:03d}" if folds is None else f"{number:03d}-f{k}"
-            out.append(Candidate(key, number, model, model._fit_steps(rows), rows, held))
+            out.append(Candidate(key, number, model, model._fit_steps(rows), rows, validation))
     return out
 
 
@@ -179,11 +183,11 @@ def make_separate_candidates(
     base: StreamedEstimator,
     params: Sequence[Mapping[str, Any]],
     train: Dataset,
-    held: Dataset | None,
+    validation: Dataset | None,
     splits: Sequence[Split] | None,
 ) -> list[Candidate]:
     """Return one candidate per set of parameters, which are checked, and set of rows, for separate fits."""
-    sets: list[tuple[Dataset, Dataset | None]] = [(train, held)]
+    sets: list[tuple[Dataset, Dataset | None]] = [(train, validation)]
     if splits is not None:
         sets = [(select_rows(train, learned), select_rows(train, scored)) for learned, scored in splits]
     out = []
@@ -210,10 +214,10 @@ def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[
         return first_step(one.steps, derive)
     except (ValueError, DataError) as error:
         where = f"candidate {one.number} {dict(params)!r}"
-        if one.held.mask is not None:
+        if (mask := one.validation.mask) is not None:
             where += (
-                f" without rows {one.held.mask.start} to {one.held.mask.stop - 1} (a fold; rows sorted by "
-                "class must be shuffled first)"
+                f" without rows {mask.start} to {mask.stop - 1} (a fold; rows sorted by class must be "
+                "shuffled first)"
             )
         raise type(error)(f"{where}: {error}") from error
 

@@ -46,9 +46,9 @@ class Slot:
         step, n = self.block_rows or len(block.x), len(block.x)
         for a in range(0, n, step):
             own = block if n <= step else _rows_of(block, a, min(a + step, n))
-            seen = own if self.mask is None else self.mask.apply(own)
-            if seen is not None:
-                yield seen
+            visible = own if self.mask is None else self.mask.apply(own)
+            if visible is not None:
+                yield visible
 
 
 def _rows_of(block: Block, a: int, b: int) -> Block:
@@ -113,13 +113,13 @@ class JointReduction:
         backend, of_slots = prepared
         if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
             block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
-        for slot, own, (layout, place) in zip(self.slots, of_slots, self._layouts, strict=True):
-            for seen in slot.blocks(block):
-                slot.reduction.accumulate(own, seen, Stats(layout, stats.vector[place]))
+        for slot, own, (layout, span) in zip(self.slots, of_slots, self._layouts, strict=True):
+            for visible in slot.blocks(block):
+                slot.reduction.accumulate(own, visible, Stats(layout, stats.vector[span]))
 
     def split(self, stats: Stats) -> list[Stats]:
         """Return the statistic of each slot, as views of the joint statistic."""
-        return [Stats(layout, stats.vector[place]) for layout, place in self._layouts]
+        return [Stats(layout, stats.vector[span]) for layout, span in self._layouts]
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ def _grids(
 ) -> dict[str, RowGrid]:
     """Return the grids that a member would have alone. A held-out fold shares the grid of its train rows."""
     made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids
-    for part, seen in rows.items():
-        if seen.mask is not None and seen.mask.inside and seen.dataset is rows["train"].dataset:
+    for part, chosen in rows.items():
+        if chosen.mask is not None and chosen.mask.inside and chosen.dataset is rows["train"].dataset:
             made = {**made, part: made["train"]}
     return dict(made)
 

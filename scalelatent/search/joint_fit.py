@@ -158,9 +158,9 @@ class SharedFit:
         store, kind = self.session.store, self.session.kind
         out: dict[str, Stats] = {}
         for name, step in wanted.items():
-            kept = store.load_result(f"{kind}_{name}") if store else None
-            if kept is not None:
-                out[name] = Stats(step.reduction.layout(), kept["vector"])
+            stored = store.load_result(f"{kind}_{name}") if store else None
+            if stored is not None:
+                out[name] = Stats(step.reduction.layout(), stored["vector"])
         for group in self._groups([name for name in wanted if name not in out], wanted):
             stage, places = self._stage(f"{group[0]}-{len(group)}", [wanted[name] for name in group])
             self.session.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
@@ -200,10 +200,10 @@ class SharedFit:
         """Return scores by key, from row maps of class probabilities on the held-out rows of candidates."""
         wanted = {}
         for one in candidates:
-            classes = one.held.classes
+            classes = one.validation.classes
             assert classes is not None
             counts = ConfusionCounts(maps[one.key], len(classes))
-            wanted[f"{name}-{one.key}"] = Collect("score", counts, one.held, classes)
+            wanted[f"{name}-{one.key}"] = Collect("score", counts, one.validation, classes)
         found = self.collect(wanted)
         return {one.key: self.scorer(found[f"{name}-{one.key}"]) for one in candidates}
 
@@ -257,10 +257,10 @@ class SharedFit:
         """Run passes ``first`` to ``until`` of all running candidates; update and return their outcomes."""
         steps: dict[str, Learn] = {one.key: one.step for one in running}
         session, store = self.session, self.session.store
-        kept = store.load_result(f"{name}-groups") if store else None
+        stored = store.load_result(f"{name}-groups") if store else None
         out: dict[str, Outcome] = {}
-        if store and kept:
-            for part_of, keys in _name_groups(name, kept["groups"]):
+        if store and stored:
+            for part_of, keys in _name_groups(name, stored["groups"]):
                 out.update(kept_outcomes(store, part_of, keys))
         if len(out) < len(steps):  # if all candidates are done, the rows need not be projected again
             members = {
@@ -273,10 +273,10 @@ class SharedFit:
             }
             groups = (
                 joint_groups(f"{name}_estep", members, self.resources, session.device, SMALLER, **self._grid)
-                if kept is None
-                else kept["groups"]
+                if stored is None
+                else stored["groups"]
             )
-            if store and kept is None:  # stored, so that a resume on another machine uses the same groups
+            if store and stored is None:  # stored, so that a resume on another machine uses the same groups
                 store.save_result(f"{name}-groups", {"groups": groups})
             for part_of, keys in _name_groups(name, groups):
                 found = fit_joint(

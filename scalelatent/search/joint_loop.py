@@ -104,9 +104,9 @@ def kept_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[st
     """Return the stored outcomes of members that an earlier :func:`fit_joint` of this name finished."""
     out = {}
     for key in keys:
-        kept = store.load_result(f"{name}-member-{key}")
-        if kept is not None:
-            out[key] = Outcome(kept["state"], kept["history"], kept["error"], bool(kept["done"]))
+        stored = store.load_result(f"{name}-member-{key}")
+        if stored is not None:
+            out[key] = Outcome(stored["state"], stored["history"], stored["error"], bool(stored["done"]))
     return out
 
 
@@ -126,13 +126,13 @@ def _resume(
     found = next(((s, f) for s in reversed(stages) if (f := store.latest_state(s)) is not None), None)
     if found is None:
         return "", state, []
-    stage, (iteration, kept, _) = found
+    stage, (iteration, stored, _) = found
     history: list[dict[str, Any]] = []
     for earlier in stages[: stages.index(stage) + 1]:
         history = _merge_histories(history, store.load_history(earlier, iteration))
     # Exclude members that ended before the interruption and whose own outcome was stored in time.
-    rest = {k: v for k, v in kept.members.items() if k in state.members}
-    return stage, replace(kept, members=rest), history
+    rest = {k: v for k, v in stored.members.items() if k in state.members}
+    return stage, replace(stored, members=rest), history
 
 
 def _merge_histories(
@@ -152,19 +152,19 @@ def _select_member_records(history: Sequence[dict[str, Any]], key: str) -> list[
     ]
 
 
-def tree_bytes(tree: object, seen: set[object] | None = None) -> int:
+def tree_bytes(tree: object, visited: set[object] | None = None) -> int:
     """Return the bytes of all arrays in dataclasses, dicts and sequences; a repeated array counts once."""
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     if isinstance(tree, np.ndarray):
         key = same_array(tree)
-        fresh = key not in seen
-        seen.add(key)
+        fresh = key not in visited
+        visited.add(key)
         return tree.nbytes if fresh else 0
     if isinstance(tree, Mapping):
-        return sum(tree_bytes(v, seen) for v in tree.values())
+        return sum(tree_bytes(v, visited) for v in tree.values())
     if isinstance(tree, (list, tuple)):
-        return sum(tree_bytes(v, seen) for v in tree)
-    return sum(tree_bytes(v, seen) for v in vars(tree).values()) if hasattr(tree, "__dict__") else 0
+        return sum(tree_bytes(v, visited) for v in tree)
+    return sum(tree_bytes(v, visited) for v in vars(tree).values()) if hasattr(tree, "__dict__") else 0
 
 
 def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
@@ -180,9 +180,9 @@ def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, 
             datasets={"train": stage.datasets[part]},
             grids={"train": grid},
         )
-        for what, size in stage_memory(alone, resources, stage.datasets[part], constants).items():
-            waits = what.startswith("statistics waiting")
-            total[what] = total.get(what, 0) + size if waits else max(total.get(what, 0), size)
+        for kind, size in stage_memory(alone, resources, stage.datasets[part], constants).items():
+            waits = kind.startswith("statistics waiting")
+            total[kind] = total.get(kind, 0) + size if waits else max(total.get(kind, 0), size)
     return total
 
 

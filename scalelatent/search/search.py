@@ -36,6 +36,7 @@ from .candidates import (
     Split,
     candidate_params,
     check_candidate,
+    check_estimator,
     find_folds,
     make_candidates,
     make_separate_candidates,
@@ -249,6 +250,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
+        check_estimator(self.estimator)
         with use_client(client) as found:
             call = FitCall(self, {}, run_dir, resume, callbacks, engine or {}, verbose, found)
             with restored_on_failure(self), fit_callbacks(call) as everyone:
@@ -271,18 +273,20 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         params, scoring = candidate_params(self.estimator, self.param_grid), self._scorer()
         base = clone(self.estimator)
         train = base._search_rows(X, y, sample_weight)
-        held = base._validation_rows(validation)
-        if held is None and self.cv is None and len(train) == 1:
-            held = train
-        watched = {"train": train} if held is None else {"train": train, "validation": held}
+        validation_rows = base._validation_rows(validation)
+        if validation_rows is None and self.cv is None and len(train) == 1:
+            validation_rows = train
+        watched = {"train": train}
+        if validation_rows is not None:
+            watched["validation"] = validation_rows
         watched = restore_row_ranges(watched, call.run_dir if call.resume else None)
-        train, held = watched["train"], watched.get("validation")
-        scoring.check(train if held is None else held)
+        train, validation_rows = watched["train"], watched.get("validation")
+        scoring.check(train if validation_rows is None else validation_rows)
         splits, folds = None, None
-        if held is None:
+        if validation_rows is None:
             splits, folds = find_folds(self.cv, train, groups, shared=base._shares_passes)
         call.rows.update(watched)
-        self.n_splits_ = len(splits or folds or (held,))
+        self.n_splits_ = len(splits or folds or (validation_rows,))
         where = {"client": call.client, "resume": call.resume, "callbacks": callbacks, "engine": call.engine}
         run_dir = call.run_dir
         if base._shares_passes and splits is None:
@@ -291,7 +295,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             begun, scores = self._fit_separately(base, params, watched, splits, scoring, run_dir, where)
         self._report_failed(begun)
         self._gather(params, begun, scores)
-        if held is not None:
+        if validation_rows is not None:
             self.best_estimator_ = next(one.model for one in begun if one.number == self.best_index_)
         elif self.refit:
             best = clone(base).set_params(**self.best_params_)
@@ -299,9 +303,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 best.set_params(n_jobs=self.n_jobs)
             if best.random_state is None:
                 best.set_params(random_state=self.seed_)
-            place = locate(run_dir).at("refit").url if run_dir is not None else None
+            location = locate(run_dir).at("refit").url if run_dir is not None else None
             began = time.perf_counter()
-            self.best_estimator_ = best._search_fit(train, run_dir=place, **where)
+            self.best_estimator_ = best._search_fit(train, run_dir=location, **where)
             self.refit_time_ = time.perf_counter() - began
         # Set these attributes last, so that an interrupted search does not count as fitted.
         self.n_features_in_ = base.n_features_in_
@@ -453,9 +457,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         answers = {}
         for one in candidates:
             one.rows = {name: Rows(visible[name], mask=rows.mask) for name, rows in one.rows.items()}
-            one.held = Rows(
-                visible["train" if one.held.mask is not None else "validation"], mask=one.held.mask
-            )
+            mask = one.validation.mask
+            one.validation = Rows(visible["validation" if mask is None else "train"], mask=mask)
             own = one.model.random_state
             answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
         shared.run(candidates, answers)
@@ -465,7 +468,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     ) -> dict[str, float]:
         sound, began = [one for one in candidates if one.error is None], time.perf_counter()
         if scoring.shared is None:
-            scores = {one.key: scoring(one.model, one.held.pieces()[0]) for one in sound}
+            scores = {one.key: scoring(one.model, one.validation.pieces()[0]) for one in sound}
         else:
             maps = {one.key: one.model._row_map("probabilities") for one in sound}
             scores = shared.scores(sound, "score", maps)

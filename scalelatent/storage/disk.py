@@ -201,18 +201,18 @@ def _unreadable(path: Path, error: OSError) -> StoreError:
     return StoreError(f"{path} cannot be read: {error.strerror or error}; {step}, or choose another place")
 
 
-def _exchange(new: Path, place: Path, old: Path) -> None:
-    """Rename `place` to `old`, if it exists, and rename `new` to `place`; undo the first if this fails."""
+def _exchange(new: Path, location: Path, old: Path) -> None:
+    """Rename `location` to `old`, if it exists, and `new` to `location`; undo the first if this fails."""
     try:
-        os.replace(place, old)
+        os.replace(location, old)
     except FileNotFoundError:
-        os.replace(new, place)
+        os.replace(new, location)
         return
     try:
-        os.replace(new, place)
+        os.replace(new, location)
     except BaseException:
-        if not os.path.lexists(place):
-            os.replace(old, place)
+        if not os.path.lexists(location):
+            os.replace(old, location)
         raise
 
 

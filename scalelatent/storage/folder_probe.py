@@ -19,21 +19,21 @@ def find_folder_problem(url: str, mark: str | None = None) -> str:
     """
     host, probe, data = socket.gethostname(), f".probe-{uuid.uuid4().hex[:12]}", bytes(4096)
     try:
-        place = locate(url)
-        if mark is not None and not place.has(mark):
-            if is_local(url) and not os.path.exists(place.url):
+        location = locate(url)
+        if mark is not None and not location.has(mark):
+            if is_local(url) and not os.path.exists(location.url):
                 return f"it does not exist on host {host}"
             return "the file that the asking machine wrote is missing: it is another folder of the same name"
         if is_local(url):
-            folder = _find_existing_parent(place.url)
+            folder = _find_existing_parent(location.url)
             if not os.path.isdir(folder):
                 return f"{folder} on host {host} is a file"
-            place = locate(folder)
-        place.write(probe, data)
+            location = locate(folder)
+        location.write(probe, data)
         try:
-            works = place.read(probe) == data and (is_local(url) or probe in place.keys(""))
+            works = location.read(probe) == data and (is_local(url) or probe in location.keys(""))
         finally:
-            place.delete(probe)
+            location.delete(probe)
     except OSError as error:
         return error.strerror or str(error)
     except ScalelatentError as error:

@@ -37,8 +37,8 @@ RELEASE_SECONDS = 10.0
 class ObjectLock:
     """The lease `key` of a location."""
 
-    def __init__(self, place: ObjectLocation, key: str = "lock", **doing: object) -> None:
-        self._place, self._key, self._doing = place, key, doing
+    def __init__(self, location: ObjectLocation, key: str = "lock", **doing: object) -> None:
+        self._location, self._key, self._doing = location, key, doing
         self._hold: _HeldLease | None = None
 
     @property
@@ -48,15 +48,16 @@ class ObjectLock:
     def acquire(self) -> None:
         newest = self.newest_number()
         if self._holder_of(newest) is not None:
-            raise BlockingIOError(f"{self._place.name_of(self._key)} is locked by another process")
+            raise BlockingIOError(f"{self._location.name_of(self._key)} is locked by another process")
         number, me = newest + 1, this_process() | self._doing
-        if not self._place.create(self._object_key(number), json.dumps(me).encode()):
-            raise BlockingIOError(f"{self._place.name_of(self._key)} was locked by another process just now")
+        if not self._location.create(self._object_key(number), json.dumps(me).encode()):
+            name = self._location.name_of(self._key)
+            raise BlockingIOError(f"{name} was locked by another process just now")
         self._hold = _HeldLease(self, number, me)
         with suppress(OSError):  # Only the newest object counts, so older objects may remain.
             for old in self._all_numbers():
                 if old < number:
-                    self._place.delete(self._object_key(old))
+                    self._location.delete(self._object_key(old))
 
     def release(self) -> None:
         hold, self._hold = self._hold, None
@@ -71,7 +72,7 @@ class ObjectLock:
         record = self._read(number) if number else {}
         if not record or record.get("released") or has_ended(record):
             return None
-        age = self._place.age(self._object_key(number))
+        age = self._location.age(self._object_key(number))
         if age is None or age > STALE_SECONDS:
             return None
         return {**record, "seconds_left": round(STALE_SECONDS - max(age, 0.0))}
@@ -81,16 +82,16 @@ class ObjectLock:
 
     def rewrite(self, number: int, record: dict[str, Any]) -> None:
         """Write the lease object of this number again, unless the location has been removed."""
-        if self._place.has(self._object_key(number)):
-            self._place.write(self._object_key(number), json.dumps(record).encode())
+        if self._location.has(self._object_key(number)):
+            self._location.write(self._object_key(number), json.dumps(record).encode())
 
     def _all_numbers(self) -> list[int]:
-        names = (name.removesuffix(".json") for name in self._place.keys(self._key))
+        names = (name.removesuffix(".json") for name in self._location.keys(self._key))
         return [int(name) for name in names if name.isdigit()]
 
     def _read(self, number: int) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._place.read(self._object_key(number)) or b"{}"))
+            return dict(json.loads(self._location.read(self._object_key(number)) or b"{}"))
         except (ValueError, TypeError):
             return {}
 

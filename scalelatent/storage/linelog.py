@@ -16,8 +16,8 @@ SEGMENT_BYTES = 64 << 10
 class LineLog:
     """A log of lines with one writer process, whose threads may append at the same time."""
 
-    def __init__(self, place: Location, key: str) -> None:
-        self._place, self._key = place, key
+    def __init__(self, location: Location, key: str) -> None:
+        self._location, self._key = location, key
         self._folder, _, self._name = key.rpartition("/")
         self._tail: tuple[int, bytes] | None = None  # number and content of the last segment
         self._lock = threading.RLock()
@@ -28,45 +28,45 @@ class LineLog:
             self._append(line + b"\n")
 
     def _append(self, line: bytes) -> None:
-        path = self._place.local_path(self._key)
+        path = self._location.local_path(self._key)
         if path is not None:
             _append_to_file(path, line)
             return
         if self._tail is None:
             number = self._count_segments() - 1
-            last = self._place.read(self._segment(number)) if number >= 0 else None
+            last = self._location.read(self._segment(number)) if number >= 0 else None
             self._tail = (max(number, 0), last or b"")
         number, content = self._tail
         if content and len(content) + len(line) > SEGMENT_BYTES:
             number, content = number + 1, b""
-        self._place.write(self._segment(number), content + line)
+        self._location.write(self._segment(number), content + line)
         self._tail = (number, content + line)
 
     def lines(self) -> list[bytes]:
         """Return the complete lines without their newlines; empty if there is no log."""
-        if self._place.local_path(self._key) is not None:
-            content = self._place.read(self._key) or b""
+        if self._location.local_path(self._key) is not None:
+            content = self._location.read(self._key) or b""
         else:
             parts = [self._segment(number) for number in range(self._count_segments())]
-            content = b"".join(self._place.read_ranges(parts))
+            content = b"".join(self._location.read_ranges(parts))
         return [line for line in content.split(b"\n")[:-1] if line]
 
     def exists(self) -> bool:
         """Return whether there is a log; it may be empty."""
-        return self._place.has(self._key)
+        return self._location.has(self._key)
 
     def rewrite(self, lines: Sequence[bytes]) -> None:
         """Replace all lines, for example to drop the last lines."""
         content = b"".join(line + b"\n" for line in lines)
-        if self._place.local_path(self._key) is not None:
-            self._place.write(self._key, content, durable=True)
+        if self._location.local_path(self._key) is not None:
+            self._location.write(self._key, content, durable=True)
             return
         parts = _pack_segments(lines)
         for number in reversed(range(len(parts), self._count_segments())):
-            self._place.delete(self._segment(number))
+            self._location.delete(self._segment(number))
         for number, part in reversed(list(enumerate(parts))):
-            if self._place.read(self._segment(number)) != part:
-                self._place.write(self._segment(number), part)
+            if self._location.read(self._segment(number)) != part:
+                self._location.write(self._segment(number), part)
         self._tail = (len(parts) - 1, parts[-1])
 
     def _segment(self, number: int) -> str:
@@ -74,7 +74,7 @@ class LineLog:
 
     def _count_segments(self) -> int:
         """Return the number of segments before the first gap in their numbers."""
-        names = set(self._place.keys(self._folder))
+        names = set(self._location.keys(self._folder))
         numbers = {0} if self._name in names else set()
         found = (re.fullmatch(re.escape(self._name) + r"\.(\d{6,})", name) for name in names)
         numbers |= {int(m[1]) for m in found if m}

@@ -49,11 +49,11 @@ class Lock(Protocol):
         """Return `{"pid", "host", …}` of the process that holds the lock, or None."""
 
 
-def find_lock(place: Location, key: str, **doing: object) -> Lock:
+def find_lock(location: Location, key: str, **doing: object) -> Lock:
     """Return the lock `key` of a location, not yet taken; `doing` describes the holder to other processes."""
-    if isinstance(place, ObjectLocation):
-        return ObjectLock(place, key, **doing)
-    return FileLock(place.name_of(key), **doing)
+    if isinstance(location, ObjectLocation):
+        return ObjectLock(location, key, **doing)
+    return FileLock(location.name_of(key), **doing)
 
 
 class FileLock:

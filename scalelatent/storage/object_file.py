@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 4 << 20
 
 
-def open_object(place: ObjectLocation, key: str) -> IO[bytes]:
+def open_object(location: ObjectLocation, key: str) -> IO[bytes]:
     """Open an object for reading; raise `FileNotFoundError` if there is no object."""
-    found = place.stamp(key)
+    found = location.stamp(key)
     if found is None:
-        raise FileNotFoundError(place.name_of(key))
-    return cast("IO[bytes]", io.BufferedReader(_ObjectFile(place, key, int(found[1])), _BUFFER_BYTES))
+        raise FileNotFoundError(location.name_of(key))
+    return cast("IO[bytes]", io.BufferedReader(_ObjectFile(location, key, int(found[1])), _BUFFER_BYTES))
 
 
 class _ObjectFile(io.RawIOBase):
     """Unbuffered file that requests a range for each read; `open_object` adds a buffer of 4 MiB."""
 
-    def __init__(self, place: ObjectLocation, key: str, size: int) -> None:
-        self._place, self._key, self._size, self._at = place, key, size, 0
+    def __init__(self, location: ObjectLocation, key: str, size: int) -> None:
+        self._location, self._key, self._size, self._at = location, key, size, 0
 
     def readable(self) -> bool:
         return True
@@ -42,7 +42,7 @@ class _ObjectFile(io.RawIOBase):
         count = min(len(buffer), self._size - self._at)
         if count <= 0:
             return 0
-        part = self._place.read_range(self._key, self._at, count)
+        part = self._location.read_range(self._key, self._at, count)
         buffer[: len(part)] = part
         self._at += len(part)
         return len(part)

@@ -305,10 +305,10 @@ def _threads(pid: int) -> ThreadPoolExecutor:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
+    visited: set[int] = set()
     found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
+    while found is not None and id(found) not in visited:
+        visited.add(id(found))
         yield found
         found = found.__cause__ or found.__context__
 
@@ -340,43 +340,43 @@ def _is_transient(error: BaseException) -> bool:
     )
 
 
-def _translate(error: Exception, what: str, place: ObjectLocation, tries: int, spent: float) -> Exception:
+def _translate(error: Exception, name: str, location: ObjectLocation, tries: int, spent: float) -> Exception:
     """Return the error with a clear message; `FileNotFoundError` and `FileExistsError` keep their type."""
     status, code = _find_response(error)
     names = {type(e).__name__ for e in _chain(error)}
-    root = place.url.split("/")[2]
-    text = _text_of(error, place.access)
+    root = location.url.split("/")[2]
+    text = _text_of(error, location.access)
     if isinstance(error, StoreError):
         return error
     if code in ("NoSuchBucket", "InvalidBucketName") or "bucket does not exist" in str(error):
         return StoreError(
-            f"{what}: there is no bucket {root!r} at this store; create it, or correct the address (or the "
+            f"{name}: there is no bucket {root!r} at this store; create it, or correct the address (or the "
             "endpoint, AWS_ENDPOINT_URL)"
         )
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(what)
+        return FileNotFoundError(name)
     if isinstance(error, FileExistsError):
         return error
     if status == 416 or code == "InvalidRange":
-        return _OutOfRange(f"{what} is shorter than it should be")
+        return _OutOfRange(f"{name} is shorter than it should be")
     if names & _NO_CREDENTIALS:
         return StoreError(
-            f"{what}: no credentials were found for {place.protocol}://{root}; {FROM_ENVIRONMENT}. For a "
+            f"{name}: no credentials were found for {location.protocol}://{root}; {FROM_ENVIRONMENT}. For a "
             "public bucket: FSSPEC_S3_ANON=true"
         )
     if _is_transient(error):
         text = f"{status} {code}".strip() if status else text
         return StoreError(
-            f"{what}: the store did not answer correctly in {tries} attempts over {spent:.0f} s (the "
+            f"{name}: the store did not answer correctly in {tries} attempts over {spent:.0f} s (the "
             f"last: {text}); check that the store is up and reachable from here, then resume"
         )
     if isinstance(error, PermissionError) or status in (401, 403):
         return StoreError(
-            f"{what}: permission denied ({code or status or text}): the credentials in use "
+            f"{name}: permission denied ({code or status or text}): the credentials in use "
             f"do not allow this request in {root!r}; let them read, write, list and delete "
             "there, or use others"
         )
-    return StoreError(f"{what}: {type(error).__name__}: {text}")
+    return StoreError(f"{name}: {type(error).__name__}: {text}")
 
 
 def _text_of(error: BaseException, access: Access | None) -> str:

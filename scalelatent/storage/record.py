@@ -60,29 +60,29 @@ def loads(data: bytes) -> Any:
             ) from None
 
 
-def write_record(place: str | Path | Location, name: str, tree: object, *, durable: bool = True) -> int:
+def write_record(location: str | Path | Location, name: str, tree: object, *, durable: bool = True) -> int:
     """Write a record as one complete file; return its size in bytes."""
-    place, data = locate(place), dumps(tree)
+    location, data = locate(location), dumps(tree)
     try:
-        place.write(name, data, durable=durable)
+        location.write(name, data, durable=durable)
     except OSError as error:
         raise RunError(
-            f"cannot write {place.name_of(name)} ({len(data)} bytes): {error}. Free some space or correct "
+            f"cannot write {location.name_of(name)} ({len(data)} bytes): {error}. Free some space or correct "
             "the problem, then resume the run; earlier checkpoints are kept"
         ) from error
     return len(data)
 
 
-def read_record(place: str | Path | Location, name: str) -> Any:
+def read_record(location: str | Path | Location, name: str) -> Any:
     """Read a record and return its tree; raise `RunError` if it is missing or damaged."""
-    place = locate(place)
+    location = locate(location)
     try:
-        data = place.read(name)
+        data = location.read(name)
         if data is None:
             raise RunError("there is no such file")
         return loads(data)
     except (RunError, OSError) as error:
-        raise RunError(f"{place.name_of(name)}: {error}") from error
+        raise RunError(f"{location.name_of(name)}: {error}") from error
 
 
 def same_array(array: np.ndarray) -> tuple[object, ...]:

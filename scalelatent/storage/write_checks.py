@@ -26,7 +26,7 @@ def format_of(location: Location) -> str | None:
 
 
 def describe_contents(location: Location, wanted: str) -> str:
-    """Return what a location contains instead of the wanted, to complete a sentence after its path."""
+    """Describe the contents of a location that lacks the wanted files; the text follows its path."""
     path, names = location.local_path(""), location.keys("")
     if path is not None and os.path.isfile(path):
         found = "a file"
@@ -56,19 +56,20 @@ def check_not_own_input(
     """Raise `DataError` if an output would replace its own input, also under another name."""
     if source is None:
         return
-    place, read = locate(url), locate(source)
-    if contains(place, read) or _is_same_dataset(read, place):
+    location, read = locate(url), locate(source)
+    if contains(location, read) or _is_same_dataset(read, location):
         raise DataError(
-            f"{read.url}: a dataset cannot replace itself (the output is {place.url}); choose another output"
+            f"{read.url}: a dataset cannot replace itself (the output is {location.url}); choose "
+            "another output"
         )
 
 
-def _is_same_dataset(read: Location, place: Location) -> bool:
+def _is_same_dataset(read: Location, location: Location) -> bool:
     """Return whether both are one dataset; `read` is a store object, which has no address to compare."""
     if read.access is None or read.access.store is None:
         return False
     raw = read.read("zarr.json")
-    return raw is not None and raw == place.read("zarr.json")
+    return raw is not None and raw == location.read("zarr.json")
 
 
 def _real(location: Location) -> str:
@@ -76,7 +77,7 @@ def _real(location: Location) -> str:
     return location.url if path is None else os.path.realpath(path)
 
 
-def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
+def check_space(location: Location, content: str, nbytes: int, least: int) -> None:
     """Raise `DataError` if the location has no space for `least` bytes; write and remove nothing."""
     free, path = location.free_bytes(), location.local_path("")
     if free is None or least <= free:
@@ -88,8 +89,8 @@ def check_space(location: Location, what: str, nbytes: int, least: int) -> None:
     if least > free:
         packed = "" if least == nbytes else f" (at least {least / 1e9:,.1f} GB after compression)"
         raise DataError(
-            f"{location.url}: {what} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB are "
-            "free there; choose another place, free some space, or check the number of rows"
+            f"{location.url}: {content} are {nbytes / 1e9:,.1f} GB{packed}, but only {free / 1e9:,.1f} GB "
+            "are free there; choose another place, free some space, or check the number of rows"
         )
 
 

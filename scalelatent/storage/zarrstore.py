@@ -110,22 +110,22 @@ class LocationStore(Store):
     supports_listing = True
     supports_partial_writes = False
 
-    def __init__(self, place: ObjectLocation, *, read_only: bool = False) -> None:
+    def __init__(self, location: ObjectLocation, *, read_only: bool = False) -> None:
         super().__init__(read_only=read_only)
-        self._place = place
+        self._location = location
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, LocationStore) and self._place.url == other._place.url
+        same = isinstance(other, LocationStore) and self._location.url == other._location.url
         return same and self.read_only == other.read_only  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return hash((self._place.url, self.read_only))
+        return hash((self._location.url, self.read_only))
 
     def __repr__(self) -> str:
-        return f"LocationStore({self._place.url!r})"
+        return f"LocationStore({self._location.url!r})"
 
     def with_read_only(self, read_only: bool = False) -> LocationStore:
-        return LocationStore(self._place, read_only=read_only)
+        return LocationStore(self._location, read_only=read_only)
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -136,12 +136,12 @@ class LocationStore(Store):
     def _get(self, key: str, part: ByteRequest | None) -> bytes | None:
         try:
             if isinstance(part, RangeByteRequest):
-                return self._place.read_range(key, part.start, part.end - part.start)
+                return self._location.read_range(key, part.start, part.end - part.start)
             if isinstance(part, SuffixByteRequest):
-                return self._place.read_range(key, -part.suffix, part.suffix)
+                return self._location.read_range(key, -part.suffix, part.suffix)
         except FileNotFoundError:
             return None
-        data = self._place.read(key)
+        data = self._location.read(key)
         offset = part.offset if isinstance(part, OffsetByteRequest) else 0
         return None if data is None else data[offset:]
 
@@ -151,28 +151,28 @@ class LocationStore(Store):
         return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        return await asyncio.to_thread(self._place.has, key)
+        return await asyncio.to_thread(self._location.has, key)
 
     async def set(self, key: str, value: Buffer) -> None:
         self._check_writable()
-        await asyncio.to_thread(self._place.write, key, value.to_bytes())
+        await asyncio.to_thread(self._location.write, key, value.to_bytes())
 
     async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, object]]) -> None:
         raise NotImplementedError
 
     async def delete(self, key: str) -> None:
         self._check_writable()
-        await asyncio.to_thread(self._place.delete, key)
+        await asyncio.to_thread(self._location.delete, key)
 
     async def list(self) -> AsyncIterator[str]:
         async for key in self.list_prefix(""):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        for key in await asyncio.to_thread(self._place.all_keys):
+        for key in await asyncio.to_thread(self._location.all_keys):
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        for name in await asyncio.to_thread(self._place.keys, prefix.rstrip("/")):
+        for name in await asyncio.to_thread(self._location.keys, prefix.rstrip("/")):
             yield name

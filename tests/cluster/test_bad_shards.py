@@ -136,7 +136,7 @@ def test_the_error_names_a_shard_that_killed_three_workers(
     for word in ("was with 3 workers", "127.0.0.1", "in use at its peak"):
         assert word in text
     assert reads_of_the_chunk(text)
-    for step in ("scalelatent data info --verify", "memory_limit", "on_bad_shard", "resume"):
+    for step in ("scalelatent data check DATA", "memory_limit", "on_bad_shard", "resume"):
         assert step in text
     assert len(events.infos("worker_lost")) == 3
     assert not list((tmp_path / "engine").glob("trial-*"))

@@ -5,6 +5,7 @@ which workers take part in a fit, their estimated speeds, and when the queue use
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_tasks_are_not_restricted_if_all_workers_have_gpus() -> None:
 def test_a_cluster_without_gpus_is_refused_with_advice() -> None:
     with pytest.raises(RunError, match=r"none of the 3 workers of tcp://head:8786 offers the resource GPU: .*"
                        r"--resources .GPU=1.*cluster up --gpus 1.*device='auto' or 'cpu'"):  # fmt: skip
+        Pools(Link(a=0, b=0, c=0)).compute_on("gpu", THREADS)
+
+
+def test_workers_of_dask_cuda_that_offer_no_gpu_are_reported(caplog: Any) -> None:
+    link = Link(a=0, b=1, c=0)
+    members = {name: replace(member, seen_gpu="H100") for name, member in link.members().items()}
+    link.members = lambda: members  # type: ignore[method-assign]
+    Pools(link).compute_on("auto", THREADS)
+    assert "2 of 3 workers of tcp://head:8786 see a GPU (H100)" in caplog.text
+    assert "LocalCUDACluster(resources={'GPU': 1})" in caplog.text
+    with pytest.raises(RunError, match=r"with dask-cuda LocalCUDACluster\(resources="):
         Pools(Link(a=0, b=0, c=0)).compute_on("gpu", THREADS)
 
 

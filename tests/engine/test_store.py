@@ -286,14 +286,14 @@ def test_the_newest_durable_state_survives_later_ones(store: EngineStore, how: s
     _power_failure(store, [17, 18, 19])
     iteration, state, messages = store.latest_state("toy_estep")
     assert (iteration, state["at"], len(messages)) == (9, 9, 3)
-    assert [name for name in store.place.keys("") if name.startswith("durable")] == [
+    assert [name for name in store.location.keys("") if name.startswith("durable")] == [
         "durable-toy_estep-000009"
     ]
 
 
 def test_a_missing_state_cannot_be_made_durable(store: EngineStore) -> None:
     assert not store.make_durable("toy_estep", 3)
-    assert store.place.keys("") == []
+    assert store.location.keys("") == []
 
 
 def test_the_successor_of_a_durable_state_is_durable(
@@ -301,13 +301,13 @@ def test_the_successor_of_a_durable_state_is_durable(
 ) -> None:
     """Online, several states have one number of steps: the end of an epoch, then the start of the next."""
     synced: list[str] = []
-    write = store.place.write
+    write = store.location.write
 
     def watched(key: str, data: bytes, *, durable: bool = False) -> None:
         synced.extend([key] if durable else [])
         write(key, data, durable=durable)
 
-    monkeypatch.setattr(store.place, "write", watched)
+    monkeypatch.setattr(store.location, "write", watched)
     store.save_state("toy_estep", 5, {"at": "the end"}, durable=True)
     synced.clear()
     store.save_state("toy_estep", 5, {"at": "the start"}, durable=False)
@@ -323,7 +323,7 @@ def test_states_are_made_durable_in_object_stores_too() -> None:
         store.save_state("toy_estep", iteration, {"at": iteration}, durable=False)
     assert store.iterations("toy_estep") == [1, 6, 7, 8]
     store.drop_stage("toy_estep")
-    assert store.place.keys("") == []
+    assert store.location.keys("") == []
 
 
 # -- tasks that outlive their run ----------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_a_task_writes_nothing_after_its_run_is_deleted(tmp_path: Path, then: st
         ):
             write()
     left = [] if then == "removed" else ["run-id"]
-    assert EngineStore(tmp_path / "run", "any").place.keys("") == left
+    assert EngineStore(tmp_path / "run", "any").location.keys("") == left
 
 
 def test_a_slot_keeps_its_newest_object_until_its_run_is_forgotten() -> None:

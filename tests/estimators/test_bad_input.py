@@ -9,8 +9,9 @@ import dask.array as da
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.neighbors import KNeighborsClassifier
 
-from scalelatent import Callback, CapsuleRegression, Dataset, open_dataset
+from scalelatent import Callback, CapsuleRegression, Dataset, Search, open_dataset
 from scalelatent.errors import DataError, RunError, ScalelatentError
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -328,11 +329,16 @@ def test_the_error_names_unknown_engine_options(digits: Arrays) -> None:
         _fit(*digits, engine={"block_rows": 32, "leaf_rows": 50})
 
 
-def test_an_object_that_is_no_callback_is_refused(digits: Arrays) -> None:
-    with pytest.raises(
-        TypeError, match=r"not a scalelatent Callback; derive its class from scalelatent\.Callback"
-    ):
-        _fit(*digits, callbacks=[print])
+@pytest.mark.parametrize("given", [print, [print]])
+def test_an_object_that_is_no_callback_is_refused(digits: Arrays, given: Any) -> None:
+    with pytest.raises(TypeError, match=r"not a scalelatent Callback; .* derived from scalelatent\.Callback"):
+        _fit(*digits, callbacks=given)
+
+
+@pytest.mark.parametrize("given", ["capsule", CapsuleRegression, KNeighborsClassifier()])
+def test_a_search_refuses_what_is_no_estimator_of_the_package(digits: Arrays, given: Any) -> None:
+    with pytest.raises(TypeError, match=r"estimator=.*: Search needs an estimator object of scalelatent"):
+        Search(given, {"capsule_dim": [1]}).fit(*digits)
 
 
 def test_errors_derive_from_the_packages_base_error() -> None:

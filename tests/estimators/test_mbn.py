@@ -325,6 +325,26 @@ def test_the_temporary_folder_of_a_large_network_is_deleted_with_it(
     assert (pickle.loads(pickle.dumps(small)).transform(digits[0]) == small.transform(digits[0])).all()
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_small_network_is_fitted_in_memory_with_the_bits_of_a_run_folder(
+    digits: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sparse: bool
+) -> None:
+    x = sp.csr_array(digits[0][:200]) if sparse else digits[0][:200].copy()
+    stored = _network(keep_codes=True).fit(x, run_dir=tmp_path / "run")
+    expected = stored.transform(x), stored.codes(layer=1)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "empty"))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **options: pytest.fail("a temporary folder"))
+    model = _network(keep_codes=True).fit(x)
+    again = x.copy()
+    (x.data if sparse else x)[:] = 0  # the network has its own copy of the rows
+    for one in (model, pickle.loads(pickle.dumps(model))):
+        for got, want in zip((one.transform(again), one.codes(layer=1)), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+    model.save(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(sl.load_model(tmp_path / "m.zarr").transform(again), expected[0])
+
+
 def _with_nan(x: np.ndarray) -> np.ndarray:
     out = x.astype(np.float32)
     out[3, 2] = np.nan

@@ -76,7 +76,7 @@ def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
     monkeypatch.setattr(
         mbn_fit, "_estimate_memory", lambda layer, *rest: grown if layer.k == 270 else memory(layer, *rest)
     )
-    assert auto.plan(rows)["decay"] == 0.8  # 0.8 is the largest decay that fits.
+    assert auto.plan(rows)["largest_decay"] == 0.8
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
     with pytest.raises(PlanError, match=r"layer 2 \(k = 270\) would need.*; decay='auto' has chosen 0.9"):
         auto.fit(rows)
@@ -85,12 +85,24 @@ def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
         auto.plan(rows, memory_limit="600MB")
 
 
+def test_the_plan_of_an_automatic_decay_expects_a_usual_one_and_shows_the_range(rows: sl.Dataset) -> None:
+    plans = {decay: _network(decay=decay).plan(rows) for decay in ("auto", 0.1, 0.5, 0.9)}
+    auto, half, largest = plans["auto"], plans[0.5], plans[0.9]
+    assert auto["decay"] == 0.5
+    assert auto["layers"].keys() == half["layers"].keys()
+    assert auto["disk_bytes"] == largest["disk_bytes"] > half["disk_bytes"]
+    assert auto["peak_bytes_per_worker"] == largest["peak_bytes_per_worker"]
+    assert "at most" in auto["summary"]
+    least, most = (auto[f"expected_seconds_at_{end}"] for end in ("least", "most"))
+    assert least < auto["expected_seconds"] < most
+
+
 def test_auto_excludes_decays_whose_layers_are_impossible() -> None:
     x = np.random.default_rng(0).random((300, 60), dtype=np.float32)
     options: dict[str, Any] = {"n_clusterings": 3, "k1": 100, "feature_fraction": 0.02, "n_classes": 2}
     with pytest.raises(ValueError, match="feature_fraction=0.02 of"):
         sl.MultilayerBootstrapNetwork(decay=0.9, **options).plan(x)
-    assert sl.MultilayerBootstrapNetwork(decay="auto", **options).plan(x)["decay"] < 0.9
+    assert sl.MultilayerBootstrapNetwork(decay="auto", **options).plan(x)["largest_decay"] < 0.9
 
 
 def test_the_plan_counts_disk_space_where_it_is_used(

@@ -20,6 +20,7 @@ _LETTERS = {
     "d": np.float64,
     "i": np.int32,
     "h": np.int16,
+    "H": np.uint16,
     "B": np.uint8,
     "q": np.int64,
     "Q": np.uint64,

@@ -277,6 +277,8 @@ std::string letter() {
         return "i";
     } else if constexpr (std::is_same_v<P, short>) {
         return "h";
+    } else if constexpr (std::is_same_v<P, unsigned short>) {
+        return "H";
     } else if constexpr (std::is_same_v<P, long long>) {
         return "q";
     } else if constexpr (std::is_same_v<P, unsigned long long>) {

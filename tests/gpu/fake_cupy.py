@@ -618,6 +618,8 @@ cuda = SimpleNamespace(
     driver=SimpleNamespace(CUDADriverError=CUDADriverError),
     compiler=SimpleNamespace(CompileException=CompileException),
 )
+RANGES: list[str] = []  # Names of NVTX ranges; "" ends one.
+cuda.nvtx = SimpleNamespace(available=True, RangePush=RANGES.append, RangePop=lambda: RANGES.append(""))
 cublas = SimpleNamespace(
     gemmEx=gemm_ex,
     create=_create,
@@ -654,6 +656,7 @@ NAMES = {
     "cupy.cuda.memory": list(vars(cuda.memory)),
     "cupy.cuda.driver": list(vars(cuda.driver)),
     "cupy.cuda.compiler": list(vars(cuda.compiler)),
+    "cupy.cuda.nvtx": list(vars(cuda.nvtx)),
     "cupy_backends.cuda.libs.cublas": list(vars(cublas)),
 }
 

@@ -372,6 +372,37 @@ def test_the_error_without_cupy_or_device_names_the_next_step(fake, monkeypatch)
         CupyBackend()
 
 
+def test_work_on_the_gpu_has_named_ranges(fake, backend):
+    fake.RANGES.clear()
+    a = backend.asarray(np.eye(2), np.float32)
+    backend.matmul(a, a, "product")
+    assert "scalelatent: a matrix product" in fake.RANGES
+    assert fake.RANGES.count("") == sum(map(bool, fake.RANGES))
+
+
+def test_rows_on_a_gpu_are_accepted(fake):
+    from scalelatent import CapsuleRegression
+    from scalelatent.data import Dataset
+    from scalelatent.errors import DataError
+
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
+    y, weight = np.arange(40) % 2, np.ones(40)
+    options = {"device": "cpu", "n_jobs": 1, "random_state": 0, "max_iter": 2}
+    expected = CapsuleRegression(**options).fit(x, y, sample_weight=weight)
+    moved = [fake.asarray(a) for a in (x, y, weight)]
+    found = CapsuleRegression(**options).fit(*moved[:2], sample_weight=moved[2])
+    np.testing.assert_array_equal(found.W_, expected.W_)
+    np.testing.assert_array_equal(found.predict(fake.asarray(x)), expected.predict(x))
+    given = Dataset.from_arrays(fake.asarray(x), fake.asarray(y), sample_weight=fake.asarray(weight))
+    np.testing.assert_array_equal(given.read_x(0, 40), x)
+
+    class DeviceNDArray:
+        __cuda_array_interface__ = None
+
+    with pytest.raises(DataError, match=r"X is a .*DeviceNDArray on a GPU, .*cupy.asarray\(X\)"):
+        expected.predict(DeviceNDArray())
+
+
 # -- the models over it
 # ---------------------------------------------------------------------------------------------------
 
@@ -451,6 +482,42 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
         np.testing.assert_allclose(a["objective"], b["objective"], rtol=1e-5)
     np.testing.assert_allclose(gpu.predict_proba(x), cpu.predict_proba(x), atol=1e-4)
     np.testing.assert_array_equal(gpu.predict(x), cpu.predict(x))
+
+
+@pytest.mark.parametrize("stored", ["f4", "u1"])
+def test_rows_stay_on_the_gpu_between_passes(fake, tmp_path, stored):
+    from scalelatent.engine.backend import CupyBackend
+    from scalelatent.engine.cache import PieceCache
+    from scalelatent.engine.passes import PassContext, Span, make_stage
+    from scalelatent.engine.reading import StopEvent
+    from scalelatent.models.capsule.model.em import CapsulePass, initial_state
+    from scalelatent.models.capsule.model.members import build_members
+
+    members, rng = build_members("multiclass", 4, 3), np.random.default_rng(0)
+    x, y = (rng.random((20_000, 6)) * 255).astype(stored), np.arange(20_000, dtype=np.int32) % 4
+    work = CapsulePass(members, 6, np.array([0.0]), None, train=True)
+    state = initial_state(rng.normal(size=(members.total_dim, 6)) / 1000, 1)
+    data = sl.Dataset.from_arrays(x, y)
+    data.save(str(tmp_path / "rows.zarr"))
+    for dataset in (data, sl.open_dataset(str(tmp_path / "rows.zarr"))):
+        stage = make_stage("toy", {"train": work}, {"train": dataset}, "gpu", data.classes, block_rows=2048)
+        backend, found = CupyBackend(), []
+        for _ in range(3):
+            context = PassContext(stage, state, backend, PieceCache(0))
+            fake.COPIED.update(set=0, get=0)
+            span = Span("train", stage.grids["train"].depth, 0)
+            vector = context.run_span(span, StopEvent())
+            found.append((vector[:-2].tobytes(), fake.COPIED["set"]))
+        # Classes and weights have 12 bytes per row, and the weights of the model are copied too.
+        assert found[1] == found[2]
+        assert 12 * len(x) <= found[1][1] < 12 * len(x) + 5000
+        assert found[0][0] == found[1][0]
+        assert (
+            0 <= found[0][1] - found[1][1] - 2 * x.nbytes < 10**5
+        )  # The first pass computes on rows of the host.
+        assert backend.kept_rows.used == x.nbytes + 4 * len(x)
+        backend.release_memory()
+        assert (backend.kept_rows.used, backend.kept_rows.limit) == (0, 0)
 
 
 @pytest.mark.parametrize("room", [1, 3])

@@ -118,6 +118,28 @@ def test_probabilities_equal_the_reference(fake, gpu, dims, dtype):
         np.testing.assert_allclose(out.get(), reference.probabilities(h, dims), rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("nu", [0.0, 0.8])
+@pytest.mark.parametrize("train", [True, False])
+def test_sums_and_moment_in_one_copy_have_the_bits_of_separate_copies(gpu, cases, nu, train):
+    from scalelatent.engine.backend import CupyBackend
+    from scalelatent.models.capsule.kernels.estep import estep_by_products
+
+    case, rng = cases.make_case("d13", 129, nu, "float32"), np.random.default_rng(3)
+    w = rng.normal(size=(int(case["dims"].sum()), 7)).astype("f4")
+    x = rng.normal(size=(129, 7)).astype("f4")
+    found = []
+    for estep in (gpu.estep, estep_by_products):
+        backend = CupyBackend()
+        rows = [backend.asarray(a, np.float32) for a in (w, x)]
+        names = ("y", "weight", "dims", "labels", "nu", "table")
+        found.append(estep(backend, *rows, *(case[k] for k in names), train))
+    for ours, theirs in zip(*found, strict=True):
+        if theirs is None:
+            assert ours is None
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+
 def test_invalid_input_is_refused(fake, gpu):
     dims, labels, nu = np.array([[1, 1]]), np.array([[0, 1]]), np.zeros(1)
     y, weight = np.zeros(3, np.int32), np.ones(3)

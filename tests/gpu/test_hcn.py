@@ -16,7 +16,7 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
-from scalelatent.models.hcn.model.kept_messages import start_leaf, visit
+from scalelatent.models.hcn.model.kept_messages import KeptMessages, start_leaf, visit
 from scalelatent.models.hcn.model.layer import FeatureLayer
 from tests.models.hcn.cases import draw_sweep, no_messages
 
@@ -100,17 +100,28 @@ def check_chains(name: str) -> None:
     assert len(found) == 2
 
 
+@pytest.fixture(params=["shared", "only W is shared", "not shared"])
+def _room(request, emulated_gpu, monkeypatch) -> None:
+    """Give a thread block more or less shared memory for its beliefs."""
+    most = {"shared": 2**17, "only W is shared": 2**17, "not shared": 0}[request.param]
+    processors = 132 if request.param == "shared" else 0
+    monkeypatch.setattr(emulated_gpu, "_read_room", lambda device: (most, processors))
+
+
+@pytest.mark.usefixtures("_room")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_emulated_sweep_gives_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_sweep(emulated_gpu, shape)
 
 
+@pytest.mark.usefixtures("_room")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_messages_give_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_messages(emulated_gpu, shape, 0.8)
     check_messages(emulated_gpu, shape, 1.0, "i4")
 
 
+@pytest.mark.usefixtures("_room")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_decoding_gives_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_decode(emulated_gpu, shape)
@@ -143,6 +154,40 @@ def test_chains_that_exceed_the_memory_are_split_in_halves(emulated_gpu, monkeyp
     monkeypatch.setattr(EvidenceLearner, "run_chains", small)
     check_chains("gpu")
     assert sizes[-5:] == [3, 1, 2, 1, 1]
+
+
+def test_beliefs_are_in_shared_memory_if_all_blocks_run_at_once(emulated_gpu, monkeypatch) -> None:
+    monkeypatch.setattr(emulated_gpu, "_read_room", lambda device: (232_448 - 1024, 132))
+    five_images = 5 * 19 * 17 * 32, 48 * 32
+    assert emulated_gpu._choose_shared(128, *five_images) == (3, 4 * sum(five_images))
+    assert emulated_gpu._choose_shared(133, *five_images) == (1, 4 * five_images[1])
+    assert emulated_gpu._choose_shared(1, 10**6, 10**6) == (0, 0)
+
+
+def test_leaves_side_by_side_give_the_bits_of_single_leaves(emulated_gpu) -> None:
+    rng, layer = np.random.default_rng(5), FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2)
+    learner = KeptMessages(layer, 0.9, 3, 5, damping=0.8, n_rows=100, max_sweeps=2)
+    x = (rng.random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
+    parts = [np.arange(a, b) for a, b in ((0, 4), (4, 8), (8, 12), (12, 13))]
+    state, found = learner.start(), {}
+    for device in ("cpu", "gpu"):
+        prepared = learner.prepare(state, make_backend(device))
+        kept = [None] * len(parts)
+        for epoch in range(3):  # The third visit finds all leaves done.
+            blocks = [Block(x[rows], None, None, int(rows[0]), rows, epoch, 0) for rows in parts]
+            if device == "cpu":
+                kept = [learner.visit(prepared, *leaf) for leaf in zip(blocks, kept, strict=True)]
+            else:
+                before = len(emulated_gpu.cupy.LAUNCHED)
+                kept = learner.visit_leaves(prepared, blocks, kept)
+                names = [name for name, _ in emulated_gpu.cupy.LAUNCHED[before:]]
+                # Three leaves of four rows are launched together, and the leaf of one row alone.
+                assert names.count("hcn_sweep_messages") == (2 if epoch < 2 else 0)
+        found[device] = kept
+    for ours, theirs in zip(*found.values(), strict=True):
+        assert_array_equal(ours["change"], theirs["change"])
+        for name, value in theirs["messages"].items():
+            assert_array_equal(ours["messages"][name], value)
 
 
 def check_new_threads(count: int) -> None:

@@ -7,6 +7,7 @@ import importlib
 import numpy as np
 import pytest
 
+import scalelatent as sl
 from scalelatent.kernels import cuda
 from scalelatent.models.linear_mixture.kernels import cpu, reference
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, group_rows, sort_by_code
@@ -204,3 +205,22 @@ def test_kernels_at_full_size_equal_the_reference(full_size, n, shape, k, h):
         found.append(leaf_sums(body, means, bases, False, [(x, groups)], spec, factors))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"assignment": "soft"}, {"likelihood": "factor-analysis"}, {"block_rows": 64, "leaf_rows": 128}],
+)
+def test_a_whole_fit_on_the_gpu_equals_that_of_a_processor(fake, options):
+    rng, y = np.random.default_rng(0), np.arange(300) % 2
+    x = (rng.normal(size=(300, 4)) @ rng.normal(size=(4, 20)) + 3.0 * y[:, None]).astype("f4")
+    engine = {name: options[name] for name in ("block_rows", "leaf_rows") if name in options}
+    settings = {name: value for name, value in options.items() if name not in engine}
+    settings |= {"n_components": 3, "n_dims": 3, "max_iter": 4, "n_jobs": 1, "random_state": 0}
+    history = {
+        device: sl.LinearMixtureClassifier(device=device, **settings).fit(x, y, engine=engine).history_
+        for device in ("cpu", "gpu")
+    }
+    assert "lm_scatter" in {name for name, _ in fake.LAUNCHED}
+    for ours, theirs in zip(history["gpu"], history["cpu"], strict=True):
+        np.testing.assert_allclose(ours["objective"], theirs["objective"], rtol=1e-4)

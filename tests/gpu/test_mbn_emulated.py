@@ -14,7 +14,15 @@ from scalelatent.models.mbn.kernels import reference
 from scalelatent.models.mbn.kernels.cpu import dense
 from tests.helpers import csr_rows
 
-KERNELS = {"mbn_gather_f32", "mbn_gather_u8", "mbn_take", "mbn_sparse", "mbn_count"}
+KERNELS = {
+    "mbn_gather_f32",
+    "mbn_gather_u8",
+    "mbn_take",
+    "mbn_sparse",
+    "mbn_lists",
+    "mbn_count_u16",
+    "mbn_count_i32",
+}
 
 
 @pytest.fixture(scope="session")
@@ -126,8 +134,29 @@ def test_nearest_codes_equal_the_reference(fake, gpu, n, v, below, k, dtype):
     want = reference.nearest_codes(x, reference.make_lists(centroids, units))
     lists = gpu.make_lists(centroids, units)
     for rows in (x, fake.asarray(x.astype("i4"))):
-        np.testing.assert_array_equal(gpu.nearest_codes(rows, lists), want)
+        found = gpu.nearest_codes(rows, lists)
+        assert found.dtype == np.uint16
+        np.testing.assert_array_equal(found, want)
     assert len(gpu.nearest_codes(x[:0], lists)) == 0
+
+
+def test_lists_made_on_the_device_have_the_members_of_those_of_a_processor(gpu):
+    rng, (sets, k, v, below) = np.random.default_rng(2), (3, 200, 5, 140)
+    codes, units = rng.integers(0, below, (sets, k, v)).astype("u2"), rng.random((sets, v, below)) < 0.5
+    lists = gpu.make_lists(codes, units)
+    start, members = lists.start.get(), lists.members.get()
+    for s, i, c in np.ndindex(sets, v, below):
+        found = members[s, i, start[s, i, c] : start[s, i, c + 1]]
+        want = np.flatnonzero(codes[s, :, i] == c) if units[s, i, c] else []
+        np.testing.assert_array_equal(np.sort(found), want)
+
+
+def test_more_centroids_than_16_bits_have_codes_of_32_bits(gpu):
+    codes = np.arange(2**16 + 5, dtype="u4")[None, :, None]
+    lists = gpu.make_lists(codes, np.ones((1, 1, 2**16 + 5), dtype=bool))
+    found = gpu.nearest_codes(np.array([[2**16 + 3], [7]]), lists)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, [[2**16 + 3], [7]])
 
 
 def test_codes_without_a_shared_unit_are_0(gpu):
@@ -140,7 +169,9 @@ def test_every_kernel_is_launched_with_its_declared_arguments(fake, gpu, emulate
     for rows in (x, x.astype(np.uint8)):
         gpu.nearest(rows, np.arange(4), gpu.make_bank(x, "euclidean"))
     gpu.nearest_sparse(csr_rows(x), gpu.make_sparse_bank(csr_rows(x), np.arange(4), "cosine"))
-    gpu.nearest_codes(x.astype("u2"), gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool)))
+    lists = gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool))
+    gpu.nearest_codes(x.astype("u2"), lists)
+    gpu.nearest_codes(x.astype("u2"), replace(lists, members=fake.zeros((1, 4, 2**16 + 1), "i4")))
     assert {name for name, _ in fake.LAUNCHED} >= set(emulated.names) == KERNELS
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
 

@@ -174,8 +174,13 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     work = model.mbn_nearest_sparse(6, 12, on_card)
     assert counts.of(lambda: gpu.nearest_sparse(rows, packed)) == expected(work)
     codes, units = rng.integers(0, 8, (2, 4, 6)).astype("u2"), rng.random((2, 6, 8)) < 0.5
+    assert counts.of(lambda: gpu.make_lists(codes, units)) == expected(model.mbn_make_lists(2, 6, 4, 8))
+    assert counts.copied_bytes == model.mbn_make_lists(2, 6, 4, 8).copied_bytes
     lists, x = gpu.make_lists(codes, units), fake.asarray(rng.integers(0, 8, (7, 6)).astype("i4"))
     assert counts.of(lambda: gpu.nearest_codes(x, lists)) == expected(model.mbn_nearest_codes(7, 6, 2))
+    assert counts.copied_bytes == 2 * 7 * 2  # It was four bytes per code, with one launch per clustering.
+    before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
+    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 2, 2)
 
 
 @pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])
@@ -217,6 +222,27 @@ def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model
     places_now = fake.zeros((images, *places), "i4")
     got = counts.of(lambda: gpu.decode(*rows, places_now, np.zeros(weights, bool), 3))
     assert got == expected(model.hcn_decode(images, pixels, 25 * n, 6 * n, 3, room))
+
+
+@pytest.mark.parametrize("leaves", [1, 5])
+def test_leaves_of_compositional_networks_are_visited_in_one_launch(fake, counts, model, leaves):
+    from scalelatent.engine.backend import CupyBackend
+    from scalelatent.models.hcn.kernels.windows import message_room
+    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit_leaves
+    from scalelatent.models.hcn.model.layer import FeatureLayer
+
+    layer, images, rng = FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2), 4, np.random.default_rng(0)
+    evidence = rng.integers(-900, 900, (leaves, images, 1, 9, 8)).astype(np.int32)
+    beliefs, backend = np.zeros((1, 3, 3, 3), np.int32), CupyBackend()
+    given = [start_leaf(layer, images)] * leaves, evidence, beliefs, [images * k for k in range(leaves)]
+    got = counts.of(lambda: visit_leaves(*given, 0, 1, 0.8, backend))
+    sizes = images, 72, 7 * 6 * 3, 27, message_room((9, 8), (3, 3), 3), 3
+    work = model.hcn_visit(leaves, *sizes)
+    assert got == expected(work)
+    assert counts.copied_bytes == work.copied_bytes
+    assert (counts.waits, work.downloads) == (1, 6)  # The first copy waits for the sweep.
+    before = model.earlier_hcn_visit(leaves, *sizes)
+    assert (before.launches, before.uploads, before.downloads) == (leaves, 8 * leaves, 6 * leaves)
 
 
 @pytest.mark.parametrize("on_card", [True, False])

@@ -107,7 +107,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
         return Fresh(**job.estimator_params())
 
     def report(result, data, reported):
-        result.folder.place.write("report/index.html", b"<html></html>")
+        result.folder.location.write("report/index.html", b"<html></html>")
         result.report = result.folder.report_url
 
     known = (Parameter(name, default, Anything(), "") for name, default in PARAMETERS.items())

@@ -42,7 +42,7 @@ def test_a_run_leaves_everything_in_its_folder(prepared):
     assert state["objective"] == pytest.approx(0.2)
     assert state["error"] is None
     assert state["test_error"] == pytest.approx(0.25)
-    assert folder.place.local_path("model.zarr") == folder.model_url
+    assert folder.location.local_path("model.zarr") == folder.model_url
     assert result.report == folder.report_url
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
     events = [record["event"] for record in folder.records("events.jsonl")]

@@ -58,7 +58,7 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
 def test_a_folder_that_another_process_just_took_is_refused(workplace, folder, monkeypatch):
     other = RunFolder(folder.url)
     # The folder was empty when it was checked.
-    monkeypatch.setattr(type(other.place), "is_empty", lambda self: True)
+    monkeypatch.setattr(type(other.location), "is_empty", lambda self: True)
     with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))
 
@@ -173,7 +173,7 @@ def test_progress_is_written_at_most_once_per_second(folder):
     callback._written_at = float("-inf")
     callback.on_progress({"stage": "em", "pass": 1, "rows_done": 3, "rows_total": 3})
     assert folder.read_progress()["rows_done"] == 3
-    folder.place.write("progress.json", b'{"pass": 1')
+    folder.location.write("progress.json", b'{"pass": 1')
     assert folder.read_progress() == {}
 
 
@@ -204,7 +204,7 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
     assert len(ended) == 1
     assert state["state"] == "cancelled"
     assert "stopped by scalelatent cancel" in state["error"]
-    assert not folder.place.has("cancel")
+    assert not folder.location.has("cancel")
     assert control.cancel_job(folder)["state"] == "cancelled"  # A second request does no harm.
     fake.before_pass = None
     run_job(job, folder, resume=True)
@@ -222,7 +222,7 @@ def test_a_request_to_cancel_an_earlier_start_is_ignored(folder):
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by is None
-    folder.place.write("cancel", b"")  # A user wrote the file by hand.
+    folder.location.write("cancel", b"")  # A user wrote the file by hand.
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by == "scalelatent cancel, ? on ?"

@@ -140,6 +140,23 @@ def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
     assert board.jobs["r"].detail(now)["curves"][0]["x"] == [1, 2, 3]
 
 
+def test_a_job_whose_driver_is_replaced_keeps_its_begin() -> None:
+    board = Board()
+    now = feed_fit(board, "r", 10)
+    # The second driver reports its own start, and no driver has reported the end of the job.
+    board.update({"kind": "state", "run": "r", "state": "running", "began": now}, now)
+    board.update({"kind": "state", "run": "r", "state": "done"}, now + 5)
+    assert board.summary(now + 9)[0]["seconds"] == pytest.approx(25)
+
+
+def test_the_reason_of_an_event_is_a_clause() -> None:
+    board = Board()
+    board.update(
+        {"kind": "event", "run": "r", "name": "span_redone", "span": 2, "why": "its worker was lost"}
+    )
+    assert board.jobs["r"].detail(0.0)["events"][-1]["text"] == "span 2, because its worker was lost"
+
+
 def test_a_state_that_is_only_repeated_does_not_wake_an_ended_job() -> None:
     board = Board()
     now = feed_fit(board, "r", 2)

@@ -184,7 +184,7 @@ def test_a_failing_release_does_not_hide_the_error_of_the_run(
 
     def drive() -> None:
         with folder.lock():
-            monkeypatch.setattr(folder.place, "write", refuse)
+            monkeypatch.setattr(folder.location, "write", refuse)
             raise ZeroDivisionError("the true error")
 
     with pytest.raises(ZeroDivisionError, match="the true error"):

@@ -158,14 +158,14 @@ Decoder = Callable[[Chunks, int, np.ndarray], bytes]
 """Function that fills an array from a chunk and returns the verified checksum."""
 
 
-def _checked(data: bytes, what: str) -> tuple[memoryview, bytes]:
+def _checked(data: bytes, name: str) -> tuple[memoryview, bytes]:
     """Verify the checksum at the end of `data`; return the bytes before the checksum, and the checksum."""
     if len(data) < _CRC_BYTES:
-        raise DamagedFileError(f"{what} has {len(data)} bytes")
+        raise DamagedFileError(f"{name} has {len(data)} bytes")
     body = np.frombuffer(data, np.uint8)[:-_CRC_BYTES]
     checksum = data[-_CRC_BYTES:]
     if crc32c.crc32c(body.data).to_bytes(4, "little") != checksum:
-        raise DamagedFileError(f"the checksum of {what} is wrong")
+        raise DamagedFileError(f"the checksum of {name} is wrong")
     return body.data, checksum
 
 

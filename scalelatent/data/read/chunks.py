@@ -263,16 +263,16 @@ class StoredRows(StoredColumn):
     def _raise(self, shard: int, error: Exception, tile: int = 0) -> NoReturn:
         first, last = shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.shape[0])
         if isinstance(error, FileNotFoundError):
-            what = "is missing"
+            problem = "is missing"
         elif isinstance(error, DamagedFileError):
-            what = f"is damaged: {error}"
+            problem = f"is damaged: {error}"
         elif isinstance(error, OSError):
-            what = f"cannot be read: {error.strerror or error}"
+            problem = f"cannot be read: {error.strerror or error}"
         else:
-            what = f"cannot be decoded: {error}"
+            problem = f"cannot be decoded: {error}"
         name = self._location.name_of(self.shard_key(shard, tile))
         where = self._description or f"rows {first}:{last} of '{self._name}'"
-        message = f"dataset {self._location.url}: shard file {name} ({where}) {what}."
+        message = f"dataset {self._location.url}: shard file {name} ({where}) {problem}."
         is_lost = not isinstance(error, OSError) or error.errno == errno.EIO
         if is_lost or isinstance(error, (FileNotFoundError, SpecialFileError)):
             raise ShardError(

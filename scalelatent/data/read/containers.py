@@ -82,49 +82,58 @@ def _is_dask_frame(x: object) -> bool:
     return _is(x, "dask.dataframe", "DataFrame", "Series")
 
 
-def opened(x: Any, what: str = "x") -> Any:
+def opened(x: Any, name: str = "x") -> Any:
     """Return a container of another library as an array, without computing it; return other values as is."""
     if isinstance(x, np.ma.MaskedArray):
-        refuse_masked(x, what)
+        refuse_masked(x, name)
         return x.data
     if isinstance(x, str | os.PathLike):
         path = os.fspath(x)
         raise DataError(
-            f"{what} is the string {path!r:.200}, which holds no rows; if it is the path of a dataset, pass "
+            f"{name} is the string {path!r:.200}, which holds no rows; if it is the path of a dataset, pass "
             f"the rows: scalelatent.open_dataset({path!r:.200})"
         )
     if _is(x, "xarray", "DataArray"):
         return x.data if x.chunks is not None else _sliced(x)
     if _is(x, "torch", "Tensor"):
-        return _convert_tensor(x, what)
+        return _convert_tensor(x, name)
+    if _is(x, "cupy", "ndarray") or _is(x, "cupyx.scipy.sparse", "spmatrix"):
+        return x.get()  # rows are read on the host, by any number of workers
+    if _is(x, "cudf", "DataFrame", "Series", "Index"):
+        return x.to_pandas()
+    if hasattr(type(x), "__cuda_array_interface__"):
+        raise DataError(
+            f"{name} is a {type(x).__module__}.{type(x).__name__} on a GPU, which cannot be read there; pass "
+            f"cupy.asarray({name}) or a copy on the host (arrays of CuPy, cuDF and torch are copied)"
+        )
     if _is(x, "polars", "LazyFrame") or _is(x, "pyarrow", "Table", "RecordBatch"):
-        return frame_rows(x, FrameColumns(_schema(x), what))
+        return frame_rows(x, FrameColumns(_schema(x), name))
     if _is(x, "pyarrow", "Array", "ChunkedArray"):
-        table = arrow_table({what: x})
-        return FrameColumns(table.schema, what, label=what, features=[]).labels(table)
+        table = arrow_table({name: x})
+        return FrameColumns(table.schema, name, label=name, features=[]).labels(table)
     if _is(x, "anndata", "AnnData"):
         raise DataError(
-            f"{what} is an AnnData object, which contains labels and several matrices; pass "
+            f"{name} is an AnnData object, which contains labels and several matrices; pass "
             "Dataset.from_anndata(adata, label='cell_type'), where label is a column of obs, or pass its "
             "rows, adata.X"
         )
     if _is(x, "anndata.abc", "CSCDataset"):
         raise DataError(
-            f"{what} is a sparse matrix in a file, stored by columns (CSC), which cannot be read in rows; "
+            f"{name} is a sparse matrix in a file, stored by columns (CSC), which cannot be read in rows; "
             "read it into memory, adata = adata.to_memory(), or write the file again after "
             "adata.X = adata.X.tocsr()"
         )
     if _is(x, "zarr", "Group") or _is(x, "h5py", "Group"):
-        names = sorted(name for name in x if hasattr(x[name], "shape"))
+        names = sorted(key for key in x if hasattr(x[key], "shape"))
         raise DataError(
-            f"{what} is a {type(x).__module__.split('.')[0]} group, not an array. Pass one of its arrays "
+            f"{name} is a {type(x).__module__.split('.')[0]} group, not an array. Pass one of its arrays "
             f"({', '.join(names[:5]) or 'it holds none'}), for example group[{(names or ['x'])[0]!r}]; use "
             "open_dataset for a dataset of scalelatent"
         )
     if _is_dask_frame(x):
         raise DataError(
-            f"{what} is a Dask DataFrame, whose number of rows is unknown; pass "
-            f"{what}.to_dask_array(lengths=True), which counts the rows"
+            f"{name} is a Dask DataFrame, whose number of rows is unknown; pass "
+            f"{name}.to_dask_array(lengths=True), which counts the rows"
         )
     return x
 
@@ -183,10 +192,10 @@ def anndata_parts(
     return rows, np.asarray(column)
 
 
-def missing_label_error(what: str, label: str, row: int) -> DataError:
+def missing_label_error(name: str, label: str, row: int) -> DataError:
     """Return the error for a row of an AnnData object without a label."""
     return DataError(
-        f"{what}: row {row} has no value in the column {label!r} of obs, but every row needs a label; fill "
+        f"{name}: row {row} has no value in the column {label!r} of obs, but every row needs a label; fill "
         f"the column, or keep only rows with a label, adata[adata.obs[{label!r}].notna()]"
     )
 
@@ -223,11 +232,11 @@ def _sliced(x: xarray.DataArray) -> SlicedRows:
     return SlicedRows(tuple(map(int, x.shape)), np.dtype(x.dtype), lambda a, b: np.asarray(x[a:b].values))
 
 
-def _convert_tensor(x: torch.Tensor, what: str) -> np.ndarray:
+def _convert_tensor(x: torch.Tensor, name: str) -> np.ndarray:
     try:
         return np.asarray(x.detach().cpu().numpy())
     except TypeError as error:  # bfloat16 and other types that numpy does not have
         raise DataError(
-            f"{what} is a tensor of {x.dtype}, a type that numpy lacks; convert it first, for example with "
-            f"{what}.float()"
+            f"{name} is a tensor of {x.dtype}, a type that numpy lacks; convert it first, for example with "
+            f"{name}.float()"
         ) from error

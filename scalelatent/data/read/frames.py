@@ -60,24 +60,23 @@ class FrameColumns:
     def __init__(
         self,
         schema: pyarrow.Schema,
-        what: str,
+        name: str,
         *,
         label: str | None = None,
         weight: str | None = None,
         features: Sequence[str] | None = None,
     ) -> None:
-        self.what, self.label, self.weight = what, label, weight
-        others = [name for name in (label, weight) if name is not None]
+        self.name, self.label, self.weight = name, label, weight
+        others = [n for n in (label, weight) if n is not None]
         self.names = [n for n in schema.names if n not in others] if features is None else list(features)
-        for name in (*others, *self.names):
-            if schema.names.count(name) != 1:
-                count = schema.names.count(name)
+        for column in (*others, *self.names):
+            if (count := schema.names.count(column)) != 1:
                 raise DataError(
-                    f"{what} has {f'{count} columns' if count else 'no column'} {name!r}; its columns are "
+                    f"{name} has {f'{count} columns' if count else 'no column'} {column!r}; its columns are "
                     f"{listed(schema.names)}: choose some with label=, weight= and features= (--label, "
                     "--weight, --features)"
                 )
-        found_types = [self._numbers(name, schema.field(name).type) for name in self.names]
+        found_types = [self._numbers(n, schema.field(n).type) for n in self.names]
         self._widths = [int(np.prod(shape)) for _, shape in found_types]
         self.dtype = np.result_type(*(dtype for dtype, _ in found_types)) if found_types else np.dtype("f8")
         alone = len(found_types) == 1 and found_types[0][1]
@@ -112,7 +111,7 @@ class FrameColumns:
         for batch in _batches(table, [self.label]):
             column = batch.column(0)
             self._refuse_nulls(column, self.label, first_row + sum(map(len, parts)))
-            if arrow(self.what).types.is_dictionary(column.type):
+            if arrow(self.name).types.is_dictionary(column.type):
                 values = column.dictionary.to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
             else:
                 values = column.to_numpy(zero_copy_only=False)
@@ -122,12 +121,12 @@ class FrameColumns:
     def weights(self, table: pyarrow.Table | pyarrow.RecordBatch, first_row: int = 0) -> np.ndarray:
         """Return the weights of a table, float64 (n,)."""
         assert self.weight is not None
-        alone = FrameColumns(table.schema, self.what, features=[self.weight])
+        alone = FrameColumns(table.schema, self.name, features=[self.weight])
         return alone.rows(table, first_row).reshape(-1).astype(np.float64)
 
     def _matrix(self, batch: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
         """Return the features of a record batch (n, width)."""
-        pa = arrow(self.what)
+        pa = arrow(self.name)
         columns = []
         for name, width in zip(self.names, self._widths, strict=True):
             values = _unwrap_extension(batch.column(name))
@@ -143,7 +142,7 @@ class FrameColumns:
             columns = [c if c.type == kind else c.cast(kind) for c in columns]
         except pa.ArrowInvalid as error:
             raise DataError(
-                f"{self.what}: not all numbers of rows {first_row}:{first_row + batch.num_rows} are exact in "
+                f"{self.name}: not all numbers of rows {first_row}:{first_row + batch.num_rows} are exact in "
                 f"{self.dtype}, the common type of the features: {error}; choose fewer columns (features=, "
                 "--features), or cast them first"
             ) from error
@@ -155,7 +154,7 @@ class FrameColumns:
 
     def _numbers(self, name: str, kind: pyarrow.DataType) -> tuple[np.dtype, tuple[int, ...]]:
         """Return the dtype and the shape of the value that a column adds to each row."""
-        types = arrow(self.what).types
+        types = arrow(self.name).types
         shape: tuple[int, ...] = tuple(getattr(kind, "shape", None) or ())  # tensors only
         value = _storage_type(kind)
         sizes: tuple[int, ...] = ()
@@ -167,20 +166,20 @@ class FrameColumns:
             if types.is_list(value) or types.is_large_list(value):
                 values = "lists of varying size"
             raise DataError(
-                f"{self.what}: column {name!r} holds {values}, but features must be numbers or lists of "
+                f"{self.name}: column {name!r} holds {values}, but features must be numbers or lists of "
                 "numbers of a fixed size; exclude it with features= (--features), or use it as the label"
             )
         return np.dtype(value.to_pandas_dtype()), shape or sizes
 
     def _label_type(self, kind: pyarrow.DataType) -> np.dtype:
-        types = arrow(self.what).types
+        types = arrow(self.name).types
         value = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value):
             return np.dtype(value.to_pandas_dtype())
         if _is_text(types, value):
             return np.dtype(str)
         raise DataError(
-            f"{self.what}: column {self.label!r} holds {kind}, but labels must be numbers or strings; choose "
+            f"{self.name}: column {self.label!r} holds {kind}, but labels must be numbers or strings; choose "
             "another column with label= (--label)"
         )
 
@@ -189,7 +188,7 @@ class FrameColumns:
             return
         at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(
-            f"{self.what}: row {first_row + at // width}, column {name!r} is null; fill such values, or "
+            f"{self.name}: row {first_row + at // width}, column {name!r} is null; fill such values, or "
             "remove those rows"
         )
 

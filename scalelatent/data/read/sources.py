@@ -167,13 +167,13 @@ _MAX_READ_BYTES = 2**22
 class DaskRows(RowSource):
     """Rows of a dask array; each read computes the chunks again, and small chunks are computed together."""
 
-    def __init__(self, array: da.Array, what: str = "x") -> None:
-        self._what = what
+    def __init__(self, array: da.Array, name: str = "x") -> None:
+        self._name = name
         if any(s != s for s in array.shape):  # NaN: the size is unknown
             unknown = "rows" if array.shape[0] != array.shape[0] else "columns"
             raise DataError(
-                f"the dask array {what} has an unknown number of {unknown} (nan in its shape); call "
-                f"{what}.compute_chunk_sizes()"
+                f"the dask array {name} has an unknown number of {unknown} (nan in its shape); call "
+                f"{name}.compute_chunk_sizes()"
             )
         if hasattr(getattr(array, "_meta", None), "tocsr"):
             raise _sparse_blocks(array._meta)
@@ -217,7 +217,7 @@ class DaskRows(RowSource):
                 f"the shape of the array implies {(stop - start, *self.shape[1:])}: correct the function of "
                 "the chunks, or call compute_chunk_sizes() on the array"
             )
-        refuse_masked(block, self._what, start)
+        refuse_masked(block, self._name, start)
         return np.asarray(block)
 
     def _edges_within(self, start: int, stop: int) -> list[int]:
@@ -265,16 +265,16 @@ class CsrSource(RowSource):
     sparse = True
     knows_entries = True
 
-    def __init__(self, matrix: SparseLike, what: str = "x", first_row: int = 0) -> None:
+    def __init__(self, matrix: SparseLike, name: str = "x", first_row: int = 0) -> None:
         if len(matrix.shape) != 2:
             raise DataError(
-                f"{what} is a sparse array of shape {matrix.shape}; give two axes, rows x features"
+                f"{name} is a sparse array of shape {matrix.shape}; give two axes, rows x features"
             )
         rows = matrix.tocsr()
         self.shape = tuple(int(s) for s in rows.shape)
-        self.dtype = csr.check_dtype(rows.dtype, what)
+        self.dtype = csr.check_dtype(rows.dtype, name)
         values = rows.data.astype(self.dtype, copy=False)
-        self._rows = csr.canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, what)[0]
+        self._rows = csr.canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, name)[0]
 
     def count_entries(self, start: int, stop: int) -> int:
         return int(self._rows.indptr[stop] - self._rows.indptr[start])
@@ -293,20 +293,20 @@ class BackedCsr(RowSource):
     sparse = True
     knows_entries = True
 
-    def __init__(self, group: h5py.Group | zarr.Group, shape: Sequence[int], what: str = "x") -> None:
-        self._what = what
+    def __init__(self, group: h5py.Group | zarr.Group, shape: Sequence[int], name: str = "x") -> None:
+        self._name = name
         missing = [part for part in ("data", "indices", "indptr") if part not in group]
         if missing:
             raise DataError(
-                f"{what} has no array {missing[0]!r}, so it holds no CSR rows; write the file again"
+                f"{name} has no array {missing[0]!r}, so it holds no CSR rows; write the file again"
             )
         self._data, self._indices, self._indptr = (group[part] for part in ("data", "indices", "indptr"))
         self.shape = tuple(int(side) for side in shape)
-        self.dtype = csr.check_dtype(np.dtype(self._data.dtype), what)
+        self.dtype = csr.check_dtype(np.dtype(self._data.dtype), name)
         sizes = [part.shape for part in (self._data, self._indices, self._indptr)]
         if len(self.shape) != 2 or sizes != [sizes[0], sizes[0], (self.shape[0] + 1,)]:
             raise DataError(
-                f"{what} has shape {self.shape}, but its arrays data, indices and indptr have shapes "
+                f"{name} has shape {self.shape}, but its arrays data, indices and indptr have shapes "
                 f"{sizes[0]}, {sizes[1]} and {sizes[2]}; the arrays do not belong together: write the "
                 "file again"
             )
@@ -323,7 +323,7 @@ class BackedCsr(RowSource):
         if bad.size:
             i = int(bad[0])
             raise DataError(
-                f"{self._what}: row {start + i} goes from entry {found[i]} to {found[i + 1]} of "
+                f"{self._name}: row {start + i} goes from entry {found[i]} to {found[i + 1]} of "
                 f"{self.n_stored}; the array indptr is damaged: write the file again"
             )
         return found
@@ -340,7 +340,7 @@ class BackedCsr(RowSource):
         a, b = int(pointers[0]), int(pointers[-1])
         data = np.asarray(self._data[a:b]).astype(self.dtype, copy=False)
         indices = np.asarray(self._indices[a:b]).astype(np.int64, copy=False)
-        return csr.canonical(data, indices, pointers - a, self.shape[1], start, self._what)
+        return csr.canonical(data, indices, pointers - a, self.shape[1], start, self._name)
 
 
 def is_dask(x: object) -> bool:
@@ -355,25 +355,25 @@ def is_zarr(x: object) -> TypeGuard[zarr.Array]:
     return module is not None and isinstance(x, module.Array)
 
 
-def as_source(x: RowsLike | LabelsLike, what: str = "x") -> RowSource:
+def as_source(x: RowsLike | LabelsLike, name: str = "x") -> RowSource:
     """Return the row source for an array-like."""
-    x = opened(x, what)
+    x = opened(x, name)
     if is_dask(x):
-        return DaskRows(x, what)
+        return DaskRows(x, name)
     if is_zarr(x):
         return ZarrRows(x)
     if csr.is_sparse(x):
-        return CsrSource(x, what)
+        return CsrSource(x, name)
     if is_backed_csr(x):
-        return BackedCsr(x.group, x.shape, what)
-    refuse_masked(x, what)
+        return BackedCsr(x.group, x.shape, name)
+    refuse_masked(x, name)
     if isinstance(x, np.ndarray) or (
         not hasattr(x, "__array_ufunc__")  # not a data frame, whose slices are not arrays
-        and all(hasattr(x, name) for name in ("shape", "dtype", "__getitem__"))
+        and all(hasattr(x, attribute) for attribute in ("shape", "dtype", "__getitem__"))
         and not hasattr(x, "iloc")
     ):
         return ArrayRows(np.asarray(x) if isinstance(x, np.ndarray) else x)
     try:
         return ArrayRows(np.asarray(x))
     except (ValueError, TypeError) as error:
-        raise DataError(f"{what} cannot be read as an array: {error}; pass rows of equal length") from error
+        raise DataError(f"{name} cannot be read as an array: {error}; pass rows of equal length") from error

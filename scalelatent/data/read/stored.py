@@ -167,9 +167,9 @@ def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]
     assert attrs.segments is not None
     parts = [base]
     for segment in attrs.segments[1:]:
-        place = location.at(segment["path"])
+        folder = location.at(segment["path"])
         try:
-            columns = open_columns(place)
+            columns = open_columns(folder)
         except DataError as error:
             raise DataError(
                 f"dataset {location.url}: its appended rows in {segment['path']} cannot be opened: {error}"

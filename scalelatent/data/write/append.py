@@ -63,15 +63,15 @@ def _append(
         segments = _segments_to_keep(segments, rows.n_rows)
         first = sum(segment["rows"] for segment in segments)
         parts = [rows] if first == target.n_rows else [target[first:], rows]
-        place = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
+        folder = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
         try:
-            segment = _write_segment(parts, target, classes, place, progress, layout)
+            segment = _write_segment(parts, target, classes, folder, progress, layout)
             before = _state_before(attrs, classes, target.n_rows)
             record = {"rows": rows.n_rows, **derive_provenance(rows, "append"), "before": before}
             _commit(location, attrs, [*segments, segment], classes, record)
         except BaseException as error:
-            if not _is_listed(location, place):  # an interrupt may follow the commit
-                clear_after(error, place)
+            if not _is_listed(location, folder):  # an interrupt may follow the commit
+                clear_after(error, folder)
             if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
                 raise DataError(
                     f"{location.url}: appending failed: {error.__cause__}; the dataset is unchanged. "
@@ -163,17 +163,17 @@ def _state_before(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) 
 
 def _segments_to_keep(segments: list[Segment], new_rows: int) -> list[Segment]:
     """Return the segments to keep: the first, and each segment with more rows than all later rows."""
-    kept = list(segments)
-    while len(kept) > 1 and kept[-1]["rows"] <= new_rows:
-        new_rows += kept.pop()["rows"]
-    return kept
+    remaining = list(segments)
+    while len(remaining) > 1 and remaining[-1]["rows"] <= new_rows:
+        new_rows += remaining.pop()["rows"]
+    return remaining
 
 
 def _write_segment(
     parts: list[Dataset],
     target: Dataset,
     classes: np.ndarray | None,
-    place: Location,
+    location: Location,
     progress: Progress | None,
     layout: LayoutOptions,
 ) -> Segment:
@@ -183,7 +183,7 @@ def _write_segment(
     named: dict[str, Any] = {"classes": classes} if target.y_kind == "labels" else {}
     named["feature_names"] = None  # the first segment has them
     writer = create_like(
-        target, place.url, n_rows=n_rows, nnz=nnz, provenance={"importer": "append"}, **layout, **named
+        target, location.url, n_rows=n_rows, nnz=nnz, provenance={"importer": "append"}, **layout, **named
     )
     edge = parts[0].n_rows
 
@@ -194,7 +194,7 @@ def _write_segment(
     bounds = map(writer.shard_bounds, range(writer.n_shards))
     write_shards(writer, itertools.starmap(batch, bounds), progress)
     writer.finish()
-    return _segment_entry(place.url.rsplit("/", 1)[-1], read_attrs(place), writer.n_rows)
+    return _segment_entry(location.url.rsplit("/", 1)[-1], read_attrs(location), writer.n_rows)
 
 
 def _commit(
@@ -222,10 +222,10 @@ def _commit(
         write_attrs(location, done)
 
 
-def _is_listed(location: Location, place: Location) -> bool:
-    """Return whether a dataset lists the segment `place`, or has attributes that cannot be read."""
+def _is_listed(location: Location, folder: Location) -> bool:
+    """Return whether a dataset lists the segment `folder`, or has attributes that cannot be read."""
     try:
         segments = read_attrs(location).segments or []
     except DataError:  # keep the segment now; the next append removes it if it is not listed
         return True
-    return any(segment["path"] == place.url.rsplit("/", 1)[-1] for segment in segments)
+    return any(segment["path"] == folder.url.rsplit("/", 1)[-1] for segment in segments)

@@ -123,14 +123,14 @@ def convert_dataset(
     origin = ds
     new_sizes = crop != 0 or resize is not None or (sparse is not None and sparse != ds.is_sparse)
     layout = _layout(ds._columns.x.layout, new_sizes, chunk_rows, shard_rows, compressor)
-    what = ds.url or "the rows"
+    name = ds.url or "the rows"
     if crop != 0 or resize is not None:
         parameters |= {"crop": crop, "resize": None if resize is None else list(resize)}
-        ds = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, what))
+        ds = _with_rows(ds, ResizedRows(ds._columns.x, crop, resize, name))
     if dtype is not None and np.dtype(dtype) != ds.dtype:
         parameters["dtype"] = str(np.dtype(dtype))
         kind = schema.check_rows_dtype(np.dtype(dtype), "the dtype to convert to")
-        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, what))
+        ds = _with_rows(ds, CastRows(ds._columns.x, kind, lossy, name))
     if sparse is not None and sparse != ds.is_sparse:
         ds = _with_rows(ds, (SparseRows if sparse else DenseRows)(ds._columns.x))
     elif ds.is_sparse and chunk_rows is None:
@@ -184,24 +184,24 @@ def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
 class ResizedRows(WrappedRows):
     """Grey-scale or colour images, cropped and then resized to float means over areas of pixels."""
 
-    def __init__(self, source: RowSource, crop: int, size: tuple[int, int] | None, what: str) -> None:
+    def __init__(self, source: RowSource, crop: int, size: tuple[int, int] | None, name: str) -> None:
         if source.sparse:
             raise DataError(
-                f"{what}: CSR rows are not images that can be cropped or resized; convert them to dense rows "
+                f"{name}: CSR rows are not images that can be cropped or resized; convert them to dense rows "
                 "first"
             )
-        self._shape = _image_shape(source.shape[1:], what)
+        self._shape = _image_shape(source.shape[1:], name)
         height, width = (side - 2 * crop for side in self._shape[:2])
         if crop < 0 or min(height, width) < 1:
             raise DataError(
-                f"{what}: crop={crop} removes all pixels of images of {self._shape[0]}x{self._shape[1]}: "
+                f"{name}: crop={crop} removes all pixels of images of {self._shape[0]}x{self._shape[1]}: "
                 f"give a number from 0 to {(min(self._shape[:2]) - 1) // 2}"
             )
-        self._crop, self._maps, self._what = crop, None, what
+        self._crop, self._maps, self._name = crop, None, name
         dtype = source.dtype
         if size is not None:
             if min(size) < 1:
-                raise DataError(f"{what}: resize={size[0]}x{size[1]} has no pixel: give two numbers above 0")
+                raise DataError(f"{name}: resize={size[0]}x{size[1]} has no pixel: give two numbers above 0")
             self._maps = _areas(height, size[0]), _areas(width, size[1])
             height, width = size
             dtype = np.dtype("f8" if dtype == np.float64 else "f4")
@@ -213,7 +213,7 @@ class ResizedRows(WrappedRows):
         rows = rows[:, self._crop : height - self._crop, self._crop : width - self._crop]
         if self._maps is None:
             return np.ascontiguousarray(rows)
-        csr.check_finite(rows, start, self._what)
+        csr.check_finite(rows, start, self._name)
         down, across = self._maps
         planes = rows if rows.ndim == 3 else np.moveaxis(rows, 3, 1)
         found = down @ planes.astype(np.float64) @ across.T
@@ -221,14 +221,14 @@ class ResizedRows(WrappedRows):
         return np.ascontiguousarray(found, dtype=self.dtype)
 
 
-def _image_shape(shape: tuple[int, ...], what: str) -> tuple[int, ...]:
+def _image_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     """Return height, width and optional channels of images; rows with one axis have to be square images."""
     if len(shape) in (2, 3):
         return tuple(shape)
     if len(shape) == 1 and (side := math.isqrt(shape[0])) ** 2 == shape[0]:
         return (side, side)
     raise DataError(
-        f"{what}: rows of shape {tuple(shape)} are not images that can be cropped or resized; import them "
+        f"{name}: rows of shape {tuple(shape)} are not images that can be cropped or resized; import them "
         "with their height and width"
     )
 
@@ -245,22 +245,22 @@ def _areas(old: int, new: int) -> np.ndarray:
 class CastRows(WrappedRows):
     """Dense or CSR rows in another dtype: exact values, or, with `lossy`, the nearest values."""
 
-    def __init__(self, source: RowSource, dtype: np.dtype, lossy: bool, what: str) -> None:
+    def __init__(self, source: RowSource, dtype: np.dtype, lossy: bool, name: str) -> None:
         if source.sparse:
             dtype = csr.check_dtype(dtype, "the dtype to convert to")
         super().__init__(source, dtype=dtype)
-        self._lossy, self._what = lossy, what
+        self._lossy, self._name = lossy, name
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         rows = self._source.read(start, stop)
-        csr.check_finite(rows, start, self._what)
+        csr.check_finite(rows, start, self._name)
         stored = rows if isinstance(rows, np.ndarray) else rows.data
         values, exact = cast(stored, self.dtype, self._lossy)
         if not (self._lossy or exact.all()):
             entry = int(np.flatnonzero(~exact)[0])
             row, column = csr.place_of(rows, entry)
             raise DataError(
-                f"{self._what}: row {start + row}, column {column} is {stored.reshape(-1)[entry]}, which "
+                f"{self._name}: row {start + row}, column {column} is {stored.reshape(-1)[entry]}, which "
                 f"{self.dtype} cannot hold exactly; choose another dtype, or round to the nearest value with "
                 "--lossy (lossy=True)"
             )

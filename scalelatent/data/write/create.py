@@ -213,11 +213,11 @@ def check_rows_fit(
 ) -> None:
     """Raise a `DataError` if the location has no space for `copies` copies of the rows; see `check_space`."""
     numbers = schema.n_features(feature_shape) * n_rows if nnz is None else nnz
-    what = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
+    name = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
-        what = f"{copies} copies of {what}"
+        name = f"{copies} copies of {name}"
     least = ChunkLayout(1, 1, compressor).min_bytes(numbers, dtype)
-    check_space(location, what, copies * numbers * dtype.itemsize, copies * least)
+    check_space(location, name, copies * numbers * dtype.itemsize, copies * least)
 
 
 def _check_kinds(
@@ -325,7 +325,7 @@ def create_like(
     """Return the writer of a new dataset with the row shape, names, dtypes, classes and weights of `ds`."""
     check_not_own_input(url, ds.place)
     check_room(locate(url), overwrite, resumable=False)
-    place = begin_dataset(
+    location = begin_dataset(
         url,
         ds.n_rows if n_rows is None else n_rows,
         ds.feature_shape,
@@ -336,7 +336,7 @@ def create_like(
         overwrite=overwrite,
         **{"feature_names": ds.feature_names, **ds.y_options(), **changed},
     )
-    return ShardWriter(place)
+    return ShardWriter(location)
 
 
 def derive_provenance(ds: Dataset, action: str, **parameters: Any) -> dict[str, Any]:
@@ -371,17 +371,17 @@ def copy_rows(
         writer.finish()
 
 
-def link_dataset(ds: Dataset, place: Location) -> str:
+def link_dataset(ds: Dataset, location: Location) -> str:
     """Link or copy each file of a finished dataset to another location; return the fingerprint."""
     if ds.place is None or not ds.is_stored:
         raise DataError("rows in memory cannot be linked: write them with Dataset.save first")
     source = ds.place
-    with explain_os_errors(place, f"copying {ds.url}"):
-        here, there = source.local_path(""), place.local_path("")
+    with explain_os_errors(location, f"copying {ds.url}"):
+        here, there = source.local_path(""), location.local_path("")
         if here is not None and there is not None:
             shutil.copytree(here, there, copy_function=_link_or_copy, dirs_exist_ok=True)
         else:
-            _copy_files(source, place, "")
+            _copy_files(source, location, "")
     return ds.fingerprint()
 
 

@@ -216,20 +216,20 @@ class ShardWriter:
         self, y: LabelsLike | None, start: int, stop: int
     ) -> tuple[DenseOrCsr | None, list[Label] | None]:
         """Check `y` of the rows `start:stop`; return the stored form and, for labels, the distinct labels."""
-        what = (
+        name = (
             f"{self.url}: {'labels' if self.attrs.y_kind == 'labels' else 'targets'} of rows {start}:{stop}"
         )
         if (y is None) != (self._y is None):
             raise DataError(
-                f"{what} are {'missing: pass y' if y is None else 'not part of this dataset: leave out y'}"
+                f"{name} are {'missing: pass y' if y is None else 'not part of this dataset: leave out y'}"
             )
         if y is None or self._y is None:
             return None, None
         if self.attrs.y_kind != "labels":
-            return _check_and_cast(self._y, y, [(stop - start, self._y.shape[1])], start, what), None
-        labels, dtype = schema.as_labels(y, what), np.dtype(self._y.dtype)
+            return _check_and_cast(self._y, y, [(stop - start, self._y.shape[1])], start, name), None
+        labels, dtype = schema.as_labels(y, name), np.dtype(self._y.dtype)
         if len(labels) != stop - start:
-            raise DataError(f"{what}: {len(labels)} labels for {stop - start} rows; give one label per row")
+            raise DataError(f"{name}: {len(labels)} labels for {stop - start} rows; give one label per row")
         distinct = schema.distinct_labels(labels, start, self.url)
         known = self.attrs.own_classes
         if known is not None:
@@ -239,17 +239,17 @@ class ShardWriter:
         stored = labels.astype(dtype)
         if not np.array_equal(stored, labels):
             i = int(np.flatnonzero(stored != labels)[0])
-            raise DataError(f"{what}: label {labels[i]!r} of row {start + i} does not fit into {dtype}")
+            raise DataError(f"{name}: label {labels[i]!r} of row {start + i} does not fit into {dtype}")
         few = len(distinct) <= schema.MAX_CLASSES
         return stored, distinct.astype(dtype).tolist() if few else None
 
     def _encode_weight(self, weight: WeightsLike | None, start: int, stop: int) -> np.ndarray | None:
-        what = f"{self.url}: weights of rows {start}:{stop}"
+        name = f"{self.url}: weights of rows {start}:{stop}"
         if (weight is None) != (self._weight is None):
             raise DataError(
-                f"{what} are {'missing: pass weight' if weight is None else 'not part of this dataset'}"
+                f"{name} are {'missing: pass weight' if weight is None else 'not part of this dataset'}"
             )
-        return None if weight is None else schema.check_weight(weight, stop - start, what, start)
+        return None if weight is None else schema.check_weight(weight, stop - start, name, start)
 
     def shrink(self, n_rows: int) -> None:
         """Reduce the number of rows to `n_rows`; shards that end at or before row `n_rows` stay unchanged."""
@@ -482,7 +482,7 @@ def _parse_marker(raw: bytes) -> dict[str, Any] | None:
 
 
 def _check_and_cast(
-    column: Column, values: RowsLike | LabelsLike, shapes: list[tuple[int, ...]], start: int, what: str
+    column: Column, values: RowsLike | LabelsLike, shapes: list[tuple[int, ...]], start: int, name: str
 ) -> DenseOrCsr:
     """Check rows or targets that begin at row `start`; return them in the dtype of the column.
 
@@ -492,22 +492,22 @@ def _check_and_cast(
         kind, step = "dense", "pass x.toarray()"
         if isinstance(column, CsrGroups):
             kind, step = "CSR", "pass a scipy sparse array"
-        raise DataError(f"{what} were given as {type(values).__name__}, but this column is {kind}; {step}")
+        raise DataError(f"{name} were given as {type(values).__name__}, but this column is {kind}; {step}")
     given: CsrSource | np.ndarray
     if is_sparse(values):
-        given = CsrSource(values, what, start)
+        given = CsrSource(values, name, start)
     else:
-        schema.refuse_masked(values, what, start)
+        schema.refuse_masked(values, name, start)
         given = np.asarray(values)
     shape, dtype = given.shape, given.dtype
     if shape not in shapes:
-        raise DataError(f"{what} were given with shape {shape}, but this shard has shape {shapes[0]}")
+        raise DataError(f"{name} were given with shape {shape}, but this shard has shape {shapes[0]}")
     if not np.can_cast(dtype, column.dtype, "safe"):
         raise DataError(
-            f"{what} are {dtype}, which does not fit into the dataset's {column.dtype}; convert them"
+            f"{name} are {dtype}, which does not fit into the dataset's {column.dtype}; convert them"
         )
     rows = given.read(0, shape[0]) if isinstance(given, CsrSource) else given
-    check_finite(rows, start, what)
+    check_finite(rows, start, name)
     if not isinstance(rows, np.ndarray):
         return rows.astype(column.dtype, copy=False)
     return np.ascontiguousarray(rows, dtype=column.dtype).reshape(shapes[0])

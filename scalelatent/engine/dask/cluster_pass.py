@@ -48,7 +48,7 @@ class DaskPass(Work[Span]):
         stage: Stage,
         iteration: int,
         spans: list[Span],
-        kept: Sequence[Span] = (),
+        finished: Sequence[Span] = (),
         *,
         learns: bool = True,
         behind: DaskPass | None = None,
@@ -61,10 +61,10 @@ class DaskPass(Work[Span]):
         # In a pass of reductions: the task of the sum of each part, and the sums that were fetched.
         self._roots: dict[str, Node] = {}
         self.sums: dict[str, np.ndarray] = {}
-        self._n_spans, self._kept = len(spans) + len(kept), frozenset(kept)
+        self._n_spans, self._finished = len(spans) + len(finished), frozenset(finished)
         self._params: Node | None = None if behind is None else behind.mstep
         self._levels = {
-            part: max(span.level for span in [*kept, *spans] if span.part == part) for part in stage.grids
+            part: max(span.level for span in [*finished, *spans] if span.part == part) for part in stage.grids
         }
         self._graphs: list[tuple[Graph, list[Future]]] = []
         self.todo = spans
@@ -73,8 +73,8 @@ class DaskPass(Work[Span]):
         self.mstep: Future | None = None
         self._asked: Future | None = None
         self._trees = {part: _Tree(self, part) for part in stage.grids}
-        spent = costs(executor, stage, self._kept)
-        self.window = Window(executor.threads, [*kept, *spans], self._send, spent)
+        spent = costs(executor, stage, self._finished)
+        self.window = Window(executor.threads, [*finished, *spans], self._send, spent)
         # A short pass reports only at its end, because a future for each span costs two more packets.
         self._quiet = learns and spent.known and self.window.seconds < AT_ONCE
 
@@ -108,7 +108,7 @@ class DaskPass(Work[Span]):
                 params,
                 self.executor.fit,
                 self.executor.checkpoint_seconds,
-                span in self._kept,
+                span in self._finished,
                 worker=worker,
                 reads=self.reads(span),
             )
@@ -209,8 +209,8 @@ class DaskPass(Work[Span]):
     def reads(self, item: Span) -> Reads:
         """Return the rows of whole shards that a span reads, for the scheduler; see :meth:`Work.reads`."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
-        what = f"{self.executor.token}/{item.part}"
-        return (what, *whole_shards(self.stage.datasets[item.part], *rows))
+        part = f"{self.executor.token}/{item.part}"
+        return (part, *whole_shards(self.stage.datasets[item.part], *rows))
 
     def add_trial(self, graph: Graph, key: str, item: Span, note: str, worker: str) -> None:
         """Add the task that computes a span alone."""

@@ -94,7 +94,7 @@ class DaskExecutor:
                 f"the cluster {self.link.address} has no workers: start some (`dask worker "
                 f"{self.link.address}`), then fit again"
             )
-        self._check_shared(self.store.place, "the run folder", "run_dir=…, or [job] out")
+        self._check_shared(self.store.location, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
         self.lost_cards: dict[str, str] = {}  # worker -> error of its card before its process ended
@@ -136,31 +136,31 @@ class DaskExecutor:
             self.wait(WAIT_SECONDS)
         return found
 
-    def raise_no_workers(self, what: str) -> NoReturn:
+    def raise_no_workers(self, work: str) -> NoReturn:
         """Raise the `RunError` for a cluster that stayed without workers."""
         kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
         raise RunError(
             f"no {kind} are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
-            f"waiting for {what}. Start workers, then resume the run: finished passes are kept"
+            f"waiting for {work}. Start workers, then resume the run: finished passes are kept"
         )
 
-    def _check_shared(self, place: Location, what: str, option: str, *, all_answer: bool = True) -> None:
+    def _check_shared(self, location: Location, name: str, option: str, *, all_answer: bool = True) -> None:
         """Raise `RunError` if a worker does not see a folder; ``all_answer``: also if a worker is silent."""
         mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
-        place.write(mark, b"seen")
+        location.write(mark, b"seen")
         try:
             if all_answer:
                 wrong.update(
-                    self.link.ask_workers(f"looking for {what}", find_folder_problem, place.url, mark)
+                    self.link.ask_workers(f"looking for {name}", find_folder_problem, location.url, mark)
                 )
             else:
-                wrong.update(ask_workers(self.client, find_folder_problem, place.url, mark))
+                wrong.update(ask_workers(self.client, find_folder_problem, location.url, mark))
         finally:
-            place.delete(mark)
+            location.delete(mark)
         blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, GONE_ERRORS)}
         if blind:
             raise RunError(
-                f"worker(s) {', '.join(blind)} do not see {what} {place.url} "
+                f"worker(s) {', '.join(blind)} do not see {name} {location.url} "
                 f"({'; '.join(sorted(set(blind.values())))}): put it on storage that all workers share "
                 f"({option}), and let them have the credentials for it"
             )
@@ -262,8 +262,8 @@ class DaskExecutor:
     def _pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
         if self.quarantine.excluded_parts(stage) != self._skipped[stage.name]:
             self._save_stage(stage)
-        todo, kept = plan_spans(stage, iteration, self.store, self.workers)
-        return DaskPass(self, stage, iteration, todo, kept, learns=learns)
+        todo, finished = plan_spans(stage, iteration, self.store, self.workers)
+        return DaskPass(self, stage, iteration, todo, finished, learns=learns)
 
     def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
         """Supervise a pass to its end; return this pass, or the pass that replaced it after a retry."""
@@ -328,8 +328,9 @@ class DaskExecutor:
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write the missing shards of a map, one task per shard."""
         self.refresh()
-        if not contains(self.store.place, place := locate(task.url)):  # Else the folder was checked before.
-            self._check_shared(place, "the output", "out=…, or the fit's scratch", all_answer=False)
+        location = locate(task.url)
+        if not contains(self.store.location, location):  # Else the folder was checked before.
+            self._check_shared(location, "the output", "out=…, or the fit's scratch", all_answer=False)
         try:
             run_map(self, task, on_rows)
         finally:

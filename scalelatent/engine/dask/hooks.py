@@ -389,7 +389,7 @@ def scheduler_settings(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def page_place(scheduler: Any) -> tuple[str, int]:
+def page_address(scheduler: Any) -> tuple[str, int]:
     """Return the host and the port on which the dashboard listens."""
     return str(scheduler.http_server.address), int(scheduler.http_server.port)
 

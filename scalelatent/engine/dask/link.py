@@ -33,7 +33,8 @@ class ClusterMember:
     host: str
     memory: int
     memory_limit: int
-    gpus: float = 0.0
+    gpus: float = 0.0  # what the worker offers as the resource GPU
+    seen_gpu: str = ""  # name of a GPU that the worker's process sees
 
 
 class Link:
@@ -48,27 +49,27 @@ class Link:
         scheduler = getattr(self.client, "scheduler", None)
         return str(scheduler.address if scheduler is not None else "(closed)")
 
-    def call(self, what: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call a function of the client; if it fails, the error reports ``what`` the fit was doing."""
+    def call(self, action: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call a function of the client; if it fails, the error reports the ``action`` of the fit."""
         try:
             return function(*args, **options)
         except ScalelatentError:
             raise
         # Closed clients and their event loops raise AttributeError and RuntimeError.
         except (OSError, TimeoutError, CancelledError, AttributeError, RuntimeError) as error:
-            raise self.lost(what, error) from error
+            raise self.lost(action, error) from error
 
-    def lost(self, what: str, error: BaseException | str) -> RunError:
+    def lost(self, action: str, error: BaseException | str) -> RunError:
         """Return the error for a scheduler that cannot be reached."""
         status = getattr(self.client, "status", "closed")
         word = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
         if status == "closed":
             return RunError(
-                f"the client of the scheduler {self.address} was closed while {what} ({word}): connect "
+                f"the client of the scheduler {self.address} was closed while {action} ({word}): connect "
                 "again, then resume the run; finished passes are kept"
             )
         return RunError(
-            f"the scheduler {self.address} was lost while {what} ({word}): start it and its workers again, "
+            f"the scheduler {self.address} was lost while {action} ({word}): start it and its workers again, "
             "or name another one, then resume the run; finished passes are kept"
         )
 
@@ -77,8 +78,8 @@ class Link:
         """True if the client is connected to a scheduler."""
         return bool(getattr(self.client, "status", "closed") == "running")
 
-    def _asked(self, what: str, function: Callable[[], T]) -> T:
-        return self.call(what, lambda: call_with_timeout(CALL_SECONDS, function))
+    def _asked(self, action: str, function: Callable[[], T]) -> T:
+        return self.call(action, lambda: call_with_timeout(CALL_SECONDS, function))
 
     def threads(self) -> dict[str, int]:
         """Return the number of threads of each worker, by address."""
@@ -95,15 +96,15 @@ class Link:
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
     def ask_workers(
-        self, what: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
+        self, action: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
         """Run a function on every worker while its tasks run; return the answers by address."""
         ask = partial(ask_every_worker, self.client, function, *args, seconds=seconds)
         answers: dict[str, T] = {}
-        for address, answer in self.call(what, ask).items():
+        for address, answer in self.call(action, ask).items():
             if isinstance(answer, OSError):
                 raise RunError(
-                    f"worker {address} of {self.address} was lost while {what} ({answer}); start again"
+                    f"worker {address} of {self.address} was lost while {action} ({answer}); start again"
                 )
             if isinstance(answer, Exception):
                 raise answer
@@ -120,4 +121,5 @@ def _member(info: dict[str, Any]) -> ClusterMember:
         memory=int(info.get("metrics", {}).get("memory", 0)),
         memory_limit=int(info.get("memory_limit") or 0),
         gpus=float(info.get("resources", {}).get("GPU", 0)),
+        seen_gpu=str(info.get("gpu", {}).get("name", "")),
     )

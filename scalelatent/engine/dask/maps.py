@@ -124,8 +124,8 @@ class MapShards(Shards):
 
 def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
     """Write the missing shards of a map as tasks; restart the map when bad shards are excluded."""
-    kept, known = ExitStack(), None
-    with kept:
+    files, known = ExitStack(), None
+    with files:
 
         def make() -> MapShards:
             nonlocal known
@@ -133,7 +133,7 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
             if known is None or skipped != known[1]:
                 name = f"map-{task.name}-{executor.next_token()}"
                 tree = replace(task, skipped=skipped, cache=choose_map_cache(executor.cache, task)).to_tree()
-                kept.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
+                files.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
                 known = name, skipped
             return MapShards(executor, task, known[0])
 

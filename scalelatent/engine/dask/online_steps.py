@@ -177,9 +177,9 @@ class DaskSteps:
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def put(self, place: Place, state: object, *, kept: bool = False) -> Place:
-        """Write a state into the run folder for the workers, unless ``kept`` says that it is there."""
-        if not kept:
+    def put(self, place: Place, state: object, *, is_written: bool = False) -> Place:
+        """Write a state into the run folder for the workers, unless it is already there (``is_written``)."""
+        if not is_written:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self.stage.name, place.total(self._order), tree, durable=False)
         learner = self.stage.online
@@ -234,7 +234,7 @@ class DaskSteps:
         return self._redone(run, place, f"the steps after {place.step} of epoch {place.epoch + 1}")
 
     def _redone(
-        self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, what: str
+        self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, work: str
     ) -> SegmentEnd:
         """Run a part of the fit and return its result; repeat it if workers leave, die or hang."""
         missing = failed = 0
@@ -251,7 +251,7 @@ class DaskSteps:
                 self.callbacks.on_event({"event": "steps_redone", **about, "reason": str(error)})
                 if failed > REPLAYS:
                     raise RunError(
-                        f"{what} of {self.stage.name} failed {failed} times, the last time because {error}. "
+                        f"{work} of {self.stage.name} failed {failed} times, the last time because {error}. "
                         f"{error.advice}, then resume the run"
                     ) from None
         raise AssertionError

@@ -225,7 +225,7 @@ class Site:
             fit = self.store.load_result(f"{self.name}-{self.token}")
             if fit is None:
                 raise RunError(
-                    f"{self.store.place.url}: the order of rows of {self.name} is gone; resume the run"
+                    f"{self.store.location.url}: the order of rows of {self.name} is gone; resume the run"
                 )
             self.stage = self.store.load_stage(self.name)
             self.order, self._n_epochs = fit["order"], fit["n_epochs"]
@@ -237,19 +237,19 @@ class Site:
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
         """Lock and yield the runner of some chains; call ``check`` while another task uses the runner."""
         while True:
-            kept = self._runner(first, last, threads)
-            while not kept.lock.acquire(timeout=CHECK_SECONDS):
+            found = self._runner(first, last, threads)
+            while not found.lock.acquire(timeout=CHECK_SECONDS):
                 check()
-            if not kept.retired:
+            if not found.retired:
                 break
-            kept.lock.release()
-            kept.retire()
+            found.lock.release()
+            found.retire()
         try:
-            yield kept.runner
+            yield found.runner
         finally:
-            kept.lock.release()
-            if kept.retired:
-                kept.retire()
+            found.lock.release()
+            if found.retired:
+                found.retire()
 
     def _runner(self, first: int, last: int, threads: int) -> _Runner:
         with self._lock:

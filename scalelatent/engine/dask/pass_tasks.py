@@ -67,10 +67,10 @@ class RecentObjects:
     def get(self, slot: tuple[object, ...], load: Callable[[], T], key: object = None) -> T:
         """Return the object of a slot; call ``load()`` if the slot is empty or has another key."""
         with self._lock:
-            kept = self._kept.get(slot)
-            if kept is not None and kept[0] == key:
+            cached = self._kept.get(slot)
+            if cached is not None and cached[0] == key:
                 self._kept.move_to_end(slot)
-                return cast("T", kept[1])
+                return cast("T", cached[1])
         value = load()
         with self._lock:
             self._kept[slot] = key, value
@@ -123,12 +123,12 @@ def load_stage(ref: Ref, name: str) -> Stage:
 
 
 def _backend(device: str) -> Backend:
-    kept = getattr(_local, "backends", None)
-    if kept is None:
-        kept = _local.backends = {}
-    if device not in kept:
-        kept[device] = make_backend(worker_device(device))
-    return kept[device]
+    cached = getattr(_local, "backends", None)
+    if cached is None:
+        cached = _local.backends = {}
+    if device not in cached:
+        cached[device] = make_backend(worker_device(device))
+    return cached[device]
 
 
 def worker_device(device: str) -> str:
@@ -187,14 +187,14 @@ def task_span(
     params: TaskParams | None,
     fit: Fit,
     checkpoint_seconds: float,
-    kept: bool = False,
+    is_finished: bool = False,
 ) -> np.ndarray | None:
     """Read, compute and reduce one span; return None if the pass is not wanted."""
     if params is not None and params.state is None:
         return None
     begin = time.perf_counter()
     context = context_of(ref, stage_name, iteration, None if params is None else params.state)
-    if kept:
+    if is_finished:
         length = vector_length(context.reductions[span.part])
         vector = open_store(ref).load_node(stage_name, iteration, span, length)
         if vector is not None:
@@ -232,11 +232,11 @@ def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> Pass
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
     configure_worker_process()
-    kept = getattr(_local, "context", None)
-    if kept is None or kept[0] != key:
+    cached = getattr(_local, "context", None)
+    if cached is None or cached[0] != key:
         cache = shared_cache(stage.cache)
-        _local.context = kept = (key, PassContext(stage, state, _backend(stage.device), cache))
-    return kept[1]
+        _local.context = cached = (key, PassContext(stage, state, _backend(stage.device), cache))
+    return cached[1]
 
 
 def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
@@ -331,8 +331,8 @@ def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
 
 
 def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
-    for what, limit in backend.row_limits.items() - before.items():
-        report_smaller_block(fit, what, limit, backend.device)
+    for work, limit in backend.row_limits.items() - before.items():
+        report_smaller_block(fit, work, limit, backend.device)
 
 
 def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:
@@ -358,12 +358,12 @@ def aligned(tree: T) -> T:
     return out
 
 
-def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
+def _aligned(tree: Any, aligned: dict[int, np.ndarray]) -> Any:
     if isinstance(tree, np.ndarray):
-        return seen.setdefault(id(tree), np.require(tree, requirements="A"))
+        return aligned.setdefault(id(tree), np.require(tree, requirements="A"))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         old = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
-        new = {name: _aligned(value, seen) for name, value in old.items()}
+        new = {name: _aligned(value, aligned) for name, value in old.items()}
         if all(new[name] is old[name] for name in old):
             return tree
         tree = copy.copy(tree)
@@ -371,9 +371,9 @@ def _aligned(tree: Any, seen: dict[int, np.ndarray]) -> Any:
             object.__setattr__(tree, name, value)  # This also works for frozen dataclasses.
         return tree
     if type(tree) is dict:
-        return {key: _aligned(value, seen) for key, value in tree.items()}
+        return {key: _aligned(value, aligned) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_make"):
-        return tree._make(_aligned(value, seen) for value in tree)
+        return tree._make(_aligned(value, aligned) for value in tree)
     if type(tree) in (list, tuple):
-        return type(tree)(_aligned(value, seen) for value in tree)
+        return type(tree)(_aligned(value, aligned) for value in tree)
     return tree

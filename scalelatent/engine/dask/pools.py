@@ -6,6 +6,7 @@ Dask estimates one duration for all tasks of a name prefix, so speeds per worker
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from scalelatent.engine.callbacks import Callback
 
     from .executor import DaskExecutor
-    from .link import Link
+    from .link import ClusterMember, Link
+
+_log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
 """Largest difference of sums between processor and card, relative to the largest entry of each field."""
@@ -48,6 +51,8 @@ UNEQUAL = 2.0
 WORTH_SECONDS = 0.25
 # Assumed speed of a card relative to a processor in its first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
+# The argument with which workers of dask-cuda offer their GPU.
+DASK_CUDA = "LocalCUDACluster(resources={'GPU': 1}) or `dask cuda worker ADDRESS --resources GPU=1`"
 # Factor by which the assumed speed of a worker without spans grows per pass, and the maximum total factor, so
 # that the worker is measured again (in test_pools.py: at a tenth of the speed after a hundred passes).
 HOPE, MOST_HOPE = 1.01, 8.0
@@ -167,8 +172,19 @@ class Pools:
             raise RunError(
                 f"device='gpu', but none of the {len(threads)} workers of {address} offers the resource GPU: "
                 f'start one where there is a card (`dask worker {address} --nthreads 1 --resources "GPU=1"`, '
-                "or `scalelatent cluster up --gpus 1`), or use device='auto' or 'cpu'"
+                f"or `scalelatent cluster up --gpus 1`; with dask-cuda {DASK_CUDA}), or use device='auto' or "
+                "'cpu'"
             )
+
+    def _warn_of_unused_gpus(self, members: Mapping[str, ClusterMember]) -> None:
+        """Warn of workers that compute on their CPU although they see a GPU, such as those of dask-cuda."""
+        unused = [member for member in members.values() if member.seen_gpu and not member.gpus]
+        if self.device == "auto" and unused:
+            _log.warning(
+                "%d of %d workers of %s see a GPU (%s), but do not offer the resource GPU, so that they "
+                "compute on their CPU: %s, or set CUDA_VISIBLE_DEVICES=-1 for workers that shall use no GPU",
+                len(unused), len(members), self._link.address, unused[0].seen_gpu, DASK_CUDA,
+            )  # fmt: skip
 
     def chosen(self, threads: Mapping[str, int]) -> dict[str, int]:
         """Return the workers that take part in a fit on the chosen device."""
@@ -176,6 +192,7 @@ class Pools:
             return dict(threads)
         if not self._cards.keys() >= threads.keys():
             members = self._link.members()
+            self._warn_of_unused_gpus(members)
             # A worker never changes its resources. A worker that joins at this moment is queried next time.
             self._cards = {name: bool(member.gpus) for name, member in members.items()}
         if self.device == "auto":
@@ -244,7 +261,7 @@ def describe(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
     return ", ".join(found)
 
 
-def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[Span]:
+def costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Costs[Span]:
     """Return the estimated costs of the spans of a pass, on equally fast or heterogeneous workers."""
     pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
     most = max(
@@ -258,10 +275,10 @@ def costs(executor: DaskExecutor, stage: Stage, kept: frozenset[Span]) -> Costs[
 
     def work(span: Span) -> float:
         a, b = grids[span.part].node_rows(span.level, span.index)
-        return 1e-6 if span in kept else (b - a) * row_seconds[span.part]
+        return 1e-6 if span in finished else (b - a) * row_seconds[span.part]
 
     def cut(span: Span) -> list[Span]:
-        return [] if span in kept else children(span, grids[span.part])
+        return [] if span in finished else children(span, grids[span.part])
 
     def speeds(threads: Mapping[str, int]) -> Mapping[str, float]:
         return pools.speeds(stage, threads, row_seconds).speeds

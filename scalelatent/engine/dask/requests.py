@@ -95,9 +95,9 @@ def ask_every_worker(
     silent = [address for address, answer in answers.items() if isinstance(answer, TimeoutError)]
     if silent:
         infos, now = worker_infos(client), time.time()
-        seen = {address: infos[address]["last_seen"] for address in silent if address in infos}
-        names = [f"{a} (last seen {now - seen[a]:.0f} s ago)" for a in sorted(seen, key=seen.__getitem__)]
-        names += [f"{address} (which has left)" for address in silent if address not in seen]
+        last_seen = sorted((infos[address]["last_seen"], address) for address in silent if address in infos)
+        names = [f"{address} (last seen {now - at:.0f} s ago)" for at, address in last_seen]
+        names += [f"{address} (which has left)" for address in silent if address not in infos]
         raise RunError(
             f"not all workers of {address_of(client)} answer within {limit:g} s; without an answer: "
             f"{', '.join(names[:5])}. Stop the workers that hang, and try again"

@@ -57,9 +57,9 @@ class SpanGuard(SchedulerPlugin):
         lost = hooks.running_spans(self.scheduler, keys)
         others = hooks.running_spans(self.scheduler) if lost else []
         for spans in together(lost):
-            what, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
+            part, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
             sharing = [
-                at for at in others if at.reads[0] == what and at.reads[1] < stop and first < at.reads[2]
+                at for at in others if at.reads[0] == part and at.reads[1] < stop and first < at.reads[2]
             ]
             hooks.isolate_suspects(self.scheduler, [span.key for span in (*spans, *sharing)])
             if sharing or len(spans) > 1:
@@ -76,11 +76,11 @@ def together(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]
     groups: list[list[hooks.RunningSpan]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):
-        what, start, stop = span.reads
-        if what == ends[0] and start < ends[1]:
+        part, start, stop = span.reads
+        if part == ends[0] and start < ends[1]:
             groups[-1].append(span)
-            ends = (what, max(stop, ends[1]))
+            ends = (part, max(stop, ends[1]))
         else:
             groups.append([span])
-            ends = (what, stop)
+            ends = (part, stop)
     return groups

@@ -97,10 +97,10 @@ def note_name(work: Work[Item], item: Item) -> str:
 
 def count_attempts(store: EngineStore, name: str, number: int) -> int:
     """Record that a driver starts a work; return the number of earlier drivers that crashed in this work."""
-    kept = store.place.read(ATTEMPTS_FILE)
-    before = {} if kept is None else json.loads(kept)
+    stored = store.location.read(ATTEMPTS_FILE)
+    before = {} if stored is None else json.loads(stored)
     same = (before.get("name"), before.get("number")) == (name, number)
-    ends = 0 if kept is None else 1 + (int(before["ends"]) if same else 0)
+    ends = 0 if stored is None else 1 + (int(before["ends"]) if same else 0)
     store.write_bytes(ATTEMPTS_FILE, json.dumps({"name": name, "number": number, "ends": ends}).encode())
     return ends
 
@@ -116,7 +116,7 @@ def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
     # A driver that runs on the dying worker cannot count deaths. After the second crash in one work all its
     # items are suspect; the third crash leaves the log of the trial.
     ends = count_attempts(executor.store, work.name, work.number)
-    notes = set(executor.store.place.keys("")) if ends else set()
+    notes = set(executor.store.location.keys("")) if ends else set()
     left = [item for item in work.todo if note_name(work, item) in notes]
     if ends >= DEATHS:
         who = [f"the worker of the driver before ({number})" for number in range(ends, 0, -1)]
@@ -192,7 +192,7 @@ def wait_until_idle(executor: DaskExecutor) -> None:
 
 def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
     """Exclude the shards of a bad item, or raise an error that names them."""
-    text = executor.store.place.read(note_name(work, item))
+    text = executor.store.location.read(note_name(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
     executor.watch.peak(workers[-1], int(said.get("peak", 0)))
@@ -231,7 +231,7 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     memory = (
         "give workers more memory (`dask worker --memory-limit`, [cluster] memory_limit) or fewer threads"
     )
-    look = "look at the file (`scalelatent data info --verify`) and at the workers' logs"
+    look = "look at the file (`scalelatent data check DATA`) and at the workers' logs"
     if full:
         return f"They ran out of memory: {memory}, or lower [engine] block_rows for another run; or {look}"
     return f"{look[0].upper()}{look[1:]}, {memory}"

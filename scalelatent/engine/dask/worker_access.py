@@ -49,10 +49,10 @@ def send_access(client: Client, ds: Dataset) -> None:
 def _check_seen(client: Client, url: str, access: Access) -> None:
     """Raise a RunError if workers do not find a dataset that only this process or machine can read."""
     here = _stamp(url, access.mark)
-    seen = ask_workers(client, _stamp, url, access.mark)
+    stamps = ask_workers(client, _stamp, url, access.mark)
     blind = {
         address: found
-        for address, found in seen.items()
+        for address, found in stamps.items()
         if found != here and not isinstance(found, GONE_ERRORS)
     }
     if blind:

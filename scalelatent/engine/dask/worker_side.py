@@ -109,11 +109,11 @@ def send_to_driver(fit: Fit, message: dict[str, Any]) -> None:
         worker.log_event(fit[0], {"fit": fit[1], **message})
 
 
-def report_smaller_block(fit: Fit, what: str, rows: int, device: str) -> None:
+def report_smaller_block(fit: Fit, work: str, rows: int, device: str) -> None:
     """Report to the driver that this worker computes blocks in halves."""
     worker = _worker()
     if worker is not None:
-        send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(what, rows, device, worker.address)})
+        send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(work, rows, device, worker.address)})
 
 
 @contextmanager
@@ -186,11 +186,11 @@ class WorkReports:
         }
         with self._lock:
             first = not self._waiting
-            kept = self._waiting.setdefault(key, message)
-            if kept is not message:
-                sums = {k: kept[k] + message[k] for k in _SUMS}
-                kept.update(message)
-                kept.update(sums)
+            waiting = self._waiting.setdefault(key, message)
+            if waiting is not message:
+                sums = {k: waiting[k] + message[k] for k in _SUMS}
+                waiting.update(message)
+                waiting.update(sums)
             delay = self._sent + NEWS_SECONDS - time.monotonic()
         if first:
             call_later(worker, max(delay, 0.0), self._flush, worker)

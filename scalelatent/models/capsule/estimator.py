@@ -312,8 +312,8 @@ class CapsuleRegression(StreamedClassifier):
             return self.W_
         return np.column_stack([self.W_, self.intercept_ / intercept.constant])
 
-    def _row_map(self, what: str) -> CapsuleRows:
-        return CapsuleRows(self._members, self._weights(), self._frame, what, self.temperature_)
+    def _row_map(self, output: str) -> CapsuleRows:
+        return CapsuleRows(self._members, self._weights(), self._frame, output, self.temperature_)
 
     def _add_prediction_nodes(self, graph: RowGraph) -> None:
         scores = add_scores(graph, self._row_map("probabilities"))

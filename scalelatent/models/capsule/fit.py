@@ -257,7 +257,7 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         all_rows="" if algorithm == "em" else ALL_ROWS,
     )
     last = yield Remember("start", last)
-    held = rows.get("validation")
+    validation = rows.get("validation")
     frame, rows = yield from projection_steps(model, rows, width, last)
     em, sums, w, frame = yield from start_steps(model, rows, frame, members, classes, weights, last.get("W"))
 
@@ -272,11 +272,11 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         result = yield step
         w = step.learner.weights(result.state)
     decided = None
-    if held is not None and members.n_members > 1:
+    if validation is not None and members.n_members > 1:
         # Each member's best weights come from another pass, so one more pass measures their joint decision.
         # It reads the original validation rows, as `score` does.
         confusion = ConfusionCounts(CapsuleRows(members, w, frame, "probabilities"), len(classes))
-        found = yield Collect(f"decision-{result.state.iteration}", confusion, held, classes)
+        found = yield Collect(f"decision-{result.state.iteration}", confusion, validation, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))
         if result.state.together_error < decided:
             w, decided = result.state.together, result.state.together_error
@@ -296,13 +296,13 @@ def temperature_steps(
     """Return the temperature with the smallest log-loss on validation rows, else on some training rows."""
     if model.temperature is not None:
         return float(model.temperature)
-    if held := rows.get("validation"):
+    if measured := rows.get("validation"):
         tried = CalibrationPass(probabilities, TEMPERATURES, None, 1)
     else:
-        held = rows["train"]
-        every = max(1, len(held.dataset) // CALIBRATION_ROWS)
+        measured = rows["train"]
+        every = max(1, len(measured.dataset) // CALIBRATION_ROWS)
         tried = CalibrationPass(probabilities, TEMPERATURES, class_weight, every)
-    stats: Stats = yield Collect("temperature", tried, held, classes)
+    stats: Stats = yield Collect("temperature", tried, measured, classes)
     return choose_temperature(TEMPERATURES, np.array(stats["loss"]))
 
 
@@ -531,13 +531,13 @@ def make_online_step(
 
 def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
     """Return the predicted passes, seconds and bytes of a fit."""
-    train, held, classes = forecast.train, forecast.held, forecast.train.classes
+    train, validation, classes = forecast.train, forecast.validation, forecast.train.classes
     assert classes is not None
     width, n_classes = choose_projected_width(model.projection, train.n_features), len(classes)
     members = _plan_members(model, forecast, width, classes)
     check_width(width, train, n_classes, forecast.resources.memory)
     p, forecast.codes = count_columns(model, width or train.n_features), n_classes
-    together = held is not None and members.n_members > 1  # the state has ``together`` weights
+    together = validation is not None and members.n_members > 1  # the state has ``together`` weights
     no_rows = np.zeros(train.n_features, dtype=np.float32)
     frame = RowFrame(Intercept(no_rows, 1.0) if model.fit_intercept else None)
     forecast.add_label_reading()
@@ -559,7 +559,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
     forecast.add_eigenvectors("start", p, _count_eigenproblems(members, model.init))
     # Zeros that take no memory, because only their shape matters here.
     zeros = np.broadcast_to(np.zeros(()), (n_classes, p, p))
-    em = make_em_learner(model, frame, members, zeros, 1.0, held is not None)
+    em = make_em_learner(model, frame, members, zeros, 1.0, validation is not None)
     w, passes = (
         np.random.default_rng(0).normal(size=(members.total_dim, p)),
         _estimate_passes(model, train.n_rows),
@@ -603,7 +603,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
             rows=block,
         )
         seconds_per_epoch = forecast.epoch_seconds(order, row_seconds, update_seconds)
-        if held is not None:
+        if validation is not None:
             stage = forecast.add_stage(
                 "validation", {"validation": learner.validation()}, 2 * weights, SMALLER
             )
@@ -611,7 +611,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         forecast.add_passes(step.name, seconds_per_epoch, passes)
         shorter = "lower n_epochs"
     if model.temperature is None:
-        some, products = forecast.held or train, 2.0 * members.total_dim * p / PREDICT_RATE
+        some, products = forecast.validation or train, 2.0 * members.total_dim * p / PREDICT_RATE
         forecast.add_seconds(
             "temperature", len(some) * forecast.row_seconds(products, forecast.reading_seconds(some))
         )

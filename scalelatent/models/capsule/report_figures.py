@@ -209,7 +209,7 @@ def _shade_rounds(
 def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) -> Figure:
     """Draw the votes of an all-versus-all model, whose capsules have no common latent space."""
     m = len(names)
-    side = min(max(0.4 * m + 1.2, 3.2), 9)
+    side = min(max(0.46 * m + 1.2, 3.2), 9)
     # Long names below the columns need height.
     figure = new_figure(2 * side + 1.2, side + (1.3 if need_rotation(names) else 0.5))
     axes = figure.subplots(1, 2)
@@ -225,7 +225,7 @@ def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) 
         if m <= 12:
             limit = 0.65 * (np.nanmax(values) if np.isfinite(values).any() else 1)
             for i, j in np.argwhere(np.isfinite(values)):
-                ax.text(j, i, form.format(values[i, j]), ha="center", va="center", fontsize=6.5,
+                ax.text(j, i, form.format(values[i, j]), ha="center", va="center", fontsize=8,
                         color="white" if values[i, j] > limit else INK)  # fmt: skip
         else:
             figure.colorbar(image, ax=ax, shrink=0.7).ax.tick_params(labelsize=8, colors=INK)

@@ -24,7 +24,7 @@ from scalelatent.engine.chains import learn_stream
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import Saved, StreamedEstimator, What
+from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.inputs import check_finite, check_frame, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
@@ -279,10 +279,10 @@ class ConditionalRBM(StreamedEstimator):
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _make_pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, what: str = "X") -> Dataset:
-        """Return the rows with their outputs; ``reset`` sets what kind of rows the model learns from.
+    def _make_pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, name: str = "X") -> Dataset:
+        """Return the rows with their outputs; ``reset`` sets the kind of rows that the model learns from.
 
-        ``what`` names the rows in messages.
+        ``name`` is that of the rows in messages.
         """
         no_x = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
         if not self.conditional and not no_x:
@@ -305,47 +305,47 @@ class ConditionalRBM(StreamedEstimator):
                     f"{type(self).__name__} received no rows: pass X and the outputs y, or y alone for a "
                     "plain RBM"
                 )
-            return self._clean_rows(X, reset, what)
+            return self._clean_rows(X, reset, name)
         if self._source == "plain":
             raise DataError(
-                f"{what}: this is a plain RBM, which learns rows alone, but there are outputs y as well: "
+                f"{name}: this is a plain RBM, which learns rows alone, but there are outputs y as well: "
                 "pass one of the two, or set conditional=True"
             )
-        return self._paired_rows(X, y, reset, what)
+        return self._paired_rows(X, y, reset, name)
 
-    def _clean_rows(self, v: Any, reset: bool, what: str) -> Dataset:
+    def _clean_rows(self, v: Any, reset: bool, name: str) -> Dataset:
         """Return rows that are themselves the outputs."""
         if not isinstance(v, Dataset):
-            v = opened(v, what)
+            v = opened(v, name)
             names = frame_names(v)
             if is_plain(v):
-                refuse_masked(v, what)
-                check_frame(v, what)
+                refuse_masked(v, name)
+                check_frame(v, name)
                 v = np.asarray(v) if not hasattr(v, "tocsr") else v
                 if v.ndim == 2:
                     check_finite(v.tocsr() if hasattr(v, "tocsr") else v, "the rows v")
             v = Dataset.from_arrays(v, feature_names=names)
         if reset:
             self._n_outputs = v.n_features
-        self._checked_features(v, what, reset)
+        self._checked_features(v, name, reset)
         if not v.is_stored and v.lazy(0, 1) is None:
             v.read_binary(0, len(v))
         return v
 
-    def _paired_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, what: str) -> Dataset:
+    def _paired_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, name: str) -> Dataset:
         """Return rows x with outputs y."""
-        ds = self._given_rows(X, what=what, reset=reset)
+        ds = self._given_rows(X, name=name, reset=reset)
         if y is not None:
             ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
         if not ds.has_targets:
             raise DataError(
-                f"{ds.url or what}: there are no outputs to learn from: pass y of shape (n, v) with 0 and 1, "
+                f"{ds.url or name}: there are no outputs to learn from: pass y of shape (n, v) with 0 and 1, "
                 "or a dataset with targets (Dataset.with_target, [data] target); for one column: "
                 "y.reshape(-1, 1)"
             )
         if not reset and ds.n_targets != self._n_outputs:
             raise DataError(
-                f"{ds.url or what}: each row has {ds.n_targets} outputs, but {type(self).__name__} has "
+                f"{ds.url or name}: each row has {ds.n_targets} outputs, but {type(self).__name__} has "
                 f"{self._n_outputs}"
             )
         if not ds.is_stored and ds.lazy(0, 1) is None:
@@ -360,7 +360,7 @@ class ConditionalRBM(StreamedEstimator):
         return self._make_pairs(X, y, reset=reset)
 
     def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
-        return self._make_pairs(X, y, what="validation")
+        return self._make_pairs(X, y, name="validation")
 
     def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
         alone = self._source != "pairs" and not isinstance(validation, Dataset)
@@ -368,14 +368,14 @@ class ConditionalRBM(StreamedEstimator):
             validation = None, validation
         return super()._validation_rows(validation)
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         check_rows(self, train)
         check_batch(self, train)
-        check_patience(self, held is not None or choose_held_rows(self, train)[0] > 0)
+        check_patience(self, validation is not None or choose_held_rows(self, train)[0] > 0)
 
-    def _held_out(self, train: Dataset, held: Dataset | None) -> Dataset | None:
-        self._held = choose_held_rows(self, train) if held is None else (0, 1)
-        return hold_out(train, self._held) if self._held[0] else held
+    def _held_out(self, train: Dataset, validation: Dataset | None) -> Dataset | None:
+        self._held = choose_held_rows(self, train) if validation is None else (0, 1)
+        return hold_out(train, self._held) if self._held[0] else validation
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:
@@ -536,7 +536,7 @@ class ConditionalRBM(StreamedEstimator):
     # -- outputs ---------------------------------------------------------------------------------------------
 
     @property
-    def _transformed(self) -> What:  # type: ignore[override]
+    def _transformed(self) -> OutputName:  # type: ignore[override]
         return ("given" if self._source == "plain" else "hidden"), None
 
     @property
@@ -788,15 +788,15 @@ class ConditionalRBM(StreamedEstimator):
         """Return where the outputs of rows come from; clean rows alone are corrupted as test rows."""
         return choose_targets(self, ds, self.seed_, TEST_STAGE)
 
-    def _row_map(self, what: tuple[str, int | None]) -> CrbmOutput:
-        name, n_sweeps = what
+    def _row_map(self, output: tuple[str, int | None]) -> CrbmOutput:
+        name, n_sweeps = output
         sweeps = check_sweeps(self, n_sweeps)
         return CrbmOutput(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
 
     def _output(
         self,
         X: RowsLike,
-        what: str,
+        output: str,
         n_sweeps: int | None,
         out: str | Path | None,
         client: ClientLike | None,
@@ -806,7 +806,7 @@ class ConditionalRBM(StreamedEstimator):
         """Map rows to outputs, and warn if rows did not meet the tolerance."""
         check_is_fitted(self)
         to, X = (out, client, overwrite, callbacks), opened(X, "X")
-        row_map = self._row_map((what, n_sweeps))
+        row_map = self._row_map((output, n_sweeps))
         counting, checked = CountingOutput(**vars(row_map)), "the rows"
         if self._source == "plain":
             if isinstance(X, Dataset) or out is not None or is_dask(X):
@@ -818,7 +818,7 @@ class ConditionalRBM(StreamedEstimator):
             with single_threaded():
                 found = counting.apply(counting.prepare(make_backend(self.device)), block)
         elif self.tol is None or self.inference_ == "independent" or is_dask(X):
-            return self._map(X, (what, n_sweeps), *to)
+            return self._map(X, (output, n_sweeps), *to)
         elif out is None:
             found = self._map_rows(self._given_rows(X), counting, *to)
         else:  # workers do not report convergence, so infer some rows again here

@@ -238,9 +238,9 @@ def choose_targets(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "
     return Targets()
 
 
-def hold_out(train: Dataset, held: tuple[int, int]) -> Dataset:
-    """Return the held-out rows of a dataset with their outputs, in memory; ``held`` is (rows, period)."""
-    some = select_rows(train, held_rows(held, len(train)))
+def hold_out(train: Dataset, split: tuple[int, int]) -> Dataset:
+    """Return the held-out rows of a dataset with their outputs, in memory; ``split`` is (rows, period)."""
+    some = select_rows(train, held_rows(split, len(train)))
     n, x = len(some), some.read_x(0, len(some))
     rows = Dataset.from_arrays(x.reshape(n, *train.feature_shape) if isinstance(x, np.ndarray) else x)
     return rows.with_target(Dataset.from_arrays(some.read_targets(0, n))) if some.has_targets else rows
@@ -271,13 +271,15 @@ def make_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any]
     )
 
 
-def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, seed: int) -> CrbmLearner:
+def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | None, seed: int) -> CrbmLearner:
     """Return the learner of a fit; refuse a loss or corruption that does not fit the rows."""
     n = count_training_rows(model, train)
     shape, chains, size = make_shape(model, train), choose_n_chains(model, n), choose_batch_size(model, n)
-    waits = stops_early(model) and held is not None and model.patience is None
+    waits = stops_early(model) and validation is not None and model.patience is None
     steps = LEARNERS[model.learner].gibbs_steps if model.gibbs_steps is None else int(model.gibbs_steps)
-    held_targets = Targets() if held is None else choose_targets(model, held, seed, "corruption-validation")
+    held_targets = Targets()
+    if validation is not None:
+        held_targets = choose_targets(model, validation, seed, "corruption-validation")
     return CrbmLearner(
         shape=shape,
         learner=model.learner,
@@ -294,7 +296,7 @@ def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, se
         seed=seed,
         patience=count_epochs(n, PATIENCE_ROWS, PATIENCE) if waits else int(model.patience or 0),
         gain=MIN_GAIN if waits else 0.0,
-        has_validation=held is not None,
+        has_validation=validation is not None,
         targets=choose_targets(model, train, seed),
         validation_targets=held_targets,
         validation_inference=model.inference or LEARNERS[model.learner].inference,
@@ -304,13 +306,13 @@ def make_learner(model: ConditionalRBM, train: Dataset, held: Dataset | None, se
 def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
     train = rows["train"].dataset
-    held = rows["validation"].dataset if "validation" in rows else None
+    validation = rows["validation"].dataset if "validation" in rows else None
     model._check_params()
-    model._check_rows(train, held)
-    check_patience(model, held is not None)
-    make_learner(model, train, held, 0)  # refuses a wrong loss or corruption
+    model._check_rows(train, validation)
+    check_patience(model, validation is not None)
+    make_learner(model, train, validation, 0)  # refuses a wrong loss or corruption
     n = count_training_rows(model, train)
-    size, epochs = choose_batch_size(model, n), choose_n_epochs(model, n, held is not None)
+    size, epochs = choose_batch_size(model, n), choose_n_epochs(model, n, validation is not None)
     if size < choose_batch_size(model):
         warn_reduced("batch_size", size, choose_batch_size(model), f"{train.url or 'the data'} has {n} rows")
     if n < len(train):
@@ -318,7 +320,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     info = {"max_iter": epochs, "batch_size": size}
     model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
     model.batch_size_ = size
-    learner = make_learner(model, train, held, model.seed_)
+    learner = make_learner(model, train, validation, model.seed_)
     theta = choose_start(model, learner.shape)
     start = yield Remember("start", {"theta": theta})
 
@@ -378,11 +380,11 @@ def resize_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
 
 def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
     """Return the forecast of a fit: memory, disk and seconds."""
-    train, held, options = forecast.train, forecast.held, forecast.options
-    learner, order = make_learner(model, train, held, 0), make_order(model, train, options, 0)
-    shape, epochs = learner.shape, choose_n_epochs(model, order.n_rows, held is not None)
+    train, validation, options = forecast.train, forecast.validation, forecast.options
+    learner, order = make_learner(model, train, validation, 0), make_order(model, train, options, 0)
+    shape, epochs = learner.shape, choose_n_epochs(model, order.n_rows, validation is not None)
     # A state holds parameters, velocity and best parameters. With Dask a few states exist at once.
-    copies = 1 + bool(learner.momentum) + (held is not None)
+    copies = 1 + bool(learner.momentum) + (validation is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
     kernels = _kernel_bytes(learner, forecast.resources)
     forecast.add_steps(
@@ -395,7 +397,7 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
         n_epochs=epochs,
         extra_bytes=shape.n_visible,
     )
-    if held is not None:
+    if validation is not None:
         forecast.add_stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
     row, sweep, step = _measure_seconds(forecast, learner, order)
 
@@ -407,12 +409,13 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
         forecast.epoch_seconds(order, row_seconds(n), step, extra_bytes=shape.n_visible)
         for n in range(1, epochs + 1)
     ]
-    least = min(learner.patience + 1, epochs) if learner.patience and held is not None else epochs
+    least = min(learner.patience + 1, epochs) if learner.patience and validation is not None else epochs
     forecast.add_seconds("learn", sum(every), sum(every[:least]))
     measuring = []
-    if held is not None:
-        reading = forecast.reading_seconds(held)
-        measuring = [len(held) * forecast.row_seconds(row_seconds(n), reading) for n in range(1, epochs + 1)]
+    if validation is not None:
+        reading = forecast.reading_seconds(validation)
+        n_rows = len(validation)
+        measuring = [n_rows * forecast.row_seconds(row_seconds(k), reading) for k in range(1, epochs + 1)]
         forecast.add_seconds("validation", sum(measuring), sum(measuring[:least]))
     forecast.set_passes(every[0] + sum(measuring[:1]), least, epochs)
     forecast.out["device_bytes"] = _device_bytes(learner)

@@ -13,7 +13,7 @@ from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from scalelatent.contract.learners import OnlineLearner, Reduction, RowMap
+from scalelatent.contract.learners import OnlineLearner, OutputMap, Reduction
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.containers import opened
@@ -322,42 +322,42 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         y: LabelsLike | None = None,
         sample_weight: WeightsLike | None = None,
         *,
-        what: str = "X",
+        name: str = "X",
         reset: bool = False,
         least_rows: int = 1,
     ) -> Dataset:
-        X, y = opened(X, what), y if has_templates(self) else None
+        X, y = opened(X, name), y if has_templates(self) else None
         if is_plain(X):
-            X = self._prepare_images(X, y, what, reset)
+            X = self._prepare_images(X, y, name, reset)
             y = None if isinstance(X, Dataset) else y
-        how: dict[str, Any] = {"what": what, "reset": reset, "least_rows": least_rows}
+        how: dict[str, Any] = {"name": name, "reset": reset, "least_rows": least_rows}
         ds = super()._given_rows(X, y, sample_weight, **how)
-        check_images(ds, what)
-        if not reset and hasattr(self, "_stream") and len(ds.feature_shape) > 1 and what == "X":
+        check_images(ds, name)
+        if not reset and hasattr(self, "_stream") and len(ds.feature_shape) > 1 and name == "X":
             self._check_image(ds.feature_shape, ds.url or "X")
         return ds
 
-    def _prepare_images(self, X: Any, y: LabelsLike | None, what: str, reset: bool) -> Any:
+    def _prepare_images(self, X: Any, y: LabelsLike | None, name: str, reset: bool) -> Any:
         """Return validation images as a dataset, other rows unchanged; raise an error for a single image."""
         if (n := getattr(X, "ndim", 0)) > 4:
-            raise DataError(f"{what} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
+            raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
             return X
         shape = image_rows(X)
-        if what != "X":  # validation rows: check_rows compares their shape with that of X
+        if name != "X":  # validation rows: check_rows compares their shape with that of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
-            return Dataset.from_arrays(self._checked_values(X, what), y) if images else X
+            return Dataset.from_arrays(self._checked_values(X, name), y) if images else X
         own = self._network.layer.seen if hasattr(self, "_stream") else ()
         if shape is not None:
             if own:
-                self._check_image(shape[1:], what)
+                self._check_image(shape[1:], name)
         elif own and getattr(X, "shape", ()) == own[1:] != (own[1], self.n_features_in_):
-            raise DataError(f"{what} is one image, {own[1]} x {own[2]}: give {what}[None], which is one row")
+            raise DataError(f"{name} is one image, {own[1]} x {own[2]}: give {name}[None], which is one row")
         return X
 
-    def _checked_values(self, X: RowsLike, what: str) -> Any:
+    def _checked_values(self, X: RowsLike, name: str) -> Any:
         X = self._lazy_values(X)
-        check_finite(X, what)
+        check_finite(X, name)
         return X
 
     def _lazy_values(self, X: RowsLike) -> Any:
@@ -387,17 +387,17 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 "that shape"
             )
 
-    def _map_dask(self, X: da.Array, what: Any) -> Any:
+    def _map_dask(self, X: da.Array, output: Any) -> Any:
         if X.ndim > 2:
             self._check_image(X.shape[1:], "X")
-        return super()._map_dask(X, what)
+        return super()._map_dask(X, output)
 
     def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
         if validation is not None and not isinstance(validation, (Dataset, tuple)):
             validation = validation, None
         return super()._validation_rows(validation)
 
-    def _make_network(self, train: Dataset, held: Dataset | None = None) -> Network:
+    def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
         """Return the network of the parameters for the training rows."""
         image = image_shape(self, train, "X")
         check_windows(self, image, train)
@@ -405,12 +405,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if not has_templates(self):
             return SingleLayer(make_feature_layers(self, image)[0])
         network = make_multi_layer(self, image, train)
-        held_classes = known_classes(held) if held is not None and held.has_y else None
+        held_classes = known_classes(validation) if validation is not None and validation.has_y else None
         return replace(network, validated=held_classes)
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         check_images(train, "X")
-        check_rows(self, self._make_network(train, held), train, held)
+        check_rows(self, self._make_network(train, validation), train, validation)
 
     # -- fit -------------------------------------------------------------------------------------------------
 
@@ -435,11 +435,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
 
     def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
-        held = rows["validation"].dataset if "validation" in rows else None
-        return fit_steps(self, self._make_network(rows["train"].dataset, held), rows)
+        validation = rows["validation"].dataset if "validation" in rows else None
+        return fit_steps(self, self._make_network(rows["train"].dataset, validation), rows)
 
     def _plan(self, forecast: Forecast) -> dict[str, Any]:
-        return plan(self, self._make_network(forecast.train, forecast.held), forecast)
+        return plan(self, self._make_network(forecast.train, forecast.validation), forecast)
 
     def _keep(
         self,
@@ -533,14 +533,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _n_features_out(self) -> int:
         return int(np.prod(self._row_map(self._transformed).output()[0]))
 
-    def _row_map(self, what: str | tuple[str, Given]) -> RowMap:
-        name, (known, codes) = what if isinstance(what, tuple) else (what, (None, None))
+    def _row_map(self, output: str | tuple[str, Given]) -> OutputMap:
+        name, (known, codes) = output if isinstance(output, tuple) else (output, (None, None))
         if isinstance(self._network, MultiLayer):
             network = self._network_for_reading
             fixed = FixedNetwork(network.coded, self._stream.beliefs, network.template_classes)
             if name == "filled":
                 return CompletionMap(fixed, True, known, codes)
-            of_rows: dict[str, RowMap] = {
+            of_rows: dict[str, OutputMap] = {
                 "scores": ScoreMap(fixed),
                 "probabilities": ClassMap(fixed),
                 "classes": ClassMap(fixed, True),
@@ -670,8 +670,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             codes = self._network.codes(y, n_rows)
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: remove y")
-        what: Any = "filled", (bits, codes)  # other models pass a string only
-        return self._map(X, what, out, client, overwrite, callbacks)
+        output: Any = "filled", (bits, codes)  # other models pass a string only
+        return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)
     def to_cnn_weights(self) -> ConvolutionalForm:

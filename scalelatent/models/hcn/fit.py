@@ -120,7 +120,7 @@ class Network(Protocol):
         """Return the name and the reduction of the pass over rows at the end of a fit."""
         ...
 
-    def check(self, train: Dataset, held: Dataset | None) -> None:
+    def check(self, train: Dataset, validation: Dataset | None) -> None:
         """Raise an error for rows that do not fit the layers or the classes."""
         ...
 
@@ -168,9 +168,9 @@ def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
 
-def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, what: str) -> tuple[int, int, int]:
+def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name: str) -> tuple[int, int, int]:
     """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
-    where, own, given = ds.url or what, tuple(ds.feature_shape), model.image_shape
+    where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
         if len(own) > 3:
             raise DataError(f"{where}: rows have shape {own}: give images (h, w) or (channels, h, w)")
@@ -183,9 +183,9 @@ def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, what: str)
     return image_of(given)
 
 
-def check_images(ds: Dataset, what: str) -> None:
+def check_images(ds: Dataset, name: str) -> None:
     """Raise an error for rows that are not dense images with equal weights."""
-    where = ds.url or what
+    where = ds.url or name
     if ds.is_sparse:
         raise DataError(f"{where}: sparse rows (CSR) are not images: give a dense array, (n, h, w)")
     if ds.has_weight:
@@ -201,20 +201,20 @@ def check_rows(
     model: HierarchicalCompositionalNetwork,
     network: Network,
     train: Dataset,
-    held: Dataset | None,
+    validation: Dataset | None,
     *,
     streamed: bool = False,
 ) -> None:
     """Raise an error for rows that the fit cannot use; a stream may have fewer rows than a step."""
     check_images(train, "X")
     where = train.url or "X"
-    if held is not None:
-        check_images(held, "validation")
-        other = image_shape(model, held, "validation")
+    if validation is not None:
+        check_images(validation, "validation")
+        other = image_shape(model, validation, "validation")
         if other != network.layer.seen:
             raise DataError(
-                f"{held.url or 'validation'}: images have shape {other}, but the training images have shape "
-                f"{network.layer.seen}: give images of one shape"
+                f"{validation.url or 'validation'}: images have shape {other}, but the training images have "
+                f"shape {network.layer.seen}: give images of one shape"
             )
     elif model.patience is not None and not streamed:
         better = "classes" if has_templates(model) else "compression"
@@ -222,7 +222,7 @@ def check_rows(
             f"patience={model.patience} waits for better {better}, but there are no validation rows: pass "
             "validation (in a job [data] validation), or remove patience"
         )
-    network.check(train, held)
+    network.check(train, validation)
     if streamed:
         return
     if continues_last_fit(model):

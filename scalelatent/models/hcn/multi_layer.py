@@ -217,14 +217,14 @@ class MultiLayer:
     def final_pass(self) -> tuple[str, TemplateCounts]:
         return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
 
-    def check(self, train: Dataset, held: Dataset | None) -> None:
-        if held is not None:
-            if not held.has_y:
+    def check(self, train: Dataset, validation: Dataset | None) -> None:
+        if validation is not None:
+            if not validation.has_y:
                 raise DataError(
-                    f"validation{f' ({held.url})' if held.url else ''} has no labels, but a network with "
-                    "templates is validated by its errors: give rows with labels"
+                    f"validation{f' ({validation.url})' if validation.url else ''} has no labels, but a "
+                    "network with templates is validated by its errors: give rows with labels"
                 )
-            check_classes(held, "HierarchicalCompositionalNetwork")
+            check_classes(validation, "HierarchicalCompositionalNetwork")
 
     def counts(self) -> LabelledPixels | PixelCounts:
         pixels = PixelCounts(self.layer)

@@ -46,8 +46,8 @@ PAIRS_PER_SECOND = 2e9
 
 def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Forecast) -> dict[str, Any]:
     """Return the memory, disk and seconds that a fit needs."""
-    train, held = forecast.train, forecast.held
-    n, n_held = len(train), 0 if held is None else len(held)
+    train, validation = forecast.train, forecast.validation
+    n, n_held = len(train), 0 if validation is None else len(validation)
     online = is_online(model, network.has_labels)
     epochs, warmup_rows = choose_n_epochs(model, n, online), choose_warmup_rows(model, n, online)
     learner, order = network.learner(model, n, 0), fit_order(model, network, n, forecast.options)
@@ -58,7 +58,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     state = 16 * network.n_weights
     forecast.add_steps("learn", learner, order, 0, state, remedy, n_epochs=epochs, keeps_leaves=not online)
     name, reduction = network.final_pass()
-    forecast.add_stage(name, {"train" if held is None else "validation": reduction}, state, smaller)
+    forecast.add_stage(name, {"train" if validation is None else "validation": reduction}, state, smaller)
     template_passes = choose_template_passes(model, online)
     if template_passes and isinstance(network, MultiLayer):
         evidence = TemplateEvidence(network.net, np.empty(0))

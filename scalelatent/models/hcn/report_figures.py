@@ -184,8 +184,8 @@ def plot_features(
         _draw_frame(axes, color_of(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
         label = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
         color = color_of(f) if used[f] else MUTED
-        axes.set_title(f"{f}", fontsize=7.5, color=color, pad=2, fontweight="bold" if used[f] else None)
-        axes.set_xlabel(label, fontsize=7, color=INK if used[f] else MUTED, labelpad=1)
+        axes.set_title(f"{f}", fontsize=8, color=color, pad=2, fontweight="bold" if used[f] else None)
+        axes.set_xlabel(label, fontsize=8, color=INK if used[f] else MUTED, labelpad=1)
     return figure
 
 
@@ -314,7 +314,7 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
                 axes[r, c], _color_image(weights[template, feature][None], None, np.array(to_rgb(color)))
             )
             if r == 0:
-                axes[r, c].set_title(f"{feature}", fontsize=7.5, color=color, pad=2, fontweight="bold")
+                axes[r, c].set_title(f"{feature}", fontsize=8, color=color, pad=2, fontweight="bold")
     return figure, (len(lines), len(columns))
 
 

@@ -100,7 +100,7 @@ class SingleLayer:
         nothing = np.zeros(self.layer.weights_shape, bool)
         return "compression", DescriptionLength(Decoder(self.layer, nothing))
 
-    def check(self, train: Dataset, held: Dataset | None) -> None:
+    def check(self, train: Dataset, validation: Dataset | None) -> None:
         """Accept all rows: one layer has no labels to check."""
 
     def counts(self) -> PixelCounts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.data import Dataset
 from scalelatent.engine.plan import Forecast
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import Saved, StreamedEstimator, What
+from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.inputs import check_any_weight, check_finite, one_column
@@ -132,9 +133,10 @@ def _share_docs(n_dims: str) -> Callable[[_Class], _Class]:
     """
 
     def insert(cls: _Class) -> _Class:
-        text = cls.__doc__ or ""
+        # Python 3.13 removes the indentation of docstrings, earlier versions keep it.
+        text = cleandoc(cls.__doc__ or "")
         for name, part in _SHARED_DOCS.items():
-            text = text.replace(f"<{name}>", part.format(n_dims=n_dims))
+            text = text.replace(f"<{name}>", cleandoc(part.format(n_dims=n_dims)))
         cls.__doc__ = text
         return cls
 
@@ -210,7 +212,7 @@ class _LinearMixtures(StreamedEstimator):
         self.device = device
         self.n_jobs = n_jobs
 
-    def _check_rows(self, train: Dataset, held: Dataset | None) -> None:
+    def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         find_image_shape(self, train)
         check_n_dims(self, train.n_features)
 
@@ -227,8 +229,8 @@ class _LinearMixtures(StreamedEstimator):
         if classes is not None:
             self._set_learned(classes_=classes)
 
-    def _row_map(self, what: What) -> MixtureRowMap:
-        name, label = what if isinstance(what, tuple) else (what, None)
+    def _row_map(self, output: OutputName) -> MixtureRowMap:
+        name, label = output if isinstance(output, tuple) else (output, None)
         return MixtureRowMap(apply_recognition(self, self._fitted), name, -1 if label is None else label)
 
     def encode(self, X: RowsLike, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -281,9 +283,9 @@ class _LinearMixtures(StreamedEstimator):
         self._fitted = fitted
         return self
 
-    def _mapped_rows(self, X: RowsLike, what: What) -> np.ndarray:
+    def _mapped_rows(self, X: RowsLike, output: OutputName) -> np.ndarray:
         check_is_fitted(self)
-        return np.asarray(self._map(X, what))
+        return np.asarray(self._map(X, output))
 
     def _class_number(self, label: Any) -> int | None:
         if label is None:

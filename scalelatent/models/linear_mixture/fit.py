@@ -684,17 +684,17 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     sample = sum(max(SAMPLE_ROWS * int(c), LEAST_ROWS // len(sizes)) for c in sizes)
     sample_bytes = 4 * p * min(n, sample)
     forecast.add_seconds("sample", n * forecast.row_seconds(0.0, forecast.reading_seconds(train)))
-    held = 6 * state_bytes + 3 * sample_bytes
+    memory = 6 * state_bytes + 3 * sample_bytes
     mstep = k * 8.0 * p * em.width**2 / MSTEP_RATE
     if model.algorithm == "stepwise":
         learner = make_stepwise_learner(model, settings, em.width)
         order = choose_row_order(model, k, n, forecast.options, 0)
         epochs = int(model.n_epochs)
-        forecast.add_steps("stepwise", learner, order, held, 2 * state_bytes, REMEDY, n_epochs=epochs)
+        forecast.add_steps("stepwise", learner, order, memory, 2 * state_bytes, REMEDY, n_epochs=epochs)
         stage = make_stage(f"{model._kind}_em", em, forecast.rows, "cpu")
         mstep *= order.n_steps
     else:
-        stage = forecast.add_stage("em", em, held, REMEDY)
+        stage = forecast.add_stage("em", em, memory, REMEDY)
     state = None
     if forecast.measure:  # random bases of a thousand components take as long as a pass, so only if needed
         start = start_components(np.random.default_rng(0).normal(size=(k, p)), em.width, 0)
@@ -711,7 +711,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     forecast.add_passes(model.algorithm, forecast.pass_seconds(stage, rates) + mstep, passes)
     seconds_per_row = 2.0 * p * k * (em.width + 1) / 3e10
     if n_classes > 1:
-        some = forecast.held or train
+        some = forecast.validation or train
         of_a_row = forecast.row_seconds(seconds_per_row, forecast.reading_seconds(train))
         forecast.add_seconds("temperature", len(some) * of_a_row)
     block = stage.grids["train"].block_rows

@@ -135,7 +135,7 @@ class PreparedMixtureRows(NamedTuple):
 class MixtureRowMap:
     """Map of rows to one output (a :class:`~scalelatent.contract.learners.RowMap`).
 
-    ``what`` names the output:
+    ``output_name`` names the output:
 
     ================= ==========================================================================
     "probabilities"   of classes
@@ -154,13 +154,13 @@ class MixtureRowMap:
     """
 
     fitted: FittedMixture
-    what: str
+    output_name: str
     label: int = -1
 
     @property
     def requests(self) -> Requests:
         """Wish that labels of the output are predicted and not copied, if the output is classes."""
-        return Requests(labels=self.what == "classes")
+        return Requests(labels=self.output_name == "classes")
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return the shape of an output row, and its dtype."""
@@ -178,7 +178,7 @@ class MixtureRowMap:
             "reconstructions": (p, "float32"),
             "shares": (n_components, "float64"),
             "log-likelihood": (1, "float64"),
-        }[self.what]
+        }[self.output_name]
         return (columns,), dtype
 
     def prepare(self, backend: Backend) -> PreparedMixtureRows:
@@ -186,11 +186,12 @@ class MixtureRowMap:
         f = self.fitted
         matrix = None if f.matrix is None else backend.asarray(f.matrix, np.float32)
         recogniser = f.recogniser()
-        is_by_tangents = self.what in COMPONENT_OUTPUTS and self.label < 0 and f.tangent_spec is not None
-        if is_by_tangents or self.what in CLASS_OUTPUTS:
+        is_of_components = self.output_name in COMPONENT_OUTPUTS
+        is_by_tangents = is_of_components and self.label < 0 and f.tangent_spec is not None
+        if is_by_tangents or self.output_name in CLASS_OUTPUTS:
             return PreparedMixtureRows(backend, matrix, recogniser.prepare(backend))
         scores = recogniser.scores
-        if self.what in ("shares", "log-likelihood"):
+        if self.output_name in ("shares", "log-likelihood"):
             scores = make_scores(f.components, density_likelihood(f.likelihood))
         scorer = backend.kernel("linear_mixture_make_scorer")(scores, f.starts)
         return PreparedMixtureRows(backend, matrix, scorer)
@@ -209,34 +210,34 @@ class MixtureRowMap:
         x = backend.asarray(block.x, np.float32, "x")
         if matrix is not None:
             x = backend.matmul(x, matrix, "projected")
-        if self.what in CLASS_OUTPUTS:
+        if self.output_name in CLASS_OUTPUTS:
             assert isinstance(scorer, PreparedRecogniser)
             return self._class_output(self.fitted.recogniser().recognise(scorer, x)[0])
-        if self.what in COMPONENT_OUTPUTS:
+        if self.output_name in COMPONENT_OUTPUTS:
             return self._component_output(backend, x, self._best_components(backend, scorer, x))
         scores = backend.kernel("linear_mixture_all_scores")(scorer, x, 0, len(self.fitted.priors))
-        if self.what == "latents":
+        if self.output_name == "latents":
             return np.asarray(scores, dtype=np.float32)
-        if self.what == "shares":  # the scores are -2 log densities, so the temperature is 1
+        if self.output_name == "shares":  # the scores are -2 log densities, so the temperature is 1
             return probabilities(scores, 1.0)
         exponent = -0.5 * np.asarray(scores, dtype=np.float64)
         top = exponent.max(axis=1, keepdims=True)
         return top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True))
 
     def _class_output(self, scores: np.ndarray) -> np.ndarray:
-        if self.what == "scores":
+        if self.output_name == "scores":
             return scores.astype(np.float32)
-        if self.what == "decisions":
+        if self.output_name == "decisions":
             two = scores.shape[1] == 2
             return (scores[:, :1] - scores[:, 1:] if two else -scores).astype(np.float32)
         return probabilities(scores, self.fitted.temperature)
 
     def _component_output(self, backend: Backend, x: Array, index: np.ndarray) -> np.ndarray:
-        if self.what == "components":
+        if self.output_name == "components":
             return index[:, None].astype(np.int32)
         f, rows = self.fitted, np.asarray(backend.to_host(x), dtype=np.float64)
         codes = density.codes(f.components, f.likelihood, rows, index)
-        if self.what == "codes":
+        if self.output_name == "codes":
             return np.concatenate([index[:, None], codes], axis=1)
         return density.reconstruct(f.components, codes, index).astype(np.float32)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Size of an image in inches, and size of small text in points.
 _TILE = 0.62
-_SMALL = 7.0
+_SMALL = 8.0
 
 
 def _write_text(axes: Axes, x: float, y: float, text: str, color: str = MUTED, **more: Any) -> None:

@@ -197,8 +197,8 @@ class CompressiveMBN(StreamedEstimator):
             rows, outputs = self._make_pair(X, y, "X", reset=True)
             watched = {"rows": rows, "output": outputs}
             if validation is not None:
-                held = self._held_pair(*rows_and_labels(validation), outputs.n_features)
-                watched |= {"validation rows": held[0], "validation output": held[1]}
+                validation_rows = self._held_pair(*rows_and_labels(validation), outputs.n_features)
+                watched |= {"validation rows": validation_rows[0], "validation output": validation_rows[1]}
             watched = restore_row_ranges(watched, run_dir if resume else None)
             call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
             with fit_callbacks(call) as everyone:
@@ -207,9 +207,9 @@ class CompressiveMBN(StreamedEstimator):
 
     def _learn(self, torch: ModuleType, hidden: tuple[int, ...], call: FitCall, callbacks: Callbacks) -> None:
         rows, outputs = call.rows["rows"], call.rows["output"]
-        held = None
+        validation = None
         if "validation rows" in call.rows:
-            held = call.rows["validation rows"], call.rows["validation output"]
+            validation = call.rows["validation rows"], call.rows["validation output"]
         with FitSession(
             self._kind,
             in_process=True,
@@ -231,7 +231,7 @@ class CompressiveMBN(StreamedEstimator):
                     int(self.n_epochs),
                     self._choose_order(len(rows), seed),
                     (rows, outputs),
-                    held,
+                    validation,
                     session.callbacks,
                     store,
                 )
@@ -247,14 +247,14 @@ class CompressiveMBN(StreamedEstimator):
         batch = min(int(self.batch_size), n_rows)
         return RowOrder(n_rows, seed, batch, run_rows=run, buffer_runs=BUFFER_RUNS)
 
-    def _make_pair(self, X: Any, y: Any, what: str, *, reset: bool) -> tuple[Dataset, Dataset]:
+    def _make_pair(self, X: Any, y: Any, name: str, *, reset: bool) -> tuple[Dataset, Dataset]:
         """Return rows and their outputs as datasets."""
         if y is None:
             raise DataError(
                 f"{type(self).__name__} learns from rows and their output: pass y=mbn.transform(X), or the "
                 "dataset that transform(X, out=...) wrote"
             )
-        rows = self._given_rows(X, what=what, reset=reset)
+        rows = self._given_rows(X, name=name, reset=reset)
         if not isinstance(y, Dataset):
             y = opened(y, "the output")
             if is_plain(y):
@@ -268,7 +268,7 @@ class CompressiveMBN(StreamedEstimator):
             y = Dataset.from_arrays(y)
         if len(y) != len(rows):
             raise DataError(
-                f"the output has {len(y)} rows for {len(rows)} rows of {what}: give one row of output per row"
+                f"the output has {len(y)} rows for {len(rows)} rows of {name}: give one row of output per row"
             )
         return rows, y
 
@@ -319,7 +319,7 @@ class CompressiveMBN(StreamedEstimator):
             raise DataError("all outputs are equal: there is no variance to explain")
         return 1.0 - off / spread.squares
 
-    def _row_map(self, what: object) -> NetworkRows:
+    def _row_map(self, output: object) -> NetworkRows:
         return NetworkRows(tuple(self.coefs_), tuple(self.intercepts_))
 
     def _add_prediction_nodes(self, graph: RowGraph) -> None:
@@ -482,13 +482,13 @@ def train(
     n_epochs: int,
     order: RowOrder,
     pair: tuple[Dataset, Dataset],
-    held: tuple[Dataset, Dataset] | None,
+    validation: tuple[Dataset, Dataset] | None,
     callbacks: Callback,
     store: EngineStore | None,
 ) -> list[dict[str, Any]]:
     """Train on a pair (rows, outputs) until the last epoch or until a callback asks to stop.
 
-    Returns one record per epoch. ``held`` is the validation pair; ``store`` keeps checkpoints.
+    Returns one record per epoch. ``validation`` is the validation pair; ``store`` keeps checkpoints.
     """
     n_rows, history, begin = len(pair[0]), [], 0
     if store is not None and (found := store.latest_state(STAGE)) is not None:
@@ -521,7 +521,7 @@ def train(
                 "stage": STAGE,
                 "objective": loss / n_rows,
                 "train_error": None,
-                "validation_error": None if held is None else trainer.measure_error(*held),
+                "validation_error": None if validation is None else trainer.measure_error(*validation),
                 "seconds": time.perf_counter() - started,
                 "rows": n_rows,
             }
@@ -529,7 +529,7 @@ def train(
             if store is not None:
                 store.append_history(STAGE, record)
                 write_checkpoint(
-                    store, STAGE, epoch + 1, trainer.state, callbacks, {"pass": epoch + 1}, kept=False
+                    store, STAGE, epoch + 1, trainer.state, callbacks, {"pass": epoch + 1}, is_written=False
                 )
             if callbacks.on_pass_end(record):
                 break

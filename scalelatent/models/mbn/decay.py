@@ -23,14 +23,15 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
 from scalelatent.engine.reading import StopEvent, as_rows
+from scalelatent.engine.rowsets import DrawnSets, join_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
 from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
-from scalelatent.models.mbn.model.layers import DrawnSets, Layer, floor_share, make_layers, make_schedule
+from scalelatent.models.mbn.model.layers import Layer, floor_share, make_layers, make_schedule
 from scalelatent.models.mbn.model.network import convert_rows
 from scalelatent.models.mbn.model.pca import kernel_coordinates
-from scalelatent.models.mbn.model.sampling import choose_mask, choose_numbers, make_stream
+from scalelatent.models.mbn.model.sampling import choose_masks, choose_numbers
 
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
@@ -59,8 +60,8 @@ class HalfLayer(Layer):
 
     def draw_columns(self, which: int) -> np.ndarray:
         """Return the columns of a pool, int64 in rising order."""
-        bits = make_stream(self.seed, "columns", 1, which)
-        return np.array(self.features)[choose_numbers(bits, len(self.features), self.n_columns)]
+        places = choose_numbers(self.seed, "columns", 1, which, n=len(self.features), m=self.n_columns)
+        return np.array(self.features)[places]
 
 
 def choose_decay(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> float:
@@ -72,7 +73,7 @@ def choose_decay(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
 
 def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> dict[float, float]:
     """Return the mean agreement of the clusters for each decay of the grid."""
-    numbers = choose_numbers(make_stream(seed, "sample", 0, 0), len(train), min(SAMPLE_ROWS, len(train)))
+    numbers = choose_numbers(seed, "sample", 0, 0, n=len(train), m=min(SAMPLE_ROWS, len(train)))
     schedules = {decay: _choose_schedule(model, len(numbers), decay) for decay in GRID}
     # With few rows several decays have the same schedule.
     different = list(dict.fromkeys(schedules.values()))
@@ -101,7 +102,7 @@ def _make_first_layers(
     """Return the first layers of the networks: those that see all features, then those that see a half."""
     p, layers = train.n_features, []
     # Use all features if there are fewer than four, because half of them would be too few.
-    mask = choose_mask(make_stream(seed, "halves", 0, 0), p, p // 2 if p >= 4 else p)
+    mask = choose_masks(seed, "halves", 0, 0, 1, n=p, m=p // 2 if p >= 4 else p)[0]
     halves = (mask, ~mask) if p >= 4 else (mask, mask)
     for number in range(2 * NETWORKS):
         (layer,) = make_layers(
@@ -141,8 +142,7 @@ def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
 
 def read_sample(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
     """Return the rows with these numbers; refuse rows that the layer cannot code."""
-    dense: list[np.ndarray] = []
-    sparse: list[CsrRows] = []
+    parts: list[HostRows] = []
     for start, stop in train.pieces():
         here = numbers[slice(*np.searchsorted(numbers, [start, stop]))]
         if len(here):
@@ -151,11 +151,8 @@ def read_sample(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
                 layer.check(x, start)
             except ValueError as error:
                 raise DataError(f"{train.url or 'the rows'}: {error}") from None
-            if isinstance(x, CsrRows):
-                sparse.append(x.take(here - start))
-            else:
-                dense.append(x[here - start])
-    return np.concatenate(dense) if dense else CsrRows.concatenate(sparse)
+            parts.append(x.take(here - start) if isinstance(x, CsrRows) else x[here - start])
+    return join_rows(parts)
 
 
 def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, device: str) -> np.ndarray:
@@ -200,10 +197,11 @@ def _cluster_rows(
 
     def cluster(ks: tuple[int, ...]) -> list[np.ndarray]:
         z = compute_output(last[ks], max(counts), model.device)
-        return [
-            KMeans(count, n_init=RESTARTS, random_state=seed % 2**32).fit(z[:, :count]).labels_
-            for count in counts
-        ]
+        with single_threaded():  # each thread has its own limit of OpenMP threads, which k-means uses
+            return [
+                KMeans(count, n_init=RESTARTS, random_state=seed % 2**32).fit(z[:, :count]).labels_
+                for count in counts
+            ]
 
     found: dict[tuple[int, ...], list[np.ndarray]] = {}
     with warnings.catch_warnings():

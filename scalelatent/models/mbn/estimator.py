@@ -18,10 +18,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.plan import Resources
-from scalelatent.engine.rowsets import StoredSets
+from scalelatent.engine.rowsets import DrawnSets, StoredSets
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
-from scalelatent.estimators.base import Saved, StreamedEstimator, What
+from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
@@ -31,7 +31,7 @@ from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
 from scalelatent.storage.disk import Location
 
-from .fit import check_room, fit_steps, layer_components, plan, warn_few_clusterings
+from .fit import check_room, fit_steps, in_memory_bytes, layer_components, plan, warn_few_clusterings
 from .output import encode_network, open_network, read_into_memory, write_centroids
 from .parameters import PARAMETERS
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
 
-# Without a run folder, a network of at most this size is kept in memory.
+# Without a run folder and a cluster, a network of at most this size is fitted and kept in memory.
 MAX_BYTES_IN_MEMORY = 2**27
 COMPONENT_ATTRIBUTES = (
     "components_",
@@ -118,7 +118,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     Notes
     -----
     ``fit`` ignores labels and weights, and uses no validation rows. Centroids and codes are in ``run_dir``,
-    or in a temporary folder that is removed with the estimator; a small network is in memory.
+    or in a temporary folder that is removed with the estimator. A network whose rows and codes take at most
+    128 MiB is in memory, as a copy of the rows and of the codes from which centroids are taken.
 
     References
     ----------
@@ -145,7 +146,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     explained_variance_ratio_ = Learned(FIT_AGAIN)
     decay_: float
     _layers: tuple[Layer, ...]
-    _centroids: tuple[StoredSets | ArraySets, ...]
+    _centroids: tuple[StoredSets | ArraySets | DrawnSets, ...]
     # Codes and components by layer; ``_left`` are codes in the run folder of a loaded network.
     _codes: dict[int, Dataset]
     _left: dict[int, DatasetSpec]
@@ -229,14 +230,17 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     @contextmanager
     def _make_folder(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Place | None]:
         """Check free space; yield the run folder, or a temporary one that lives as long as the estimator."""
+        small = call.run_dir is None and call.client is None
+        small = small and in_memory_bytes(self, train) <= MAX_BYTES_IN_MEMORY
         place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
-        places = None if call.resume else (place, call.engine.get("scratch"))
+        places = None if call.resume or small else (place, call.engine.get("scratch"))
         self._check_chosen = partial(check_room, self, train, resources, places)
         own = None
         try:
             if self.decay != "auto":
                 self._check_chosen(float(self.decay))
-            own = None if call.run_dir is not None else tempfile.mkdtemp(prefix="scalelatent-mbn-")
+            if call.run_dir is None and not small:
+                own = tempfile.mkdtemp(prefix="scalelatent-mbn-")
             yield own or call.run_dir
         except BaseException:
             if own is not None:
@@ -264,7 +268,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _keep(
         self,
         layers: tuple[Layer, ...],
-        centroids: Sequence[StoredSets | ArraySets],
+        centroids: Sequence[StoredSets | ArraySets | DrawnSets],
         codes: Mapping[int, Dataset],
         components: Components | None,
         history: list[dict[str, Any]],
@@ -343,7 +347,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     # -- outputs ---------------------------------------------------------------------------------------------
 
-    _transformed: What = ("output", None)
+    _transformed: OutputName = ("output", None)
 
     @property
     def _output_metric(self) -> str:
@@ -450,12 +454,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             raise DataError(f"layer={layer!r}: this network has layers 1 to {count}")
         return int(number)
 
-    def _row_map(self, what: What, layer: int | None = None) -> Network:
-        what, layer = what if isinstance(what, tuple) else (what, layer)
+    def _row_map(self, output: OutputName, layer: int | None = None) -> Network:
+        output, layer = output if isinstance(output, tuple) else (output, layer)
         check_is_fitted(self)
         number = self._layer_number(layer)
         projection = None
-        if what == "output" and self.output == "pca":
+        if output == "output" and self.output == "pca":
             projection = CodeProjection.from_components(self._find_components(number))
         return Network(self._layers[:number], self._centroids[:number], projection)
 
@@ -493,6 +497,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         if self.output == "codes":
             return self.codes(layer=-1 if layer is None else layer, out=out, overwrite=overwrite)
         projection = self._row_map("output", layer).projection
+        assert projection is not None  # an output other than the codes is a projection
         return self._map_rows(self._training_codes(layer), projection, out, client, overwrite, callbacks)
 
     def _training_codes(self, layer: int | None) -> Dataset:

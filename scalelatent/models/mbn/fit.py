@@ -17,10 +17,10 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.mapwrite import COLUMN_BLOCK_BYTES
 from scalelatent.engine.passes import FLOP_RATE, make_stage
-from scalelatent.engine.plan import Forecast, Resources, process_bytes, stage_memory
+from scalelatent.engine.plan import Forecast, Resources, add_totals, process_bytes, stage_memory
 from scalelatent.engine.rates import GATHER_RATE, RowShape
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
-from scalelatent.engine.rowsets import SHARD_BYTES
+from scalelatent.engine.rowsets import SHARD_BYTES, DrawnSets
 from scalelatent.errors import PlanError, warn_user
 from scalelatent.estimators.session import FitSession, Place, tile_layout
 from scalelatent.estimators.steps import (
@@ -40,7 +40,6 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.layers import (
     SHORT_CODES,
     ArraySets,
-    DrawnSets,
     Layer,
     choose_pools,
     make_layers,
@@ -73,6 +72,8 @@ STRIP_ROWS = 1024
 PCA_PASSES = 12
 # Placeholder for the centroids of a layer if no centroids are read.
 _NO_SETS = ArraySets(np.empty((0, 0)), 0)
+# Decay whose seconds `plan` expects of decay="auto".
+USUAL_DECAY = 0.5
 # Typical seconds of choosing the decay.
 DECAY_SECONDS = 30.0
 
@@ -95,10 +96,18 @@ def plan_layers(
     )
 
 
+def in_memory_bytes(model: MultilayerBootstrapNetwork, train: Dataset) -> int:
+    """Return the bytes of the rows and of the codes of all layers, from which centroids can be taken."""
+    decay = GRID[-1] if model.decay == "auto" else float(model.decay)
+    layers = plan_layers(model, train, decay, 0)
+    codes = sum(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in layers)
+    return train.nbytes + len(train) * codes
+
+
 def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, Rows]) -> Steps:
     """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
     all_rows = "a bootstrap network draws centroids from all rows: clean or remove the bad rows first"
-    model.seed_, rows = yield Begin({"max_iter": None}, keeps_records=True, all_rows=all_rows)
+    model.seed_, rows = yield Begin({"max_iter": None}, all_rows=all_rows)
     train = rows["train"].dataset
     decay = model.decay
     if decay == "auto":
@@ -203,11 +212,25 @@ def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Data
 
 
 def plan(model: MultilayerBootstrapNetwork, forecast: Forecast) -> dict[str, Any]:
-    """Return the forecast of a fit; for decay="auto" that of the largest decay that fits."""
+    """Return the forecast of a fit.
+
+    For decay="auto" it has the seconds of 0.5, with those of the smallest and of the largest decay that fits
+    as the range, and memory and disk of the largest.
+    """
     if model.decay != "auto":
         return _plan(model, forecast, float(model.decay))
-    chosen = _find_largest_decay(model, forecast.train, forecast.resources)
-    return {"decay": chosen, **_plan(model, forecast, chosen)}
+    largest = _find_largest_decay(model, forecast.train, forecast.resources)
+    usual = min(USUAL_DECAY, largest)
+    out = _plan(model, forecast, usual)
+    smallest, same, most = (
+        _plan(model, Forecast("mbn", forecast.train, None, forecast.resources, {}, measure=False), decay)
+        for decay in (GRID[0], usual, largest)
+    )
+    rate = out["expected_seconds"] / same["expected_seconds"]
+    for name in ("peak_bytes_per_worker", "scratch_bytes", "run_bytes", "disk_bytes"):
+        out[name] += most[name] - same[name]
+    out |= {"decay": usual, "largest_decay": largest, "disk_bytes_are": "at most"}
+    return add_totals(out, rate * smallest["expected_seconds"], rate * most["expected_seconds"])
 
 
 def _find_largest_decay(model: MultilayerBootstrapNetwork, train: Dataset, resources: Resources) -> float:

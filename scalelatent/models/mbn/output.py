@@ -10,9 +10,9 @@ import numpy as np
 
 from scalelatent.data import Dataset, open_dataset
 from scalelatent.engine.reading import as_rows
-from scalelatent.engine.rowsets import StoredSets, write_sets
+from scalelatent.engine.rowsets import DrawnSets, StoredSets, write_sets
 from scalelatent.estimators.base import Saved
-from scalelatent.estimators.session import codes_place
+from scalelatent.estimators.session import codes_location
 from scalelatent.models.mbn.model.layers import ArraySets, Layer
 from scalelatent.models.mbn.model.pca import Components
 from scalelatent.storage.disk import Location
@@ -64,7 +64,7 @@ def read_into_memory(
 
 
 def write_centroids(
-    layers: Sequence[Layer], centroids: Sequence[StoredSets | ArraySets], place: Location
+    layers: Sequence[Layer], centroids: Sequence[StoredSets | ArraySets | DrawnSets], place: Location
 ) -> dict[str, str]:
     """Write the centroids into a model's folder; return their fingerprints by name.
 
@@ -111,7 +111,7 @@ def _find_codes(
     """
     found: dict[int, DatasetSpec] = {}
     for layer in layers:
-        place = codes_place(run.at("engine"), f"code-l{layer.number}")
+        place = codes_location(run.at("engine"), f"code-l{layer.number}")
         if place.has("zarr.json"):
             expected = (
                 open_dataset(place.url).fingerprint()

@@ -83,7 +83,7 @@
   const passOf = (job) => (known(job.pass) ? count(job.pass) + (known(job.max_passes) ? ` / ${count(job.max_passes)}` : "") : "–");
   function leftOf(job) {
     if (job.state !== "running") return known(job.seconds) ? `took ${duration(job.seconds)}` : "";
-    return known(job.seconds_left) ? `≤ ${duration(job.seconds_left)}` : "–";
+    return known(job.seconds_left) ? `≤ ${duration(job.seconds_left)} left` : "–";
   }
   function reportLink(job, words) {
     return el("a", { href: `scalelatent/report?job=${encodeURIComponent(job.id)}`, class: "report", target: "_blank", rel: "noopener",
@@ -113,7 +113,7 @@
     const shown = state.all ? jobs : jobs.filter((job, i) => i < SHOWN_JOBS || job.id === chosen);
     const card = el("div", { class: "card" }, table(
       [["Job"], ["State"], ["Pass", "num"], ["Objective", "num wide"], ["Validation error", "num"], ["Rows/s", "num wide"],
-        ["Done"], ["Time left", "num"]],
+        ["Progress"], ["Time", "num"]],
       shown.map((job) => jobRow(job, job.id === chosen))));
     if (jobs.length > SHOWN_JOBS) {
       const words = state.all ? "show fewer" : `show all ${jobs.length} jobs`;
@@ -154,7 +154,8 @@
   // Options: floor (lowest value of the axis), clip (share of the points that the axis has room for), rounds,
   // last (of the charts).
   function chart(title, note, curve, series, say, tick, options = {}) {
-    const floor = options.floor;
+    // Around a single point the axis would show changes that nobody has measured, so it starts at zero.
+    const floor = known(options.floor) || !curve || curve.x.length > 1 ? options.floor : 0;
     series = series.filter((s) => curve && curve[s.key]);
     const keys = series.length > 1 ? series.map((s) => [el("i", { class: "key", style: `background:${s.color}` }), s.name]).flat() : [];
     const [W, spans] = chartPlace(options.last);
@@ -234,7 +235,6 @@
     return known(job.train_error) ? `training ${percent(job.train_error)}` : "";
   }
   function facts(job) {
-    const live = job.state === "running";
     const out = [
       fact("Pass", count(job.pass), known(job.max_passes) ? `of at most ${count(job.max_passes)}` : ""),
       fact("Objective", figure(job.objective)),
@@ -242,8 +242,8 @@
         : fact("Validation error", percent(job.validation_error), errorNote(job)),
       fact("Rows/s", count(job.rows_per_s)),
       fact("Read", known(job.mb_per_s) ? figure(+job.mb_per_s.toPrecision(3)) : "–", known(job.mb_per_s) ? "MB/s" : ""),
-      live ? fact("Time left", known(job.seconds_left) ? duration(job.seconds_left) : "–", known(job.seconds_left) && !AFTER_FIT.includes(job.stage) ? "at most" : "")
-        : fact("Took", duration(job.seconds)),
+      known(job.ended) ? fact("Took", duration(job.seconds))
+        : fact("Time left", duration(job.seconds_left), known(job.seconds_left) && !AFTER_FIT.includes(job.stage) ? "at most" : ""),
       fact("Spans redone", count(job.spans_redone)),
       fact("Workers lost", count(job.workers_lost), "", job.workers_lost > 0),
     ];
@@ -254,7 +254,7 @@
   function fitBar(job) {
     if (job.state !== "running" || !known(job.overall)) return null;
     const after = AFTER_FIT.includes(job.stage), at = `${Math.floor(100 * job.overall)} %`;
-    const most = known(job.max_passes) && !after ? `pass ${count(job.pass)} of at most ${count(job.max_passes)}` : job.part || "";
+    const most = known(job.max_passes) && known(job.pass) && !after ? `pass ${count(job.pass)} of at most ${count(job.max_passes)}` : job.part || "";
     return el("div", { class: "pass" }, bar(job.overall),
       el("p", {}, el("span", {}, [after ? "fit done" : `fit: ${at}`, most].filter(Boolean).join(", ")),
         el("span", {}, known(job.seconds_left) && !after ? `at most ${duration(job.seconds_left)} left` : "")));
@@ -299,8 +299,8 @@
       el("td", {}, worker.lost || !known(worker.rows_per_s) ? "–" : bar(worker.rows_per_s / fastest), worker.lost || !known(worker.rows_per_s) ? null : el("span", {}, count(worker.rows_per_s))),
       el("td", {}, limit && known(memory) ? bar(share, share > 0.85) : null, el("span", {}, bytes(memory), limit && known(memory) ? el("span", { class: "muted" }, ` of ${bytes(limit)}`) : null)),
       el("td", { class: "num" }, count(worker.spans)),
-      el("td", {}, worker.last_span || "–"),
-      el("td", { class: "num muted" }, known(worker.seconds_ago) ? `${duration(worker.seconds_ago)} ago` : ""));
+      el("td", { class: "part" }, worker.last_span || "–"),
+      el("td", { class: "num muted wide" }, known(worker.seconds_ago) ? `${duration(worker.seconds_ago)} ago` : ""));
   }
   function workers(job) {
     const rows = job.worker_rows;
@@ -309,7 +309,7 @@
     const pools = job.pools.length > 1
       ? job.pools.map((p) => `${count(p.workers)} ${p.pool.toUpperCase()}: ${count(p.rows_per_s)} rows/s`).join(" · ") : "";
     const card = el("section", { class: "card" }, el("h3", {}, "Workers", el("small", {}, pools)), table(
-      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Parts", "num"], ["Last part"], ["", "num"]],
+      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Parts", "num"], ["Last part"], ["", "num wide"]],
       rows.map((worker) => workerRow(worker, fastest))));
     if (job.worker_rows_hidden) {
       card.append(el("p", { class: "muted more" }, `and ${count(job.worker_rows_hidden)} more`));
@@ -386,5 +386,15 @@
   for (const link of document.querySelectorAll(".navbar a")) {
     if (link.getAttribute("href") === "scalelatent") link.closest("li").classList.add("active");
   }
+  // The bar of Dask is fixed, and takes two rows in a narrow window.
+  const navigation = document.querySelector(".navbar");
+  function clearBar() {
+    if (!navigation) return;
+    ROOT.style.marginTop = "";
+    const top = ROOT.getBoundingClientRect().top + scrollY;
+    ROOT.style.marginTop = `${Math.max(0, navigation.offsetHeight - top)}px`;
+  }
+  addEventListener("resize", clearBar);
+  clearBar();
   beat();
 })();

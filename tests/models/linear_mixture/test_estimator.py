@@ -394,7 +394,7 @@ def test_default_sizes_depend_on_rows_and_features(digits, caplog):
 
 
 def planes(n: int, p: int, dims: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return noisy rows of three classes: each lies on its own plane through 0, of ``dims`` directions."""
+    """Return noisy rows of three classes: each has its own plane through 0, of ``dims`` directions."""
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 3
     bases = rng.normal(size=(3, dims, p))

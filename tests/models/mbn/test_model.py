@@ -143,7 +143,7 @@ def test_codes_equal_those_of_one_hot_products(device: str) -> None:
                 a = x[:, columns].astype(float)
                 want = ((a[:, None] - a[rows]) ** 2).sum(axis=2).argmin(axis=1)
             else:
-                units = layer.draw_units(v).reshape(-1)
+                units = layer.draw_units(v)[0].reshape(-1)
                 assert units.sum() == units.size // 2
                 want = (onehot[:, units] @ onehot[rows][:, units].T).argmax(axis=1)
             np.testing.assert_array_equal(codes[:, v], want)

@@ -39,7 +39,7 @@ class StreamedKMeans(StreamedEstimator):
         self.centroids_, self.history_ = result.state.centroids, result.history
         self.n_iter_ = result.state.iteration
 
-    def _row_map(self, what):
+    def _row_map(self, output):
         return Nearness(self.centroids_)
 
     def _state(self):

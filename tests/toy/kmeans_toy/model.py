@@ -79,7 +79,7 @@ class Nearness:
     """Row map: minus the squared distance to each centroid."""
 
     centroids: np.ndarray
-    what: str = "nearness"
+    output_name: str = "nearness"
     requests: Requests = REQUESTS
 
     def output(self):

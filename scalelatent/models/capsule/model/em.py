@@ -134,7 +134,7 @@ class CapsulePass:
     measured.
     """
 
-    requests = Requests()
+    requests = Requests(reads_on_gpu=True)
 
     members: Members
     n_features: int  # columns of W

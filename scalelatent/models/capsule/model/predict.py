@@ -85,18 +85,19 @@ class Weights(NamedTuple):
 class CapsuleRows:
     """Row map to latent means or class scores.
 
-    ``what`` is "latents" for h = W x, float32 (rows, D); "probabilities" for :func:`compute_class_scores`,
-    float64 (rows, classes); or "classes" for the same scores, with the predicted classes as labels.
+    ``output_name`` is "latents" for h = W x, float32 (rows, D); "probabilities" for
+    :func:`compute_class_scores`, float64 (rows, classes); or "classes" for the same
+    scores, with the predicted classes as labels.
     """
 
     members: Members
     w: np.ndarray  # float64 (D, p), or (D, p + 1) with an intercept
     frame: RowFrame
-    what: str
+    output_name: str
     temperature: float = 1.0  # probabilities are raised to 1 / temperature; the paper's model has 1
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        if self.what == "latents":
+        if self.output_name == "latents":
             return (self.members.total_dim,), "float32"
         return (self.members.n_classes,), "float64"
 
@@ -129,14 +130,14 @@ class CapsuleRows:
             h = backend.asarray(h, np.float32, "h32")
         if not bool(backend.xp.isfinite(h).all()):
             raise NonFiniteError(find_nonfinite(block) or f"rows from {block.start} on overflow float32")
-        if self.what == "latents":
+        if self.output_name == "latents":
             return np.ascontiguousarray(backend.to_host(h).T)
         return apply_temperature(compute_class_scores(backend, self.members, h), self.temperature)
 
     @property
     def requests(self) -> Requests:
         """Requests to the engine: for "classes", the labels of the output are the predicted ones."""
-        return Requests(labels=self.what == "classes")
+        return Requests(labels=self.output_name == "classes")
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:

@@ -301,13 +301,13 @@ class CrbmLearner:
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
         """Refuse parameters that are not finite, and couplings too large for float32 messages."""
-        what = find_divergence(self.shape, theta)
-        if what:
-            raise self._divergence_error(what, state)
+        problem = find_divergence(self.shape, theta)
+        if problem:
+            raise self._divergence_error(problem, state)
 
-    def _divergence_error(self, what: str, state: CrbmState) -> DivergenceError:
+    def _divergence_error(self, problem: str, state: CrbmState) -> DivergenceError:
         rate = self.rate(state.iteration, state.n_drops)
-        return make_divergence_error(what, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
+        return make_divergence_error(problem, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
 
     # -- gradients -------------------------------------------------------------------------------------------
 

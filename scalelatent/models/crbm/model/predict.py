@@ -117,15 +117,15 @@ class CrbmOutput:
     tol: float | None
     # "marginals": beliefs of v, float32 (rows, v); "states": the most probable states of v, uint8 (rows, v);
     # "hidden": beliefs of h, float32 (rows, h); "given": probabilities of h given rows v, float32 (rows, h)
-    what: str
+    output_name: str
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        hidden = self.what in ("hidden", "given")
+        hidden = self.output_name in ("hidden", "given")
         width = self.shape.n_hidden if hidden else self.shape.n_visible
-        return (width,), "uint8" if self.what == "states" else "float32"
+        return (width,), "uint8" if self.output_name == "states" else "float32"
 
     def prepare(self, backend: Backend) -> PreparedInference:
-        inference = "independent" if self.what == "given" else self.inference
+        inference = "independent" if self.output_name == "given" else self.inference
         return PreparedInference.make(self.shape, self.theta, inference, self.n_sweeps, self.tol, backend)
 
     def infer(self, prepared: PreparedInference, block: Block) -> Inference:
@@ -133,12 +133,12 @@ class CrbmOutput:
 
     def apply(self, prepared: PreparedInference, block: Block) -> np.ndarray:
         backend, xp = prepared.backend, prepared.backend.xp
-        if self.what == "given":
+        if self.output_name == "given":
             v, params = observe(block.x, backend), prepared.params
             _check_states(block, v, backend)
             logits = v.x @ (params.W if v.columns is None else params.W[v.columns]) + params.bh
             return backend.to_host(sigmoid(logits, xp))
         found = self.infer(prepared, block)
-        if self.what == "states":
+        if self.output_name == "states":
             return backend.to_host(found.lv > 0).astype(np.uint8)
-        return backend.to_host(sigmoid(found.lh if self.what == "hidden" else found.lv, xp))
+        return backend.to_host(sigmoid(found.lh if self.output_name == "hidden" else found.lv, xp))

@@ -104,11 +104,11 @@ def suggest_rate(rate: float) -> float:
 
 
 def make_divergence_error(
-    what: str, epoch: int, step: int, rate: float, weight_decay: float
+    problem: str, epoch: int, step: int, rate: float, weight_decay: float
 ) -> DivergenceError:
     """Return the error that ends a diverged fit; epochs and steps are counted from 1."""
     return DivergenceError(
-        f"{what} in epoch {epoch}, step {step}, at learning_rate={rate:g}: try "
+        f"{problem} in epoch {epoch}, step {step}, at learning_rate={rate:g}: try "
         f"learning_rate={suggest_rate(rate):g} (a run folder keeps the last good checkpoint: resume the run "
         f"with it), or a new run with weight_decay above {weight_decay:g}"
     )

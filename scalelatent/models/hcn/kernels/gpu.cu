@@ -11,6 +11,17 @@ constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the sam
 constexpr int WARPS = THREADS / 32;
 constexpr int LEAST = -(1 << 30);
 constexpr unsigned EVERY_LANE = 0xffffffffu;
+constexpr int W_SHARED = 1, S_SHARED = 2;  // bits: beliefs that a thread block holds in shared memory
+
+#ifndef DYNAMIC_SHARED  // the emulator defines it itself
+#define DYNAMIC_SHARED(name) extern __shared__ float name[]
+#endif
+
+// Shared memory whose size the launch gives.
+__device__ __forceinline__ int* dynamic_memory() {
+    DYNAMIC_SHARED(memory);
+    return reinterpret_cast<int*>(memory);
+}
 
 __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
@@ -160,57 +171,99 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
     return moved;
 }
 
+// Beliefs of a thread block: in shared memory from here to `put_back`, if `held` says so, else where they are.
+struct Beliefs {
+    int *s, *w;
+
+    __device__ __forceinline__ Beliefs(int* s, int* w, size_t places, int weights, int held) : s(s), w(w) {
+        int* free = dynamic_memory();
+        if (held & W_SHARED) {
+            for (int k = threadIdx.x; k < weights; k += THREADS) free[k] = w[k];
+            this->w = free;
+            free += weights;
+        }
+        if (held & S_SHARED) {
+            for (size_t k = threadIdx.x; k < places; k += THREADS) free[k] = s[k];
+            this->s = free;
+        }
+        __syncthreads();
+    }
+
+    // The last update of a walk ends at a barrier, so every belief is written.
+    __device__ __forceinline__ void put_back(int* s, int* w, size_t places, int weights, int held) const {
+        if (held & W_SHARED)
+            for (int k = threadIdx.x; k < weights; k += THREADS) w[k] = this->w[k];
+        if (held & S_SHARED)
+            for (size_t k = threadIdx.x; k < places; k += THREADS) s[k] = this->s[k];
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_sweep(const int* evidence, const int* order, int pixels, int images, int channels, int height, int width,
-              int h, int w, int features, int* s, int* weights) {
+              int h, int w, int features, int* s, int* weights, int held) {
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
-    const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
-    walk<0, short>(shape, evidence + chain * pixels, order + chain * pixels, pixels, s + chain * images * places,
-            weights + chain * channels * h * w * features, nullptr, nullptr, nullptr, 0, nullptr, 1.0f);
+    const size_t chain = blockIdx.x, places = static_cast<size_t>(images) * shape.high * shape.wide * features;
+    const int count = channels * h * w * features;
+    s += chain * places;
+    weights += chain * count;
+    const Beliefs beliefs(s, weights, places, count, held);
+    walk<0, short>(shape, evidence + chain * pixels, order + chain * pixels, pixels, beliefs.s, beliefs.w, nullptr,
+                   nullptr, nullptr, 0, nullptr, 1.0f);
+    beliefs.put_back(s, weights, places, count, held);
 }
 
 // Sweeps whose messages are M.
 template <class M>
 __device__ __forceinline__ void sweep_messages(const int* evidence, const int* order, int pixels, int images,
                                                int channels, int height, int width, int h, int w, int features,
-                                               int* s, int* weights, M* to_s, M* to_w, unsigned char* held,
-                                               int room, const int* begins, float damping, int* moved) {
+                                               int* s, int* weights, int shared, M* to_s, M* to_w,
+                                               unsigned char* held, int room, const int* begins, float damping,
+                                               int* moved) {
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
-    const size_t chain = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
+    const size_t chain = blockIdx.x, places = static_cast<size_t>(images) * shape.high * shape.wide * features;
     const size_t messages = chain * images * channels * room;
-    const int count = walk<2, M>(shape, evidence + chain * pixels, order + chain * pixels, pixels,
-                                 s + chain * images * places, weights + chain * channels * h * w * features,
+    const int size = channels * h * w * features;
+    s += chain * places;
+    weights += chain * size;
+    const Beliefs beliefs(s, weights, places, size, shared);
+    const int count = walk<2, M>(shape, evidence + chain * pixels, order + chain * pixels, pixels, beliefs.s, beliefs.w,
                                  to_s + messages, to_w + messages, held + chain * pixels * h, room, begins, damping);
+    beliefs.put_back(s, weights, places, size, shared);
     if (threadIdx.x == 0) moved[chain] = count;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_sweep_messages(const int* evidence, const int* order, int pixels, int images, int channels, int height,
-                            int width, int h, int w, int features, int* s, int* weights, short* to_s, short* to_w,
-                            unsigned char* held, int room, const int* begins, float damping, int* moved) {
-    sweep_messages(evidence, order, pixels, images, channels, height, width, h, w, features, s, weights, to_s, to_w,
-                   held, room, begins, damping, moved);
+                            int width, int h, int w, int features, int* s, int* weights, int shared, short* to_s,
+                            short* to_w, unsigned char* held, int room, const int* begins, float damping, int* moved) {
+    sweep_messages(evidence, order, pixels, images, channels, height, width, h, w, features, s, weights, shared, to_s,
+                   to_w, held, room, begins, damping, moved);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_sweep_wide_messages(const int* evidence, const int* order, int pixels, int images, int channels, int height,
-                            int width, int h, int w, int features, int* s, int* weights, int* to_s, int* to_w,
-                            unsigned char* held, int room, const int* begins, float damping, int* moved) {
-    sweep_messages(evidence, order, pixels, images, channels, height, width, h, w, features, s, weights, to_s, to_w,
-                   held, room, begins, damping, moved);
+                            int width, int h, int w, int features, int* s, int* weights, int shared, int* to_s,
+                            int* to_w, unsigned char* held, int room, const int* begins, float damping, int* moved) {
+    sweep_messages(evidence, order, pixels, images, channels, height, width, h, w, features, s, weights, shared, to_s,
+                   to_w, held, room, begins, damping, moved);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_decode(const int* evidence, const int* order, int pixels, int channels, int height, int width, int h, int w,
-               int features, int* s, int* weights, short* to_s, int room, const int* begins, int sweeps, int* moved) {
+               int features, int* s, int* weights, int shared, short* to_s, int room, const int* begins, int sweeps,
+               int* moved) {
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t row = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
+    const int size = channels * h * w * features;
+    s += row * places;
+    const Beliefs beliefs(s, weights, places, size, shared);
     int count = 0;
     for (int sweep = 0; sweep < sweeps; ++sweep) {
-        count = walk<1, short>(shape, evidence + row * pixels, order + row * pixels, pixels, s + row * places,
-                               weights, to_s + row * channels * room, nullptr, nullptr, room, begins, 1.0f);
+        count = walk<1, short>(shape, evidence + row * pixels, order + row * pixels, pixels, beliefs.s, beliefs.w,
+                               to_s + row * channels * room, nullptr, nullptr, room, begins, 1.0f);
         if (count == 0) break;
     }
+    beliefs.put_back(s, weights, places, size, shared & S_SHARED);  // all rows share the weights, which are fixed
     if (threadIdx.x == 0) moved[row] = count;
 }
 

@@ -1,14 +1,17 @@
 """Sweeps over AND-OR trees in CuPy: launches of the kernels of ``gpu.cu``, one thread block per chain or row.
 
-Arrays are on the device and are changed there; only the counts of changed trees return to the host.
+Arrays are on the device and are changed there; only the counts of changed trees return to the host. A thread
+block holds its beliefs in shared memory if they fit, because each tree waits for the tree before it.
 """
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
+
 import cupy
 import numpy as np
 
-from scalelatent.kernels.cuda import Kernels
+from scalelatent.kernels.cuda import Kernels, current_device
 from scalelatent.kernels.streams import stage_word
 
 from .units import HARD
@@ -23,8 +26,39 @@ def _sizes(*numbers: int) -> tuple[np.int32, ...]:
 
 def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[cupy.ndarray, int]:
     """Return the positions of the messages of each pixel, on the device, and the number of messages."""
+    # The stream is part of the key, because memory of the pool must be reused in the stream that used it.
+    return _copy_begins(current_device(), cupy.cuda.get_current_stream().ptr, image, window, n_features)
+
+
+@lru_cache(maxsize=64)
+def _copy_begins(
+    device: int, stream: int, image: tuple[int, ...], window: tuple[int, ...], n_features: int
+) -> tuple[cupy.ndarray, int]:
     begins = message_starts(image, window, n_features)
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
+
+
+_STATIC_BYTES = 1024  # shared memory of the kernels besides the beliefs
+_NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3  # as in gpu.cu
+
+
+@cache
+def _read_room(device: int) -> tuple[int, int]:
+    """Return (bytes of shared memory for a block's beliefs, multiprocessors)."""
+    properties = cupy.cuda.runtime.getDeviceProperties(device)
+    return int(properties["sharedMemPerBlockOptin"]) - _STATIC_BYTES, int(properties["multiProcessorCount"])
+
+
+def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, int]:
+    """Return which beliefs a thread block holds in shared memory, and their bytes.
+
+    Beliefs in S are there only if all blocks still run at the same time.
+    """
+    room, processors = _read_room(current_device())
+    both, alone = 4 * (places + weights), 4 * weights
+    if both <= room and blocks <= processors * (room // both):
+        return np.int32(_BOTH_SHARED), both
+    return (np.int32(_W_SHARED), alone) if alone <= room // 8 else (np.int32(_NONE), 0)
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
@@ -40,7 +74,8 @@ def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.
     """See :func:`..reference.sweep`; all int32, on the device."""
     images = evidence.shape[1:]
     sizes = _sizes(order.shape[1], *images, *w.shape[2:])
-    _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w)
+    held, size = _choose_shared(len(order), s[0].size, w[0].size)
+    _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w, held, shared_bytes=size)
 
 
 def sweep_messages(
@@ -53,7 +88,8 @@ def sweep_messages(
     moved = cupy.empty(len(order), dtype=np.int32)
     kept = (to_s, to_w, held, np.int32(to_s.shape[3]), begins, np.float32(damping))
     name = "hcn_sweep_messages" if to_s.dtype == np.int16 else "hcn_sweep_wide_messages"
-    _launch(name, (len(order),), evidence, order, *sizes, s, w, *kept, moved)
+    shared, size = _choose_shared(len(order), s[0].size, w[0].size)
+    _launch(name, (len(order),), evidence, order, *sizes, s, w, shared, *kept, moved, shared_bytes=size)
     return moved.get().astype(np.int64)
 
 
@@ -67,6 +103,7 @@ def decode(
     hard = cupy.asarray(np.where(w, np.int32(HARD), np.int32(-HARD)))
     moved = cupy.empty(len(order), dtype=np.int32)
     sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[1:])
-    rest = (s, hard, kept, np.int32(room), begins, np.int32(n_sweeps))
-    _launch("hcn_decode", (len(order),), evidence, order, *sizes, *rest, moved)
+    shared, size = _choose_shared(len(order), s[0].size, hard.size)
+    rest = (s, hard, shared, kept, np.int32(room), begins, np.int32(n_sweeps))
+    _launch("hcn_decode", (len(order),), evidence, order, *sizes, *rest, moved, shared_bytes=size)
     return moved.get().astype(np.int64)

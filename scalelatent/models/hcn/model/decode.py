@@ -109,7 +109,7 @@ class DecoderMap:
 class PlaceMap(DecoderMap):
     """S of rows (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
-    what: str = "places"
+    output_name: str = "places"
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return self.decoder.layer.places, "uint8"
@@ -132,7 +132,7 @@ class ReconstructionMap(DecoderMap):
 
     fills: bool = False
     known: np.ndarray | None = None
-    what: str = "reconstruction"
+    output_name: str = "reconstruction"
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return self.decoder.layer.image, "uint8"
@@ -147,7 +147,7 @@ class ReconstructionMap(DecoderMap):
 class BeliefMap(DecoderMap):
     """Beliefs in S in nats, then the share of trees that converged, as one float32 vector per row."""
 
-    what: str = "beliefs"
+    output_name: str = "beliefs"
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (int(np.prod(self.decoder.layer.places)) + 1,), "float32"

@@ -7,6 +7,8 @@ returns the change of the leaf's messages to W; a step adds the changes of all v
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -22,6 +24,9 @@ from scalelatent.models.hcn.kernels.windows import message_room
 
 from .evidence_learner import EvidenceLearner, EvidenceState, PreparedEvidence
 from .layer import FeatureLayer, rows_of
+
+# Leaves that are visited side by side have at most this many bytes, because the host holds them twice.
+VISIT_BYTES = 2**31
 
 
 class LeafParts(TypedDict):
@@ -112,18 +117,42 @@ def visit(
     change : ndarray of int32, shape (channels, h, w, F)
         Change of the sum of the leaf's messages to W, in units.
     """
-    evidence = backend.xp.asarray(evidence[None])
-    s, w = (backend.xp.asarray(a[None]).copy() for a in (leaf.s, beliefs))
-    kept = [backend.xp.asarray(a[None]).copy() for a in (leaf.to_s, leaf.to_w, leaf.held)]
-    kernel, row, moved, done = backend.kernel("hcn_sweep_messages"), np.array([first_row]), -1, leaf.sweeps
-    for done in range(leaf.sweeps + 1, leaf.sweeps + n_sweeps + 1):
-        order = backend.xp.asarray(shuffled(seed, "hcn sweep", done - 1, row, evidence[0].size))
-        moved = int(backend.to_host(kernel(evidence, order, s, w, *kept, damping))[0])
-        if not moved:
+    return visit_leaves([leaf], evidence[None], beliefs, [first_row], seed, n_sweeps, damping, backend)[0]
+
+
+def visit_leaves(
+    leaves: Sequence[LeafMessages],
+    evidence: np.ndarray,
+    beliefs: np.ndarray,
+    first_rows: Sequence[int],
+    seed: int,
+    n_sweeps: int,
+    damping: float,
+    backend: Backend,
+) -> list[tuple[LeafMessages, np.ndarray]]:
+    """Visit leaves of equal size and with equal numbers of sweeps side by side; see :func:`visit`.
+
+    ``evidence`` is (leaves, images, channels, height, width). Each leaf gets the messages of a visit on its
+    own: after a sweep without changes, further sweeps change nothing.
+    """
+    xp, before, rows = backend.xp, leaves[0].sweeps, np.array(first_rows)
+    evidence, w = xp.asarray(evidence), xp.asarray(np.stack([beliefs] * len(leaves)))
+    parts = ([getattr(leaf, name) for leaf in leaves] for name in ("s", "to_s", "to_w", "held"))
+    s, *kept = (xp.asarray(np.stack(part)) for part in parts)
+    kernel = backend.kernel("hcn_sweep_messages")
+    moved, done = np.full(len(leaves), -1), np.full(len(leaves), before)
+    for sweep in range(before, before + n_sweeps):
+        order = xp.asarray(shuffled(seed, "hcn sweep", sweep, rows, evidence[0].size))
+        done[moved != 0] = sweep + 1
+        moved = backend.to_host(kernel(evidence, order, s, w, *kept, damping))
+        if not moved.any():
             break
-    change = backend.to_host(w)[0] - beliefs
-    s, to_s, to_w, held = (backend.to_host(a)[0] for a in (s, *kept))
-    return LeafMessages(s, to_s, to_w, held, done, moved), change
+    changes = backend.to_host(w) - beliefs
+    s, to_s, to_w, held = (backend.to_host(a) for a in (s, *kept))
+    return [
+        (LeafMessages(s[k], to_s[k], to_w[k], held[k], int(done[k]), int(moved[k])), changes[k])
+        for k in range(len(leaves))
+    ]
 
 
 @dataclass(frozen=True)
@@ -195,18 +224,33 @@ class KeptMessages(EvidenceLearner):
 
     def visit(self, prepared: PreparedEvidence, block: Block, kept: KeptLeaf | None) -> KeptLeaf:
         """Return the leaf's messages after a visit, and the change of beliefs in W."""
+        return self.visit_leaves(prepared, [block], [kept])[0]
+
+    def visit_leaves(
+        self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[KeptLeaf | None]
+    ) -> list[KeptLeaf]:
+        """Return the messages of several leaves after a visit: leaves of equal size share a kernel launch."""
         state, backend = prepared
-        old = start_leaf(self.layer, len(block.x)) if kept is None else LeafMessages(**kept["messages"])
-        evidence, beliefs = self.layer.evidence_in(block), to_units(state.beliefs)
-        sweeps = self.single_leaf_sweeps if len(block.x) == self.n_rows else 1
-        sweeps = min(sweeps, self.max_sweeps - old.sweeps)
-        if sweeps < 1:
-            new, change = replace(old, moved=0), np.zeros_like(beliefs)
-        else:
-            first = int(rows_of(block)[0])
-            how = first, self.seed, sweeps, self.damping, backend
-            new, change = visit(self.layer, old, evidence, beliefs, *how)
-        return KeptLeaf(messages=new.parts(), change=change)
+        beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)
+        olds = [
+            start_leaf(self.layer, len(block.x)) if leaf is None else LeafMessages(**leaf["messages"])
+            for block, leaf in zip(blocks, kept, strict=True)
+        ]
+        for k, (block, old) in enumerate(zip(blocks, olds, strict=True)):
+            if old.sweeps < self.max_sweeps:
+                groups[len(block.x), old.sweeps].append(k)
+            else:
+                found[k] = replace(old, moved=0), np.zeros_like(beliefs)
+        for (rows, swept), which in groups.items():
+            sweeps = min(self.single_leaf_sweeps if rows == self.n_rows else 1, self.max_sweeps - swept)
+            most = max(1, VISIT_BYTES // leaf_bytes(self.layer, rows))
+            for some in (which[a : a + most] for a in range(0, len(which), most)):
+                evidence = np.stack([self.layer.evidence_in(blocks[k]) for k in some])
+                firsts = [int(rows_of(blocks[k])[0]) for k in some]
+                how = self.seed, sweeps, self.damping, backend
+                visits = visit_leaves([olds[k] for k in some], evidence, beliefs, firsts, *how)
+                found |= dict(zip(some, visits, strict=True))
+        return [KeptLeaf(messages=found[k][0].parts(), change=found[k][1]) for k in range(len(blocks))]
 
     def exchange(
         self, prepared: PreparedEvidence, kept: KeptLeaf | None, new: KeptLeaf, stats: Stats

@@ -69,7 +69,7 @@ class NetworkMap:
 class ScoreMap(NetworkMap):
     """Scores of the templates by a forward pass (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
-    what: str = "scores"
+    output_name: str = "scores"
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.network.net.n_templates,), "float64"
@@ -86,7 +86,7 @@ class ClassMap(NetworkMap):
     """
 
     labelled: bool = False
-    what: str = "classes"
+    output_name: str = "classes"
 
     @property
     def requests(self) -> Requests:
@@ -124,7 +124,7 @@ class CompletionMap(NetworkMap):
     fills: bool = False
     known: np.ndarray | None = None
     codes: np.ndarray | None = None
-    what: str = "reconstruction"
+    output_name: str = "reconstruction"
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return self.network.net.layers[0].image, "uint8"

@@ -225,7 +225,8 @@ class MixturePass:
         soft = 0
         if s.assignment == "soft":
             soft = _SOFT_ROWS * (4 * p + 20 * int(np.diff(s.starts).max()))
-        return Requests(block_rows=block, merge_share=_MERGE_SHARE, scratch=(packed + soft, 4 * p + 80))
+        scratch = packed + soft, 4 * p + 80
+        return Requests(block_rows=block, merge_share=_MERGE_SHARE, scratch=scratch, reads_on_gpu=True)
 
     def layout(self) -> Layout:
         """Return names and shapes of the sums."""

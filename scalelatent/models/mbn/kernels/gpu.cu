@@ -184,31 +184,103 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One thread block per row: counts the members of the lists of its codes in shared memory.
+// The sum of the values of the threads before this one, and the total of the block. All threads call it.
+__device__ __forceinline__ int scan_before(int value, int& total) {
+    __shared__ int sums[WARPS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = value;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(EVERY_LANE, sum, step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    int before = 0;
+    total = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+        if (w < warp) before += sums[w];
+        total += sums[w];
+    }
+    __syncthreads();  // the next call writes the array again
+    return before + sum - value;
+}
+
+// One thread block per clustering below, sets along y: sorts the k centroids of a set (codes: k, clusterings) by their
+// code below, into lists (start: below + 1) of those whose unit the set uses. The order within a list is any.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mbn_count(const int* x, int clusterings, int below, const int* start, const int* members, int stride,
-              int k, int* codes) {
+    mbn_lists(const int* codes, const byte* units, int sets, int clusterings, int k, int below, int* start, int* members) {
+    const int v = blockIdx.x, t = threadIdx.x;
+    for (int s = blockIdx.y; s < sets; s += gridDim.y) {
+        const size_t column = static_cast<size_t>(s) * clusterings + v;
+        const int* code = codes + static_cast<size_t>(s) * k * clusterings + v;
+        const byte* used = units + column * below;
+        int* ends = start + column * (below + 1) + 1;  // first the lengths, then the starts, then the ends of the lists
+        for (int c = t; c <= below; c += THREADS) ends[c - 1] = 0;
+        __syncthreads();
+        for (int j = t; j < k; j += THREADS) {
+            const int c = code[static_cast<size_t>(j) * clusterings];
+            if (used[c]) atomicAdd(ends + c, 1);
+        }
+        __syncthreads();
+        int carry = 0;
+        for (int first = 0; first < below; first += THREADS) {
+            const int c = first + t;
+            int total;
+            const int before = scan_before(c < below ? ends[c] : 0, total);
+            if (c < below) ends[c] = carry + before;
+            carry += total;
+        }
+        __syncthreads();
+        for (int j = t; j < k; j += THREADS) {
+            const int c = code[static_cast<size_t>(j) * clusterings];
+            if (used[c]) members[column * k + atomicAdd(ends + c, 1)] = j;
+        }
+    }
+}
+
+// One thread block per row, sets along y: counts the members of the lists of the row's codes in shared memory, and
+// writes the centroid of the largest count to codes (rows, sets).
+template <class Code>
+__device__ __forceinline__ void count(const int* x, int sets, int clusterings, int below, const int* start,
+                                      const int* members, int k, Code* codes) {
     __shared__ int counts[TILE];
     const int t = threadIdx.x;
     const int* mine = x + static_cast<size_t>(blockIdx.x) * clusterings;
-    int best = -1, index = NO_CENTROID;
-    for (int first = 0; first < k; first += TILE) {
-        const int width = min(TILE, k - first);
-        for (int j = t; j < width; j += THREADS) counts[j] = 0;
-        __syncthreads();
-        for (int v = t; v < clusterings; v += THREADS) {
-            const int* list = start + static_cast<size_t>(v) * (below + 1) + mine[v];
-            const int* member = members + static_cast<size_t>(v) * stride;
-            const int end = __ldg(list + 1);
-            for (int m = __ldg(list); m < end; ++m) {
-                const int j = __ldg(member + m) - first;
-                if (j >= 0 && j < width) atomicAdd(counts + j, 1);
+    for (int s = blockIdx.y; s < sets; s += gridDim.y) {
+        int best = -1, index = NO_CENTROID;
+        for (int first = 0; first < k; first += TILE) {
+            const int width = min(TILE, k - first);
+            for (int j = t; j < width; j += THREADS) counts[j] = 0;
+            __syncthreads();
+            for (int v = t; v < clusterings; v += THREADS) {
+                const size_t column = static_cast<size_t>(s) * clusterings + v;
+                const int* list = start + column * (below + 1) + mine[v];
+                const int* member = members + column * k;
+                const int end = __ldg(list + 1);
+                for (int m = __ldg(list); m < end; ++m) {
+                    const int j = __ldg(member + m) - first;
+                    if (j >= 0 && j < width) atomicAdd(counts + j, 1);
+                }
             }
+            __syncthreads();
+            for (int j = t; j < width; j += THREADS) take_larger(best, index, counts[j], first + j);
+            __syncthreads();
         }
-        __syncthreads();
-        for (int j = t; j < width; j += THREADS) take_larger(best, index, counts[j], first + j);
-        __syncthreads();
+        block_largest(best, index);
+        if (t == 0) codes[static_cast<size_t>(blockIdx.x) * sets + s] = static_cast<Code>(index);
     }
-    block_largest(best, index);
-    if (t == 0) codes[blockIdx.x] = index;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_count_u16(const int* x, int sets, int clusterings, int below, const int* start, const int* members, int k,
+                  unsigned short* codes) {
+    count(x, sets, clusterings, below, start, members, k, codes);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_count_i32(const int* x, int sets, int clusterings, int below, const int* start, const int* members, int k,
+                  int* codes) {
+    count(x, sets, clusterings, below, start, members, k, codes);
 }

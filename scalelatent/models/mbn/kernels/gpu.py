@@ -6,8 +6,10 @@ rare rows whose list is too short are coded on the host. The buffer costs 8 byte
 to 2 q operations. Rows of codes and CSR rows take one thread block each, with counts or sums in shared
 memory.
 
-The codes equal those of the other bodies. They are copied to the host, 4 bytes per row. Work goes to CuPy's
-current stream.
+The lists of upper layers are made on the device, and one launch codes all clusterings of a group.
+
+The codes equal those of the other bodies. They are copied to the host: 4 bytes per code, or 2 in upper layers
+with at most 65,536 centroids. Work goes to CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from scalelatent.kernels.cuda import Kernels, multiply
 from scalelatent.kernels.sparse_rows import CsrRows
 
 from .cpu import dense as by_tiles
-from .cpu import lists as by_lists
 from .cpu.candidates import NONE, number_centroids
 from .reference import score_terms, squared_lengths
 
@@ -69,11 +70,10 @@ class Postings:
 
 @dataclass(frozen=True)
 class DeviceLists:
-    """Lists of :class:`..cpu.lists.PackedLists` on the device, int32."""
+    """Centroids of clusterings of an upper layer on the device, sorted by the codes of the layer below."""
 
-    start: cupy.ndarray
-    members: cupy.ndarray
-    k: int
+    start: cupy.ndarray  # int32 (sets, V, k below + 1): start of the list of each code
+    members: cupy.ndarray  # int32 (sets, V, k): centroids of all lists, one after the other
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
@@ -144,22 +144,28 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
     return codes.get()
 
 
-def make_lists(codes: np.ndarray, units: np.ndarray) -> tuple[DeviceLists, ...]:
-    """Make the lists of each clustering on the host, and move them to the device."""
-    made = (by_lists.make_lists(codes[s : s + 1], units[s : s + 1]) for s in range(len(codes)))
-    return tuple(
-        DeviceLists(_to_device(m.start, np.int32), _to_device(m.members, np.int32), m.k) for m in made
-    )
+def make_lists(codes: np.ndarray, units: np.ndarray) -> DeviceLists:
+    """Sort centroids by codes for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
+    (sets, k, v), below = codes.shape, units.shape[2]
+    moved = cupy.asarray(np.ascontiguousarray(codes))  # in the type of the layer below, which is short
+    drawn = cupy.asarray(np.ascontiguousarray(units).view(np.uint8))
+    start = cupy.empty((sets, v, below + 1), dtype=np.int32)
+    members = cupy.empty((sets, v, k), dtype=np.int32)
+    sizes = (np.int32(size) for size in (sets, v, k, below))
+    _launch("mbn_lists", (v, sets), _to_device(moved, np.int32), drawn, *sizes, start, members)
+    return DeviceLists(start, members)
 
 
-def nearest_codes(x: Array, lists: tuple[DeviceLists, ...]) -> np.ndarray:
-    """See :func:`..reference.nearest_codes`."""
-    x, codes = _to_device(x, np.int32), cupy.empty((len(lists), len(x)), dtype=np.int32)
-    for s, one in enumerate(lists if len(x) else ()):
-        sizes = (np.int32(x.shape[1]), np.int32(one.start.shape[1] - 1))
-        tables = (one.start, one.members, np.int32(one.members.shape[1]), np.int32(one.k))
-        _launch("mbn_count", (len(x),), x, *sizes, *tables, codes[s])
-    return np.ascontiguousarray(codes.get().T)
+def nearest_codes(x: Array, lists: DeviceLists) -> np.ndarray:
+    """See :func:`..reference.nearest_codes`; uint16 if all codes fit, else int32."""
+    (sets, v, k), below = lists.members.shape, lists.start.shape[2] - 1
+    short = k <= 2**16
+    x, codes = _to_device(x, np.int32), cupy.empty((len(x), sets), dtype=np.uint16 if short else np.int32)
+    if len(x):
+        sizes = (np.int32(size) for size in (sets, v, below))
+        name = "mbn_count_u16" if short else "mbn_count_i32"
+        _launch(name, (len(x), sets), x, *sizes, lists.start, lists.members, np.int32(k), codes)
+    return codes.get()
 
 
 def _to_device(a: Array, dtype: npt.DTypeLike) -> cupy.ndarray:

@@ -32,7 +32,7 @@ class NetworkRows:
     weights: tuple[np.ndarray, ...]
     # tuple of ndarray of float32, shape (outputs,) each
     biases: tuple[np.ndarray, ...]
-    what: str = "output"
+    output_name: str = "output"
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (len(self.biases[-1]),), "float32"

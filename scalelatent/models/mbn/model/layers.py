@@ -23,7 +23,7 @@ from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 
-from .sampling import choose_mask, choose_numbers, make_stream
+from .sampling import choose_masks, choose_numbers
 
 # Number of centroids whose codes fit into 16 bits.
 SHORT_CODES = 65_536
@@ -109,18 +109,6 @@ class ArraySets:
 
 
 @dataclass(frozen=True)
-class DrawnSets:
-    """Centroids of a layer that are taken from rows in memory whenever they are read."""
-
-    layer: Layer
-    x: HostRows
-
-    def read(self, which: int, count: int = 1) -> HostRows:
-        sets = [self.layer.take(i, self.x, self.layer.rows(i)) for i in range(which, which + count)]
-        return sets[0] if count == 1 else np.concatenate([np.asarray(part) for part in sets])
-
-
-@dataclass(frozen=True)
 class Layer:
     """Parameters of a layer, without its centroids; they determine all random draws of the layer."""
 
@@ -149,20 +137,21 @@ class Layer:
 
     def draw_columns(self, which: int) -> np.ndarray:
         """Return the columns of a pool of the first layer, int64 in rising order."""
-        return choose_numbers(make_stream(self.seed, "columns", 1, which), self.width, self.n_columns)
+        return choose_numbers(self.seed, "columns", 1, which, n=self.width, m=self.n_columns)
 
-    def draw_units(self, which: int) -> np.ndarray:
-        """Return the one-hot units of the layer below that a clustering uses, bool (V, k below)."""
-        size = self.width * self.k_below
-        bits = make_stream(self.seed, "units", self.number, which)
-        return choose_mask(bits, size, floor_share(self.fraction, size)).reshape(self.width, self.k_below)
+    def draw_units(self, first: int, count: int = 1) -> np.ndarray:
+        """Return the one-hot units that clusterings use of the layer below, bool (count, V, k below)."""
+        n = self.width * self.k_below
+        units = choose_masks(
+            self.seed, "units", self.number, first, count, n=n, m=floor_share(self.fraction, n)
+        )
+        return units.reshape(count, self.width, self.k_below)
 
     def draw_centroids(self, first: int, stop: int) -> np.ndarray:
         """Return the centroids of first-layer clusterings, bool (clusterings, rows of their pool)."""
         if self.set_rows == self.k:
             return np.ones((stop - first, self.k), dtype=bool)
-        streams = (make_stream(self.seed, "taken", 1, which) for which in range(first, stop))
-        return np.stack([choose_mask(bits, self.set_rows, self.k) for bits in streams])
+        return choose_masks(self.seed, "taken", 1, first, stop - first, n=self.set_rows, m=self.k)
 
     # -- rows that become centroids, see scalelatent.contract.learners.RowSets
 
@@ -187,7 +176,7 @@ class Layer:
 
     def rows(self, which: int) -> np.ndarray:
         """Return the numbers of the rows of a pool, in rising order."""
-        return choose_numbers(make_stream(self.seed, "rows", self.number, which), self.n_rows, self.set_rows)
+        return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.set_rows)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Return some rows of ``x`` in the stored form of centroids, with the columns of the pool."""
@@ -227,9 +216,7 @@ class Layer:
         """Return the codes of rows, (rows, clusterings), for a part of one group of clusterings."""
         kernel = backend.kernel
         if self.number > 1:
-            units = np.empty((stop - first, self.width, self.k_below), dtype=np.bool_)
-            for i in range(stop - first):
-                units[i] = self.draw_units(first + i)
+            units = self.draw_units(first, stop - first)
             codes = np.asarray(centroids.read(first, stop - first)).reshape(-1, self.k, self.width)
             return np.asarray(kernel("mbn_nearest_codes")(x, kernel("mbn_make_lists")(codes, units)))
         pool = first // self.share

@@ -144,7 +144,7 @@ class Network:
         )
 
     @property
-    def what(self) -> str:
+    def output_name(self) -> str:
         """Name of the stage in task names."""
         return "transform" if self.projection is not None else "codes"
 

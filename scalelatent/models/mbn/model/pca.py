@@ -269,7 +269,7 @@ class CodeProjection:
     table: np.ndarray
     offset: np.ndarray
 
-    what = "transform"
+    output_name = "transform"
 
     @classmethod
     def from_components(cls, components: Components) -> CodeProjection:

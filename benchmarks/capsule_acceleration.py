@@ -1,0 +1,159 @@
+"""Ways to accelerate batch EM of capsule regression: python benchmarks/capsule_acceleration.py
+
+The experiment decides whether the package should have another acceleration than its momentum. It counts the
+passes over the training rows until the log-loss, or the training error, is as low as the lowest of momentum
+0.9 within a number of passes. Every evaluation of the EM map is a pass, also for extrapolations and for steps
+that are undone.
+
+momentum    W + 0.9 (W - W before), as the package does it
+plain       EM
+squarem     two EM steps, then an extrapolation along them (scheme S3 of Varadhan and Roland, 2008)
+anderson    Anderson acceleration by the last five steps; a step that raises the log-loss is undone
+
+Rows are whitened, which EM does not notice, so that lengths of steps have a meaning. d = 4; nu is the
+threshold of the paper's first round, or 0. Needs SCALELATENT_DATA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from common import mnist16, parser, usps, write
+
+from scalelatent.models.capsule.kernels.squash import squash_table
+
+DIM, MEMORY = 4, 5
+SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:10_000] for a in mnist16())}
+
+
+class EM:
+    """The EM map of whitened rows, which measures the weights that it is given."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
+        values, vectors = np.linalg.eigh(x.T.astype(np.float64) @ x)
+        kept = values > 1e-6 * values[-1]
+        # The sum of the outer products of these rows is the identity.
+        self.x = (x @ (vectors[:, kept] / np.sqrt(values[kept]))).astype(np.float32)
+        self.y, self.nu, self.classes = y, nu, int(y.max()) + 1
+        self.table = squash_table(DIM * self.classes)
+        self.records: list[tuple[float, float]] = []
+
+    def start(self) -> np.ndarray:
+        """Return the subspace start (D, p)."""
+        parts = []
+        for c in range(self.classes):
+            own = self.x[self.y == c].astype(np.float64)
+            values, vectors = np.linalg.eigh(own.T @ own / len(own))
+            parts.append((vectors[:, -DIM:] / np.sqrt(DIM * values[-DIM:])).T)
+        return np.concatenate(parts)
+
+    def __call__(self, w: np.ndarray) -> np.ndarray:
+        """Return the weights after an EM step; record log-loss and training error of ``w``."""
+        h = (self.x @ w.T.astype(np.float32)).astype(np.float64)
+        squares = (h * h).reshape(len(h), self.classes, DIM).sum(axis=2)
+        total = np.maximum(squares.sum(axis=1, keepdims=True), 1e-300)
+        lam0, lam1 = (a[:, None] for a in self.table(total[:, 0] / 2)[:2])
+        f, size = squares / total, DIM * self.classes
+        p, rows = lam0 * f + (1 - lam0) / self.classes, np.arange(len(h))
+        own = p[rows, self.y]
+        others = p.copy()
+        others[rows, self.y] = 0
+        self.records.append((float(-np.log(own).mean()), float((others.max(axis=1) >= own).mean())))
+        labels = np.arange(self.classes) == self.y[:, None]
+        ratio = lam1 * f[rows, self.y][:, None] + (1 - lam1) * (2 * labels + DIM) / (2 + size)
+        ratio = np.where((others.max(axis=1) > self.nu * own)[:, None], ratio / own[:, None] - 1, 0)
+        moved = (h * np.repeat(ratio, DIM, axis=1)).astype(np.float32)
+        return w + (moved.T @ self.x).astype(np.float64)
+
+
+def momentum(em: EM, w: np.ndarray, gamma: float = 0.9) -> Iterator[None]:
+    before = w
+    while True:
+        w, before = em(w) + gamma * (w - before), w
+        yield
+
+
+def plain(em: EM, w: np.ndarray) -> Iterator[None]:
+    return momentum(em, w, 0.0)
+
+
+def squarem(em: EM, w: np.ndarray) -> Iterator[None]:
+    accepted = w
+    while True:
+        first = em(w)
+        if em.records[-1][0] > em.records[-2][0] + 0.01 if len(em.records) > 1 else False:
+            w = accepted  # the extrapolation went too far: continue from the second EM step before it
+            yield
+            continue
+        yield
+        accepted = em(first)
+        r, v = first - w, accepted - 2 * first + w
+        step = max(1.0, float(np.linalg.norm(r) / max(np.linalg.norm(v), 1e-300)))
+        w = w + 2 * step * r + step**2 * v
+        yield
+
+
+def anderson(em: EM, w: np.ndarray) -> Iterator[None]:
+    points: list[np.ndarray] = []
+    steps: list[np.ndarray] = []
+    best, safe = np.inf, w
+    while True:
+        image = em(w)
+        yield
+        if em.records[-1][0] > best + 1e-3:
+            w, points, steps, best = safe, [], [], np.inf
+            continue
+        best, safe = em.records[-1][0], image
+        points, steps = [*points, image][-MEMORY - 1 :], [*steps, (image - w).ravel()][-MEMORY - 1 :]
+        w = image
+        if len(steps) > 1:
+            change = np.diff(np.array(steps), axis=0).T
+            share = np.linalg.lstsq(change, steps[-1], rcond=1e-6)[0]
+            w = image - np.tensordot(share, np.diff(np.array(points), axis=0), 1)
+
+
+WAYS = {"momentum": momentum, "plain": plain, "squarem": squarem, "anderson": anderson}
+
+
+def first_pass(values: np.ndarray, target: float) -> int | None:
+    """Return the first pass, counted from 1, with at most this value."""
+    found = np.flatnonzero(values <= target)
+    return int(found[0]) + 1 if len(found) else None
+
+
+def main() -> None:
+    arguments = parser(__doc__, "capsule_acceleration")
+    arguments.add_argument("--passes", type=int, default=300)
+    args = arguments.parse_args()
+    results: list[dict[str, Any]] = []
+    for name, load in SETS.items():
+        x, y = load()
+        for nu in (0.0, 0.8):
+            curves = {}
+            for way, run in WAYS.items():
+                em = EM(x, y, nu)
+                steps = run(em, em.start())
+                while len(em.records) < args.passes:
+                    next(steps)
+                curves[way] = np.array(em.records[: args.passes])
+            for at in (args.passes // 10, args.passes // 3, args.passes):
+                targets = curves["momentum"][:at].min(axis=0)
+                results.append(
+                    {
+                        "set": name,
+                        "nu": nu,
+                        "passes_of_momentum": at,
+                        "log_loss": round(float(targets[0]), 5),
+                        "train_error": round(float(targets[1]), 5),
+                        "passes_to_log_loss": {w: first_pass(c[:, 0], targets[0]) for w, c in curves.items()},
+                        "passes_to_error": {w: first_pass(c[:, 1], targets[1]) for w, c in curves.items()},
+                    }
+                )
+                print(results[-1], flush=True)
+    write(args.out, args.seed, results)
+
+
+if __name__ == "__main__":
+    main()
