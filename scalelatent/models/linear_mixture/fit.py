@@ -107,8 +107,11 @@ ALL_ROWS = "stepwise EM needs an order of all rows: set algorithm='em', or remov
 LEAST_VARIANCE = 1e-30
 REMEDY = "lower n_components or n_dims"
 # Defaults, chosen by test errors of classifiers and test likelihoods of densities (benchmarks/defaults.py).
-# A classifier has at most 20 dimensions, a density one per 2 features and at most 10. Each component has at
-# least 5 rows per dimension in a classifier, 10 in a density; its mean counts as a dimension.
+# A classifier chooses at most one dimension per 16 features and at most 10. If classes have 60 rows or more,
+# it may choose one per 20 rows, but at most half the features and 20. A density has one per 2 features, at
+# most 10. A component has at least 5 rows per dimension in a classifier, 10 in a density; its mean counts as
+# a dimension.
+CHOICE_ROWS, CHOICE_ROWS_PER_DIM, FEATURES_PER_DIM, FEWEST_DIMS = 60, 20, 16, 10
 ROWS_PER_DIM, DENSITY_ROWS_PER_DIM, CLASSIFIER_DIMS, DENSITY_DIMS, MAX_COMPONENTS = 5, 10, 20, 10, 20
 
 
@@ -135,7 +138,10 @@ def set_n_dims(model: AnyMixture, p: int, n_classes: int) -> AnyMixture:
 
 def count_possible_dims(model: AnyMixture, counts: np.ndarray, p: int) -> int:
     """Return the most dimensions that a classifier may choose for ``counts`` rows of p features per class."""
-    most = min(CLASSIFIER_DIMS, p - 1)
+    rows = int(np.median(counts))
+    most = min(p // FEATURES_PER_DIM, FEWEST_DIMS)
+    if rows >= CHOICE_ROWS:
+        most = max(most, min(p // 2, rows // CHOICE_ROWS_PER_DIM, CLASSIFIER_DIMS))
     if model.n_components is not None and (sizes := count_components(model, len(counts))).max() > 1:
         most = min(most, int(np.median(counts // (ROWS_PER_DIM * sizes))) - 1)
     return max(most, 0)

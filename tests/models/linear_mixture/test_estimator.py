@@ -605,6 +605,7 @@ def test_a_classifier_of_usps_has_the_documented_error(data_root):
     x, y, test_x, test_y = usps(data_root)
     m = LinearMixtureClassifier(
         n_components=20,
+        n_dims=10,
         tangents=("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal"),
         image_shape=(16, 16),
         recognition="tangent-distance",
