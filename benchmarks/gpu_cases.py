@@ -444,7 +444,7 @@ def streams(args: argparse.Namespace) -> int:
         return [np.asarray(a) for a in decoder.beliefs(evidence, rows, backend)]
 
     def sweep(evidence: np.ndarray, backend: Any) -> list[np.ndarray]:
-        leaf, change = visit(layer, start_leaf(layer, n), evidence, beliefs, 0, 0, 2, 0.8, backend)
+        leaf, change = visit(start_leaf(layer, n), evidence, beliefs, 0, 0, 2, 0.8, backend)
         return [leaf.s, leaf.to_s, leaf.to_w, leaf.held, change]
 
     inputs = [

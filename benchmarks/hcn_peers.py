@@ -112,7 +112,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
 
     def sweep(k: int) -> tuple[LeafMessages, np.ndarray]:
         rows = evidence[half * k : half * (k + 1)]
-        return visit(LAYER, leaves[k], rows, beliefs, half * k, seed, 1, DAMPING, backend)
+        return visit(leaves[k], rows, beliefs, half * k, seed, 1, DAMPING, backend)
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(ITERATIONS):

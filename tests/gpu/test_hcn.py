@@ -200,7 +200,7 @@ def check_new_threads(count: int) -> None:
     leaf, found, card = start_leaf(layer, 3), [], make_backend("gpu")
 
     def compute(backend) -> list[np.ndarray]:
-        visited, change = visit(layer, leaf, evidence, beliefs, 0, 7, 3, 0.8, backend)
+        visited, change = visit(leaf, evidence, beliefs, 0, 7, 3, 0.8, backend)
         return [*decoder.beliefs(evidence, rows, backend), visited.s, visited.to_w, change]
 
     for _ in range(count):

@@ -125,7 +125,7 @@ def check_width(width: int | None, train: Dataset, n_classes: int, memory: int) 
     )
 
 
-def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int, where: str) -> int | Sequence[int]:
+def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int) -> int | Sequence[int]:
     """Return ``capsule_dim``, or eight reduced to the columns and the rows of the smallest class."""
     if model.capsule_dim is not None:
         return model.capsule_dim
@@ -140,7 +140,7 @@ def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int, where
         found = f"{columns} columns" if columns <= fewest else f"only {fewest} rows in a class"
         if columns <= fewest and model.fit_intercept:
             found = f"{columns - 1} columns and an intercept"
-        warn_reduced("capsule_dim", dim, CAPSULE_DIM, f"{where} have {found}")
+        warn_reduced("capsule_dim", dim, CAPSULE_DIM, f"the training rows have {found}")
     return dim
 
 
@@ -243,9 +243,8 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     if "validation" in rows:
         yield Derive(count_classes, (rows["validation"], classes))  # raises an error for other labels
     width = choose_projected_width(model.projection, train.n_features)
-    where = train.url or "the training rows"
     columns = count_columns(model, width or train.n_features)
-    dim = choose_dim(model, counts, columns, where)
+    dim = choose_dim(model, counts, columns)
     members = build_members(model.architecture, len(classes), dim)
     check_classes(members, train, counts, columns, model.init)
     weights = resolve_class_weight(model.class_weight, classes, counts)
@@ -633,7 +632,7 @@ def _plan_members(
         dim = min(CAPSULE_DIM, p) if model.capsule_dim is None else model.capsule_dim
         return build_members(model.architecture, len(classes), dim)
     counts = count_classes(train, classes)
-    dim = choose_dim(model, counts, p, train.url or "the training rows")
+    dim = choose_dim(model, counts, p)
     members = build_members(model.architecture, len(classes), dim)
     check_classes(members, train, counts, p, model.init)
     return members

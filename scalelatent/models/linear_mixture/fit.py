@@ -147,7 +147,7 @@ def count_possible_dims(model: AnyMixture, counts: np.ndarray, p: int) -> int:
     return max(most, 0)
 
 
-def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool, where: str) -> AnyMixture:
+def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool) -> AnyMixture:
     """Return the model with numbers as ``n_components``: the default follows the rows ``counts`` per class.
 
     If ``n_dims`` is None, the components are as many as the rows allow for 0 dimensions.
@@ -161,7 +161,7 @@ def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool, wher
         sizes = counts // ((ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (1 + dims))
         sizes = np.clip(sizes, 1, MAX_COMPONENTS)
         if model.n_dims is not None and (fewest := int(sizes.min())) < MAX_COMPONENTS:
-            why = f"{where} have only {counts.min()} rows{' in a class' * labelled}"
+            why = f"the training rows have only {counts.min()} rows{' in a class' * labelled}"
             warn_reduced("n_components", fewest, MAX_COMPONENTS, why)
     return copy(model).set_params(n_components=sizes.tolist() if labelled else int(sizes[0]))
 
@@ -381,7 +381,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     counts = yield Derive(count_class_rows, (train, classes))
     where, p, labelled = train.url or "the training rows", train.n_features, classes is not None
     model = set_n_dims(given, p, n_classes)
-    sizes = count_components(set_n_components(model, counts, labelled, where), n_classes)
+    sizes = count_components(set_n_components(model, counts, labelled), n_classes)
     check_class_counts(train, counts, sizes, classes)
     if "validation" in rows:  # raises an error for labels that are no class of the training rows
         yield Derive(count_class_rows, (rows["validation"], classes))
@@ -402,7 +402,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     if model.n_dims is None:
         most = count_possible_dims(model, counts, p)
         model.n_dims = yield Derive(choose_n_dims, (sets, codes, most, model.seed_))
-    model = set_n_components(model, counts, labelled, where)
+    model = set_n_components(model, counts, labelled)
     sizes = count_components(model, n_classes)
     width = count_directions(model.n_dims, model.max_dims, p)
     first, variance = yield Derive(initialise, (sets, codes, sizes, width, model.seed_))
@@ -670,7 +670,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     model = set_n_dims(model, p, n_classes)
     if model.n_dims is None:  # the most that the fit may choose
         model.n_dims = count_possible_dims(model, even, p)
-    model = set_n_components(model, even, classes is not None, train.url or "the training rows")
+    model = set_n_components(model, even, classes is not None)
     sizes, shape = count_components(model, n_classes), find_image_shape(model, train)
     k = int(sizes.sum())
     check_n_dims(model, p)

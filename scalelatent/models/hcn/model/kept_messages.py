@@ -89,7 +89,6 @@ def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
 
 
 def visit(
-    layer: FeatureLayer,
     leaf: LeafMessages,
     evidence: np.ndarray,
     beliefs: np.ndarray,
