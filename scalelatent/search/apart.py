@@ -40,20 +40,20 @@ def fit_separately(
     """Fit and score the candidates; return scores by key. A resumed search reads its stored results."""
     scores: dict[str, float] = {}
     best: Candidate | None = None
-    tell = session.callbacks.on_event
+    notify = session.callbacks.on_event
     how = {"client": client, "engine": engine, "callbacks": session.callbacks}
-    for place_of, one in enumerate(candidates):
+    for position, one in enumerate(candidates):
         stored = session.store.load_result(f"candidate-{one.key}") if session.store else None
         location = None if run_dir is None else locate(run_dir).at("candidates").at(one.key)
-        about = {"candidate": one.number, "fit": place_of + 1, "fits": len(candidates)}
+        about = {"candidate": one.number, "fit": position + 1, "fits": len(candidates)}
         if one.model.random_state is None:
             one.model.set_params(random_state=seed)
         if n_jobs is not None:
             one.model.set_params(n_jobs=n_jobs)
         if stored is None:
             rows = {"rows": len(one.rows["train"].dataset)}
-            session.callbacks.on_stage({"stage": f"search: fit {place_of + 1} of {len(candidates)}", **rows})
-            tell(
+            session.callbacks.on_stage({"stage": f"search: fit {position + 1} of {len(candidates)}", **rows})
+            notify(
                 {
                     "event": "candidate",
                     **about,
@@ -70,7 +70,7 @@ def fit_separately(
             }
             if session.store:
                 session.store.save_result(f"candidate-{one.key}", stored)
-            tell({"event": "candidate_scored", **about, "score": stored["score"], "seconds": one.seconds})
+            notify({"event": "candidate_scored", **about, "score": stored["score"], "seconds": one.seconds})
         else:
             one.error, one.passes = stored["error"], int(stored["passes"])
             one.seconds, one.score_seconds = float(stored["seconds"]), float(stored["score_seconds"])

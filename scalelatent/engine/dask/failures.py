@@ -105,7 +105,7 @@ def _explained_error(
         return RunError(
             f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
             "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
-            "shard files (`scalelatent data check DATA`). Then resume the run: what is finished is kept"
+            "shard files (`scalelatent data check DATA`). Then resume the run, which keeps the finished work"
         )
     if isinstance(error, (ScalelatentError, FloatingPointError)):
         # A new error is raised, because the original one keeps frames of this pass and its futures alive.

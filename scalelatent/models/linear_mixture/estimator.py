@@ -354,7 +354,8 @@ class _LinearMixtures(StreamedEstimator):
 @_share_docs(
     "None takes the number with the fewest errors in three-fold cross-validation of one\n"
     "        component per class on at most 400 rows of each class. It is at most one per 16 features\n"
-    "        and at most 10; with 60 rows or more per class at most one per 20 rows, half the features, 20."
+    "        and at most 10. If classes have 60 rows or more, it is at most one per 20 rows, half the\n"
+    "        number of features and 20. Several given components need 5 rows per direction each."
 )
 class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     """Classification by mixtures of linear models, fitted by streamed EM.

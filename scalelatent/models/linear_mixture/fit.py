@@ -168,6 +168,8 @@ def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool) -> A
 
 def choose_n_dims(sets: StoredSets | SomeOfSet, codes: np.ndarray, most: int, seed: int) -> int:
     """Return the number of directions, at most ``most``, with the fewest errors in the sample."""
+    if not most:
+        return 0
     x, codes = read_sample(sets, codes)
     is_finite = np.isfinite(x).all(axis=1)  # the first pass names the others in its error
     return int(count_wrong(x[is_finite], codes[is_finite], most, seed).argmin())

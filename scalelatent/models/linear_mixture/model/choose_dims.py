@@ -30,9 +30,9 @@ def residuals(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
     square = (centred**2).sum(axis=1)
     code = centred @ principal_directions(rows - mean, most)
     out = np.repeat(square[None], most + 1, axis=0)
-    held = np.cumsum(code.T**2, axis=0)
-    out[1 : len(held) + 1] -= held
-    out[len(held) + 1 :] = out[len(held)]
+    explained = np.cumsum(code.T**2, axis=0)
+    out[1 : len(explained) + 1] -= explained
+    out[len(explained) + 1 :] = out[len(explained)]
     return out
 
 
