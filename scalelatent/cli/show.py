@@ -240,19 +240,6 @@ def show_values(values: Mapping[str, Any], title: str | None = None) -> None:
         typer.echo(f"  {name:<{width}}  {text}".rstrip())
 
 
-def show_table(columns: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """Print a table with column names; numbers are right-aligned."""
-    if title:
-        typer.echo(typer.style(title, bold=True))
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in [columns, *rows]:
-        cells = [
-            cell.rjust(width) if row is not columns and cell[:1].isdigit() else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        typer.echo("  " + "  ".join(cells).rstrip())
-
-
 def _flatten_values(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         kind = unit or str(name)
