@@ -166,7 +166,9 @@ def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
         for architecture in dict.fromkeys(one["architecture"] for one in results):
             own = [one for one in results if one["architecture"] == architecture]
             dimensions = [one["capsule_dim"] for one in own]
-            ax.semilogx(dimensions, [100 * one["test_error"] for one in own], "o-", base=2, label=architecture)
+            ax.semilogx(
+                dimensions, [100 * one["test_error"] for one in own], "o-", base=2, label=architecture
+            )
         ax.set(xlabel="capsule dimension d", ylabel="test error, %", ylim=(0, None))
         ax.legend(frameon=False)
     elif experiment == "convergence":

@@ -53,7 +53,7 @@ data.app.add_typer(imports.app, name="import")
 data.app.add_typer(makes.app, name="make")
 app.add_typer(data.app, name="data")
 app.add_typer(cluster.app, name="cluster")
-for _name in ("plan", "fit", "schema"):
+for _name in ("plan", "fit"):
     app.command(_name)(getattr(run, _name))
 for _name in ("submit", "status", "logs", "attach", "cancel", "resume"):
     app.command(_name)(getattr(jobs, _name))
