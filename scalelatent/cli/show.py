@@ -106,10 +106,6 @@ class SchedulerOptions(NamedTuple):
     scheduler_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File in which the scheduler writes its address.")
     ] = None
-    gateway: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="URL CLUSTER", help="Address of a Dask Gateway, and name of its cluster."),
-    ] = None
     tls_ca: TlsCa = None
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
@@ -117,12 +113,6 @@ class SchedulerOptions(NamedTuple):
     @property
     def address(self) -> str | None:
         """Address of the scheduler, or None."""
-        if self.gateway is not None:
-            from scalelatent.deploy.connection import gateway_address
-
-            if self.scheduler is not None or self.scheduler_file is not None:
-                raise JobError("give only one of --gateway, --scheduler and --scheduler-file")
-            return gateway_address(*self.gateway)
         if self.scheduler is None and self.scheduler_file is None:
             return None
         from scalelatent.deploy.serving import read_scheduler_address
