@@ -53,8 +53,8 @@ from scalelatent.models.capsule.model.members import Members, build_members
 
 CAPSULE_DIMS = (2, 4, 8, 16, 32)
 SMALL_BLOCK = 2048  # rows of a block that the engine uses on a processor
-# Largest allowed error divided by the largest true value, and number of rows that may be on the other side of a
-# tie or a threshold.
+# Largest allowed error divided by the largest true value, and number of rows that may be on the other side of
+# a tie or a threshold.
 LIMITS = {"float64": 1e-9, "float32": 1e-5, "tf32": 1e-2, "edge": 1e-3}
 EDGE_ROWS = 3
 

@@ -85,7 +85,7 @@ def sanitize(parts: Parts, tool: str) -> None:
         why = "there is no GPU to look at" if parts.emulate else "compute-sanitizer is not installed"
         parts.add(tool, skipped=why)
         return
-    # CuPy raises an exception if a call to CUDA fails, or handles the failure, so that the tool ignores failed calls.
+    # CuPy itself handles failed calls to CUDA, or raises exceptions, so that the tool ignores these calls.
     prefix = [program, "--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]
     parts.run(tool, parts.python(CASES, "cases", "--no-pool", "--few"), 60, prefix)
 

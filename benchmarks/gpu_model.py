@@ -273,8 +273,8 @@ def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int,
     return Work(bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
 
-# Estimated seconds of a tree, which waits for the tree before it. Beliefs are in the second-level cache, or in
-# shared memory.
+# Estimated seconds of a tree, which waits for the tree before it. Beliefs are in the second-level cache, or
+# in shared memory.
 TREE_SECONDS, SHARED_TREE_SECONDS = 2e-6, 1e-6
 
 
@@ -383,8 +383,8 @@ def earlier_mixture_leaf(
 # -- bounds -----------------------------------------------------------------------------------------------
 
 Make = Callable[[], Work]
-# The GPU keeps rows of uint8 and converts them to float32 in each pass. At the earlier commit each pass copied
-# them from the host.
+# The GPU keeps rows of uint8 and converts them to float32 in each pass. At the earlier commit each pass
+# copied the rows from the host.
 _KEPT_ROWS = Work(bytes=65_536 * 784 * 5.0)
 _MBN = 60_000, 400, 2000, 4000, 32  # rows, clusterings and k of both layers, clusterings in a group
 _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32

@@ -487,9 +487,8 @@ def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, A
         }
         print(name, way, out[way], flush=True)
         out[way]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]]
-        write_part(
-            args.out, args.part, args.seed, about | {"ways": out}
-        )  # A later run resumes from these ways.
+        # An interrupted run resumes after this way.
+        write_part(args.out, args.part, args.seed, about | {"ways": out})
     return about | {"ways": out}
 
 
