@@ -150,13 +150,6 @@ def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[
     return out
 
 
-def scikit_learn_rate(path: Path, content_mb: float) -> float:
-    """Return MB per second of `sklearn.datasets.load_svmlight_file`, which holds all rows in memory."""
-    from sklearn.datasets import load_svmlight_file
-
-    return round(content_mb / least({"sklearn": lambda: load_svmlight_file(path)}, 2)["sklearn"], 1)
-
-
 def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
     """Measure the generation of documents, and writing and reading of their rows."""
     made: dict[str, Any] = {}
@@ -203,8 +196,6 @@ def main() -> None:
         x = open_dataset(folder / "docs").read_x(0, min(args.imported, args.rows))
         small, large = write_sources(folder / "1", x[: x.shape[0] // 4]), write_sources(folder / "4", x)
         results["importers"] = importer_rates(large, folder, args.rounds)
-        content = results["importers"]["svmlight"]["content_mb"]
-        results["scikit_learn_svmlight_mb_s"] = scikit_learn_rate(large["svmlight"], content)
         peaks = {n: [round(peak(n, s[n], folder / "out")) for s in (small, large)] for n in small}
         more = (args.rows // 4, args.rows)
         peaks["documents"] = [round(peak("documents", folder / "base", folder / "out", n)) for n in more]

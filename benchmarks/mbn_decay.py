@@ -1,18 +1,19 @@
-"""Criteria that choose a decay without labels, compared with the classes.
+"""Compare criteria that choose a decay without labels.
 
     python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 3]
 
-For each data set (at most 1,000 rows of it) and each decay the small networks of decay="auto": two that see
-all features, two that see a half. NMI is that of k-means on the first two against the classes. A criterion
-chooses a decay; its loss is the NMI, in points, that the best decay has above the chosen one. Criteria:
+The small networks of decay="auto" are fitted for each decay to at most 1,000 rows of each data set: two
+networks with all features, and two with half of the features. The NMI of a decay compares the classes with
+k-means on the output of the first two networks. Each criterion chooses a decay. Its loss is the NMI of the
+best decay minus the NMI of the chosen decay, in points. The criteria are:
 
     outputs      linear centred kernel alignment of the outputs of two seeds
-    silhouette   of the clusters in the output
-    seeds        adjusted mutual information of the clusters of two seeds
-    halves       the same, of a network of all features and one of a half
-    auto         seeds and halves, each pair alike: what decay="auto" goes by
+    silhouette   silhouette of the clusters in the output
+    seeds        adjusted mutual information between the clusters of two seeds with all features
+    halves       adjusted mutual information between a network with all features and one with half of them
+    auto         mean of the five agreements of seeds and halves, which decay="auto" uses
 
-and each decay of the grid taken whatever the data. Needs SCALELATENT_DATA; half a minute of one core for
+Each fixed decay of the grid has a loss as well. Needs SCALELATENT_DATA, and half a minute of one core for
 each set and seed.
 """
 
@@ -51,7 +52,7 @@ def alignment(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
-    """Return criteria and NMI of each decay."""
+    """Return the criteria and the NMI of each decay."""
     from sklearn.metrics import silhouette_score
 
     k, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
@@ -86,7 +87,7 @@ def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, flo
 
 
 def losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
-    """Return points of NMI below the best decay of one data set, mean over seeds, by criterion."""
+    """Return the mean loss over seeds of each criterion and each fixed decay, in points of NMI."""
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
     best = max(scores.values())
     lost = {
@@ -97,7 +98,7 @@ def losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """One table over all data sets."""
+    """Run all data sets, and write one table."""
     arguments = parser(__doc__, "mbn_decay")
     arguments.add_argument("--sets", default="wine,thyroid,umist,isolet1,coil20,mnist5000,iris,cancer,digits")
     arguments.add_argument("--seeds", type=int, default=3)

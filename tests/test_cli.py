@@ -301,8 +301,6 @@ COMPUTING = {
     "score run a.zarr": "jobs.datasets.open_rows",
     "report run": "jobs.runs.write_report",
     "report run a.zarr": "jobs.datasets.open_rows",
-    "data import svmlight a.txt a.zarr": "data.import_svmlight",
-    "data import rcv1 a.zarr": "data.fetch_named",
     "data make digits a.zarr --rows 10": "data.make_digits",
     "data make documents a.zarr --rows 10 --base b.zarr": "data.make_documents",
     "data make bars a.zarr --rows 10": "data.make_images",

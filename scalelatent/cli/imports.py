@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from scalelatent import data
-from scalelatent.errors import DataError, JobError
+from scalelatent.errors import JobError
 
 from .data import KeyOfLabels, KeyOfRows, print_dataset
 from .dataset_verbs import Call, dataset_verb
@@ -128,11 +128,6 @@ def _report(dataset: Dataset, json: bool) -> None:
             f"skipped {skipped['unreadable']} unreadable images and {skipped['unlike_first']} of another "
             f"size or kind; the first: {', '.join(skipped['first'])}"
         )
-    if provenance.get("left_out"):
-        print_line(
-            f"excluded {provenance['left_out']:,} documents without any of the "
-            f"{len(provenance['stems']):,} stems"
-        )
     print_dataset(dataset, json)
 
 
@@ -177,7 +172,7 @@ def import_csr(
     return functools.partial(data.import_csr, file, out, csr_prefix=csr_prefix, values=values, y=y)
 
 
-@verb("svmlight", has_kernels=True)
+@verb("svmlight")
 def import_svmlight(
     file: File,
     out: Out,
@@ -188,16 +183,10 @@ def import_svmlight(
     features: Annotated[
         int | None, typer.Option(min=1, help="Number of columns; by default up to the highest in the file.")
     ] = None,
-    multilabel: Annotated[
-        bool | None,
-        typer.Option("--multilabel/--single-label", help="Whether rows have several labels, as in 3,17."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float64, or float32 for half the space.")] = "float64",
 ) -> Call:
     """Import svmlight (libsvm) text, plain or gzip, as sparse rows."""
     based: bool | str = "auto" if zero_based is None else zero_based
-    options: dict[str, Any] = {"zero_based": based, "n_features": features, "multilabel": multilabel}
-    return functools.partial(data.import_svmlight, file, out, **options, dtype=dtype)
+    return functools.partial(data.import_svmlight, file, out, zero_based=based, n_features=features)
 
 
 @verb("npy")
@@ -359,48 +348,6 @@ def import_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
 def import_fashion_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
     """Import Fashion-MNIST: downloaded once, checked, kept in a cache."""
     return _download("fashion-mnist", out, download_flags)
-
-
-@verb("rcv1", has_kernels=True)
-@with_download_flags
-def import_rcv1(
-    out: Out,
-    *,
-    download_flags: DownloadFlags,
-    tokens: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="A token file, lyrl2004_tokens_*.dat[.gz]; repeatable, rows in this order."
-        ),
-    ] = None,
-    topics: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --tokens: the topics, rcv1-v2.topics.qrels[.gz]."),
-    ] = None,
-    stems: Annotated[
-        int, typer.Option(min=1, help="With --tokens: number of columns, the most frequent stems.")
-    ] = 2000,
-    leaf_topics: Annotated[
-        bool, typer.Option("--leaf-topics", help="With --tokens: only topics without children.")
-    ] = False,
-    drop_empty: Annotated[
-        bool,
-        typer.Option(
-            "--drop-empty", help="With --tokens: exclude documents without any of the stems (for cosines)."
-        ),
-    ] = False,
-) -> Call:
-    """Import RCV1-v2, news stories with topics, as sparse rows."""
-    if not tokens:
-        if topics is not None or leaf_topics or drop_empty:
-            raise DataError(
-                "--topics, --leaf-topics and --drop-empty go with --tokens FILE: name the token files"
-            )
-        return _download("rcv1", out, download_flags)
-    if topics is None:
-        raise DataError("--tokens needs --topics FILE, the topics of its documents (rcv1-v2.topics.qrels)")
-    options: dict[str, Any] = {"stems": stems, "leaves": leaf_topics, "drop_empty": drop_empty}
-    return functools.partial(data.import_tokens, tokens, topics, out, **options)
 
 
 def _download(name: str, out: str, flags: DownloadFlags) -> Call:

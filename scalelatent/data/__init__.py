@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from scalelatent.importers.named import fetch_named, import_named
     from scalelatent.importers.npy import import_npy, import_npz
     from scalelatent.importers.svmlight import import_svmlight
-    from scalelatent.importers.tokens import import_tokens, leaf_topics
     from scalelatent.importers.zarr_arrays import import_zarr
 
     from .check import check_dataset
@@ -65,9 +64,7 @@ __all__ = [
     "import_npz",
     "import_parquet",
     "import_svmlight",
-    "import_tokens",
     "import_zarr",
-    "leaf_topics",
     "make_corrupted",
     "make_digits",
     "make_documents",
@@ -102,7 +99,6 @@ _WHERE = {
     "scalelatent.importers.named": ("fetch_named", "import_named"),
     "scalelatent.importers.npy": ("import_npy", "import_npz"),
     "scalelatent.importers.svmlight": ("import_svmlight",),
-    "scalelatent.importers.tokens": ("import_tokens", "leaf_topics"),
     "scalelatent.importers.zarr_arrays": ("import_zarr",),
 }
 

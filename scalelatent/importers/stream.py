@@ -150,16 +150,12 @@ class ConcatenatedReader(RowReader):
         parts = []
         while rows:
             reader = self._readers[self._index]
-            parts.append(self.read_part(reader, min(rows, reader.n_rows - self._rows_read)))
+            parts.append(reader.read(min(rows, reader.n_rows - self._rows_read)))
             count = parts[-1].shape[0]
             rows, self._rows_read = rows - count, self._rows_read + count
             if self._rows_read == reader.n_rows and self._index + 1 < len(self._readers):
                 self._index, self._rows_read = self._index + 1, 0
         return concatenate(parts)
-
-    def read_part(self, reader: RowReader, rows: int) -> DenseOrCsr:
-        """Return the next rows of one of the readers."""
-        return reader.read(rows)
 
     def finish(self) -> None:
         for reader in self._readers:
