@@ -161,13 +161,18 @@ def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     """Draw the figure of an experiment next to its JSON file."""
     from matplotlib.figure import Figure
 
-    if experiment in ("dims", "architectures"):
-        from scalelatent.report.comparison import plot_error_by_dimension
-
-        plot_error_by_dimension(results, path)
-        return
     figure = Figure(figsize=(9, 4), layout="constrained")
-    if experiment == "convergence":
+    if experiment in ("dims", "architectures"):
+        ax = figure.subplots()
+        for architecture in dict.fromkeys(one["architecture"] for one in results):
+            own = [one for one in results if one["architecture"] == architecture]
+            dimensions = [one["capsule_dim"] for one in own]
+            ax.semilogx(
+                dimensions, [100 * one["test_error"] for one in own], "o-", base=2, label=architecture
+            )
+        ax.set(xlabel="capsule dimension d", ylabel="test error, %", ylim=(0, None))
+        ax.legend(frameon=False)
+    elif experiment == "convergence":
         axes = figure.subplots(1, 2)
         for one in results:
             style = {"color": "C0" if one["momentum"] else "k", "ls": "--" if one["nu"] else "-"}
