@@ -1,11 +1,11 @@
-"""Sparse rows: rates of importing, making, writing and reading, and peak memory against the size of the file.
+"""Measure sparse rows: rates of importing, making, writing and reading, and peak memory by file size.
 
     python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
 
-The rows are documents resampled from RCV1 if SCALELATENT_DATA names a folder with `rcv1/`, else from
-generated counts of the same shape. Each importer runs in turn with a reader of its source (the file's bytes,
-or its decompressed text). The least time of several rounds counts, so the ratios also hold on a busy
-machine. Peak memory is that of a fresh process for a file and for one of four times its rows.
+The rows are documents resampled from RCV1 (with SCALELATENT_DATA) or from generated counts of the same
+shape. Each importer runs in turn with a plain reader of its source, which reads the bytes of the file or
+its decompressed text. The fastest of several rounds counts, so that the ratios also hold on a busy machine.
+Peak memory is that of a new process, for one file and for a file with four times as many rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.sta
 
 
 def base_of_documents(folder: Path, seed: int) -> Dataset:
-    """Return the counts of RCV1 or, without the real data, generated counts of the same shape."""
+    """Return the counts of RCV1 or, without SCALELATENT_DATA, generated counts of the same shape."""
     real = os.environ.get("SCALELATENT_DATA")
     path = Path(real or ".") / "rcv1" / "rcv1v2_subset27613.npz"
     if real and path.exists():
@@ -66,7 +66,7 @@ def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
 
 
 def drain(file: Any) -> int:
-    """Return bytes of an open file, read a megabyte at a time."""
+    """Read an open file, a megabyte at a time; return the number of bytes."""
     total = 0
     while part := file.read(1 << 20):
         total += len(part)
@@ -74,7 +74,7 @@ def drain(file: Any) -> int:
 
 
 def read_alone(path: Path) -> int:
-    """Return bytes of the content of a source, decompressed and dropped."""
+    """Read and decompress a source; return the number of bytes."""
     total = 0
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -86,11 +86,11 @@ def read_alone(path: Path) -> int:
 def least(
     functions: dict[str, Callable[[], Any]], rounds: int, fresh: Path | None = None
 ) -> dict[str, float]:
-    """Return least seconds of each function, taken in turn."""
+    """Return the smallest seconds of each function; the functions run in turn."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
-            if fresh is not None:  # removing what an earlier round wrote is not what is measured
+            if fresh is not None:  # Removing the output of an earlier round is not timed.
                 shutil.rmtree(fresh, ignore_errors=True)
             begin = time.perf_counter()
             function()
@@ -99,13 +99,13 @@ def least(
 
 
 def peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
-    """Return peak resident MiB of a process that imports or makes."""
+    """Return the peak resident MiB of a process that imports or makes rows."""
     command = [sys.executable, "-c", PEAK, what, str(source), str(out), str(rows)]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=600).stdout))
 
 
 def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
-    """Return MB of content per second of each importer, and of reading its source alone."""
+    """Return the MB of content per second of each importer, and of reading its source only."""
     out = {}
     for name, path in sources.items():
         content = read_alone(path) / 1e6
@@ -159,7 +159,7 @@ def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, A
 
 def main() -> None:
     parser = common.parser(__doc__, "data_sparse")
-    parser.add_argument("--rows", type=int, default=200_000, help="documents that are made")
+    parser.add_argument("--rows", type=int, default=200_000, help="number of documents to make")
     parser.add_argument("--imported", type=int, default=160_000, help="documents in the imported files")
     parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()

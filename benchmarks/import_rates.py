@@ -1,13 +1,15 @@
-"""Rate and peak memory of every importer: python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
+"""Measure the rate and the peak memory of every importer.
 
-For each kind of file, one process measures three ways in turn. The first reads the source with the library of
-the format (images: opens and decodes them), on one thread. The second also hashes and compresses the rows as
-a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows, from the
-fastest of a few rounds, with a warm page cache. Peak memory is that of a child process that imports, at one
-size and at four times this size.
+    python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
 
-The rows are MNIST's images if SCALELATENT_DATA names a folder with `mnist/`, else built-in digits. JPEG files
-are smooth colour noise of 256 x 256 pixels; `images jpg 64` also shrinks them.
+For each kind of file, one process measures three ways in turn. The first reads the source with the library
+of the format (images: opens and decodes them), on one thread. The second also hashes and compresses the
+rows as a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows,
+from the fastest of a few rounds, with a warm page cache. Peak memory is that of a child process that
+imports, at one size and at four times this size.
+
+The rows are MNIST's images with SCALELATENT_DATA, otherwise built-in digits. JPEG files are smooth colour
+noise of 256 x 256 pixels; `images jpg 64` also shrinks them.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ from scalelatent.deploy.probes import peak_bytes
 SIDE = 28
 PHOTO = 256
 BLOCK = 1 << 20
-SCALE = 4  # how many times larger the second file is whose peak is measured
+SCALE = 4  # size of the second file, whose peak memory is measured, divided by the size of the first
 
 
 def digit_rows(n: int) -> np.ndarray:
-    """Return (n, 28, 28) uint8."""
+    """Return digit images (n, 28, 28) uint8."""
     return digit_images(n)[0]
 
 
 def photo(i: int) -> Any:
-    """Return a smooth colour image, which depends only on its number."""
+    """Return a smooth colour image that depends only on its number."""
     from PIL import Image
 
     coarse = np.random.Generator(np.random.Philox(i)).integers(0, 256, (16, 16, 3)).astype("u1")
@@ -54,7 +56,7 @@ def photo(i: int) -> Any:
 
 
 def sparse_rows(n: int) -> Any:
-    """Return (n, 47236) CSR float32 with 76 entries a row, the measures of RCV1."""
+    """Return CSR rows (n, 47236) float32 with 76 entries per row, like RCV1."""
     import scipy.sparse
 
     rng = np.random.Generator(np.random.Philox(1))
@@ -63,7 +65,7 @@ def sparse_rows(n: int) -> Any:
     return scipy.sparse.csr_matrix((values, columns.ravel(), np.arange(n + 1) * 76), shape=(n, 47_236))
 
 
-# Making the source files -----------------------------------------------------------------------------------
+# Write the source files -----------------------------------------------------------------------------------
 
 
 def make_idx(path: Path, n: int) -> None:
@@ -146,7 +148,7 @@ def make_csv(path: Path, n: int) -> None:
     pyarrow.csv.write_csv(tables(n, False), path)
 
 
-# Reading them alone: each yields arrays, a few MB at a time where the format allows -------------------------
+# Read the source files: each function yields arrays, a few MB at a time if the format allows ----------------
 
 
 def read_file(path: Path) -> Any:
@@ -206,7 +208,7 @@ def read_svmlight(path: Path) -> Any:
 
 
 def read_batches(batches: Any) -> Any:
-    """Return columns of record batches as they are: Arrow arrays, one a column."""
+    """Yield the columns of record batches."""
     for batch in batches:
         for column in batch.columns:
             flat = column.flatten() if hasattr(column, "flatten") else column
@@ -229,7 +231,7 @@ def read_csv(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source."""
+    """Kind of source file: how to write, read and import it."""
 
     suffix: str
     make: Callable[[Path, int], None]
@@ -237,7 +239,7 @@ class Kind:
     run: Callable[[Path, str], Any]
     row_bytes: int = SIDE * SIDE
     share: float = 1.0
-    """Part of --mb: many small files take long to make."""
+    """Share of --mb, because many small files take long to make."""
 
 
 def _import(name: str, **how: Any) -> Callable[[Path, str], Any]:
@@ -310,7 +312,7 @@ def pack(parts: Any, floats: bool) -> None:
 
 
 def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -> dict[str, float]:
-    """Return MB/s of reading, of reading, hashing and packing, and of importing."""
+    """Return the MB/s of reading, of reading, hashing and packing, and of importing."""
     floats = "float" in name or name in WHERE or name == "csv"
     seconds = fastest(
         {
@@ -329,12 +331,12 @@ def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -
 
 
 def source_bytes(path: Path) -> int:
-    """Return bytes of a file or of all files of a folder."""
+    """Return the bytes of a file, or of all files of a folder."""
     return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
 
 
 def peak_of_child(name: str, path: Path, out: str) -> float:
-    """Return peak memory in MiB of a process that imports and does nothing else."""
+    """Return the peak MiB of a process that only imports."""
     run = [sys.executable, __file__, "--child", name, str(path), out]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=600)
     return float(json.loads(done.stdout.splitlines()[-1]))
@@ -363,7 +365,13 @@ def main() -> None:
     arguments = parser(__doc__, "import_rates")
     arguments.add_argument("--mb", type=float, default=128, help="megabytes of rows of the smaller source")
     arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--only", nargs="*", choices=list(KINDS), metavar="KIND", help="some kinds only")
+    arguments.add_argument(
+        "--only",
+        nargs="*",
+        choices=list(KINDS),
+        metavar="KIND",
+        help="kinds of files to measure; all by default",
+    )
     arguments.add_argument("--child", nargs=3, help="internal: KIND PATH OUT")
     given = arguments.parse_args()
     if given.child:

@@ -15,7 +15,6 @@ from fsspec.registry import _registry as known
 
 import scalelatent as sl
 from scalelatent import data
-from scalelatent.deploy.connection import gateway_address, open_client
 from scalelatent.deploy.security import make_certificates
 from scalelatent.engine.backend import CupyBackend
 from scalelatent.errors import ScalelatentError
@@ -53,7 +52,6 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("arrow", "pyarrow", lambda _: data.Dataset.from_dataframe({"a": [1.0]})),
     ("azure", "adlfs", lambda _: data.open_dataset("az://c/a", storage_options={"account_name": "me"})),
     ("cuda12", "cupy", lambda _: CupyBackend()),
-    ("gateway", "dask_gateway", lambda _: open_client(gateway_address("http://hub", "mine"))),
     ("gs", "gcsfs", lambda _: data.open_dataset("gs://bucket/a.zarr")),
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),

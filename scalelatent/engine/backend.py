@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import Array
 
 _log = logging.getLogger(__name__)
+_GIB = 2.0**30
 
 
 @cache
@@ -140,6 +141,53 @@ def check_gpu(device_id: int = 0) -> str:
         return f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else str(error)
     is_right = found.tolist() == [[8, 10], [15, 22]]
     return "" if is_right else f"GPU {backend.device}: a product is {found.tolist()}"
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Memory of one GPU in bytes, and its upper bounds in this process."""
+
+    total: int
+    free: int
+    limit: int  # memory that CuPy's pool may use
+    uses_rmm: bool  # RMM allocates the memory of CuPy, and CuPy's limit has no effect
+
+    @property
+    def row_limit(self) -> int:
+        """Bytes of rows that all backends of this GPU may keep between passes."""
+        return int(ROWS_SHARE * self.limit)
+
+    def describe(self) -> str:
+        """Return the free memory, the limit and the share of rows as text."""
+        owner = "which RMM allocates" if self.uses_rmm else "CuPy's limit, see CUPY_GPU_MEMORY_LIMIT"
+        return (
+            f"{self.free / _GIB:.1f} of {self.total / _GIB:.1f} GiB free, {self.limit / _GIB:.1f} GiB for "
+            f"fits ({owner}), {self.row_limit / _GIB:.1f} GiB of these for rows"
+        )
+
+
+def read_gpu_memory(device_id: int = 0) -> GpuMemory:
+    """Return the memory of a GPU of this process; raise a RunError without CuPy or GPU."""
+    cupy, _ = _import_cupy()
+    with cupy.cuda.Device(device_id):
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return GpuMemory(total, free, _choose_pool_limit(cupy), _uses_rmm(cupy))
+
+
+def read_used_gpu_memory() -> dict[str, int]:
+    """Return the used and total bytes of the GPUs of this process's backends, and the bytes of kept rows.
+
+    The result is empty if this process has no backend on a GPU.
+    """
+    out = {"gpu_used": 0, "gpu_total": 0, "gpu_rows": 0}
+    with suppress(RuntimeError):  # the GPU is lost, or another thread makes its backend now
+        for device_id, backends in _ON_DEVICE.items():
+            if kept := [backend.kept_rows.used for backend in backends]:
+                memory = read_gpu_memory(device_id)
+                out["gpu_used"] += memory.total - memory.free
+                out["gpu_total"] += memory.total
+                out["gpu_rows"] += sum(kept)
+    return out if out["gpu_total"] else {}
 
 
 def make_backend(device: str, slot: int = 0) -> Backend:
@@ -434,12 +482,11 @@ class CupyBackend:
     def _memory_message(self, what: str) -> str:
         pool = self._cupy.get_default_memory_pool()
         free, total = self._cupy.cuda.runtime.memGetInfo()
-        gib = 2.0**30
         # A resumed run may use another device, but not another block_rows or model.
         message = (
-            f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / gib:.2f} GiB "
-            f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the GPU's "
-            f"{total / gib:.2f} GiB are free. End other work on this GPU, or use device='cpu' ([cluster] "
+            f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / _GIB:.2f} GiB "
+            f"of its limit of {pool.get_limit() / _GIB:.2f}, and {free / _GIB:.2f} of the GPU's "
+            f"{total / _GIB:.2f} GiB are free. End other work on this GPU, or use device='cpu' ([cluster] "
             "device), then resume the run; or start again in another folder with"
         )
         if self._rows >= 512:
@@ -485,10 +532,21 @@ def _warn_pageable(device: str) -> None:
 
 def _limit_pool(cupy: ModuleType) -> None:
     """Limit CuPy's pool, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a limit."""
+    cupy.get_default_memory_pool().set_limit(size=_choose_pool_limit(cupy))
+
+
+def _choose_pool_limit(cupy: ModuleType) -> int:
+    """Return the limit of CuPy's pool on the current device in bytes: the user's, else one by free memory."""
     pool = cupy.get_default_memory_pool()
-    if not pool.get_limit():
-        free, _ = cupy.cuda.runtime.memGetInfo()
-        pool.set_limit(size=max(int(POOL_SHARE * (free + pool.total_bytes())) - POOL_SPARE, 2**20))
+    if limit := int(pool.get_limit()):
+        return limit
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    return max(int(POOL_SHARE * (free + pool.total_bytes())) - POOL_SPARE, 2**20)
+
+
+def _uses_rmm(cupy: ModuleType) -> bool:
+    """Return whether RMM allocates the memory of CuPy, as on workers of dask-cuda with an RMM pool."""
+    return str(cupy.cuda.get_allocator().__module__).startswith("rmm")
 
 
 def _device_name(cupy: ModuleType) -> str:

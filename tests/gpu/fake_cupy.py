@@ -81,6 +81,13 @@ class Device:
         _local.device = self.id
         return self
 
+    def __enter__(self) -> Device:
+        self._before = runtime.getDevice()
+        return self.use()
+
+    def __exit__(self, *error: object) -> None:
+        Device(self._before).use()
+
 
 class Stream:
     """cupy.cuda.Stream."""
@@ -613,6 +620,7 @@ cuda = SimpleNamespace(
     get_current_stream=get_current_stream,
     get_elapsed_time=get_elapsed_time,
     alloc_pinned_memory=lambda size: bytearray(size),
+    get_allocator=lambda: _new,
     runtime=runtime,
     memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     driver=SimpleNamespace(CUDADriverError=CUDADriverError),
