@@ -432,7 +432,7 @@ EXAMPLES: dict[str, Make] = {
         linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
     ),
 }
-# Work of the kernels at commit e30a2cb5 (d55ee17a for rows of the host), for examples that have changed since.
+# Earlier work, at commit e30a2cb5 (rows of the host: d55ee17a), for the examples that have changed since.
 EARLIER: dict[str, Make] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
