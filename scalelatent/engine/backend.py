@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -221,7 +221,7 @@ def keep_current_device() -> Iterator[None]:
 # Share of CuPy's memory limit for rows that all backends of a GPU keep between passes.
 ROWS_SHARE = 0.4
 _ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}
-# Threads of a process that copy rows to page-locked memory, at 6 GB/s each (benchmarks/gpu_model.py), and the
+# Threads of a backend that copy rows to page-locked memory, at 6 GB/s each (benchmarks/gpu_model.py), and the
 # fewest bytes for each of them.
 COPY_THREADS, STRIPE_BYTES = 4, 2**21
 STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
@@ -232,16 +232,11 @@ POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20  # CuPy's pool may use this share of t
 _NATIVE = "?bhilqBHILQefd"
 
 
-@cache
-def _copy_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="scalelatent-memcpy")
-
-
-def _copy_by_threads(target: np.ndarray, source: np.ndarray) -> None:
+def _copy_by_threads(target: np.ndarray, source: np.ndarray, pool: Executor) -> None:
     """Copy rows between host arrays; one thread would copy more slowly than the bus to the GPU."""
     stripes = max(1, min(COPY_THREADS, source.nbytes // STRIPE_BYTES, len(source)))
     cuts = [len(source) * i // stripes for i in range(stripes + 1)]
-    copies = [_copy_pool().submit(np.copyto, target[a:b], source[a:b]) for a, b in pairwise(cuts[1:])]
+    copies = [pool.submit(np.copyto, target[a:b], source[a:b]) for a, b in pairwise(cuts[1:])]
     np.copyto(target[: cuts[1]], source[: cuts[1]])
     for copied in copies:
         copied.result()
@@ -258,7 +253,9 @@ class _AheadCopy:
         self.rows: Any = None
         self.filled, self.used = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
 
-    def fill(self, x: np.ndarray, stream: cupy.cuda.Stream, rows: cupy.ndarray | None = None) -> None:
+    def fill(
+        self, x: np.ndarray, stream: cupy.cuda.Stream, pool: Executor, rows: cupy.ndarray | None = None
+    ) -> None:
         """Copy ``x`` to ``rows``, or to the buffer after all work on its previous rows."""
         self.source = self.rows = None
         self.filled.synchronize()
@@ -273,7 +270,7 @@ class _AheadCopy:
                 self.buffer = self._cupy.empty(x.nbytes, np.uint8)
             rows = self.buffer[: x.nbytes].view(x.dtype).reshape(x.shape)
         view = self._pinned[: x.nbytes].view(x.dtype).reshape(x.shape)
-        _copy_by_threads(view, x)
+        _copy_by_threads(view, x, pool)
         rows.data.copy_from_host_async(view.ctypes.data, x.nbytes, stream)
         self.filled.record(stream)
         self.source, self.rows = x, rows
@@ -421,11 +418,12 @@ class CupyBackend:
             self._copy_owner = object()
             return self._copy_owner
 
-    def copy_ahead(self, owner: object, number: int, key: Hashable, block: Block) -> None:
+    def copy_ahead(self, owner: object, number: int, key: Hashable, block: Block, pool: Executor) -> None:
         """Copy the rows of the next block to the GPU, as they are stored, for a call of `asarray`.
 
-        Another thread calls this method while the GPU computes on the previous block. Copies run on a stream
-        of their own, in turn from two page-locked buffers. The GPU keeps the rows if there is room for them.
+        A thread of ``pool`` calls this method while the GPU computes on the previous block. Copies run on a
+        stream of their own, in turn from two page-locked buffers, which the other threads of ``pool`` help to
+        fill. The GPU keeps the rows if there is room for them.
         """
         x, copy = block.x, self._copies[number % 2]
         if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
@@ -440,12 +438,12 @@ class CupyBackend:
             self._copy_stream.use()
             size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
             if self.kept_rows.make_room(size):
-                copy.fill(x, self._copy_stream, self._cupy.empty(x.shape, x.dtype))
+                copy.fill(x, self._copy_stream, pool, self._cupy.empty(x.shape, x.dtype))
                 # Copies, because labels and weights may be views of larger arrays.
                 y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))
                 self.kept_rows.put(key, (copy.rows, y, weight))
             else:
-                copy.fill(x, self._copy_stream)
+                copy.fill(x, self._copy_stream, pool)
 
     def finish_block(self, number: int) -> None:
         """Allow the next copy but one to replace the rows of a block, after all work on these rows so far."""

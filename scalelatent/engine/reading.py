@@ -24,6 +24,7 @@ from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.kernels.sparse_rows import CsrRows
 
+from .backend import COPY_THREADS
 from .cache import Piece, PieceCache
 from .quarantine import Ranges
 
@@ -335,10 +336,10 @@ def _iter_copied_blocks(
 
     def copy_next(number: int) -> Block:
         block = next(source)
-        backend.copy_ahead(owner, number, keys[number], block)
+        backend.copy_ahead(owner, number, keys[number], block, pool)
         return block
 
-    pool = ThreadPoolExecutor(1, thread_name_prefix="scalelatent-copy")
+    pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="scalelatent-copy")
     future = pool.submit(copy_next, 0)
     try:
         for number in range(len(blocks)):

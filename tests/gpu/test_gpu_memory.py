@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,7 +78,8 @@ def test_workers_report_the_memory_of_their_gpu(fake, monkeypatch, rows):
     backend = CupyBackend()
     backend.start_pass()
     block = SimpleNamespace(x=rows[0], y=None, weight=None)
-    backend.copy_ahead(backend.begin_copies(), 0, "key", block)
+    with ThreadPoolExecutor(2) as pool:
+        backend.copy_ahead(backend.begin_copies(), 0, "key", block, pool)
     monkeypatch.setattr(fake.runtime, "memGetInfo", lambda: (6 * GIB, 8 * GIB))
     reports._waiting["key"] = {"kind": "span"}
     reports._flush(worker)

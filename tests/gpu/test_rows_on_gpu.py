@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -106,8 +107,8 @@ def test_copies_do_not_wait_for_the_computation(fake, monkeypatch):
         assert not any(event.is_set() for event in copied[number + 2 :])
         accumulate(self, prepared, block, stats)
 
-    def copy(self, owner, number, key, block):
-        copy_ahead(self, owner, number, key, block)
+    def copy(self, owner, number, *more):
+        copy_ahead(self, owner, number, *more)
         copied[number].set()
 
     monkeypatch.setattr(CapsulePass, "accumulate", compute)
@@ -170,7 +171,8 @@ def test_a_thread_of_a_cancelled_pass_copies_nothing(fake, monkeypatch):
     backend, block = passes.backend, Block(passes.x, None, None, 0)
     backend.start_pass()
     cancelled, owner = backend.begin_copies(), backend.begin_copies()
-    backend.copy_ahead(cancelled, 0, "key", block)
-    assert passes.copies == []
-    backend.copy_ahead(owner, 0, "key", block)
+    with ThreadPoolExecutor(2) as pool:
+        backend.copy_ahead(cancelled, 0, "key", block, pool)
+        assert passes.copies == []
+        backend.copy_ahead(owner, 0, "key", block, pool)
     assert [size for size, _ in passes.copies] == [passes.x.nbytes]
