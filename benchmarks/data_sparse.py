@@ -10,7 +10,6 @@ Peak memory is that of a new process, for one file and for a file with four time
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -30,16 +29,16 @@ import common
 import numpy as np
 import scipy.sparse as sp
 
-from scalelatent.data import Dataset, import_csr, import_svmlight, make_documents, open_dataset
+from scalelatent.data import Dataset, import_csr, make_documents, open_dataset
 
 PEAK = """
 import json, pathlib, sys
-from scalelatent.data import import_csr, import_svmlight, make_documents
+from scalelatent.data import import_csr, make_documents
 what, source, out, rows = sys.argv[1:]
 if what == "documents":
     make_documents(out, int(rows), base=source, n_jobs=1, overwrite=True)
 else:
-    (import_csr if what.startswith("csr") else import_svmlight)(source, out, overwrite=True)
+    import_csr(source, out, overwrite=True)
 status = pathlib.Path("/proc/self/status").read_text().splitlines()
 print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))))
 """
@@ -57,29 +56,12 @@ def base_of_documents(folder: Path, seed: int) -> Dataset:
     return Dataset.from_arrays(x).save(folder / "base")
 
 
-def svmlight_text(x: sp.csr_array) -> bytes:
-    """Return svmlight text: weights with five decimals as in tf-idf, labels 0 and 1."""
-    lines = []
-    weights = np.round(np.log1p(x.data) / 9.0, 5).tolist()
-    columns, ends = (x.indices + 1).tolist(), x.indptr.tolist()
-    for i in range(x.shape[0]):
-        a, b = ends[i], ends[i + 1]
-        pairs = " ".join(f"{c}:{v}" for c, v in zip(columns[a:b], weights[a:b], strict=True))
-        lines.append(f"{i % 2} {pairs}\n")
-    return "".join(lines).encode()
-
-
 def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
     """Write the same rows in every format."""
     folder.mkdir()
     found = {"csr": folder / "plain.npz", "csr compressed": folder / "packed.npz"}
-    found |= {"svmlight": folder / "x.svm", "svmlight gzip": folder / "x.svm.gz"}
     sp.save_npz(found["csr"], x, compressed=False)
     sp.save_npz(found["csr compressed"], x, compressed=True)
-    text = svmlight_text(x)
-    found["svmlight"].write_bytes(text)
-    with gzip.open(found["svmlight gzip"], "wb", compresslevel=6) as file:
-        file.write(text)
     return found
 
 
@@ -93,15 +75,12 @@ def drain(file: Any) -> int:
 
 def read_alone(path: Path) -> int:
     """Read and decompress a source; return the number of bytes."""
-    if path.suffix == ".npz":
-        total = 0
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as file:
-                    total += drain(file)
-        return total
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-        return drain(file)
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                total += drain(file)
+    return total
 
 
 def least(
@@ -129,12 +108,11 @@ def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[
     """Return the MB of content per second of each importer, and of reading its source only."""
     out = {}
     for name, path in sources.items():
-        run = import_csr if name.startswith("csr") else import_svmlight
         content = read_alone(path) / 1e6
         times = least(
             {
                 "read": lambda path=path: read_alone(path),
-                "import": lambda path=path, run=run: run(path, folder / "out"),
+                "import": lambda path=path: import_csr(path, folder / "out"),
             },
             rounds,
             folder / "out",

@@ -20,7 +20,6 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 import gzip
 import hashlib
-import io
 import json
 import subprocess
 import sys
@@ -28,7 +27,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -144,31 +142,10 @@ def make_parquet(path: Path, n: int, lists: bool) -> None:
     pyarrow.parquet.write_table(tables(n, lists), path, row_group_size=16_384)
 
 
-def make_arrow(path: Path, n: int) -> None:
-    import pyarrow.feather
-
-    pyarrow.feather.write_feather(tables(n, True), str(path), compression="lz4", chunksize=16_384)
-
-
 def make_csv(path: Path, n: int) -> None:
     import pyarrow.csv
 
     pyarrow.csv.write_csv(tables(n, False), path)
-
-
-def make_hf(path: Path, n: int) -> None:
-    """Write a column of PNG images in the format of `datasets`."""
-    import datasets
-    from PIL import Image
-
-    def png(pixels: np.ndarray) -> dict[str, Any]:
-        out = io.BytesIO()
-        Image.fromarray(pixels).save(out, "png")
-        return {"bytes": out.getvalue(), "path": None}
-
-    datasets.disable_progress_bars()
-    columns = {"image": [png(pixels) for pixels in digit_rows(n)]}
-    datasets.Dataset.from_dict(columns, datasets.Features(image=datasets.Image())).save_to_disk(path)
 
 
 # Read the source files: each function yields arrays, a few MB at a time if the format allows ----------------
@@ -244,26 +221,12 @@ def read_parquet(path: Path) -> Any:
     yield from read_batches(pyarrow.parquet.ParquetFile(path).iter_batches(4096, use_threads=False))
 
 
-def read_arrow(path: Path) -> Any:
-    import pyarrow as pa
-
-    with pa.ipc.open_file(str(path)) as file:
-        yield from read_batches(file.get_batch(i) for i in range(file.num_record_batches))
-
-
 def read_csv(path: Path) -> Any:
     import pyarrow.csv
 
     yield from read_batches(
         pyarrow.csv.open_csv(path, read_options=pyarrow.csv.ReadOptions(use_threads=False))
     )
-
-
-def read_hf(path: Path) -> Any:
-    import datasets
-
-    for row in datasets.load_from_disk(str(path)):
-        yield np.asarray(row["image"])
 
 
 @dataclass(frozen=True)
@@ -331,8 +294,6 @@ KINDS = {
     "parquet lists": Kind(
         ".parquet", lambda p, n: make_parquet(p, n, True), read_parquet, _import("import_parquet")
     ),
-    "arrow": Kind(".arrow", make_arrow, read_arrow, _import("import_arrow")),
-    "hf": Kind("", make_hf, read_hf, _import("import_hf"), share=0.15),
     "csv": Kind(".csv", make_csv, read_csv, _import("import_csv"), 8 * SIDE**2),
 }
 WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
@@ -420,7 +381,7 @@ def main() -> None:
         return
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.only or (k for k in KINDS if k != "hf" or find_spec("datasets")):
+        for name in given.only or KINDS:
             if name in WHERE and not hasattr(data, WHERE[name]):
                 continue
             results.append(measure(name, Path(folder), given.mb, given.rounds))
