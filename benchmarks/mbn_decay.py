@@ -1,22 +1,22 @@
-"""Ways to choose the decay without labels, compared with the classes, and the seconds that they take.
+"""Compare ways to choose a decay without labels, and the seconds that they take.
 
     python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 10]
 
-For each data set (at most 1,000 rows of it) and each decay the small networks of decay="auto": two that see
-all features, two that see a half. NMI is that of k-means on the first two against the classes. Each way
-chooses a decay; its loss is the NMI, in points, that the best decay has above the chosen one. The ways:
+The small networks of decay="auto" are fitted for each decay to at most 1,000 rows of each data set: two
+networks with all features, and two with half of the features. The NMI of a decay compares the classes with
+k-means on the output of the first two networks. Each way chooses a decay. Its loss is the NMI of the best
+decay minus the NMI of the chosen decay, in points. The ways are:
 
     outputs      the best linear centred kernel alignment of the outputs of two seeds
     silhouette   the best silhouette of the clusters in the output
-    seeds        the best adjusted mutual information of the clusters of two seeds
-    halves       the same, of a network of all features and one of a half
-    grid         the best mean of seeds and halves, each pair of networks alike, on the whole grid of decays
-    auto         the same until the score is far below the best one, which is what decay="auto" does
-    tolerant     on the whole grid, the decay nearest to 0.5 within one standard error of the best one
+    seeds        the best adjusted mutual information between the clusters of two seeds with all features
+    halves       the same between a network with all features and one with half of them
+    grid         the best mean of the five agreements of seeds and halves, over all decays
+    auto         the same, over the decays up to a score far below the best one, which decay="auto" uses
+    tolerant     among decays within one standard error of "grid", the one nearest to 0.5
 
-and each decay of the grid taken whatever the data. "cpu_seconds" are those of the small networks and their
-scores, with the whole grid and with "auto". Needs SCALELATENT_DATA; three seconds of one core for each set
-and seed.
+Each fixed decay has a loss as well. "cpu_seconds" are the seconds of the small networks and their scores, for
+"grid" and for "auto". Needs SCALELATENT_DATA, and about five seconds of one core for each set and seed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def alignment(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
-    """Return criteria, NMI and CPU seconds of each decay; the seconds of the first layers count once."""
+    """Return the criteria, the NMI and the CPU seconds of each decay."""
     from sklearn.metrics import silhouette_score
 
     begin = time.process_time()
@@ -117,7 +117,7 @@ def tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
 
 
 def losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
-    """Return points of NMI below the best decay of one data set, mean over seeds, by way to choose."""
+    """Return the mean loss over seeds of each way and each fixed decay, in points of NMI."""
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
     best, chosen = max(scores.values()), [choose(run) for run in runs]
     lost = {name: float(np.mean([best - scores[own[name]] for own in chosen])) for name in chosen[0]}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
@@ -99,21 +97,6 @@ def open_maybe_gzip(path: PathOrUrl, kind: str) -> IO[bytes]:
 def is_gzip(file: IO[bytes]) -> bool:
     """Return whether a file from `open_maybe_gzip` is unpacked while it is read."""
     return isinstance(file, gzip.GzipFile)
-
-
-def read_lines(path: PathOrUrl, kind: str) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line) of a text file, plain or gzip; raise `DataError` if the file is damaged."""
-    number = 0
-    with open_maybe_gzip(path, kind) as file:
-        try:
-            for line in file:
-                number += 1
-                yield number, line
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{kind} {os.fspath(path)} is damaged after line {number:,}: {error}; download or copy it "
-                "again"
-            ) from error
 
 
 class _GzipFile(gzip.GzipFile):
