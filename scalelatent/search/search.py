@@ -105,8 +105,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         ``scoring(model, X, y)``, or a function ``scoring(model, dataset)``. Rows have weights if
         scikit-learn's metric supports weights. For classifiers "accuracy", "balanced_accuracy", "f1_macro"
         and "neg_log_loss" are computed in one shared pass. A bootstrap network is scored by "nmi",
-        "accuracy" (of clusters) or "retrieval", which need labels. None means accuracy for a classifier,
-        "nmi" for a bootstrap network, and ``score`` of the estimator for other models.
+        "accuracy" (of clusters) or "retrieval" (of the nearest row), which need labels. None means accuracy
+        for a classifier, "nmi" for a bootstrap network, and ``score`` of the estimator for other models.
     refit : bool
         After cross-validation, fit the best parameters on all rows. With validation rows the best candidate
         is fitted already.

@@ -104,6 +104,12 @@ def test_a_search_equals_separate_fits_and_scores(kind: str, rows: dict[str, Arr
     assert hasattr(search, "predict") == hasattr(base, "predict")
 
 
+def test_a_network_is_chosen_by_the_class_of_the_nearest_row(rows: dict[str, Arrays]) -> None:
+    base, grid = KIND_CASES["mbn"]
+    search = Search(base, grid, cv=2, scoring="retrieval").fit(*rows["mbn"])
+    assert 0 < search.best_score_ <= 1
+
+
 @pytest.mark.parametrize("kind", KIND_CASES)
 def test_validation_rows_make_the_best_candidate_the_result(kind: str, rows: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES[kind]
