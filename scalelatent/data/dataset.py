@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
-from scalelatent.storage.stores import find_location, locate_recorded
+from scalelatent.storage.storage_options import find_location, locate_recorded
 
 from . import schema
 from .columns import Columns, OffsetColumn, PairedRows, as_binary, label_source
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     import anndata
     import dask.array as da
-    from fsspec.mapping import FSMap
-    from zarr.abc.store import Store
-    from zarr.storage import StorePath
 
     from scalelatent.data.schema import LayoutOptions
     from scalelatent.kernels.arrays import DenseOrCsr
@@ -356,7 +353,7 @@ class Dataset:
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """Stores and storage options that other processes need, besides addresses, to open all `places`."""
+        """Storage options that other processes need, besides addresses, to open all `places`."""
         return tuple(place.access for place in self.places if place.access is not None)
 
     @property
@@ -724,24 +721,20 @@ class Dataset:
 
 
 def open_dataset(
-    url: str | os.PathLike[str] | Location | Store | StorePath | FSMap,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
+    url: str | os.PathLike[str] | Location, *, storage_options: Mapping[str, Any] | None = None
 ) -> Dataset:
     """Open a stored dataset.
 
     Parameters
     ----------
-    url : str, path-like or store
+    url : str or path-like
         A local path, `file:///path`, `s3://bucket/key`, `az://container/key`, `memory://name`, or another
-        address. Or a store with the dataset at its root: of zarr (``zarr.storage.ObjectStore``,
-        ``FsspecStore``, ``ZipStore``, …, or a ``StorePath`` in a store), of obstore
-        (``obstore.store.S3Store``, which reads faster than the address), or fsspec (``fs.get_mapper(path)``).
+        address.
     storage_options : dict, optional
         Options of fsspec's file system for the address, for example ``{"anon": True}`` or
         ``{"endpoint_url": …, "key": …, "secret": …}`` for `s3://`; by default the environment has them.
-        Options and stores are sent to the workers of a Dask cluster and are part of a pickled dataset, but
-        they are never written to a run folder or a model.
+        Options are sent to the workers of a Dask cluster and are part of a pickled dataset, but they are
+        never written to a run folder or a model.
 
     Returns
     -------
@@ -761,10 +754,6 @@ def open_dataset(
     >>> _ = rows.save("memory://doc-open", overwrite=True)
     >>> open_dataset("memory://doc-open")
     <Dataset 4 rows x (3,) uint8, 2 classes, 'memory://doc-open'>
-
-    >>> import fsspec
-    >>> open_dataset(fsspec.filesystem("memory").get_mapper("/doc-open")).read_y(0, 4).tolist()
-    [0, 1, 0, 1]
     """
     return Dataset(Columns(**open_columns(find_location(url, storage_options))))
 
