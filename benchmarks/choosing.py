@@ -1,13 +1,14 @@
-"""Figures for choices of users: capsule algorithms and a small MLP, and the number of clusterings for text.
+"""Compare capsule algorithms with a small MLP, and numbers of clusterings for text.
 
     python benchmarks/choosing.py [--parts algorithms,clusterings]
 
-algorithms   MNIST, 50,000 images to learn from, 10,000 to validate on, one thread each: test error and
-             seconds of batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's
-             MLPClassifier up to the validation error that each of the two reached
-clusterings  documents of the RCV1-v2 subset with one leaf topic, of topics with at least 100 of them: NMI of
-             k-means clusters of a bootstrap network's output against the number of its clusterings V, beside
-             latent semantic analysis with as many components
+algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of
+             batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's MLPClassifier, which
+             trains until its validation error is as small as that of stepwise EM and of batch EM.
+clusterings  NMI of k-means clusters of documents for several numbers of clusterings V of a bootstrap
+             network, compared with latent semantic analysis with the same number of components. The
+             documents are those of the RCV1-v2 subset with one leaf topic, among topics with at least 100
+             such documents.
 
 Needs SCALELATENT_DATA.
 """
@@ -43,7 +44,7 @@ def algorithms(a: Any) -> dict[str, Any]:
         print(name, out[name], flush=True)
 
     warm = sl.CapsuleRegression(max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed)
-    for algorithm in ("em", "stepwise"):  # kernels are compiled
+    for algorithm in ("em", "stepwise"):  # These fits compile the kernels.
         warm.set_params(algorithm=algorithm).fit(x[:2000], y[:2000])
     targets = {}
     for algorithm in ("em", "stepwise"):
@@ -121,9 +122,9 @@ def main() -> None:
     """Measure the requested parts and write their figures."""
     arguments = parser(__doc__, "choosing")
     arguments.add_argument("--parts", default="algorithms,clusterings")
-    arguments.add_argument("--dim", type=int, default=8, help="of capsules")
+    arguments.add_argument("--dim", type=int, default=8, help="dimension of a capsule")
     arguments.add_argument("--hidden", type=int, default=64, help="units of the MLP")
-    arguments.add_argument("--epochs", type=int, default=60, help="most epochs of the MLP")
+    arguments.add_argument("--epochs", type=int, default=60, help="largest number of epochs of the MLP")
     arguments.add_argument("--documents", type=int, default=4000)
     arguments.add_argument("--k1", type=int, default=500)
     arguments.add_argument("--restarts", type=int, default=10)

@@ -1,26 +1,30 @@
-"""Test errors of the models with default parameters, beside scikit-learn's and beside found parameters.
+"""Measure the models with default parameters, and compare with scikit-learn and with searched parameters.
 
     python benchmarks/defaults.py errors subsets calibration best clusters densities outputs parts documents
 
-Sets: breast cancer, wine, iris and digits of scikit-learn and, where the environment variable
-SCALELATENT_DATA names a folder with real data, New-Thyroid, Isolet1, UMIST, COIL20, USPS and 5,000 rows of
-MNIST. Each set is split into 70 % training rows and 30 % test rows (USPS and MNIST as they come) by several
-seeds. Rows of measurements are standardised by the training rows; pixels and sounds are taken as they are.
+The sets are breast cancer, wine, iris and digits of scikit-learn and, with SCALELATENT_DATA, New-Thyroid,
+Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds split each set into 70 % training rows
+and 30 % test rows; USPS and MNIST have their own split. Measurements are standardised by the training rows;
+pixels and sounds are not changed.
 
-errors: test errors and seconds, also of the paper's capsule regression (batch EM without an intercept and
-without a ridge). subsets: 20 random subsets of the features of the four sets of scikit-learn, one to all of
-them. calibration: expected calibration error of capsules on test rows, 15 bins of as many rows each, with a
-temperature chosen on a tenth of the training rows or on the training rows themselves. best: `sl.Search` with
-three folds of the shuffled training rows over at most twenty candidates, one split of each set.
-
-clusters: NMI of bootstrap networks, of k-means and of spectral clustering, mean over three seeds.
-densities: mean log-likelihood of test rows, in nats, of LinearMixture(likelihood="ppca"), of
-GaussianMixture and of PCA, mean over the splits. All rows are standardised; digits get uniform noise of
-their own width first. outputs: wrong labels in percent of conditional RBMs, of one logistic regression per
-label, and of three neighbours, for the lower half of binary digits given the upper half, and for the topics
-of documents. parts: test errors of compositional networks with 20 templates on binary digits, of ten
-classes and of eights and all others; without templates they do not classify. documents: test errors of the
-classifiers on documents of one topic, CSR counts scaled to length 1.
+errors       Test errors and seconds, including the paper's capsule regression (batch EM, no intercept, no
+             ridge).
+subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset
+             has between one and all features.
+calibration  Expected calibration error of capsules on test rows, in 15 bins of equal size. A tenth of the
+             training rows chooses the temperature, or the training rows themselves do.
+best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
+             candidates, on one split of each set.
+clusters     NMI of bootstrap networks, of k-means and of spectral clustering: means over three seeds.
+densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood="ppca"), GaussianMixture and
+             PCA, means over the splits. All rows are standardised; digits first get uniform noise with the
+             width of a grey level.
+outputs      Wrong labels in percent: conditional RBMs, one logistic regression per label, and three
+             neighbours. The labels are the lower half of binary digits, with the upper half as input, and
+             the topics of documents.
+parts        Test errors of compositional networks with 20 templates on binary digits: ten classes, and
+             eights against all other digits. Without templates these networks do not classify.
+documents    Test errors of the classifiers on documents with one topic: CSR counts scaled to length 1.
 """
 
 from __future__ import annotations
@@ -86,7 +90,7 @@ def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
 
 
 def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterator[Split]:
-    """Return training rows, test rows and their labels."""
+    """Yield training rows, their labels, test rows and their labels of each split."""
     for number in range(SPLITS):
         train, test, codes, other = train_test_split(
             x, y, test_size=0.3, stratify=y, random_state=seed + number
@@ -98,7 +102,7 @@ def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterat
 
 
 def given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Yield the sets that come with test rows; training rows are cut to ``most``."""
+    """Yield the sets that have their own test rows and at most ``most`` training rows."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))
@@ -107,7 +111,9 @@ def given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
 
 
 def measure(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
-    """Return mean error in percent, its standard deviation over splits, and seconds of a fit, by model."""
+    """Return the mean error in percent, its standard deviation over splits, and seconds of a fit, for each
+    model.
+    """
     errors: dict[str, list[float]] = {model: [] for model in MODELS}
     seconds: dict[str, list[float]] = {model: [] for model in MODELS}
     for number, (train, codes, test, other) in enumerate(rows):
@@ -135,7 +141,7 @@ def errors(seed: int) -> list[dict[str, Any]]:
 
 
 def subsets(seed: int) -> list[dict[str, Any]]:
-    """Return mean and largest excess of an error over the better of two rivals; rows of few features, too."""
+    """Return the mean and the largest excess of an error over the better one of two other methods."""
     rng, lines = np.random.default_rng(seed), []
     for name, x, y, standardise in small_sets():
         if name not in ("breast cancer", "wine", "iris", "digits"):
@@ -173,7 +179,7 @@ def subsets(seed: int) -> list[dict[str, Any]]:
 
 
 def calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float:
-    """Return expected calibration error in percent."""
+    """Return the expected calibration error in percent."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == codes
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
     return 100 * sum(abs(certainty[rows].sum() - right[rows].sum()) for rows in parts) / len(codes)
@@ -206,14 +212,14 @@ def calibration(seed: int) -> list[dict[str, Any]]:
 
 
 def best(seed: int) -> list[dict[str, Any]]:
-    """Return the default's test error beside that of the best of twenty candidates."""
+    """Return the test errors of the default and of the best one of twenty candidates."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
     for name, (train, codes, test, other) in [*sets, *given_sets()]:
         line: dict[str, Any] = {"set": name, "models": {}}
         for model, grid in GRIDS.items():
             fitted = MODELS[model](seed).fit(train, codes)
-            # As many as a fold has columns, and rows of its smallest class.
+            # Limits of the candidates: columns, and rows of the smallest class in a fold.
             fewest = np.bincount(np.unique(codes, return_inverse=True)[1]).min() // 2
             most = {"capsule_dim": min(train.shape[1], fewest), "n_components": fewest}
             most["n_dims"] = train.shape[1]
@@ -231,7 +237,9 @@ def best(seed: int) -> list[dict[str, Any]]:
 
 
 def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return the NMI of as many clusters as classes of all rows of each set, standardised as in `errors`."""
+    """Return the NMI of all rows of each set, standardised as in `errors`, with as many clusters as
+    classes.
+    """
     lines = []
     for name, x, y, standardise in small_sets():
         rows = StandardScaler().fit_transform(x) if standardise else np.asarray(x, np.float32)
@@ -261,7 +269,7 @@ def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def densities(seed: int) -> list[dict[str, Any]]:
-    """Measure densities on sets of measurements, and on digits."""
+    """Return the log-likelihoods on sets of measurements, and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
     sets = [(name, x, y) for name, x, y, standardise in small_sets() if standardise]
@@ -284,7 +292,9 @@ def densities(seed: int) -> list[dict[str, Any]]:
 
 
 def outputs(seed: int) -> list[dict[str, Any]]:
-    """Measure binary digits of scikit-learn and, with the real data, the main topics of 5,000 documents."""
+    """Return the errors on binary digits of scikit-learn and, with SCALELATENT_DATA, on topics of
+    documents.
+    """
     digits = (load_digits().data > 7).astype(np.uint8)
     sets = {"lower halves of digits": (digits[:, :32], digits[:, 32:])}
     if os.environ.get("SCALELATENT_DATA"):
@@ -301,7 +311,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
     lines = []
     for name, (x, v) in sets.items():
         train, test, outs, other = train_test_split(x, v, test_size=0.3, random_state=seed)
-        outs[:2] = [[0], [1]]  # LogisticRegression refuses a label that has one value in all training rows
+        outs[:2] = [[0], [1]]  # LogisticRegression needs both values of each label.
         made = [(model, make()) for model, make in models.items()]
         line = classified(name, (train, outs, test, other), made)
         line["shape"].append(v.shape[1])
@@ -313,7 +323,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
 
 
 def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return test error in percent and seconds of a fit, by model."""
+    """Return the test error in percent and the seconds of a fit, for each model."""
     train, codes, test, other = rows
     line: dict[str, Any] = {"set": name, "shape": list(train.shape), "models": {}}
     for model, made in models:
@@ -327,7 +337,7 @@ def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dic
 
 
 def parts(seed: int) -> list[dict[str, Any]]:
-    """Measure the models on digits of scikit-learn."""
+    """Return the errors of the models on binary digits of scikit-learn."""
     x, y = load_digits(return_X_y=True)
     rivals, lines = ("logistic regression", "3 nearest neighbours"), []
     for name, codes in (("digits", y), ("eights and other digits", y == 8)):
@@ -341,7 +351,7 @@ def parts(seed: int) -> list[dict[str, Any]]:
 
 
 def documents(seed: int) -> list[dict[str, Any]]:
-    """Measure the models on documents of the RCV1 subset, which needs the real data."""
+    """Return the errors of the models on documents of the RCV1 subset; needs SCALELATENT_DATA."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     x = normalize(counts[rows].astype(np.float32))

@@ -1,9 +1,10 @@
-"""all_vs_all, d = 4, on a million infinite digits from MNIST rows 0:50000, out of core on a local cluster:
-python benchmarks/million.py FOLDER
+"""Fit all_vs_all capsules, d = 4, to a million infinite digits, out of core on a local cluster.
 
-The benchmark writes the dataset (without validation rows 50000:60000 and the test set), starts worker
-processes, fits, scores, and reports passes, seconds, bytes read and the largest resident size of a worker. An
-interrupted run resumes. SCALELATENT_DATA is required.
+    python benchmarks/million.py FOLDER
+
+The script writes the dataset from MNIST rows 0:50000, starts worker processes, fits and scores. The
+validation rows are MNIST rows 50000:60000. The results are errors, passes, seconds, bytes read and the
+largest resident size of a worker. An interrupted run resumes. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Tell(sl.Callback):
 
 
 def main() -> None:
-    """Make the rows, run the fit and write its figures."""
+    """Write the rows, run the fit and write its figures."""
     args = parser(__doc__, "million")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)

@@ -1075,8 +1075,7 @@ def importers() -> Iterable[Iterable[Any]]:
         "png 28 x 28; jpg 256 x 256; jpg to 64 x 64": ("images png", "images jpg", "images jpg 64"),
         "csr; svmlight": ("csr", "svmlight"),
         "parquet, a column a feature; lists": ("parquet wide", "parquet lists"),
-        "arrow; csv": ("arrow", "csv"),
-        "Hugging Face, png 28 x 28": ("hf",),
+        "csv": ("csv",),
     }.items():
         if not found.keys() >= set(kinds):  # measured by a version that had none
             continue

@@ -15,7 +15,6 @@ from fsspec.registry import _registry as known
 
 import scalelatent as sl
 from scalelatent import data
-from scalelatent.deploy.connection import gateway_address, open_client
 from scalelatent.deploy.security import make_certificates
 from scalelatent.engine.backend import CupyBackend
 from scalelatent.errors import ScalelatentError
@@ -49,17 +48,13 @@ def _jobs_of_slurm(folder: Path) -> Any:
 NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("anndata", "anndata", lambda _: data.Dataset.from_anndata(X)),
     ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
-    ("arrow", "pyarrow", lambda folder: data.import_arrow(folder / "t.arrow", folder / "out")),
     ("arrow", "pyarrow", lambda folder: data.import_csv(folder / "t.csv", folder / "out")),
     ("arrow", "pyarrow", lambda _: data.Dataset.from_dataframe({"a": [1.0]})),
     ("azure", "adlfs", lambda _: data.open_dataset("az://c/a", storage_options={"account_name": "me"})),
     ("cuda12", "cupy", lambda _: CupyBackend()),
-    ("gateway", "dask_gateway", lambda _: open_client(gateway_address("http://hub", "mine"))),
     ("gs", "gcsfs", lambda _: data.open_dataset("gs://bucket/a.zarr")),
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
-    ("hdf5", "h5py", lambda folder: data.import_h5ad(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
-    ("arrow", "pyarrow", lambda folder: data.import_hf(folder, folder / "out")),
     ("mlflow", "mlflow", lambda _: MlflowTracking()),
     ("onnx", "onnx", lambda folder: _model().to_onnx(folder / "m.onnx")),
     ("polars", "polars", _framed),
@@ -70,9 +65,8 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("torch", "torch", lambda _: ROWS.to_torch()),
     ("xarray", "xarray", lambda _: ROWS.to_xarray()),
 ]
-# Extras for clusters that users start, for the other CUDA version, another name of arrow, and extras
-# for contributors.
-OTHERS = {"k8s", "cuda13", "hf", "bench", "docs", "test"}
+# Extras for clusters that users start, for the other CUDA version, and extras for contributors.
+OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
 
 
 @pytest.mark.parametrize(("extra", "package", "call"), NEEDS)

@@ -217,23 +217,6 @@ def import_hdf5(
     return functools.partial(data.import_hdf5, file, out, x=x, y=y, allow_external=allow_external)
 
 
-@verb("h5ad")
-def import_h5ad(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="An .h5ad file, or a folder that AnnData.write_zarr wrote.")
-    ],
-    out: Out,
-    layer: Annotated[
-        str | None, typer.Option(metavar="L", help="Layer that holds the rows; X by default.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of obs that holds the labels.")
-    ] = None,
-) -> Call:
-    """Import an AnnData file, with sparse (CSR) or dense rows."""
-    return functools.partial(data.import_h5ad, file, out, layer=layer, label=label)
-
-
 @verb("mat")
 def import_mat(
     file: File,
@@ -253,9 +236,11 @@ def import_mat(
 
 @verb("parquet")
 @with_table_flags
-def import_parquet(file: Table, out: Out, *, table_flags: TableFlags) -> Call:
-    """Import columns of Parquet files."""
-    return functools.partial(data.import_parquet, file, out, **table_flags.options())
+@with_image_flags
+def import_parquet(file: Table, out: Out, *, table_flags: TableFlags, image_flags: ImageFlags) -> Call:
+    """Import columns of Parquet files: numbers, or one column of images."""
+    options = {**table_flags.options(), **image_flags.options()}
+    return functools.partial(data.import_parquet, file, out, **options)
 
 
 @verb("csv")
@@ -266,47 +251,6 @@ def import_csv(file: Table, out: Out, *, table_flags: TableFlags) -> Call:
     Features are read as float64.
     """
     return functools.partial(data.import_csv, file, out, **table_flags.options())
-
-
-@verb("arrow")
-@with_table_flags
-def import_arrow(file: Table, out: Out, *, table_flags: TableFlags) -> Call:
-    """Import columns of Arrow (Feather) files."""
-    return functools.partial(data.import_arrow, file, out, **table_flags.options())
-
-
-@verb("hf")
-@with_table_flags
-@with_image_flags
-def import_hf(
-    file: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder that save_to_disk wrote.")],
-    out: Out,
-    split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the split, for example train.")
-    ] = None,
-    *,
-    table_flags: TableFlags,
-    image_flags: ImageFlags,
-) -> Call:
-    """Import a Hugging Face dataset on disk: columns of numbers, or of images."""
-    options = {"split": split, **table_flags.options(), **image_flags.options()}
-    return functools.partial(data.import_hf, file, out, **options)
-
-
-@verb("zarr")
-def import_zarr(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="ZARR|REFS", help="A zarr array or group, or references to parts of files (.json, .parq)."
-        ),
-    ],
-    out: Out,
-    x: KeyOfRows = None,
-    y: KeyOfLabels = None,
-) -> Call:
-    """Import zarr arrays of other programs, also virtual ones (kerchunk)."""
-    return functools.partial(data.import_zarr, file, out, x=x, y=y)
 
 
 @verb("images", unit="images")

@@ -194,8 +194,8 @@ class Dataset:
         ----------
         adata : anndata.AnnData
             Object in memory or backed by a file. Rows of a backed `X` are read from the file at each use, so
-            the file must stay open; layers are in memory. `import_h5ad` writes the rows to a dataset that
-            reads faster and that the workers of a cluster can open. Requires anndata:
+            the file must stay open; layers are in memory. `save` writes the rows to a dataset that reads
+            faster and that the workers of a cluster can open. Requires anndata:
             ``pip install 'scalelatent[anndata]'``.
         layer : str, optional
             Layer with the rows; by default ``adata.X``.

@@ -101,13 +101,7 @@ class CsrReader(RowReader):
 
     def canonical_rows(self, data: np.ndarray, columns: np.ndarray, pointers: np.ndarray) -> csr_array:
         """Return the next rows in canonical form: columns sorted, entries of the same place added."""
-        return self.count_repairs(
-            canonical(data, columns, pointers, self.shape[1], self._next_row, self.name)
-        )
-
-    def count_repairs(self, result: tuple[csr_array, int, int]) -> csr_array:
-        """Count the sorted rows and the added entries in a result of `canonical`; return its rows."""
-        rows, n_sorted, n_added = result
+        rows, n_sorted, n_added = canonical(data, columns, pointers, self.shape[1], self._next_row, self.name)
         self._next_row += rows.shape[0]
         self._rows_sorted += n_sorted
         self._entries_added += n_added
@@ -269,17 +263,6 @@ class ArrayReader(RowReader):
 
     def close(self) -> None:
         self._values = self._values[:0]
-
-
-@contextlib.contextmanager
-def read_errors(name: str, start: int, stop: int, advice: str) -> Iterator[None]:
-    """Turn any error of a library while it reads rows `start:stop` into a `DataError` that names them."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # h5py, zarr, fsspec and each codec raise errors of their own
-        raise DataError(f"{name}: rows {start}:{stop} cannot be read: {error}; {advice}") from error
 
 
 def import_rows(

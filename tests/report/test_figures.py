@@ -19,7 +19,6 @@ from scalelatent.models.capsule.report_figures import (
     project_on_leading_plane,
     puts_classes_across,
 )
-from scalelatent.report.comparison import error_by_dimension, plot_error_by_dimension
 from scalelatent.report.figures import plot_confusion, plot_reliability
 from scalelatent.report.pictures import choose_tone, image_shape, plot_mistakes
 from scalelatent.report.style import class_style, png_bytes
@@ -209,41 +208,6 @@ def test_mistakes_show_class_and_prediction():
     figure = plot_mistakes(x, ["four"] * 12, ["nine"] * 12, [0.9] * 12, (8, 8))
     assert figure.axes[11].get_title() == "four → nine\n90 %"
     assert not figure.axes[12].axison
-
-
-def test_error_by_dimension_has_a_curve_for_each_architecture(tmp_path):
-    records = [
-        {"architecture": a, "capsule_dim": d, "test_error": e / d}
-        for a, e in (("multiclass", 0.08), ("all_vs_all", 0.04))
-        for d in (4, 1, 2)
-    ]
-    records.append({"architecture": "multiclass", "capsule_dim": 1, "test_error": 0.10})
-    records.append(
-        {"architecture": "all_vs_all", "capsule_dim": 4, "test_error": 0.005, "series": "1 million rows"}
-    )
-    axes = error_by_dimension(records).axes[0]
-    assert [drawn.get_label() for drawn in axes.lines] == ["multiclass", "all-versus-all", "1 million rows"]
-    assert axes.lines[0].get_xydata() == pytest.approx(np.array([[1, 9], [2, 4], [4, 2]]))
-    assert len({drawn.get_color() for drawn in axes.lines}) == 3
-    path = plot_error_by_dimension(records, tmp_path / "figure.png")
-    assert path.read_bytes().startswith(PNG)
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ([], "no records"),
-        ([{"architecture": "multiclass", "capsule_dim": 2}], "record 0 has no test_error"),
-        (
-            [{"architecture": "multiclass", "capsule_dim": [1, 2], "test_error": 0.1}],
-            "not a positive whole number",
-        ),
-        ([{"architecture": "multiclass", "capsule_dim": 2, "test_error": 6.2}], "not between 0 and 1"),
-    ],
-)
-def test_records_that_cannot_be_drawn_are_refused(records, message):
-    with pytest.raises(DataError, match=message):
-        error_by_dimension(records)
 
 
 def test_figures_do_not_change_matplotlibs_settings_and_are_reproducible():

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from scalelatent.report.classes import (
     draw_reliability,
     explain_calibration,
 )
-from scalelatent.report.comparison import error_by_dimension
 from scalelatent.report.interpretation import (
     count_validation_rows,
     explain_error_gap,
@@ -83,34 +82,6 @@ def section(
             )
     explained = _describe_numbers(run, model, shown)
     return Section(_subtitle(model), head, table, pictures, explained, usage_snippet(run, model))
-
-
-def compared(runs: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Return the figure of test errors by capsule dimension, if runs differ in it; see `Kind.compare`."""
-    points = [_as_point(run) for run in runs]
-    dims = {point["capsule_dim"] for point in points if point is not None}
-    if len(dims) < 2 or None in points:
-        return []
-    return [
-        Picture(
-            "dimensions",
-            "Test error by capsule dimension",
-            "A curve for each architecture (Figure 5 of the paper).",
-            f"Curves over the dimensions {', '.join(map(str, sorted(dims)))}.",
-            error_by_dimension([point for point in points if point is not None]),
-        )
-    ]
-
-
-def _as_point(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    dimension = run.get("parameters", {}).get("model.capsule_dim")
-    if run.get("test_error") is None or not isinstance(dimension, int):
-        return None
-    return {
-        "architecture": run.get("architecture") or "multiclass",
-        "capsule_dim": dimension,
-        "test_error": run["test_error"],
-    }
 
 
 def _describe_numbers(
