@@ -20,11 +20,11 @@ import warnings
 from typing import Any
 
 import numpy as np
-from common import mnist, parser, rcv1_subset, single_topics, write_part
+from common import lsa, mnist, parser, rcv1_subset, single_topics, write_part
 from threadpoolctl import threadpool_limits
 
 import scalelatent as sl
-from scalelatent.evaluation import lsa, score_output
+from scalelatent.evaluation import score_output
 
 CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
@@ -39,7 +39,7 @@ def algorithms(a: Any) -> dict[str, Any]:
     train, held = (x[:50_000], y[:50_000]), (x[50_000:], y[50_000:])
     out: dict[str, Any] = {}
 
-    def tell(name: str, error: float, begin: float, **more: Any) -> None:
+    def record(name: str, error: float, begin: float, **more: Any) -> None:
         out[name] = {"test_error": round(error, 4), "seconds": round(time.perf_counter() - begin, 1), **more}
         print(name, out[name], flush=True)
 
@@ -59,7 +59,7 @@ def algorithms(a: Any) -> dict[str, Any]:
         begin = time.perf_counter()
         model.fit(*train, validation=held)
         targets[algorithm] = float(model.best_validation_error_)
-        tell(
+        record(
             algorithm,
             1 - model.score(*test),
             begin,
@@ -77,11 +77,11 @@ def algorithms(a: Any) -> dict[str, Any]:
             error = 1 - mlp.score(*scaled[1])
             while waiting and error <= targets[waiting[0]]:
                 name = f"MLP, {a.hidden} units, to the error of {waiting.pop(0)}"
-                tell(name, 1 - mlp.score(*scaled[2]), begin, validation_error=error, passes=epoch)
+                record(name, 1 - mlp.score(*scaled[2]), begin, validation_error=error, passes=epoch)
             if not waiting:
                 break
     for name in waiting:
-        tell(
+        record(
             f"MLP, {a.hidden} units, not as far as {name}", 1 - mlp.score(*scaled[2]), begin, passes=a.epochs
         )
     return out
@@ -96,13 +96,13 @@ def clusterings(a: Any) -> dict[str, Any]:
     n = len(np.unique(y))
     out: dict[str, Any] = {"documents": len(y), "topics": n, "nmi": {}}
 
-    def tell(name: str, z: np.ndarray) -> None:
+    def record(name: str, z: np.ndarray) -> None:
         ds = sl.Dataset.from_arrays(z, y)
         found = score_output(z, ds, ("nmi",), restarts=a.restarts, random_state=a.seed)
         out["nmi"][name] = round(float(found["nmi"]), 4)
         print(name, out["nmi"][name], flush=True)
 
-    tell("LSA", lsa(n, random_state=a.seed).fit_transform(x))
+    record("LSA", lsa(n, a.seed).fit_transform(x))
     for v in CLUSTERINGS:
         for seed in range(a.seed, a.seed + a.seeds):
             model = sl.MultilayerBootstrapNetwork(
@@ -114,7 +114,7 @@ def clusterings(a: Any) -> dict[str, Any]:
                 random_state=seed,
                 k1=a.k1,
             )
-            tell(f"V = {v}, seed {seed}", model.fit_transform(x))
+            record(f"V = {v}, seed {seed}", model.fit_transform(x))
     return out
 
 

@@ -74,7 +74,7 @@ PAPER = {
 HISTORY = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
 
 
-class Told(Callback):
+class PrintEpochs(Callback):
     """Print one line per epoch, and stop the fit after epoch ``until``."""
 
     def __init__(self, name: str, until: int | None = None) -> None:
@@ -140,7 +140,7 @@ def fit(
     given = (v, None) if args.fresh else (x, v)
     held = sl.Dataset.from_arrays(*rows["validation"]) if args.fresh else rows["validation"]
     until = how.pop("until", None)
-    model.fit(*given, validation=held, callbacks=[Told(name, until)], **how)
+    model.fit(*given, validation=held, callbacks=[PrintEpochs(name, until)], **how)
 
 
 def chosen_rate(

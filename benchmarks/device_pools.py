@@ -114,7 +114,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
     grid = RowGrid(leaves, 1, 1)
     speeds = {f"w{i}": s for i, s in enumerate(s for s, n in counts.items() for _ in range(n))}
     unit = seconds * sum(speeds.values()) / leaves
-    free, heard, tasks, messages, end, now = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0, 0.0
+    free, arrivals, tasks, messages, end, now = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0, 0.0
 
     def work(span: Span) -> float:
         a, b = grid.node_rows(span.level, span.index)
@@ -128,7 +128,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
             free[worker] = max(free[worker], now) + work(span) / speeds[worker]
             end = max(end, free[worker])
             futures[span] = SimpleNamespace(status="pending")
-            heapq.heappush(heard, (free[worker], span.level, span.index, futures[span]))
+            heapq.heappush(arrivals, (free[worker], span.level, span.index, futures[span]))
         return futures
 
     begin = time.perf_counter()
@@ -137,10 +137,10 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
     )
     window = Window(dict.fromkeys(speeds, 1), [Span("train", grid.depth, 0)], send, costs)
     window.open()
-    while heard:
-        now = max(now + latency, heard[0][0])
-        while heard and heard[0][0] <= now:
-            heapq.heappop(heard)[-1].status = "finished"
+    while arrivals:
+        now = max(now + latency, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= now:
+            heapq.heappop(arrivals)[-1].status = "finished"
         window.poll()
     best = optimum(leaves, speeds, unit)
     return {

@@ -349,12 +349,12 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
     images, backend = choose_first_images(net, numbers, y[numbers]), make_backend("cpu")
     flat = x.reshape(len(x), -1)
     for number in range(args.template_passes):
-        said = TemplateEvidence(net, beliefs, *(images if number == 0 else (None, None)))
-        stats = Stats.zeros(said.layout())
+        evidence = TemplateEvidence(net, beliefs, *(images if number == 0 else (None, None)))
+        stats = Stats.zeros(evidence.layout())
         for a in range(0, len(x), 40):
             block = Block(flat[a : a + 40], y[a : a + 40], None, a)
-            said.accumulate(said.prepare(None, backend), block, stats)
-        beliefs = said.learned(first, stats)
+            evidence.accumulate(evidence.prepare(None, backend), block, stats)
+        beliefs = evidence.learned(first, stats)
     other = copy.copy(model)
     other._network = replace(network, net=net)
     other._stream = replace(model._stream, beliefs=beliefs, first=first)
@@ -423,7 +423,7 @@ def kept_or_fitted(
     return model, seconds
 
 
-def told_by(args: Any) -> str:
+def describe_setting(args: Any) -> str:
     """Return the setting as text, for the name of the part."""
     names = ("each", "features", "feature_size", "templates", "filters", "filter_size")
     names += ("p01", "p10", "p_weight", "forgetting", "batch_size", "epochs", "damping", "inner_iterations")
@@ -485,7 +485,7 @@ def main() -> None:
     parts, (x, y) = args.parts.split(","), first_of_each(args.each)
     reported: dict[str, dict[str, Any]] = {part: {} for part in parts}
 
-    def say(part: str, name: str, found: dict[str, Any]) -> None:
+    def record(part: str, name: str, found: dict[str, Any]) -> None:
         reported.setdefault(part, {})[name] = found
         print(part, name, found, flush=True)
         write_part(args.out, part, args.seed, reported[part])
@@ -516,7 +516,7 @@ def main() -> None:
             model = of_digits()
             found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
             print(found, flush=True)
-            write_part(args.out, f"trial {told_by(args)}", args.seed, found)
+            write_part(args.out, f"trial {describe_setting(args)}", args.seed, found)
         if "hcn" in parts:
             found = {**shares(of_digits(), x, y, args), **seconds}
             setting, held, predict = read_best(of_digits())
@@ -526,9 +526,9 @@ def main() -> None:
             found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
             own = args.features, args.feature_size
             of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
-            say(f"hcn{of}", str(seed), found)
+            record(f"hcn{of}", str(seed), found)
         if "objects" in parts:
-            say("objects", str(seed), classify_side_by_side(of_digits(), args))
+            record("objects", str(seed), classify_side_by_side(of_digits(), args))
         if "more" in parts:
             found = {}
             for each in args.more:
@@ -542,7 +542,7 @@ def main() -> None:
                     "setting": setting,
                     "held_out_error": held,
                 }
-                say("more", str(seed), found)
+                record("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
             pictures(args, of_digits())
         if "layers" in parts:
@@ -557,7 +557,7 @@ def main() -> None:
                 for name, features in fixed_features(args.filters).items():
                     kinds[name] = over(joint, features, x, y, likely)
             shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
-            say("layers", str(seed), shown)
+            record("layers", str(seed), shown)
         if "noise" in parts:
             fit, read = (args.p01, args.p10), tuple(args.read_noise)
             (hx, hy), found = digits(HELD), {}
@@ -568,7 +568,7 @@ def main() -> None:
                     _, predict = reading(model, *read_by)
                     key = "templates by {:g}, {:g}; images by {:g}, {:g}".format(*learned_by, *read_by)
                     found[key] = round(float((predict()(hx) != hy).mean()), 4)
-            say("noise", str(seed), found)
+            record("noise", str(seed), found)
         if "thin" in parts:
             found = {}
             for p01, p10 in THINNER:
@@ -581,7 +581,7 @@ def main() -> None:
                     "setting": how,
                     "held_out_error": held,
                 }
-            say("thin", str(seed), found)
+            record("thin", str(seed), found)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def pieces(seed: int) -> dict[str, Any]:
             given = m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held
             sweeps.sweep_messages(*(a[None] for a in given), 1.0)
 
-    def tell() -> None:
+    def lower_trees() -> None:
         for m, w in zip(kept, weights, strict=True):
             pools.lower_trees(m.s, w, m.to_s, m.to_w)
 
@@ -121,7 +121,7 @@ def pieces(seed: int) -> dict[str, Any]:
         "ORs and pools, up": up,
         "ORs and pools, down": down,
         "trees of places and weights": trees,
-        "trees to what they make": tell,
+        "trees to what they make": lower_trees,
         "a bare loop of that": lambda: bare(*flat, pairs // tree),
         "a forward pass": lambda: net.template_scores(fixed, pixels, backend),
         "its convolutions as products": lambda: [a @ b for a, b in zip(windows, flats, strict=True)],

@@ -238,7 +238,7 @@ def main() -> None:
     parts = args.parts.split(",")
     reported: dict[str, dict[str, Any]] = defaultdict(dict)
 
-    def say(part: str, seed: int, found: dict[str, Any]) -> None:
+    def record(part: str, seed: int, found: dict[str, Any]) -> None:
         reported[part][str(seed)] = found
         print(part, seed, found, flush=True)
         write_part(args.out, part, args.seed, reported[part])
@@ -247,24 +247,24 @@ def main() -> None:
         if {"clusters", "filled"} & set(parts):
             model, found = clusters(seed)
             if "clusters" in parts:
-                say("clusters", seed, found)
+                record("clusters", seed, found)
             if "filled" in parts:
                 share, shown = filled(seed, model)
-                say("filled", seed, share)
+                record("filled", seed, share)
                 if seed == args.seed:
                     picture(args.out.with_suffix(".png"), model, shown)
         if "supervised" in parts:
-            say("supervised", seed, with_labels(seed, "category", TRAINING))
+            record("supervised", seed, with_labels(seed, "category", TRAINING))
         if "few" in parts:
-            say("few", seed, with_labels(seed, "pattern", PATTERNS))
+            record("few", seed, with_labels(seed, "pattern", PATTERNS))
         if "leaves" in parts:
             for leaves, damping in DAMPING.items():
-                say(f"{leaves} leaves", seed, clusters(seed, leaves=leaves, damping=damping)[1])
+                record(f"{leaves} leaves", seed, clusters(seed, leaves=leaves, damping=damping)[1])
         if "read" in parts:
-            say("read", seed, read(seed))
+            record("read", seed, read(seed))
         if "flips" in parts:
             for share in FLIPS:
-                say(f"flips {share:g}", seed, flips(seed, share))
+                record(f"flips {share:g}", seed, flips(seed, share))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from scalelatent.deploy.probes import peak_bytes
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS
 
 
-class Tell(sl.Callback):
+class PrintPasses(sl.Callback):
     """Callback that prints one line every five passes."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any,
         print(f"dashboard: {client.dashboard_link}", flush=True)
         model = sl.LinearMixtureClassifier(**params)
         resume = (run / "engine").exists()
-        model.fit(train, validation=held, run_dir=run, resume=resume, callbacks=[Tell()])
+        model.fit(train, validation=held, run_dir=run, resume=resume, callbacks=[PrintPasses()])
         peaks = client.run(peak_bytes)
     out["of all"] = errors(model, held, test) | {
         "gb_read": round(sum(r["bytes_read"] for r in model.history_) / 1e9, 2),

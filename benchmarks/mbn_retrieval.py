@@ -14,10 +14,10 @@ import time
 from typing import Any
 
 import numpy as np
-from common import RESULTS, parser, rcv1_subset, write
+from common import RESULTS, lsa, parser, rcv1_subset, write
 
 import scalelatent as sl
-from scalelatent.evaluation import lsa, retrieval_accuracy
+from scalelatent.evaluation import retrieval_accuracy
 
 
 def curve_of(output: Any, topics: Any, metric: str, jobs: int | None) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def main() -> None:
     }
     curves = results["curves"]
 
-    def tell(name: str, output: Any, metric: str = "cosine", **more: Any) -> None:
+    def record(name: str, output: Any, metric: str = "cosine", **more: Any) -> None:
         curves[name] = curve_of(output, yt, metric, args.jobs) | more
         print(name, curves[name]["accuracy"], more, flush=True)
 
     for d in (args.components, 125):
-        tell(f"LSA, {d} components", lsa(d, random_state=args.seed).fit(x).transform(xt))
-    tell("counts, cosine", xt)
+        record(f"LSA, {d} components", lsa(d, args.seed).fit(x).transform(xt))
+    record("counts, cosine", xt)
     for k1 in map(int, args.k1.split(",")):
         model = sl.MultilayerBootstrapNetwork(
             n_clusterings=args.clusterings,
@@ -82,9 +82,9 @@ def main() -> None:
         z = model.transform(xt)
         transform = time.perf_counter() - begin
         of = {"ks": model.ks_, "fit_seconds": round(fit, 1), "transform_seconds": round(transform, 1)}
-        tell(f"MBN, k1 = {k1:,}, {args.components} components", z, **of)
-        tell(f"MBN, k1 = {k1:,}, {args.components} components, Euclidean", z, "euclidean")
-        tell(f"MBN, k1 = {k1:,}, codes", model.codes(xt), "overlap")
+        record(f"MBN, k1 = {k1:,}, {args.components} components", z, **of)
+        record(f"MBN, k1 = {k1:,}, {args.components} components, Euclidean", z, "euclidean")
+        record(f"MBN, k1 = {k1:,}, codes", model.codes(xt), "overlap")
     write(args.out, args.seed, results)
     from scalelatent.models.mbn.report_figures import plot_retrieval
     from scalelatent.report.style import write_png

@@ -20,7 +20,7 @@ import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
 
 
-class Tell(sl.Callback):
+class PrintPasses(sl.Callback):
     """Callback that prints a line every twenty passes."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -46,7 +46,9 @@ def main() -> None:
     begin = time.perf_counter()
     with sl.cluster("local", workers=a.workers, memory_limit=a.memory_limit) as client:
         print(f"dashboard: {client.dashboard_link}", flush=True)
-        model.fit(train, validation=held, run_dir=run, resume=(run / "engine").exists(), callbacks=[Tell()])
+        model.fit(
+            train, validation=held, run_dir=run, resume=(run / "engine").exists(), callbacks=[PrintPasses()]
+        )
         peaks = client.run(peak_bytes)
     seconds = time.perf_counter() - begin
     results = {

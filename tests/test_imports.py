@@ -117,8 +117,6 @@ def test_show_versions_lists_packages(capsys):
     assert threadpool_info()[0]["internal_api"] in reported["blas"]
     assert reported["numba"] == numba.__version__
     assert reported["compiler"].startswith("LLVM ")
-    assert {"Blosc", "Sharding,", "Zstd,"} <= set(text.split())
-    assert "fits run in this process" in reported["cluster"]
 
 
 def test_a_broken_library_does_not_break_the_report(capsys, monkeypatch):
