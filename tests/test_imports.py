@@ -64,8 +64,9 @@ PACKAGES = {
     "cupy": "cupy-cuda13x",
     "cupy_backends": "cupy-cuda13x",
 }
-# IPython is used only in the kernel of a notebook, where it is installed.
-OTHERS = {"scalelatent", "IPython"}
+# IPython is used only in the kernel of a notebook, and xarray only for arrays that users pass. Both are then
+# installed.
+OTHERS = {"scalelatent", "IPython", "xarray"}
 
 
 def _imported() -> dict[str, str]:
