@@ -6,6 +6,9 @@ many graphs at a time as fit ``MESSAGE_BYTES``. A sweep reads messages three tim
 reads exp(W) twice; the second read of both comes from the first-level cache. So an edge costs 16 bytes of
 second-level cache, two dozen operations and one division. Biases are not checked: a row with a NaN bias has
 NaN in its log odds.
+
+In a learning step the graphs of all chains are computed together. The gradients of the chains are summed row
+by row, so that the bits of a chain do not depend on the others.
 """
 
 from __future__ import annotations
