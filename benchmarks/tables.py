@@ -1102,18 +1102,6 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown(
-    "S3 client|server alone|with a delay|through the proxy|failed of interrupted listings|forked process"
-    "|parent afterwards"
-)
-def s3_clients() -> Iterable[Iterable[Any]]:
-    found = read("s3_pass")["clients"]
-    for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):
-        rates = [f"{client[f'{how}_mb_per_s']:.0f} MB/s" for how in ("alone", "delayed", "troubled")]
-        listings = f"{client['failed_listings']} of {client['resets_of_listings']}"
-        yield f"{name} ({client['version']})", *rates, listings, client["forked"], client["forked_from"]
-
-
 @shown("ten passes of a fit from S3|seconds|rate|503s, resets, slow answers|weights")
 def s3_troubled() -> Iterable[Iterable[Any]]:
     r = read("s3_pass")["troubled"]
@@ -1157,6 +1145,13 @@ def defaults_subsets() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["subsets"]:
         points = ((m["mean_excess"], m["largest_excess"]) for m in line["models"].values())
         yield line["set"], *(f"{value:.1f}" for pair in points for value in pair)
+
+
+@shown("set|reconstruction error|factor analysis|default|RBF SVM")
+def defaults_likelihoods() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["likelihoods"]:
+        names = ("error", "factor analysis", "default", "RBF SVM, standardised")
+        yield line["set"], *(f"{line[name]['error']:.1f} %" for name in names)
 
 
 @shown("set|bootstrap network|k-means|spectral clustering")

@@ -19,6 +19,7 @@ from scalelatent.contract.requests import Targets
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import CupyBackend
 from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.crbm.model.columns import ColumnUnits
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from scalelatent.models.crbm.model.online import CrbmLearner
@@ -117,6 +118,8 @@ class Steps:
             "local_steps": 0, "seed": 3, "patience": 0, "has_validation": False, "targets": Targets(),
             "validation_targets": Targets(), "validation_inference": "sum-product",
         }  # fmt: skip
+        if x and not sparse:
+            options["units"] = ColumnUnits(np.full(x, 0.1, np.float32), np.full(x, 0.7, np.float32))
         self.fake, self.learner, self.backend = fake, CrbmLearner(shape, learner, **options), CupyBackend()
         inputs = rng.normal(size=(rows, x)).astype(np.float32) * (rng.random((rows, x)) < 0.1)
         y, numbers = rng.integers(0, 2, (rows, v)).astype(np.uint8), np.arange(rows)
