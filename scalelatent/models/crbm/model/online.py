@@ -212,8 +212,8 @@ class CrbmLearner:
         starts = np.cumsum([0, *(len(block.x) for block in blocks)])
         rows, chains, parts = int(starts[-1]), len(blocks), list(pairwise(starts))
         edges = shape.n_visible * shape.n_hidden
-        sizes = chains * (edges if factored else shape.n_parameters), 3 * rows
-        sizes += rows * shape.n_visible, rows * shape.n_hidden
+        width = edges if factored else shape.n_parameters
+        sizes = chains * width, 3 * rows, rows * shape.n_visible, rows * shape.n_hidden
         flat = backend.buffer("chains", (sum(sizes),), np.float32)
 
         def split(flat: Array) -> list[Array]:
