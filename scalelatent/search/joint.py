@@ -128,9 +128,11 @@ class JointReduction:
         """
         sums, room = [], LEAF_BYTES
         for slot, own, (layout, span) in zip(self.slots, prepared[1], self._layouts, strict=True):
-            keeps = isinstance(slot.reduction, LeafReduction) and layout.nbytes <= room
-            room -= layout.nbytes if keeps else 0
-            sums.append(slot.reduction.open_leaf(own, Stats(layout, stats.vector[span])) if keeps else None)
+            if isinstance(slot.reduction, LeafReduction) and layout.nbytes <= room:
+                sums.append(slot.reduction.open_leaf(own, Stats(layout, stats.vector[span])))
+                room -= layout.nbytes
+            else:
+                sums.append(None)
         return sums
 
     def add_block(
@@ -144,15 +146,15 @@ class JointReduction:
         for slot, own, (layout, span), kept in zip(self.slots, of_slots, self._layouts, sums, strict=True):
             reduction, its = slot.reduction, Stats(layout, stats.vector[span])
             for visible in slot.blocks(block):
-                if kept is None:
-                    reduction.accumulate(own, visible, its)
-                else:
+                if kept is not None and isinstance(reduction, LeafReduction):
                     reduction.add_block(own, visible, its, kept)
+                else:
+                    reduction.accumulate(own, visible, its)
 
     def close_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
         """Add the sums of the members to their statistics."""
         for slot, own, (layout, span), kept in zip(self.slots, prepared[1], self._layouts, sums, strict=True):
-            if kept is not None:
+            if kept is not None and isinstance(slot.reduction, LeafReduction):
                 slot.reduction.close_leaf(own, Stats(layout, stats.vector[span]), kept)
 
     def split(self, stats: Stats) -> list[Stats]:
