@@ -1,17 +1,21 @@
 """Test errors of the models with default parameters, beside scikit-learn's and beside found parameters.
 
-    python benchmarks/defaults.py errors subsets calibration best clusters densities outputs parts documents
+    python benchmarks/defaults.py errors subsets calibration best architectures clusters densities outputs
+        parts documents
 
 Sets: breast cancer, wine, iris and digits of scikit-learn and, where the environment variable
 SCALELATENT_DATA names a folder with real data, New-Thyroid, Isolet1, UMIST, COIL20, USPS and 5,000 rows of
 MNIST. Each set is split into 70 % training rows and 30 % test rows (USPS and MNIST as they come) by several
 seeds. Rows of measurements are standardised by the training rows; pixels and sounds are taken as they are.
 
-errors: test errors and seconds, also of the paper's capsule regression (batch EM without an intercept and
-without a ridge). subsets: 20 random subsets of the features of the four sets of scikit-learn, one to all of
-them. calibration: expected calibration error of capsules on test rows, 15 bins of as many rows each, with a
-temperature chosen on a tenth of the training rows or on the training rows themselves. best: `sl.Search` with
-three folds of the shuffled training rows over at most twenty candidates, one split of each set.
+errors: test errors and seconds, also of capsules with one model for all classes ("multiclass"), and of the
+paper's capsule regression (multiclass, batch EM without an intercept and without a ridge). subsets: 20 random
+subsets of the features of the four sets of scikit-learn, one to all of them. calibration: expected
+calibration error of capsules on test rows, 15 bins of as many rows each, with a temperature chosen on a tenth
+of the training rows or on the training rows themselves. best: `sl.Search` with three folds of the shuffled
+training rows over at most twenty candidates, one split of each set. architectures: errors, calibration errors
+and CPU seconds of the architectures of capsules on held-out training rows, also of generated sets of 2 to 100
+classes, by which the default was chosen.
 
 clusters: NMI of bootstrap networks, of k-means and of spectral clustering, mean over three seeds.
 densities: mean log-likelihood of test rows, in nats, of LinearMixture(likelihood="ppca"), of
@@ -35,7 +39,7 @@ from typing import Any
 import numpy as np
 from common import data_folder, mnist, parser, rcv1_subset, single_topics, usps, write_part
 from sklearn.cluster import KMeans, SpectralClustering
-from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine, make_classification
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.mixture import GaussianMixture
@@ -49,9 +53,18 @@ import scalelatent as sl
 from scalelatent.evaluation.clustering import nmi
 
 SPLITS = 5
-PAPER: dict[str, Any] = {"algorithm": "em", "fit_intercept": False, "ridge": 0, "temperature": 1.0}
+PAPER: dict[str, Any] = {
+    "architecture": "multiclass",
+    "algorithm": "em",
+    "fit_intercept": False,
+    "ridge": 0,
+    "temperature": 1.0,
+}
 MODELS: dict[str, Callable[[int], Any]] = {
     "CapsuleRegression": lambda seed: sl.CapsuleRegression(random_state=seed),
+    "CapsuleRegression, multiclass": lambda seed: sl.CapsuleRegression(
+        architecture="multiclass", random_state=seed
+    ),
     "CapsuleRegression, the paper's": lambda seed: sl.CapsuleRegression(random_state=seed, **PAPER),
     "LinearMixtureClassifier": lambda seed: sl.LinearMixtureClassifier(random_state=seed),
     "logistic regression": lambda seed: LogisticRegression(max_iter=2000),
@@ -140,7 +153,8 @@ def subsets(seed: int) -> list[dict[str, Any]]:
     for name, x, y, standardise in small_sets():
         if name not in ("breast cancer", "wine", "iris", "digits"):
             continue
-        found: dict[str, list[float]] = {"CapsuleRegression": [], "LinearMixtureClassifier": []}
+        compared = ("CapsuleRegression", "CapsuleRegression, multiclass", "LinearMixtureClassifier")
+        found: dict[str, list[float]] = {model: [] for model in compared}
         worse = dict.fromkeys(found, 0)
         for number in range(20):
             columns = rng.permutation(x.shape[1])[: rng.integers(1, x.shape[1] + 1)]
@@ -199,6 +213,58 @@ def calibration(seed: int) -> list[dict[str, Any]]:
                 "calibration_error": round(found, 2),
                 "temperature": round(model.temperature_, 3),
                 "test_error": round(100 * float((model.predict(test) != other).mean()), 2),
+            }
+        print(line, flush=True)
+        lines.append(line)
+    return lines
+
+
+def generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
+    """Yield generated sets of 2, 3, 26 and 100 classes in the form of `small_sets`."""
+    for n_classes, n_rows in ((2, 2000), (3, 2000), (26, 5200), (100, 10_000)):
+        x, y = make_classification(
+            n_rows, 40, n_informative=15, n_redundant=10, n_classes=n_classes, random_state=n_classes
+        )
+        yield f"generated, {n_classes} classes", x, y, True
+
+
+def architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
+    """Return errors, CPU seconds and calibration errors of the architectures of capsules.
+
+    All rows are training rows of their set, so that test rows of USPS and MNIST do not choose a default.
+    """
+    given = [(name, rows[0], rows[1], False) for name, rows in given_sets()]
+    lines = []
+    for name, x, y, standardise in [*small_sets(), *given, *generated_sets()]:
+        line: dict[str, Any] = {
+            "set": name,
+            "shape": list(x.shape),
+            "classes": len(np.unique(y)),
+            "models": {},
+        }
+        for architecture in ("multiclass", "one_vs_all", "all_vs_all"):
+            found: dict[str, list[float]] = {
+                key: [] for key in ("error", "calibration_error", "fit", "predict")
+            }
+            for number, (train, codes, test, other) in zip(
+                range(seeds), splits(x, y, standardise, seed), strict=False
+            ):
+                model = sl.CapsuleRegression(architecture=architecture, random_state=seed + number, n_jobs=1)
+                begin = time.process_time()
+                model.fit(train, codes)
+                fitted = time.process_time()
+                p = model.predict_proba(test)
+                found["predict"].append(1e6 * (time.process_time() - fitted) / len(test))
+                found["fit"].append(fitted - begin)
+                right = np.searchsorted(model.classes_, other)
+                found["error"].append(100 * float((p.argmax(axis=1) != right).mean()))
+                found["calibration_error"].append(calibration_error(p, right))
+            line["models"][architecture] = {
+                "error": round(float(np.mean(found["error"])), 2),
+                "deviation": round(float(np.std(found["error"])), 2),
+                "calibration_error": round(float(np.mean(found["calibration_error"])), 2),
+                "fit_seconds": round(float(np.median(found["fit"])), 3),
+                "predict_microseconds_per_row": round(float(np.median(found["predict"])), 1),
             }
         print(line, flush=True)
         lines.append(line)
@@ -346,7 +412,8 @@ def documents(seed: int) -> list[dict[str, Any]]:
     rows, y = single_topics(topics)
     x = normalize(counts[rows].astype(np.float32))
     train, test, codes, other = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
-    models = [(m, MODELS[m](seed)) for m in MODELS if m not in ("CapsuleRegression, the paper's", "RBF SVM")]
+    dense = ("CapsuleRegression, the paper's", "RBF SVM")
+    models = [(m, MODELS[m](seed)) for m in MODELS if m not in dense]
     return [classified("RCV1, one topic", (train, codes, test, other), models)]
 
 
@@ -354,6 +421,7 @@ PARTS = {
     "errors": errors,
     "subsets": subsets,
     "calibration": calibration,
+    "architectures": architectures,
     "best": best,
     "clusters": clusters,
     "densities": densities,

@@ -81,7 +81,7 @@ def _outcome(folder: RunFolder, job: Mapping[str, Any]) -> dict[str, Any]:
         "run": folder.url,
         "id": state.get("id"),
         "kind": job.get(KIND),
-        "architecture": job.get("model.architecture"),
+        "architecture": started.get("architecture", job.get("model.architecture")),
         "state": state.get("state"),
         "rows": started.get("rows"),
         "passes": last.get("pass", state.get("pass")),

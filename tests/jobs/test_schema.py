@@ -66,7 +66,7 @@ def test_the_schema_accepts_valid_jobs(section: str, key: str, value: Any) -> No
         ("model", "momentum", 1.5),
         ("model", "capsul_dim", 8),
         ("model", "kind", "capsules"),
-        ("model", "architecture", "none"),
+        ("model", "architecture", "binary"),
         ("data", "trian", "b.zarr"),
         ("engine", "block_rows", 0),
         ("search", "grid", []),

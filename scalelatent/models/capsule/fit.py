@@ -251,8 +251,9 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     last = _read_last_fit(model, members, columns, classes)
     algorithm = get_algorithm(model)
     most = get_max_passes(model) if algorithm == "em" else get_max_epochs(model, len(train.dataset))
+    about = {"members": members.n_members, "architecture": members.architecture}
     model.seed_, rows = yield Begin(
-        {"members": members.n_members, "max_iter": most, "capsule_dim": simplify_dims(members.dims)},
+        {**about, "max_iter": most, "capsule_dim": simplify_dims(members.dims)},
         all_rows="" if algorithm == "em" else ALL_ROWS,
     )
     last = yield Remember("start", last)
@@ -614,6 +615,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         forecast.add_seconds(
             "temperature", len(some) * forecast.row_seconds(products, forecast.reading_seconds(some))
         )
+    forecast.out["architecture"] = members.architecture
     forecast.out["device_bytes"] = 4 * (members.total_dim * p + block * (2 * p + members.total_dim))
     return forecast.finish(
         shorter,
