@@ -193,6 +193,7 @@ CLASSIFICATION = Task(
     },
     methods={
         "CapsuleRegression": predicted(capsules),
+        "CapsuleRegression, multiclass": predicted(lambda seed: capsules(seed, architecture="multiclass")),
         "CapsuleRegression, all_vs_all": predicted(lambda seed: capsules(seed, architecture="all_vs_all")),
         "LinearMixtureClassifier": predicted(mixtures),
         "LinearMixtureClassifier, chosen": chosen(

@@ -1182,6 +1182,7 @@ def defaults_others() -> Iterable[Iterable[Any]]:
 RIVALS: dict[str, dict[str, str]] = {
     "classification": {
         "CapsuleRegression": "capsules",
+        "CapsuleRegression, multiclass": "capsules, multiclass",
         "CapsuleRegression, all_vs_all": "capsules, all_vs_all",
         "LinearMixtureClassifier": "mixtures",
         "LinearMixtureClassifier, chosen": "mixtures, chosen",
