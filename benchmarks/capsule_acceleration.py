@@ -1,16 +1,18 @@
-"""Ways to accelerate batch EM of capsule regression: python benchmarks/capsule_acceleration.py
+"""Compare ways to accelerate batch EM of capsule regression.
 
-The experiment decides whether the package should have another acceleration than its momentum. It counts the
-passes over the training rows until the log-loss, or the training error, is as low as the lowest of momentum
-0.9 within a number of passes. Every evaluation of the EM map is a pass, also for extrapolations and for steps
-that are undone.
+    python benchmarks/capsule_acceleration.py
 
-momentum    W + 0.9 (W - W before), as the package does it
-plain       EM
-squarem     two EM steps, then an extrapolation along them (scheme S3 of Varadhan and Roland, 2008)
-anderson    Anderson acceleration by the last five steps; a step that raises the log-loss is undone
+The experiment shows whether the package needs another acceleration than its momentum. It counts the passes
+over the training rows until the log-loss, or the training error, is as low as the best value of momentum
+0.9 within a number of passes. Every evaluation of the EM map counts as a pass, including extrapolations and
+steps that are undone.
 
-Rows are whitened, which EM does not notice, so that lengths of steps have a meaning. d = 4; nu is the
+momentum  W + 0.9 (W - previous W), as in the package.
+plain     EM without acceleration.
+squarem   Two EM steps, then an extrapolation along them (scheme S3 of Varadhan and Roland, 2008).
+anderson  Anderson acceleration over the last five steps; a step that raises the log-loss is undone.
+
+Rows are whitened, so that lengths of steps have a meaning; EM is invariant to whitening. d = 4; nu is the
 threshold of the paper's first round, or 0. Needs SCALELATENT_DATA.
 """
 
@@ -29,7 +31,7 @@ SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:1
 
 
 class EM:
-    """The EM map of whitened rows, which measures the weights that it is given."""
+    """EM map of whitened rows, which records the log-loss and the error of all weights that it evaluates."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
         values, vectors = np.linalg.eigh(x.T.astype(np.float64) @ x)
@@ -125,7 +127,7 @@ def first_pass(values: np.ndarray, target: float) -> int | None:
 
 def main() -> None:
     arguments = parser(__doc__, "capsule_acceleration")
-    arguments.add_argument("--passes", type=int, default=300)
+    arguments.add_argument("--passes", type=int, default=300, help="number of passes of each way")
     args = arguments.parse_args()
     results: list[dict[str, Any]] = []
     for name, load in SETS.items():

@@ -1,9 +1,12 @@
-"""The E-step against its two matrix products, one thread, data in memory: python benchmarks/capsule_pass.py
+"""Measure the E-step of capsule regression on one thread, in multiples of its two matrix products.
 
-For each D, one process measures in turn a pass of the engine's span function over float32 rows, and the
-products H = W X^T and Delta = H X alone over the same rows, at their fastest block size. At nu = 0 every row
-is active. At nu = 0.8 the weights are those of a fit, so that as many rows are active as in real passes.
-"numpy" is the pass written in numpy, on the same thread.
+    python benchmarks/capsule_pass.py
+
+For each D, one process measures in turn a pass of the engine over float32 rows in memory, and the products
+H = W X^T and Delta = H X alone over the same rows, with their fastest block size. With nu = 0 every row is
+active. With nu = 0.8 the weights are those of a fit, so that the share of active rows is that of real
+passes. "numpy" is the same pass written in numpy, on the same thread. A second table compares a pass in the
+form of the paper, in numpy with two threads, with our pass on two threads.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from scalelatent.reductions.moments import SecondMoments
 
 
 def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return rows of MNIST projected to p directions or, without the real data, noise around ten means."""
+    """Return rows, classes and the name of the rows: MNIST projected to p directions, or noise around ten
+    means.
+    """
     try:
         data_folder()
     except SystemExit:
@@ -44,7 +49,7 @@ def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def products(x: np.ndarray, w: np.ndarray, block: int):
-    """Return the call that computes both products over all rows, into buffers that exist before."""
+    """Return a function that computes both products over all rows into existing buffers."""
     h = np.empty((len(w), block), dtype=np.float32)
     delta = np.empty(w.shape, dtype=np.float32)
 
@@ -59,7 +64,7 @@ def products(x: np.ndarray, w: np.ndarray, block: int):
 
 
 def plain_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
-    """Return the call that computes a pass in numpy, on blocks, with recursions in float64."""
+    """Return a function that computes a pass in numpy, on blocks, with recursions in float64."""
 
     def run() -> None:
         delta = np.zeros(w.shape)
@@ -72,7 +77,7 @@ def plain_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
 
 
 def paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
-    """Return I_s by the recursions of the paper's appendix: both for all rows, with 64 backward steps."""
+    """Return I_s by the recursions of the paper's appendix, each for all rows, with 64 backward steps."""
     forward, backward = -np.expm1(-b), b / (b + s + 64)
     with np.errstate(all="ignore"):
         for k in range(s):
@@ -83,7 +88,7 @@ def paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
 
 
 def paper_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
-    """Return the call that computes a pass in a dozen lines of numpy, over all rows at once."""
+    """Return a function that computes a pass in a dozen lines of numpy, over all rows at once."""
 
     def run() -> np.ndarray:
         h = x @ w.T
@@ -100,7 +105,7 @@ def paper_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
 
 
 def two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """Return the seconds of a pass in numpy with its own threads, and in the engine with two threads."""
+    """Return the milliseconds of a pass in numpy with its own threads, and in the engine with two threads."""
     members, dataset = build_members("multiclass", 10, d), Dataset.from_arrays(x, y)
     moment = np.stack([np.eye(x.shape[1])] * 10)
     learner = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)
@@ -119,7 +124,7 @@ def two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
 
 def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """Return one row of the table."""
+    """Return the row of the table for one d."""
     members = build_members("multiclass", 10, d)
     dataset = Dataset.from_arrays(x, y)
     moments = SecondMoments(x.shape[1], 10)

@@ -1,13 +1,14 @@
-"""Figures for choices of users: capsule algorithms and a small MLP, and the number of clusterings for text.
+"""Compare capsule algorithms with a small MLP, and numbers of clusterings for text.
 
     python benchmarks/choosing.py [--parts algorithms,clusterings]
 
-algorithms   MNIST, 50,000 images to learn from, 10,000 to validate on, one thread each: test error and
-             seconds of batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's
-             MLPClassifier up to the validation error that each of the two reached
-clusterings  documents of the RCV1-v2 subset with one leaf topic, of topics with at least 100 of them: NMI of
-             k-means clusters of a bootstrap network's output against the number of its clusterings V, beside
-             latent semantic analysis with as many components
+algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of
+             batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's MLPClassifier, which
+             trains until its validation error is as small as that of stepwise EM and of batch EM.
+clusterings  NMI of k-means clusters of documents for several numbers of clusterings V of a bootstrap
+             network, compared with latent semantic analysis with the same number of components. The
+             documents are those of the RCV1-v2 subset with one leaf topic, among topics with at least 100
+             such documents.
 
 Needs SCALELATENT_DATA.
 """
@@ -19,11 +20,11 @@ import warnings
 from typing import Any
 
 import numpy as np
-from common import mnist, parser, rcv1_subset, single_topics, write_part
+from common import lsa, mnist, parser, rcv1_subset, single_topics, write_part
 from threadpoolctl import threadpool_limits
 
 import scalelatent as sl
-from scalelatent.evaluation import lsa, score_output
+from scalelatent.evaluation import kmeans_scores
 
 CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
@@ -38,14 +39,14 @@ def algorithms(a: Any) -> dict[str, Any]:
     train, held = (x[:50_000], y[:50_000]), (x[50_000:], y[50_000:])
     out: dict[str, Any] = {}
 
-    def tell(name: str, error: float, begin: float, **more: Any) -> None:
+    def record(name: str, error: float, begin: float, **more: Any) -> None:
         out[name] = {"test_error": round(error, 4), "seconds": round(time.perf_counter() - begin, 1), **more}
         print(name, out[name], flush=True)
 
     warm = sl.CapsuleRegression(
         architecture="multiclass", max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed
     )
-    for algorithm in ("em", "stepwise"):  # kernels are compiled
+    for algorithm in ("em", "stepwise"):  # These fits compile the kernels.
         warm.set_params(algorithm=algorithm).fit(x[:2000], y[:2000])
     targets = {}
     for algorithm in ("em", "stepwise"):
@@ -61,7 +62,7 @@ def algorithms(a: Any) -> dict[str, Any]:
         begin = time.perf_counter()
         model.fit(*train, validation=held)
         targets[algorithm] = float(model.best_validation_error_)
-        tell(
+        record(
             algorithm,
             1 - model.score(*test),
             begin,
@@ -79,11 +80,11 @@ def algorithms(a: Any) -> dict[str, Any]:
             error = 1 - mlp.score(*scaled[1])
             while waiting and error <= targets[waiting[0]]:
                 name = f"MLP, {a.hidden} units, to the error of {waiting.pop(0)}"
-                tell(name, 1 - mlp.score(*scaled[2]), begin, validation_error=error, passes=epoch)
+                record(name, 1 - mlp.score(*scaled[2]), begin, validation_error=error, passes=epoch)
             if not waiting:
                 break
     for name in waiting:
-        tell(
+        record(
             f"MLP, {a.hidden} units, not as far as {name}", 1 - mlp.score(*scaled[2]), begin, passes=a.epochs
         )
     return out
@@ -98,13 +99,12 @@ def clusterings(a: Any) -> dict[str, Any]:
     n = len(np.unique(y))
     out: dict[str, Any] = {"documents": len(y), "topics": n, "nmi": {}}
 
-    def tell(name: str, z: np.ndarray) -> None:
-        ds = sl.Dataset.from_arrays(z, y)
-        found = score_output(z, ds, ("nmi",), restarts=a.restarts, random_state=a.seed)
-        out["nmi"][name] = round(float(found["nmi"]), 4)
+    def record(name: str, z: np.ndarray) -> None:
+        found = kmeans_scores(z, y, restarts=a.restarts, random_state=a.seed)
+        out["nmi"][name] = round(found.nmi, 4)
         print(name, out["nmi"][name], flush=True)
 
-    tell("LSA", lsa(n, random_state=a.seed).fit_transform(x))
+    record("LSA", lsa(n, a.seed).fit_transform(x))
     for v in CLUSTERINGS:
         for seed in range(a.seed, a.seed + a.seeds):
             model = sl.MultilayerBootstrapNetwork(
@@ -116,7 +116,7 @@ def clusterings(a: Any) -> dict[str, Any]:
                 random_state=seed,
                 k1=a.k1,
             )
-            tell(f"V = {v}, seed {seed}", model.fit_transform(x))
+            record(f"V = {v}, seed {seed}", model.fit_transform(x))
     return out
 
 
@@ -124,9 +124,9 @@ def main() -> None:
     """Measure the requested parts and write their figures."""
     arguments = parser(__doc__, "choosing")
     arguments.add_argument("--parts", default="algorithms,clusterings")
-    arguments.add_argument("--dim", type=int, default=8, help="of capsules")
+    arguments.add_argument("--dim", type=int, default=8, help="dimension of a capsule")
     arguments.add_argument("--hidden", type=int, default=64, help="units of the MLP")
-    arguments.add_argument("--epochs", type=int, default=60, help="most epochs of the MLP")
+    arguments.add_argument("--epochs", type=int, default=60, help="largest number of epochs of the MLP")
     arguments.add_argument("--documents", type=int, default=4000)
     arguments.add_argument("--k1", type=int, default=500)
     arguments.add_argument("--restarts", type=int, default=10)

@@ -1,13 +1,15 @@
-"""Measure what compiling costs: the first fit of each model with a fresh cache of kernels, and a later one.
+"""Measure the cost of compiling: the first fit of each model with an empty cache of kernels, and a second
+fit.
 
     python benchmarks/cold_kernels.py [--models "capsule;mbn"] [--functions 10]
 
-Each fit runs in a process of its own, on one thread. CPU seconds are those of the process after the models
-are imported; wall seconds depend on what else the machine does. "bound" is what a cold fit may cost more than
-a warm one. "stages" splits the compiler's CPU seconds into type inference, lowering to LLVM's code, LLVM
-itself, and numba's other passes. "functions" lists the functions that cost the compiler most CPU seconds;
-the seconds of a function exclude the functions that it calls. Code for a machine without AVX-512 is compiled
-with NUMBA_CPU_NAME=haswell and SCALELATENT_LANES=8 in the environment (results/cold_kernels_avx2.json).
+Each fit runs in a new process on one thread. CPU seconds are those of the process after the import of the
+models; wall seconds also depend on other work on the machine. "bound" is the allowed difference between the
+CPU seconds of a cold and of a warm fit. "stages" divides the compiler's CPU seconds into type inference,
+lowering to LLVM's code, LLVM itself, and numba's other passes. "functions" lists the functions with the
+most CPU seconds of the compiler; the seconds of a function exclude the functions that it calls. With
+NUMBA_CPU_NAME=haswell and SCALELATENT_LANES=8 in the environment, numba compiles for a machine without
+AVX-512 (results/cold_kernels_avx2.json).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ MODELS = (
     "crbm, mean field",
     "hcn",
 )
-# Passes of numba's compiler that have a stage of their own.
+# Stage of each pass of numba's compiler; all other passes are one stage.
 PASSES = {
     "nopython_type_inference": "typing",
     "native_lowering": "lowering",
@@ -79,7 +81,7 @@ def _fit(model: str, seed: int) -> None:
         x, y = rng.normal(size=(2000, 64)).astype(np.float32), np.arange(2000) % 10
         sl.LinearMixtureClassifier(max_iter=3, random_state=seed, n_jobs=1).fit(x, y)
     elif model == "hcn":
-        # Two horizontal bars and a vertical one, at places of their own in each image.
+        # Each image has two horizontal bars and a vertical one at random places.
         images = np.zeros((6, 24, 24), dtype=np.uint8)
         for image, (a, b, c) in zip(images, rng.integers(0, 18, (6, 3)), strict=True):
             image[a, 2:10] = image[b, 12:20] = image[c : c + 6, c] = 1
@@ -91,10 +93,10 @@ def _fit(model: str, seed: int) -> None:
 
 
 class Stages(event.Listener):
-    """CPU seconds of numba's compiler, by function and stage.
+    """Listener that sums the CPU seconds of numba's compiler by function and stage.
 
-    A stage is a pass of the compiler; calls of LLVM inside a pass are a stage of their own. Compiling a
-    function compiles the functions that it calls: seconds inside count for the inner stage alone.
+    A stage is a pass of the compiler; calls of LLVM inside a pass are a separate stage. Compiling a
+    function compiles the functions that it calls; these seconds count for the inner stage only.
     """
 
     def __init__(self) -> None:
@@ -102,7 +104,7 @@ class Stages(event.Listener):
         self._open = threading.local()
 
     def on_start(self, event: Any) -> None:
-        """Record the begin of a pass or of a call of LLVM."""
+        """Record the start of a pass or of a call of LLVM."""
         stack = self._attribute()
         function, _ = stack[-1] if stack else ("", "")
         if event.kind == "numba:run_pass":
@@ -117,7 +119,7 @@ class Stages(event.Listener):
         self._attribute().pop()
 
     def _attribute(self) -> list[tuple[str, str]]:
-        """Add the seconds since the last event to the innermost stage that is open."""
+        """Add the seconds since the last event to the innermost open stage."""
         now = time.thread_time()
         stack: list[tuple[str, str]] = vars(self._open).setdefault("stack", [])
         if stack:
@@ -161,10 +163,8 @@ def _measured(model: str, seed: int, functions: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = common.parser(__doc__, "cold_kernels")
-    parser.add_argument("--models", default=";".join(MODELS), help="separated by ;")
-    parser.add_argument(
-        "--functions", type=int, default=5, help="how many of the costliest functions to list"
-    )
+    parser.add_argument("--models", default=";".join(MODELS), help="names of models, separated by semicolons")
+    parser.add_argument("--functions", type=int, default=5, help="number of functions to list")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -210,7 +210,9 @@ def main() -> None:
                 "    " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in cold[part].items()),
                 flush=True,
             )
-    load = [round(value, 2) for value in os.getloadavg()]  # above the number of cores: other work ran beside
+    load = [
+        round(value, 2) for value in os.getloadavg()
+    ]  # A load above the number of cores means that other work was running.
     found = {"bound_seconds": BOUND_SECONDS, "load_average": load, "models": results}
     common.write(options.out, options.seed, found)
 

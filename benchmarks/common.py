@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: rows, timing, and results with machine, versions, date and seed."""
+"""Functions shared by the benchmarks: data, timing, and results with machine, versions, date and seed."""
 
 from __future__ import annotations
 
@@ -49,13 +49,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help with the default of each option, and with the lines of the module docstring unchanged."""
+
+
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """Return arguments of all benchmarks: --out, --seed."""
-    out = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    out.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where the figures go")
-    out.add_argument("--seed", type=int, default=0)
+    """Return a parser with the options of all benchmarks: --out and --seed."""
+    out = argparse.ArgumentParser(description=description, formatter_class=_Help)
+    out.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="JSON file of the results")
+    out.add_argument("--seed", type=int, default=0, help="first or only seed of data and fits")
     return out
 
 
@@ -72,7 +74,7 @@ def command() -> str:
 
 
 def write(path: Path, seed: int, results: Any) -> None:
-    """Write the figures with all that is needed to measure them again."""
+    """Write results with their command, seed and machine to a JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps({"command": command(), "seed": seed, "machine": machine(), "results": results}, indent=1)
@@ -82,7 +84,7 @@ def write(path: Path, seed: int, results: Any) -> None:
 
 
 def write_part(path: Path, part: str, seed: int, result: Any) -> None:
-    """Write one part of the figures with all that is needed to measure it again; other parts stay."""
+    """Write one part with its command, seed and machine to a JSON file; its other parts stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = json.loads(path.read_text()).get("parts", {}) if path.exists() else {}
     parts[part] = {"command": command(), "seed": seed, "machine": machine(), "result": result}
@@ -91,7 +93,7 @@ def write_part(path: Path, part: str, seed: int, result: Any) -> None:
 
 
 def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
-    """Return the median seconds of each function; the functions run in turn."""
+    """Return the median seconds of each function; each round calls all functions in turn."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -104,7 +106,7 @@ def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dic
 
 
 def fastest(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, float]:
-    """Return the seconds of each function's fastest round; the functions run in turn."""
+    """Return the smallest seconds of each function; each round calls all functions in turn."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -115,15 +117,15 @@ def fastest(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[st
 
 
 def data_folder() -> Path:
-    """Return the folder of real data, from SCALELATENT_DATA."""
+    """Return the folder of real data that SCALELATENT_DATA names."""
     folder = os.environ.get("SCALELATENT_DATA")
     if not folder:
-        raise SystemExit("set SCALELATENT_DATA to the folder with mnist/ in it")
+        raise SystemExit("set SCALELATENT_DATA to the folder that contains mnist/")
     return Path(folder)
 
 
 def digit_images(rows: int) -> tuple[Any, str]:
-    """Return (images (rows, 28, 28) uint8, their description): MNIST, else enlarged built-in digits."""
+    """Return images (rows, 28, 28) uint8 and their name: MNIST, or enlarged built-in digits without it."""
     import numpy as np
 
     if os.environ.get("SCALELATENT_DATA"):
@@ -158,7 +160,7 @@ def usps(part: str = "train") -> tuple[Any, Any]:
 
 
 def mnist16(part: str = "train") -> tuple[Any, Any]:
-    """Return (images (n, 256) float32 in [0, 1], labels) of MNIST without its border, as 16 x 16 means."""
+    """Return (images (n, 256) float32 in [0, 1], labels): MNIST without its border, averaged to 16 x 16."""
     import numpy as np
 
     x, y = mnist(part=part)
@@ -166,7 +168,7 @@ def mnist16(part: str = "train") -> tuple[Any, Any]:
 
 
 def averaged(x: Any) -> Any:
-    """Return images (n, 784) without their border of 2, averaged to 16 x 16: (n, 256) float32."""
+    """Return images (n, 784) without their border of 2 pixels, averaged to 16 x 16: (n, 256) float32."""
     from scalelatent.data import Dataset, convert_dataset
 
     images = Dataset.from_arrays(x.reshape(-1, 28, 28))
@@ -185,19 +187,28 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     import numpy as np
     import scipy.sparse
 
-    from scalelatent.data import leaf_topics
-
     found = np.load(data_folder() / "rcv1" / "rcv1v2_subset27613.npz")
     x = scipy.sparse.csr_array((found["X_tf"], found["X_indices"], found["X_indptr"]), shape=found["X_shape"])
     y_shape = tuple(found["Y_shape"])
     ones = np.ones(len(found["Y_indices"]), np.uint8)
     y = scipy.sparse.csr_array((ones, found["Y_indices"], found["Y_indptr"]), shape=y_shape)
-    total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # unsigned numbers have no minus
+    total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # Unsigned numbers cannot be negated.
     x = x[:, np.sort(np.argsort(-total, kind="stable")[:n_terms])]
     topics = [str(topic) for topic in found["topics"]]
-    leaves = leaf_topics(topics)
+    # The code of a topic begins with that of its parent (C15, C151); the roots end in CAT.
+    leaves = [topic for topic in topics if sum(other.startswith(topic) for other in topics) == 1]
+    leaves = [topic for topic in leaves if not topic.endswith("CAT")]
     held = np.flatnonzero(np.diff(x.indptr) > 0)
     return x[held], y[held][:, [topics.index(leaf) for leaf in leaves]], leaves
+
+
+def lsa(n_components: int, seed: int) -> Any:
+    """Return latent semantic analysis (Deerwester et al., 1990), a truncated SVD of tf-idf weights."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.pipeline import make_pipeline
+
+    return make_pipeline(TfidfTransformer(sublinear_tf=True), TruncatedSVD(n_components, random_state=seed))
 
 
 def single_topics(topics: Any) -> tuple[Any, Any]:
@@ -221,9 +232,10 @@ def open_or(path: Path, make: Callable[[], Any]) -> Any:
 
 
 def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
-    """Return training, validation and test rows, which are written into the folder once.
+    """Return training, validation and test datasets; create those that do not exist in the folder.
 
-    Training rows are infinite digits from MNIST rows 0:50000. Validation rows are MNIST rows 50000:60000.
+    Training rows are infinite digits from MNIST rows 0:50000. Validation rows are MNIST rows
+    50000:60000.
     """
     from scalelatent.data import import_idx, make_digits
 

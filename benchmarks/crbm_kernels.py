@@ -1,15 +1,21 @@
-"""Inference in conditional RBMs, one thread: python benchmarks/crbm_kernels.py
+"""Measure the inference kernels of conditional RBMs on one thread.
 
-edges    sum-product, 784 x 256, float32: edge updates per second (an edge there and back, one sweep) of the
-         kernel, with pair beliefs, of the other methods, of a bare loop of the two divisions that an edge
-         would cost, of the paper's matrix form in numpy; two threads against one
-large    10,000 x 2,000, one row until no belief moves by 1e-3, by the spread of the couplings, and its memory
-         in message matrices beside W; 1,000 x 500, ten sweeps, against the paper's 0.5 s
-threads  two threads against one, in turn: of sum-product by the size of the graph (messages and A leave the
-         second-level cache between 392 and 784 units of 256), and of divisions in the first-level cache,
-         which is what the machine gives
-accuracy largest difference of a belief from the log form in float64, by the largest |W|, after ten sweeps
---pgmax PYTHON   PGMax on the same graph, by an interpreter that has pgmax and jax: a minute or two more
+    python benchmarks/crbm_kernels.py [--pgmax PYTHON]
+
+edges     Edge updates per second in float32 on a graph of 784 x 256 units; one update sends both messages
+          of an edge in one sweep. Measured are sum-product, sum-product with pair beliefs, and the other
+          methods. They are compared with a bare loop of the two divisions per edge, with the paper's matrix
+          form in numpy, and with two threads.
+large     Seconds for one row on a graph of 10,000 x 2,000 units until no belief changes by more than 1e-3,
+          for four standard deviations of the couplings, and its memory in multiples of W. Ten sweeps on
+          1,000 x 500 units are compared with the 0.5 s of the paper.
+threads   The rate of two threads divided by the rate of one, measured in turn: for sum-product on graphs of
+          four sizes (messages and A exceed the second-level cache between 392 and 784 units of 256), and
+          for divisions in the first-level cache, which show the best that the machine can do.
+accuracy  Largest difference of a belief from the log form in float64 after ten sweeps, by the largest |W|.
+
+--pgmax also measures PGMax on the same graph, with a Python interpreter that has pgmax and jax; it needs
+one or two minutes more.
 """
 
 from __future__ import annotations
@@ -74,7 +80,7 @@ print(json.dumps({"edges_per_second": rate, "threads": "all cores", **versions})
 
 @numba.njit(fastmath=True, error_model="numpy", nogil=True)
 def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
-    """The two divisions of an edge and sweep and nothing else: no beliefs, no products."""
+    """Compute only the two divisions per edge and sweep, without beliefs and products."""
     t, u = np.float32(0.3), np.float32(0.7)
     for _ in range(sweeps):
         for i in range(a.shape[0]):
@@ -184,10 +190,10 @@ def large_graphs(seed: int) -> dict[str, Any]:
     large = [(10_000, 2000, scale, 200, 1e-3) for scale in (0.01, 0.05, 0.1, 0.2)]
     for v, h, scale, sweeps, tol in ((1000, 500, 0.1, 10, None), *large):
         w, bv, bh = draw(v, h, 1, scale, seed)
-        run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1)  # compiles
+        run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1)  # The first call compiles.
         tracemalloc.start()
         coupling = make(w)
-        coupling.a  # noqa: B018  made once for many batches
+        coupling.a  # noqa: B018  A fit computes it once for many batches.
         run(coupling, bv, bh, 1)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -209,8 +215,10 @@ def large_graphs(seed: int) -> dict[str, Any]:
 
 
 def accuracy(seed: int) -> dict[str, Any]:
-    """Largest difference of a belief from the log form in float64 after ten sweeps, by the largest |W|;
-    beside it what the log form makes of biases and couplings that are off by the rounding of float32.
+    """Return the largest difference of a belief from the log form in float64, by the largest |W|.
+
+    The second figure is the difference of the log form itself if its inputs have the rounding errors of
+    float32.
     """
     out = {}
     for largest in (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0):
@@ -233,13 +241,13 @@ def accuracy(seed: int) -> dict[str, Any]:
 
 
 def run_on(backend: str, w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> Any:
-    """Sum-product by one of the bodies."""
+    """Run sum-product with the kernel of this backend."""
     coupling = find_kernel("crbm_make_coupling", backend)(w)
     return find_kernel("crbm_sum_product", backend)(coupling, bv, bh, SWEEPS)
 
 
 def pgmax(python: str, seed: int) -> dict[str, Any]:
-    """PGMax's rate on the same graph."""
+    """Return the rate of PGMax on the same graph, or its error message."""
     command = [python, "-c", PGMAX, str(V), str(H), str(SWEEPS), str(seed)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)

@@ -1,25 +1,28 @@
-"""Conditional RBMs on MNIST at the paper's protocol, beside its Tables 1 and 2:
+"""Measure the errors of conditional RBMs on MNIST with the protocol of the paper's Tables 1 and 2.
 
-    python benchmarks/crbm_mnist.py                                all learners on all tasks, 5 epochs each
+    python benchmarks/crbm_mnist.py                                all learners, all tasks, 5 epochs each
     python benchmarks/crbm_mnist.py --tasks noisy10 --learners mle-bp,logistic
     python benchmarks/crbm_mnist.py --rate 0.05:3,0.01:2           three epochs at 0.05, two at 0.01
-    python benchmarks/crbm_mnist.py --select 5000                  a learning rate for each first (see below)
+    python benchmarks/crbm_mnist.py --select 5000                  choose each learning rate first (see below)
     python benchmarks/crbm_mnist.py --full --run-dir RUN           50 epochs of mle-bp at 10 % noise, with
                                                                    checkpoints; the same command resumes it
-    python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    stop after epoch 10, for now
-    python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   a row's sweeps end when no belief
-                                                                   moves by more (the paper's tolerance)
+    python benchmarks/crbm_mnist.py --full --run-dir RUN --until 10    interrupt it after epoch 10
+    python benchmarks/crbm_mnist.py --full --run-dir RUN --tol 0.001   end the sweeps of a row when no belief
+                                                                   changes by more (tolerance of the paper)
     python benchmarks/crbm_mnist.py --full --run-dir RUN --learners logistic --tasks noisy10,noisy20
-        --select 10000 --patience 10 --tol 0.001                   cells of the paper's tables as it ran them:
-                                                                   50 epochs (CD: 200), a rate for each first
+        --select 10000 --patience 10 --tol 0.001                   cells of the paper's tables: 50 epochs
+                                                                   (CD: 200), with a chosen learning rate
 
-Pixels above 127 are 1. Training rows 0:50,000 and validation rows 50,000:60,000 of the training set, all
-10,000 test images; each image is corrupted once (--fresh: in each epoch). Errors are those of the test
-images with the parameters of the best validated epoch: All (percent of wrong pixels) and Changed (of those
-that the corruption changed). --select N tries the rates 0.05, 0.02, 0.01 and 0.005 for --select-epochs epochs
-of N rows with sl.Search and takes the one of the least validation error; else --rate is that of all.
-Each (task, learner) is a part of the JSON of its own, so that they may be run one by one; --full skips the
-cells that the JSON has, and resumes others. Needs SCALELATENT_DATA.
+Pixels above 127 are 1. The training rows are 0:50,000 and the validation rows 50,000:60,000 of the training
+set; the test rows are all 10,000 test images. Each image is corrupted once, or in each epoch with --fresh.
+Errors are those of the test images with the parameters of the epoch that has the smallest validation error.
+"All" is the percentage of wrong pixels, and "Changed" the percentage of wrong pixels among the pixels that
+the corruption changed.
+
+--select N tries the rates 0.05, 0.02, 0.01 and 0.005 for --select-epochs epochs of N rows with sl.Search,
+and uses the rate with the smallest validation error. Without --select, all learners use --rate. Each pair
+of task and learner is a part of the JSON file, so that separate runs can measure them. --full skips the
+pairs that the file has, and resumes interrupted ones. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "mle-bp": {"learner": "mle-bp"},
 }
 RATES = (0.05, 0.02, 0.01, 0.005)
-# All and Changed in percent: noisy 10 %, 20 %, occluded 8 x 8, 12 x 12; 50 epochs (cd: 200).
+# (All, Changed) in percent, for noisy 10 %, noisy 20 %, occluded 8 x 8, occluded 12 x 12.
+# Learners had 50 epochs, and those with cd 200.
 PAPER = {
     "logistic": [(1.960, 12.531), (4.088, 12.609), (1.468, 61.304), (3.498, 53.971)],
     "cd-1": [(1.925, 12.229), (4.012, 12.597), (1.814, 63.130), (3.983, 58.376)],
@@ -70,14 +74,14 @@ PAPER = {
 HISTORY = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
 
 
-class Told(Callback):
-    """A line an epoch, and a stop after one of them."""
+class PrintEpochs(Callback):
+    """Print one line per epoch, and stop the fit after epoch ``until``."""
 
     def __init__(self, name: str, until: int | None = None) -> None:
         self.name, self.until, self._begin = name, until, time.perf_counter()
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
-        """Print it."""
+        """Print the figures of the epoch."""
         reported = " ".join(f"{k} {record[k]:.5g}" for k in HISTORY if record.get(k) is not None)
         print(f"{self.name}: {reported} ({time.perf_counter() - self._begin:.0f} s)", flush=True)
         return record["pass"] == self.until
@@ -92,7 +96,7 @@ def images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
 
 
 def pairs(task: str, args: Any) -> dict[str, Any]:
-    """Return corrupted and clean images of each set."""
+    """Return the corrupted and the clean images of each set."""
     out: dict[str, Any] = {}
     for name, v in images(args.rows, args.validation_rows, args.test_rows).items():
         x = corrupt(v, np.arange(len(v)), seed=args.seed, stage=f"{task}-{name}", **TASKS[task])
@@ -101,7 +105,7 @@ def pairs(task: str, args: Any) -> dict[str, Any]:
 
 
 def rates(text: str) -> float | list[tuple[float, int]]:
-    """Return a learning rate, or its schedule."""
+    """Return a learning rate, or a schedule of (rate, epochs)."""
     if ":" not in text:
         return float(text)
     return [(float(rate), int(epochs)) for rate, epochs in (part.split(":") for part in text.split(","))]
@@ -136,13 +140,15 @@ def fit(
     given = (v, None) if args.fresh else (x, v)
     held = sl.Dataset.from_arrays(*rows["validation"]) if args.fresh else rows["validation"]
     until = how.pop("until", None)
-    model.fit(*given, validation=held, callbacks=[Told(name, until)], **how)
+    model.fit(*given, validation=held, callbacks=[PrintEpochs(name, until)], **how)
 
 
 def chosen_rate(
     task: str, learner: str, rows: dict[str, Any], args: Any, folder: Path | None = None
 ) -> tuple[float, dict[str, float]]:
-    """Return the learning rate of the least validation error after a few epochs of some rows, and all."""
+    """Return the learning rate with the smallest validation error after a few epochs, and the errors of all
+    rates.
+    """
     model = model_of(task, learner, None, args.select_epochs, args)
     search = sl.Search(model, {"learning_rate": RATES})
     resume = folder is not None and folder.exists()
@@ -179,7 +185,7 @@ def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: s
 
 
 def compare(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """One learner on one task."""
+    """Return the errors of one learner on one task."""
     rows = pairs(task, args)
     rate, tried = args.rate, {}
     if args.select:
@@ -194,7 +200,10 @@ def compare(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 
 def full(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """Fit the long run in a run folder; return its errors, and those of mle-bp by occlusion with pictures."""
+    """Fit the long run in a run folder, and return its errors.
+
+    For mle-bp, errors by the size of the occlusion and pictures follow.
+    """
     from scalelatent.evaluation import occlusion_errors
 
     folder = Path(args.run_dir) / f"{task}-{learner}"
@@ -226,7 +235,7 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 
 def full_epochs(learner: str, args: Any) -> int:
-    """Return the epochs of the long run: those of the paper, if none are given."""
+    """Return the epochs of the long run: --full-epochs, else the number in the paper."""
     return args.full_epochs or (200 if learner.startswith("cd-") else 50)
 
 
@@ -237,7 +246,7 @@ def is_complete(path: Path, part: str) -> bool:
 
 
 def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
-    """Pictures beside the JSON (the paper's Figures 2 to 4)."""
+    """Draw figures next to the JSON file (the paper's Figures 2 to 4)."""
     from scalelatent.models.crbm.report_figures import (
         plot_convergence,
         plot_occlusion,
@@ -257,7 +266,7 @@ def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Pat
 
 
 def main() -> None:
-    """Each (task, learner) by itself."""
+    """Run each pair of task and learner."""
     arguments = parser(__doc__, "crbm_mnist")
     arguments.add_argument("--tasks", default=None, help=f"of {', '.join(TASKS)}; --full: noisy10")
     arguments.add_argument("--learners", default=None, help=f"of {', '.join(LEARNERS)}; --full: mle-bp")
@@ -267,21 +276,40 @@ def main() -> None:
     arguments.add_argument("--test-rows", type=int, default=10_000)
     arguments.add_argument("--hidden", type=int, default=256)
     arguments.add_argument("--batch", type=int, default=20)
-    arguments.add_argument("--tol", type=float, help="end a row's sweeps where no belief moves by more")
-    arguments.add_argument("--rate", type=rates, default=0.05, help="0.05, or 0.05:3,0.01:2 (rate:epochs)")
-    arguments.add_argument("--select", type=int, default=0, help="rows to choose the rate on; 0: --rate")
-    arguments.add_argument("--select-epochs", type=int, default=2, help="epochs to choose the rate on")
+    arguments.add_argument("--tol", type=float, help="end the sweeps of a row when no belief changes by more")
+    arguments.add_argument(
+        "--rate", type=rates, default=0.05, help="learning rate, or a schedule RATE:EPOCHS,RATE:EPOCHS"
+    )
+    arguments.add_argument(
+        "--select", type=int, default=0, help="number of rows that choose the learning rate; 0: use --rate"
+    )
+    arguments.add_argument(
+        "--select-epochs", type=int, default=2, help="epochs of each rate that --select tries"
+    )
     arguments.add_argument("--fresh", action="store_true", help="corrupt training images in each epoch")
     arguments.add_argument("--jobs", type=int, default=None)
-    arguments.add_argument("--full", action="store_true", help="the long run, in --run-dir")
-    arguments.add_argument("--full-epochs", type=int, help="None: 50, and 200 for cd-1, cd-10, cd-percloss")
-    arguments.add_argument("--patience", type=int, help="end a fit this many epochs after its best one")
+    arguments.add_argument(
+        "--full", action="store_true", help="fit the long run, with checkpoints in --run-dir"
+    )
+    arguments.add_argument(
+        "--full-epochs",
+        type=int,
+        help="epochs of the long run; None: 50, and 200 for cd-1, cd-10 and cd-percloss",
+    )
+    arguments.add_argument(
+        "--patience", type=int, help="end a fit this number of epochs after its best epoch"
+    )
     arguments.add_argument("--until", type=int, default=None, help="stop the long run after this epoch")
-    arguments.add_argument("--run-dir", default=None)
-    arguments.add_argument("--occlusion-rows", type=int, default=1000)
+    arguments.add_argument("--run-dir", default=None, help="folder of the run folders of --full")
+    arguments.add_argument(
+        "--occlusion-rows",
+        type=int,
+        default=1000,
+        help="number of test images for the errors by size of occlusion",
+    )
     args = arguments.parse_args()
     if args.full and args.run_dir is None:
-        raise SystemExit("--full keeps checkpoints: give --run-dir FOLDER")
+        raise SystemExit("--full writes checkpoints: set --run-dir FOLDER")
     tasks = (args.tasks or ("noisy10" if args.full else ",".join(TASKS))).split(",")
     learners = (args.learners or ("mle-bp" if args.full else ",".join(LEARNERS))).split(",")
     for name, known in ((tasks, TASKS), (learners, LEARNERS)):

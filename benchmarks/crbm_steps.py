@@ -1,18 +1,23 @@
-"""Time of a training step of a conditional RBM beyond belief propagation: python benchmarks/crbm_steps.py
+"""Measure the time of a training step of a conditional RBM, and its share outside belief propagation.
 
-share     of batches of 20, 40 and 160 rows, one thread: milliseconds a step, of belief propagation in it
-          (timed in the fit, so that other work on the machine hits both alike), and what is left; with
-          --sweeps, and with 32, the mean of the 7 + epoch sweeps of 50 epochs; with the estimator's chains,
-          of which each reads the parameters for itself, with one, which is enough for one thread, and with
-          one that takes 16 steps by itself (local_steps): the same learning, in place
-products  of a batch's rows with a step's parameters, milliseconds on one thread: the tiles, OpenBLAS, and
-          copying the parameters
-threads   rows per second on 2 threads against 1
-cluster   a LocalCluster of 2 workers with 1 thread against 2 threads in this process, batch 160
-local     errors of local steps (chains that ascend by themselves, then are averaged) at the same rows seen
+    python benchmarks/crbm_steps.py [--parts share,products,threads,cluster,local]
 
-784 visible, 256 hidden units, noisy MNIST 10 %, rows in memory (stored for the cluster). Each figure of the
-first three is the least of several segments, taken in turn where two are compared. Needs SCALELATENT_DATA.
+share     Milliseconds of a step and of belief propagation in it, on one thread, with batches of 20, 40 and
+          160 rows; both are timed in the same fit, so that other work on the machine affects both. The
+          number of sweeps is --sweeps, and 32, which is the mean of the 7 + epoch sweeps over 50 epochs.
+          Three kinds of chains are compared: the estimator's default, where each chain reads the
+          parameters; one chain; and one chain that runs 16 local steps in place, with the same result.
+products  Milliseconds of the matrix products of a step between the rows of a batch and the parameters, on
+          one thread: our tiles, OpenBLAS, and a copy of the parameters.
+threads   Rows per second of two threads and of one.
+cluster   Rows per second of a local cluster of two workers with one thread each, and of two threads in this
+          process, with batches of 160 rows.
+local     Test errors of local steps (chains that update their own parameters, which are then averaged),
+          each after the same number of rows.
+
+All parts use 784 visible and 256 hidden units and MNIST with 10 % noise. The rows are in memory, and on
+disk for the cluster. Each figure of the first three parts is the best of several segments; two ways that
+are compared run in turn. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -50,13 +55,13 @@ BATCHES = (20, 40, 160)
 
 
 class Parts(Callback):
-    """Rows and seconds of each report; in the first threads start and code is compiled."""
+    """Rows and seconds of each report; the first report includes the start of threads and compilation."""
 
     def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
         self.rows, self.seconds, self._before = list[int](), list[float](), before
 
     def on_report(self, record: dict[str, Any]) -> None:
-        """Keep it."""
+        """Store rows and seconds of a report."""
         if not record["rows"]:
             return
         self.rows.append(record["rows"])
@@ -64,11 +69,11 @@ class Parts(Callback):
         if len(self.rows) == 1:
             self._before()
 
-    on_pass_end = on_report  # the rows after the last report
+    on_pass_end = on_report  # A pass also ends with the rows since the last report.
 
     @property
     def rate(self) -> float:
-        """Rows a second of the best one but the first."""
+        """Rows per second of the best report after the first."""
         pairs = zip(self.rows[1:], self.seconds[1:], strict=True)
         return max(rows / seconds for rows, seconds in pairs)
 
@@ -91,8 +96,10 @@ def fit_parts(
     chains: int | None = None,
     local_steps: int | None = None,
 ) -> Parts:
-    """A fit, report by report; ``before`` is called after the first; ``sweeps``, ``chains`` other than asked
-    for.
+    """Fit one epoch, and return its reports.
+
+    ``before`` is called after the first report; ``sweeps`` and ``chains`` replace those of the command
+    line.
     """
     rows_a_step = batch * (local_steps or 1)
     steps = max(1 if local_steps else 2, args.segment_rows // rows_a_step)
@@ -124,7 +131,7 @@ def rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None)
 
 @contextmanager
 def timed_kernels() -> Iterator[dict[str, float]]:
-    """Seconds in kernels by name, of fits in the meantime on one thread."""
+    """Yield the seconds spent in each kernel by fits on one thread inside the context."""
     seconds: dict[str, float] = {}
     backend = type(make_backend("cpu"))
     get = backend.kernel
@@ -149,7 +156,7 @@ def timed_kernels() -> Iterator[dict[str, float]]:
 
 
 def share(args: Any) -> list[dict[str, Any]]:
-    """Return seconds of a step on one thread, and of belief propagation in it."""
+    """Return the milliseconds of a step on one thread, and of belief propagation in it."""
     rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
     chains_and_local = dict.fromkeys(((args.chains, None), (1, None), (1, LOCAL_STEPS)))
     kinds = (args.sweeps, MEAN_SWEEPS), chains_and_local, BATCHES
@@ -179,7 +186,10 @@ def share(args: Any) -> list[dict[str, Any]]:
 
 
 def least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
-    """Return the least seconds of each function; memory as large as an inference is read before each call."""
+    """Return the smallest seconds of each function.
+
+    Before each call, as much memory as an inference uses is written, so that the caches are cold.
+    """
     touched, best = [np.zeros((784, args.hidden), np.float32) for _ in range(3)], [np.inf] * len(functions)
     for _ in range(40 * args.rounds):
         for i, function in enumerate(functions):
@@ -192,7 +202,7 @@ def least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
 
 
 def few_rows(args: Any) -> list[dict[str, Any]]:
-    """Products of rows with the parameters that x has, by the tiles and by OpenBLAS."""
+    """Measure products of a few rows with the parameters, with our tiles and with OpenBLAS."""
     rng, units, out = np.random.default_rng(args.seed), 784 + args.hidden, []
 
     def draw(*shape: int) -> np.ndarray:
@@ -229,7 +239,7 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
 
 
 def threads(args: Any) -> list[dict[str, Any]]:
-    """Two threads against one."""
+    """Return the rows per second of one thread and of two."""
     rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
     for batch in BATCHES:
         best = {1: 0.0, 2: 0.0}
@@ -243,8 +253,8 @@ def threads(args: Any) -> list[dict[str, Any]]:
 
 
 def cluster(args: Any) -> dict[str, Any]:
-    """Two workers of one thread against two threads here."""
-    # Each report ends a segment, whose state is written: more steps in each.
+    """Return the rows per second of two workers with one thread each, and of two threads here."""
+    # Each report writes the state, so that longer segments are measured here.
     rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
     args = argparse.Namespace(**vars(args) | rows_and_segments)
     with (
@@ -254,7 +264,7 @@ def cluster(args: Any) -> dict[str, Any]:
         rows = sl.Dataset.from_arrays(*digits(args.rows, args.seed)).save(Path(place) / "rows.zarr")
         best = {"in_process": 0.0, "dask": 0.0}
         for _ in range(args.rounds):
-            # Outside of the context in which the cluster is open.
+            # A new context does not see the open cluster.
             best["in_process"] = max(best["in_process"], contextvars.Context().run(rate, rows, args, 160, 2))
             best["dask"] = max(best["dask"], rate(rows, args, 160, 2, client))
     found = {name: round(r) for name, r in best.items()}
@@ -262,7 +272,7 @@ def cluster(args: Any) -> dict[str, Any]:
 
 
 def local(args: Any) -> list[dict[str, Any]]:
-    """Return test errors after some epochs, by steps that chains take alone and their number."""
+    """Return test errors after some epochs, for several numbers of chains and local steps."""
     x, v = digits(args.local_rows, args.seed)
     test, out = digits(args.test_rows, args.seed, "test"), []
     for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):
@@ -295,7 +305,7 @@ def local(args: Any) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     parts: dict[str, Callable[[Any], Any]] = {
         "share": share,
         "products": few_rows,
@@ -307,15 +317,17 @@ def main() -> None:
     arguments.add_argument("--parts", default=",".join(parts))
     arguments.add_argument("--rows", type=int, default=20_000)
     arguments.add_argument("--hidden", type=int, default=256)
-    arguments.add_argument("--sweeps", type=int, default=10)
-    arguments.add_argument("--chains", type=int, default=None, help="of a step; the default of the estimator")
+    arguments.add_argument("--sweeps", type=int, default=10, help="sweeps of belief propagation per step")
+    arguments.add_argument(
+        "--chains", type=int, default=None, help="chains per step; None: the default of the estimator"
+    )
     arguments.add_argument("--segment-rows", type=int, default=640, help="rows of a timed segment")
-    arguments.add_argument("--segments", type=int, default=4)
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--local-rows", type=int, default=10_000)
+    arguments.add_argument("--segments", type=int, default=4, help="number of timed segments per fit")
+    arguments.add_argument("--rounds", type=int, default=3, help="rounds of fits; the best counts")
+    arguments.add_argument("--local-rows", type=int, default=10_000, help="training images of the part local")
     arguments.add_argument("--local-epochs", type=int, default=3)
     arguments.add_argument("--test-rows", type=int, default=2000)
-    arguments.add_argument("--folder", default=None, help="where datasets and run folders go")
+    arguments.add_argument("--folder", default=None, help="folder of temporary datasets and run folders")
     args = arguments.parse_args()
     for name in args.parts.split(","):
         if name not in parts:

@@ -1,8 +1,10 @@
-"""Pictures of a job from submission to report: python benchmarks/dashboard_picture.py [FOLDER]
+"""Take pictures of a job on the dashboard, from submission to report.
 
-The script starts a local cluster of two workers, submits the job of the second lesson with a million images,
-kills a worker half way, and writes a picture at each moment. The browser is `--browser`, the variable
-SCALELATENT_BROWSER, or the first Chromium on the search path.
+    python benchmarks/dashboard_picture.py [FOLDER]
+
+The script starts a local cluster of two workers, submits the job of the second lesson with a million
+images, kills one worker half way, and writes a picture at each of these moments. The browser is that of
+`--browser` or of the variable SCALELATENT_BROWSER, or the first Chromium on the search path.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from scalelatent import monitor
 from scalelatent.data import make_digits
 
 RESULTS = Path(__file__).parent / "results" / "watch"
-WIDTH = 840  # pixels; pages show the pictures a little smaller, so text stays readable
+WIDTH = 840  # pixels; documentation pages show the pictures slightly smaller, so that their text is readable
 JOB = """
 [job]
 name = "digits"
@@ -50,7 +52,7 @@ max_iter = {passes}
 
 
 def load_browser() -> ModuleType:
-    """Return the tests' headless browser."""
+    """Return the headless browser module of the tests."""
     path = Path(__file__).parent.parent / "tests" / "cluster" / "browser.py"
     spec = importlib.util.spec_from_file_location("scalelatent_browser", path)
     assert spec is not None
@@ -61,13 +63,13 @@ def load_browser() -> ModuleType:
 
 
 class Watch:
-    """The dashboard page in a browser, and the numbers behind it."""
+    """Dashboard page in a browser, and the JSON data of the page."""
 
     def __init__(self, page: Any, base: str, folder: Path) -> None:
         self.page, self.base, self.folder = page, base, folder
 
     def read(self) -> dict[str, Any]:
-        """Return cluster and newest job as the dashboard page receives them."""
+        """Return the cluster and the newest job as the dashboard page receives them."""
         with urllib.request.urlopen(f"{self.base}.json", timeout=30) as answer:
             found = dict(json.load(answer))
         if found["jobs"]:
@@ -84,7 +86,9 @@ class Watch:
             if found["job"] and condition(found["cluster"], found["job"]):
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the moment of the next picture did not come; last answer: {found}")
+                raise TimeoutError(
+                    f"the job did not reach the state of the next picture; last answer: {found}"
+                )
             time.sleep(0.1)
 
     def take(self, name: str, last: str, more: int = 12) -> None:
@@ -98,7 +102,7 @@ class Watch:
         with tempfile.TemporaryDirectory() as place:
             self.page.screenshot(Path(place, "picture.png"))
             with Image.open(Path(place, "picture.png")) as picture:
-                # A page of text needs a third of a PNG, and its figures a quarter.
+                # WebP needs a third of the bytes of a PNG for text, and a quarter for figures.
                 picture.convert("RGB").save(path, lossless=name != "report", quality=90, method=6)
         print(f"{path}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
 
@@ -115,7 +119,7 @@ def main() -> None:
     """Run the job and take the pictures."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("folder", type=Path, nargs="?", default=RESULTS)
-    arguments.add_argument("--browser", help="Path of a Chromium")
+    arguments.add_argument("--browser", help="path of a Chromium")
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--passes", type=int, default=60)
     a = arguments.parse_args()

@@ -1,11 +1,10 @@
-"""Rate of making infinite digits: the kernel alone, and `make_digits` with writing included.
+"""Measure the rate of making infinite digits: the kernel alone, and `make_digits` including writing.
 
     python benchmarks/data_digits.py [--rows 400000]
 
-Bases: the digits that ship with scikit-learn and, where the environment variable SCALELATENT_DATA names a
-folder with `mnist/`, MNIST's training images. "images/s a core" counts CPU seconds of the whole process,
-helper threads included; compiling and making the fields come before the clock starts. Files go to a temporary
-folder.
+The base images are the digits of scikit-learn and, with SCALELATENT_DATA, MNIST's training images.
+"images/s a core" divides by the CPU seconds of the whole process, including helper threads. Compilation and
+the deformation fields are not timed. Files are written to a temporary folder.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from scalelatent.generators.digits import N_TEST
 
 
 def kernel_rate(digits: InfiniteDigits, rows: int = 16_384) -> float:
-    """Return deformed images per second of one thread, nothing written."""
+    """Return the deformed images per second of one thread, without writing."""
     first = N_TEST + 1_000_000
     digits.rows(first, first + 8)
     return rows / fastest({"kernel": lambda: digits.rows(first, first + rows)}, 5)["kernel"]
 
 
 def writing_rate(folder: str, base: str, rows: int, jobs: int, seed: int) -> dict[str, Any]:
-    """Return wall and CPU rate of `make_digits`."""
+    """Return the rates of `make_digits` by wall time and by CPU time."""
     make_digits(f"{folder}/warm", 2000, base=base, seed=seed, overwrite=True)
     wall, cpu = time.perf_counter(), time.process_time()
     make_digits(f"{folder}/out", rows, base=base, seed=seed, n_jobs=jobs, overwrite=True)
@@ -65,7 +64,7 @@ def main() -> None:
             print(f"{name}: kernel alone {kernel:,.0f} images/s")
             for run in runs:
                 print(
-                    f"  {run['threads']} thread(s), writing included: {run['images_s']:,} images/s, "
+                    f"  {run['threads']} thread(s), including writing: {run['images_s']:,} images/s, "
                     f"{run['images_s_per_core']:,} a core ({run['seconds']} s)"
                 )
     write(given.out, given.seed, results)

@@ -1,12 +1,12 @@
-"""Read and write rate of dataset layouts against numpy.memmap: chunk rows x shard x codec.
+"""Measure read and write rates of dataset layouts and of numpy.memmap: chunk rows x shard rows x codec.
 
     python benchmarks/data_layouts.py [--rows 40000]
 
-Rows: uint8 28x28 digit images (MNIST where the environment variable SCALELATENT_DATA names a folder with
-`mnist/`, else enlarged built-in digits) and float32 noise, 196 numbers wide. All reads come from a warm page
-cache, on one thread, so the rate is the CPU time that a layout costs. A disk can only be slower, and a
-compressed layout gains on a disk the factor in the column "x smaller". The last table compares the CPU time
-of reading with and without the table of checksums, in turn, in the default layouts and in chunks of 4 kB.
+The rows are 28 x 28 digit images in uint8 (MNIST with SCALELATENT_DATA, otherwise enlarged built-in digits)
+and noise of 196 float32 numbers. All reads come from a warm page cache on one thread, so that the rate is
+the CPU cost of a layout. A disk can only be slower, and compression speeds a disk up by the factor in the
+column "x smaller". The last table compares the CPU time of reading with and without the table of checksums,
+in turn, in the default layouts and in chunks of 4 kB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 20
 
 
 def memmap_rate(x: np.ndarray, folder: Path) -> float:
-    """Return GB/s of copying rows out of a memmap, 4,096 at a time."""
+    """Return the GB/s of copying rows from a memmap, 4,096 rows at a time."""
     np.save(folder / "rows.npy", x)
     rows = np.load(folder / "rows.npy", mmap_mode="r")
     seconds = fastest({"copy": lambda: [rows[a : a + 4096].copy() for a in range(0, len(rows), 4096)]})
@@ -36,7 +36,7 @@ def memmap_rate(x: np.ndarray, folder: Path) -> float:
 
 
 def layout_rate(x: np.ndarray, url: Path, chunk: int, shard: int, compressor: str | None) -> dict[str, Any]:
-    """Write and read the rows in one layout."""
+    """Write and read the rows in one layout; return the rates."""
     begin = time.perf_counter()
     writer = create_dataset(
         url,
@@ -66,7 +66,7 @@ def layout_rate(x: np.ndarray, url: Path, chunk: int, shard: int, compressor: st
 
 
 def table(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Measure all layouts of some rows; print each as soon as it is measured."""
+    """Measure all layouts for some rows; print each as soon as it is measured."""
     memmap = memmap_rate(x, folder)
     print(f"{label:<28}{'':>7}{'':>8}{'memmap':>7}{memmap:>11.2f}")
     rows = []
@@ -83,7 +83,7 @@ def table(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
 
 
 def checksums(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Return the ratio of the CPU times of reading with and without the table of checksums."""
+    """Return the CPU time of reading with the table of checksums, divided by the time without it."""
     small = max(1, 4096 // (x.nbytes // len(x)))
     ratios = {}
     for name, layout in {"default": {}, "4 kB": {"chunk_rows": small, "shard_rows": small * 1024}}.items():

@@ -1,16 +1,15 @@
-"""Sparse rows: rates of importing, making, writing and reading, and peak memory against the size of the file.
+"""Measure sparse rows: rates of importing, making, writing and reading, and peak memory by file size.
 
     python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
 
-The rows are documents resampled from RCV1 if SCALELATENT_DATA names a folder with `rcv1/`, else from
-generated counts of the same shape. Each importer runs in turn with a reader of its source (the file's bytes,
-or its decompressed text). The least time of several rounds counts, so the ratios also hold on a busy
-machine. Peak memory is that of a fresh process for a file and for one of four times its rows.
+The rows are documents resampled from RCV1 (with SCALELATENT_DATA) or from generated counts of the same
+shape. Each importer runs in turn with a plain reader of its source, which reads the bytes of the file or
+its decompressed text. The fastest of several rounds counts, so that the ratios also hold on a busy machine.
+Peak memory is that of a new process, for one file and for a file with four times as many rows.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -30,23 +29,23 @@ import common
 import numpy as np
 import scipy.sparse as sp
 
-from scalelatent.data import Dataset, import_csr, import_svmlight, make_documents, open_dataset
+from scalelatent.data import Dataset, import_csr, make_documents, open_dataset
 
 PEAK = """
 import json, pathlib, sys
-from scalelatent.data import import_csr, import_svmlight, make_documents
+from scalelatent.data import import_csr, make_documents
 what, source, out, rows = sys.argv[1:]
 if what == "documents":
     make_documents(out, int(rows), base=source, n_jobs=1, overwrite=True)
 else:
-    (import_csr if what.startswith("csr") else import_svmlight)(source, out, overwrite=True)
+    import_csr(source, out, overwrite=True)
 status = pathlib.Path("/proc/self/status").read_text().splitlines()
 print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))))
 """
 
 
 def base_of_documents(folder: Path, seed: int) -> Dataset:
-    """Return the counts of RCV1 or, without the real data, generated counts of the same shape."""
+    """Return the counts of RCV1 or, without SCALELATENT_DATA, generated counts of the same shape."""
     real = os.environ.get("SCALELATENT_DATA")
     path = Path(real or ".") / "rcv1" / "rcv1v2_subset27613.npz"
     if real and path.exists():
@@ -57,34 +56,17 @@ def base_of_documents(folder: Path, seed: int) -> Dataset:
     return Dataset.from_arrays(x).save(folder / "base")
 
 
-def svmlight_text(x: sp.csr_array) -> bytes:
-    """Return lines of svmlight text: weights with five decimals as in tf-idf, labels 0 and 1."""
-    lines = []
-    weights = np.round(np.log1p(x.data) / 9.0, 5).tolist()
-    columns, ends = (x.indices + 1).tolist(), x.indptr.tolist()
-    for i in range(x.shape[0]):
-        a, b = ends[i], ends[i + 1]
-        pairs = " ".join(f"{c}:{v}" for c, v in zip(columns[a:b], weights[a:b], strict=True))
-        lines.append(f"{i % 2} {pairs}\n")
-    return "".join(lines).encode()
-
-
 def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
     """Write the same rows in every format."""
     folder.mkdir()
     found = {"csr": folder / "plain.npz", "csr compressed": folder / "packed.npz"}
-    found |= {"svmlight": folder / "x.svm", "svmlight gzip": folder / "x.svm.gz"}
     sp.save_npz(found["csr"], x, compressed=False)
     sp.save_npz(found["csr compressed"], x, compressed=True)
-    text = svmlight_text(x)
-    found["svmlight"].write_bytes(text)
-    with gzip.open(found["svmlight gzip"], "wb", compresslevel=6) as file:
-        file.write(text)
     return found
 
 
 def drain(file: Any) -> int:
-    """Return bytes of an open file, read a megabyte at a time."""
+    """Read an open file, a megabyte at a time; return the number of bytes."""
     total = 0
     while part := file.read(1 << 20):
         total += len(part)
@@ -92,26 +74,23 @@ def drain(file: Any) -> int:
 
 
 def read_alone(path: Path) -> int:
-    """Return bytes of the content of a source, decompressed and dropped."""
-    if path.suffix == ".npz":
-        total = 0
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as file:
-                    total += drain(file)
-        return total
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-        return drain(file)
+    """Read and decompress a source; return the number of bytes."""
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                total += drain(file)
+    return total
 
 
 def least(
     functions: dict[str, Callable[[], Any]], rounds: int, fresh: Path | None = None
 ) -> dict[str, float]:
-    """Return least seconds of each function, taken in turn."""
+    """Return the smallest seconds of each function; the functions run in turn."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
-            if fresh is not None:  # removing what an earlier round wrote is not what is measured
+            if fresh is not None:  # Removing the output of an earlier round is not timed.
                 shutil.rmtree(fresh, ignore_errors=True)
             begin = time.perf_counter()
             function()
@@ -120,21 +99,20 @@ def least(
 
 
 def peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
-    """Return peak resident MiB of a process that imports or makes."""
+    """Return the peak resident MiB of a process that imports or makes rows."""
     command = [sys.executable, "-c", PEAK, what, str(source), str(out), str(rows)]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=600).stdout))
 
 
 def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
-    """Return MB of content per second of each importer, and of reading its source alone."""
+    """Return the MB of content per second of each importer, and of reading its source only."""
     out = {}
     for name, path in sources.items():
-        run = import_csr if name.startswith("csr") else import_svmlight
         content = read_alone(path) / 1e6
         times = least(
             {
                 "read": lambda path=path: read_alone(path),
-                "import": lambda path=path, run=run: run(path, folder / "out"),
+                "import": lambda path=path: import_csr(path, folder / "out"),
             },
             rounds,
             folder / "out",
@@ -148,13 +126,6 @@ def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[
         }
         print(name, out[name])
     return out
-
-
-def scikit_learn_rate(path: Path, content_mb: float) -> float:
-    """Return MB per second of `sklearn.datasets.load_svmlight_file`, which holds all rows in memory."""
-    from sklearn.datasets import load_svmlight_file
-
-    return round(content_mb / least({"sklearn": lambda: load_svmlight_file(path)}, 2)["sklearn"], 1)
 
 
 def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
@@ -188,7 +159,7 @@ def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, A
 
 def main() -> None:
     parser = common.parser(__doc__, "data_sparse")
-    parser.add_argument("--rows", type=int, default=200_000, help="documents that are made")
+    parser.add_argument("--rows", type=int, default=200_000, help="number of documents to make")
     parser.add_argument("--imported", type=int, default=160_000, help="documents in the imported files")
     parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()
@@ -203,8 +174,6 @@ def main() -> None:
         x = open_dataset(folder / "docs").read_x(0, min(args.imported, args.rows))
         small, large = write_sources(folder / "1", x[: x.shape[0] // 4]), write_sources(folder / "4", x)
         results["importers"] = importer_rates(large, folder, args.rounds)
-        content = results["importers"]["svmlight"]["content_mb"]
-        results["scikit_learn_svmlight_mb_s"] = scikit_learn_rate(large["svmlight"], content)
         peaks = {n: [round(peak(n, s[n], folder / "out")) for s in (small, large)] for n in small}
         more = (args.rows // 4, args.rows)
         peaks["documents"] = [round(peak("documents", folder / "base", folder / "out", n)) for n in more]

@@ -1,30 +1,37 @@
-"""Test errors of the models with default parameters, beside scikit-learn's and beside found parameters.
+"""Measure the models with default parameters, and compare with scikit-learn and with searched parameters.
 
-    python benchmarks/defaults.py errors subsets calibration best architectures clusters densities outputs
-        parts documents
+    python benchmarks/defaults.py errors subsets likelihoods calibration best architectures clusters densities
+        outputs parts documents
 
-Sets: breast cancer, wine, iris and digits of scikit-learn and, where the environment variable
-SCALELATENT_DATA names a folder with real data, New-Thyroid, Isolet1, UMIST, COIL20, USPS and 5,000 rows of
-MNIST. Each set is split into 70 % training rows and 30 % test rows (USPS and MNIST as they come) by several
-seeds. Rows of measurements are standardised by the training rows; pixels and sounds are taken as they are.
+The sets are breast cancer, wine, iris and digits of scikit-learn and, with SCALELATENT_DATA, New-Thyroid,
+Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds split each set into 70 % training rows
+and 30 % test rows; USPS and MNIST have their own split. Measurements are standardised by the training rows;
+pixels and sounds are not changed.
 
-errors: test errors and seconds, also of capsules with one model for all classes ("multiclass"), and of the
-paper's capsule regression (multiclass, batch EM without an intercept and without a ridge). subsets: 20 random
-subsets of the features of the four sets of scikit-learn, one to all of them. calibration: expected
-calibration error of capsules on test rows, 15 bins of as many rows each, with a temperature chosen on a tenth
-of the training rows or on the training rows themselves. best: `sl.Search` with three folds of the shuffled
-training rows over at most twenty candidates, one split of each set. architectures: errors, calibration errors
-and CPU seconds of the architectures of capsules on held-out training rows, also of generated sets of 2 to 100
-classes, by which the default was chosen.
-
-clusters: NMI of bootstrap networks, of k-means and of spectral clustering, mean over three seeds.
-densities: mean log-likelihood of test rows, in nats, of LinearMixture(likelihood="ppca"), of
-GaussianMixture and of PCA, mean over the splits. All rows are standardised; digits get uniform noise of
-their own width first. outputs: wrong labels in percent of conditional RBMs, of one logistic regression per
-label, and of three neighbours, for the lower half of binary digits given the upper half, and for the topics
-of documents. parts: test errors of compositional networks with 20 templates on binary digits, of ten
-classes and of eights and all others; without templates they do not classify. documents: test errors of the
-classifiers on documents of one topic, CSR counts scaled to length 1.
+errors       Test errors and seconds, including capsules with one model for all classes ("multiclass") and the
+             paper's capsule regression (multiclass, batch EM, no intercept, no ridge).
+subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset
+             has between one and all features.
+likelihoods  Test errors and seconds of mixtures by the reconstruction error, by factor analysis, and by the
+             choice of the default; errors of an RBF SVM on standardised rows. Rows come in their own units,
+             and generated rows are added. Three splits.
+calibration  Expected calibration error of capsules on test rows, in 15 bins of equal size. A tenth of the
+             training rows chooses the temperature, or the training rows themselves do.
+best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
+             candidates, on one split of each set.
+architectures
+             Errors, calibration errors and CPU seconds of the architectures of capsules on held-out training
+             rows, also of generated sets of 2 to 100 classes. They chose the default.
+clusters     NMI of bootstrap networks, of k-means and of spectral clustering: means over three seeds.
+densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood="ppca"), GaussianMixture and
+             PCA, means over the splits. All rows are standardised; digits first get uniform noise with the
+             width of a grey level.
+outputs      Wrong labels in percent: conditional RBMs, one logistic regression per label, and three
+             neighbours. The labels are the lower half of binary digits, with the upper half as input, and
+             the topics of documents.
+parts        Test errors of compositional networks with 20 templates on binary digits: ten classes, and
+             eights against all other digits. Without templates these networks do not classify.
+documents    Test errors of the classifiers on documents with one topic: CSR counts scaled to length 1.
 """
 
 from __future__ import annotations
@@ -34,18 +41,28 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from common import data_folder, mnist, parser, rcv1_subset, single_topics, usps, write_part
 from sklearn.cluster import KMeans, SpectralClustering
-from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine, make_classification
+from sklearn.datasets import (
+    load_breast_cancer,
+    load_digits,
+    load_iris,
+    load_wine,
+    make_classification,
+    make_hastie_10_2,
+    make_moons,
+)
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import train_test_split
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize
 from sklearn.svm import SVC
 
@@ -99,7 +116,7 @@ def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
 
 
 def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterator[Split]:
-    """Return training rows, test rows and their labels."""
+    """Yield training rows, their labels, test rows and their labels of each split."""
     for number in range(SPLITS):
         train, test, codes, other = train_test_split(
             x, y, test_size=0.3, stratify=y, random_state=seed + number
@@ -111,7 +128,7 @@ def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterat
 
 
 def given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Yield the sets that come with test rows; training rows are cut to ``most``."""
+    """Yield the sets that have their own test rows and at most ``most`` training rows."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))
@@ -120,7 +137,9 @@ def given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
 
 
 def measure(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
-    """Return mean error in percent, its standard deviation over splits, and seconds of a fit, by model."""
+    """Return the mean error in percent, its standard deviation over splits, and seconds of a fit, for each
+    model.
+    """
     errors: dict[str, list[float]] = {model: [] for model in MODELS}
     seconds: dict[str, list[float]] = {model: [] for model in MODELS}
     for number, (train, codes, test, other) in enumerate(rows):
@@ -148,7 +167,7 @@ def errors(seed: int) -> list[dict[str, Any]]:
 
 
 def subsets(seed: int) -> list[dict[str, Any]]:
-    """Return mean and largest excess of an error over the better of two rivals; rows of few features, too."""
+    """Return the mean and the largest excess of an error over the better one of two other methods."""
     rng, lines = np.random.default_rng(seed), []
     for name, x, y, standardise in small_sets():
         if name not in ("breast cancer", "wine", "iris", "digits"):
@@ -186,8 +205,53 @@ def subsets(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
+def rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield (name, rows, labels) of measurements in their own units, of generated rows, and of digits."""
+    for name, load in {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}.items():
+        yield name, *load(return_X_y=True)
+    yield "half moons", *make_moons(1000, noise=0.2, random_state=seed)
+    yield "sums of squares", *make_hastie_10_2(3000, random_state=seed)
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(3000, 8))
+    yield "equal signs of two columns", x, (x[:, 0] > 0) ^ (x[:, 1] > 0)
+    x = np.eye(10)[rng.integers(0, 10, (2000, 4))].reshape(2000, 40)
+    yield "one-hot columns", x, (x @ rng.normal(size=(40, 3)) + rng.normal(0, 0.3, (2000, 3))).argmax(axis=1)
+    x = rng.lognormal(0, 2, (1500, 15))
+    yield "log-normal columns", x, np.log(x) @ rng.normal(size=15) > 0
+    for p in (20, 50, 100):
+        made = {"n_informative": p // 3, "n_redundant": p // 5, "n_classes": 5, "random_state": seed}
+        yield f"make_classification, {p} features", *make_classification(3000, p, **made)
+    yield "digits", *load_digits(return_X_y=True)
+
+
+def likelihoods(seed: int) -> list[dict[str, Any]]:
+    """Return errors and seconds of mixtures by likelihood on three splits, and errors of an RBF SVM."""
+    kinds = {"error": "error", "factor analysis": "factor-analysis", "default": None}
+    lines = []
+    given = [(name, [split]) for name, split in given_sets()]
+    for name, found in [(name, splits(x, y, False, seed)) for name, x, y in rows_in_units(seed)] + given:
+        tried = list(islice(found, 3))
+        line: dict[str, Any] = {"set": name, "shape": list(tried[0][0].shape), "splits": len(tried)}
+        for kind, likelihood in kinds.items():
+            errors, seconds, chosen = [], [], []
+            for number, (train, codes, test, other) in enumerate(tried):
+                model = sl.LinearMixtureClassifier(likelihood=likelihood, random_state=seed + number)
+                begin = time.perf_counter()
+                model.fit(train, codes)
+                seconds.append(time.perf_counter() - begin)
+                errors.append(100 * float((model.predict(test) != other).mean()))
+                chosen.append(model.likelihood_)
+            line[kind] = {"error": round(float(np.mean(errors)), 2), "seconds": round(min(seconds), 2)}
+        line["default"]["chosen"] = chosen
+        svm = [make_pipeline(StandardScaler(), SVC()).fit(s[0], s[1]).score(s[2], s[3]) for s in tried]
+        line["RBF SVM, standardised"] = {"error": round(100 * (1 - float(np.mean(svm))), 2)}
+        print(line, flush=True)
+        lines.append(line)
+    return lines
+
+
 def calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float:
-    """Return expected calibration error in percent."""
+    """Return the expected calibration error in percent."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == codes
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
     return 100 * sum(abs(certainty[rows].sum() - right[rows].sum()) for rows in parts) / len(codes)
@@ -272,14 +336,14 @@ def architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def best(seed: int) -> list[dict[str, Any]]:
-    """Return the default's test error beside that of the best of twenty candidates."""
+    """Return the test errors of the default and of the best one of twenty candidates."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
     for name, (train, codes, test, other) in [*sets, *given_sets()]:
         line: dict[str, Any] = {"set": name, "models": {}}
         for model, grid in GRIDS.items():
             fitted = MODELS[model](seed).fit(train, codes)
-            # As many as a fold has columns, and rows of its smallest class.
+            # Limits of the candidates: columns, and rows of the smallest class in a fold.
             fewest = np.bincount(np.unique(codes, return_inverse=True)[1]).min() // 2
             most = {"capsule_dim": min(train.shape[1], fewest), "n_components": fewest}
             most["n_dims"] = train.shape[1]
@@ -297,7 +361,9 @@ def best(seed: int) -> list[dict[str, Any]]:
 
 
 def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return the NMI of as many clusters as classes of all rows of each set, standardised as in `errors`."""
+    """Return the NMI of all rows of each set, standardised as in `errors`, with as many clusters as
+    classes.
+    """
     lines = []
     for name, x, y, standardise in small_sets():
         rows = StandardScaler().fit_transform(x) if standardise else np.asarray(x, np.float32)
@@ -327,7 +393,7 @@ def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def densities(seed: int) -> list[dict[str, Any]]:
-    """Measure densities on sets of measurements, and on digits."""
+    """Return the log-likelihoods on sets of measurements, and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
     sets = [(name, x, y) for name, x, y, standardise in small_sets() if standardise]
@@ -350,7 +416,9 @@ def densities(seed: int) -> list[dict[str, Any]]:
 
 
 def outputs(seed: int) -> list[dict[str, Any]]:
-    """Measure binary digits of scikit-learn and, with the real data, the main topics of 5,000 documents."""
+    """Return the errors on binary digits of scikit-learn and, with SCALELATENT_DATA, on topics of
+    documents.
+    """
     digits = (load_digits().data > 7).astype(np.uint8)
     sets = {"lower halves of digits": (digits[:, :32], digits[:, 32:])}
     if os.environ.get("SCALELATENT_DATA"):
@@ -367,7 +435,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
     lines = []
     for name, (x, v) in sets.items():
         train, test, outs, other = train_test_split(x, v, test_size=0.3, random_state=seed)
-        outs[:2] = [[0], [1]]  # LogisticRegression refuses a label that has one value in all training rows
+        outs[:2] = [[0], [1]]  # LogisticRegression needs both values of each label.
         made = [(model, make()) for model, make in models.items()]
         line = classified(name, (train, outs, test, other), made)
         line["shape"].append(v.shape[1])
@@ -379,7 +447,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
 
 
 def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return test error in percent and seconds of a fit, by model."""
+    """Return the test error in percent and the seconds of a fit, for each model."""
     train, codes, test, other = rows
     line: dict[str, Any] = {"set": name, "shape": list(train.shape), "models": {}}
     for model, made in models:
@@ -393,7 +461,7 @@ def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dic
 
 
 def parts(seed: int) -> list[dict[str, Any]]:
-    """Measure the models on digits of scikit-learn."""
+    """Return the errors of the models on binary digits of scikit-learn."""
     x, y = load_digits(return_X_y=True)
     rivals, lines = ("logistic regression", "3 nearest neighbours"), []
     for name, codes in (("digits", y), ("eights and other digits", y == 8)):
@@ -407,7 +475,7 @@ def parts(seed: int) -> list[dict[str, Any]]:
 
 
 def documents(seed: int) -> list[dict[str, Any]]:
-    """Measure the models on documents of the RCV1 subset, which needs the real data."""
+    """Return the errors of the models on documents of the RCV1 subset; needs SCALELATENT_DATA."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     x = normalize(counts[rows].astype(np.float32))
@@ -420,6 +488,7 @@ def documents(seed: int) -> list[dict[str, Any]]:
 PARTS = {
     "errors": errors,
     "subsets": subsets,
+    "likelihoods": likelihoods,
     "calibration": calibration,
     "architectures": architectures,
     "best": best,

@@ -1,6 +1,8 @@
-"""`scalelatent demo` as a user runs it: python benchmarks/demo.py
+"""Measure `scalelatent demo` as a user runs it.
 
-A first run with few rows compiles the kernels; the second run is reported.
+    python benchmarks/demo.py
+
+A first run with few rows compiles the kernels; the results are those of the second run.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def demo(folder: Path, rows: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure two runs and write the figures of the second one."""
+    """Run the demo twice, and write the figures of the second run."""
     arguments = parser(__doc__, "demo")
     arguments.add_argument("--rows", type=int, default=1_000_000)
     a = arguments.parse_args()

@@ -1,17 +1,17 @@
-"""A pass on workers of unequal speed: its time against the ideal, and the idle time of workers at its end.
+"""Measure a pass on workers of different speed: its time, and the idle time of workers at its end.
 
     python benchmarks/device_pools.py [--speeds 1 1 1 20] [--seconds 0.5 2 8]
 
 The cluster has real worker processes on this machine. Their kernel only sleeps, for a time that depends on
-the worker's speed (by default three workers of speed 1 and one of speed 20), so the number of cores does not
-matter. The ideal pass distributes all rows by speed, at no cost. One driver knows no speeds: it distributes
-runs of rows in proportion to threads, and Dask steals work. The other driver distributes the rows by measured
-speed (`engine.dask.window`). A simulation without a cluster covers larger pools.
+the worker's speed (by default three workers of speed 1 and one of speed 20), so that the number of cores
+does not matter. The ideal pass distributes all rows by speed, without overhead. The first of two drivers
+ignores the speeds: it distributes runs of rows in proportion to threads, and Dask steals work. The second
+driver distributes the rows by measured speed (`engine.dask.window`). A simulation without a cluster covers
+larger pools.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import heapq
 import statistics
@@ -52,7 +52,7 @@ def pool(count: int) -> Iterator[Any]:
 
 
 def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
-    """Return seconds of each pass but the first two, in which speeds are not known yet, against the ideal."""
+    """Return the figures of each pass except the first two, in which the speeds are not known yet."""
     from paced_learner import Paced, computed
 
     from scalelatent.engine.batch_loop import fit_batches
@@ -77,7 +77,9 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
 
 
 def of_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Return seconds from the first row to the last; who waited how long at the end; who did how much."""
+    """Return the duration of a pass divided by the ideal, the idle share at its end, and the rows of the
+    fastest worker.
+    """
     there = [[block[1:] for block in own if block[0] == number] for own in blocks]
     begin = min(b for own in there for _, b, _ in own)
     end = max(e for own in there for _, _, e in own)
@@ -103,7 +105,7 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
-    """Simulate a pass in a loop of events; return the work that `Window` assigns and the driver's seconds."""
+    """Simulate a pass event by event with the work that `Window` assigns; return its figures."""
     from scalelatent.engine.dask.pools import children
     from scalelatent.engine.dask.window import Costs, Window
     from scalelatent.engine.grid import RowGrid
@@ -112,7 +114,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
     grid = RowGrid(leaves, 1, 1)
     speeds = {f"w{i}": s for i, s in enumerate(s for s, n in counts.items() for _ in range(n))}
     unit = seconds * sum(speeds.values()) / leaves
-    free, heard, tasks, messages, end, now = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0, 0.0
+    free, arrivals, tasks, messages, end, now = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0, 0.0
 
     def work(span: Span) -> float:
         a, b = grid.node_rows(span.level, span.index)
@@ -126,7 +128,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
             free[worker] = max(free[worker], now) + work(span) / speeds[worker]
             end = max(end, free[worker])
             futures[span] = SimpleNamespace(status="pending")
-            heapq.heappush(heard, (free[worker], span.level, span.index, futures[span]))
+            heapq.heappush(arrivals, (free[worker], span.level, span.index, futures[span]))
         return futures
 
     begin = time.perf_counter()
@@ -135,10 +137,10 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
     )
     window = Window(dict.fromkeys(speeds, 1), [Span("train", grid.depth, 0)], send, costs)
     window.open()
-    while heard:
-        now = max(now + latency, heard[0][0])
-        while heard and heard[0][0] <= now:
-            heapq.heappop(heard)[-1].status = "finished"
+    while arrivals:
+        now = max(now + latency, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= now:
+            heapq.heappop(arrivals)[-1].status = "finished"
         window.poll()
     best = optimum(leaves, speeds, unit)
     return {
@@ -160,10 +162,9 @@ def optimum(leaves: int, speeds: dict[str, float], unit: float) -> float:
 
 def main() -> None:
     arguments = parser(__doc__, "device_pools")
-    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
     arguments.add_argument("--speeds", type=float, nargs="+", default=[1.0, 1.0, 1.0, 20.0])
     arguments.add_argument(
-        "--seconds", type=float, nargs="+", default=[0.5, 2.0, 8.0], help="ideal of a pass"
+        "--seconds", type=float, nargs="+", default=[0.5, 2.0, 8.0], help="seconds of the ideal pass"
     )
     arguments.add_argument("--leaves", type=int, default=1000)
     arguments.add_argument("--passes", type=int, default=5)

@@ -1,6 +1,8 @@
-"""The figures of benchmarks/README.md, drawn from results/: python benchmarks/figures.py [NAME ...]
+"""Draw the figures of benchmarks/README.md from the files in results/.
 
-Each figure reads files of results/ and computes nothing else; results/figures/ holds the pictures.
+    python benchmarks/figures.py [NAME ...]
+
+Each figure only reads files of results/. The pictures are written to results/figures/.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {}
 
 
 def figure(draw: Callable[[], Figure]) -> Callable[[], Figure]:
-    """Register a figure by the name of its function."""
+    """Register a figure with the name of its function."""
     FIGURES[draw.__name__] = draw
     return draw
 
@@ -301,7 +303,7 @@ def predicted() -> Figure:
 
 @figure
 def robustness() -> Figure:
-    """Draw the errors on clean and corrupted digits of compositional networks and of rivals."""
+    """Draw the errors of compositional networks and of other methods on clean and corrupted digits."""
     found = read("hcn_digits")
     fits = [fit["errors"] for fit in found["hcn"].values()]
     table = {"compositional network": {key: median(e[key] for e in fits) for key in fits[0]}}
@@ -325,7 +327,7 @@ def robustness() -> Figure:
     return drawn
 
 
-# Quantity, its label, and whether the axis has a logarithmic scale, by task of rivals.py.
+# Key of the result, label of the axis, and whether the axis is logarithmic, for each task of rivals.py.
 QUALITY = {
     "classification": ("error", "test error, %", True),
     "density": ("auc_class", "AUC of a class that was left out, %", False),
@@ -337,7 +339,7 @@ QUALITY = {
 
 
 def draw_rivals(task: str) -> Figure:
-    """Draw quality against CPU seconds, a panel per set: scalelatent has filled markers."""
+    """Draw quality against CPU seconds, one panel per set; filled markers are models of scalelatent."""
     key, label, is_log = QUALITY[task]
     found = {
         name: {
@@ -403,7 +405,7 @@ for _task in QUALITY:
 
 
 def main() -> None:
-    """Draw the figures that are named, or all."""
+    """Draw the named figures, or all."""
     folder = Path(RESULTS) / "figures"
     folder.mkdir(exist_ok=True)
     for name in sys.argv[1:] or FIGURES:

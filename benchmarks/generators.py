@@ -1,11 +1,11 @@
-"""Rates of making the binary image sets, and of shuffling, appending and converting.
+"""Measure the rates of making binary image sets, and of shuffling, appending and converting rows.
 
     python benchmarks/generators.py [--rows 100000] [--out benchmarks/results/generators.json]
 
-"images/s a core" counts CPU seconds of the whole process, helper threads and writing included; compiling
-comes before the clock starts. `rows` alone makes images and writes nothing. Rates of `data shuffle` and
-`data convert` are MB/s of rows on infinite digits and stand beside reading alone and `Dataset.save` of the
-same rows. Files go to a temporary folder.
+"images/s a core" divides by the CPU seconds of the whole process, including helper threads and writing;
+compilation is not timed. `rows` makes images and writes nothing. Rates of `data shuffle` and `data convert`
+are MB/s of rows; reading alone and `Dataset.save` of the same rows are measured for comparison. Files are
+written to a temporary folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from scalelatent.generators.images import DEFAULTS
 
 
 def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
-    """Return least wall seconds and least CPU seconds."""
+    """Return the smallest wall seconds and the smallest CPU seconds."""
     wall, cpu = [], []
     for _ in range(repeats):
         begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -47,7 +47,7 @@ def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
 
 
 def image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return images/s of each set."""
+    """Return the images per second of each set."""
     out: dict[str, Any] = {}
     for kind in DEFAULTS:
         images = image_set(kind, seed=seed)
@@ -67,7 +67,7 @@ def image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
 
 
 def corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return pairs/s of corrupted and clean 28 x 28 images."""
+    """Return the pairs per second of corrupted and clean 28 x 28 images."""
     from numpy import random, uint8
 
     pixels = random.default_rng(seed).integers(0, 256, (10_000, 28, 28), dtype=uint8)
@@ -84,7 +84,7 @@ def corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
 
 
 def order_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return MB/s of rows (uint8, 8 x 8 digits without end and 784 random bytes) through each verb."""
+    """Return the MB/s of rows (28 x 28 random pixels in uint8) through each verb."""
     from numpy import random, uint8
 
     pixels = random.default_rng(seed).integers(0, 4, (n_rows, 28, 28), dtype=uint8) * 80

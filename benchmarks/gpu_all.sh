@@ -10,19 +10,19 @@
 #   PYTHONPATH=$PWD/site benchmarks/gpu_all.sh check
 #
 # Options of check and measure:
-#   --out FOLDER   where results go; $OUT by default, otherwise benchmarks/results/gpu
-#   --seconds N    end after N seconds: parts that have not begun are skipped, a part that runs is ended
+#   --out FOLDER   folder of the results; $OUT by default, otherwise benchmarks/results/gpu
+#   --seconds N    end after N seconds: parts that have not started are skipped, a running part is killed
 #   --emulate      rehearse on a machine without a GPU: tiny sizes, and the CUDA text runs on the processor
 #
-# Results are JSON lines (check.jsonl, measure.jsonl) that are written one at a time, so that a run which is cut off
-# leaves what it found. Exit code: 0 if all is well, 1 if something failed, 3 without a GPU.
+# Results are JSON lines (check.jsonl, measure.jsonl) that are written one at a time, so that an interrupted run keeps
+# its results. Exit code: 0 if everything passed, 1 if something failed, 3 without a GPU.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
 python=${PYTHON:-python3}
 
-# Packages that the tests and benchmarks import and that are not on such a machine. pydantic-core comes in the version
-# that pydantic names.
+# Packages that the tests and benchmarks import and that such a machine lacks. pydantic names the version of
+# pydantic-core.
 names=(annotated-types attrs click cloudpickle crc32c dask distributed donfig execnet fsspec google-crc32c hypothesis
     jinja2 joblib locket markupsafe msgpack msgspec narwhals numcodecs partd psutil pydantic pytest-timeout
     pytest-xdist pyyaml scikit-learn sortedcontainers tblib threadpoolctl toolz tornado typing-extensions

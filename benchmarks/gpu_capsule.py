@@ -1,15 +1,16 @@
-"""Everything about the capsule model that needs a GPU, in one go: checks against the reference, then rates.
+"""Check and measure the capsule model on a GPU: kernels, passes and fits against the reference, then rates.
 
     python benchmarks/gpu_capsule.py --out gpu_capsule.json
 
 Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
-nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
-an error (see the result); 3: there is no GPU, and no result is written.
+imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
+nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
+a part raised an error (see the result), and 3 without a GPU, when no result is written.
 
-Rates are medians over repeats, after a first run that compiles; inputs are random and larger than the card's
-caches. A pass is the model's own ``accumulate`` over all blocks, parameters moved and sums brought back as in
-a fit. Its yardstick is the two matrix products alone, same shapes, same run.
+Rates are medians over repeats, after a first run that compiles. Inputs are random and larger than the
+caches of the card. A pass is the model's own ``accumulate`` over all blocks, including the copies of
+parameters and sums as in a fit. Each pass is compared with its two matrix products alone, with the same
+shapes in the same run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-# Host timings are of one thread; the BLAS reads these when numpy loads it.
+# The host is timed with one thread; BLAS reads these variables when numpy loads it.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -51,8 +52,9 @@ from scalelatent.models.capsule.model.em import CapsulePass
 from scalelatent.models.capsule.model.members import Members, build_members
 
 CAPSULE_DIMS = (2, 4, 8, 16, 32)
-SMALL_BLOCK = 2048  # the engine's choice for a processor
-# Largest error over the largest true value. A row at the edge of a tie or threshold may fall on either side.
+SMALL_BLOCK = 2048  # rows of a block that the engine uses on a processor
+# Largest allowed error divided by the largest true value, and number of rows that may be on the other side of
+# a tie or a threshold.
 LIMITS = {"float64": 1e-9, "float32": 1e-5, "tf32": 1e-2, "edge": 1e-3}
 EDGE_ROWS = 3
 
@@ -85,7 +87,7 @@ def measures(card: Card, args: argparse.Namespace) -> Iterator[Part]:
 
 
 class Card:
-    """The backends of the run, made once: memory of a stream stays with it."""
+    """Backends of the run. They are made once, because each stream keeps its memory."""
 
     def __init__(self) -> None:
         self.float32, self.tf32 = make_card(), make_card(tf32=True)
@@ -98,17 +100,17 @@ class Card:
 
 
 def check(name: str, error: float, limit: float) -> dict[str, Any]:
-    """Return a line of the result; NaN never passes."""
+    """Return a line of the result; an error of NaN never passes."""
     return {"name": name, "error": float(error), "limit": limit, "passed": bool(error <= limit)}
 
 
 def largest(got: np.ndarray, want: np.ndarray) -> float:
-    """Return largest error over the largest true value."""
+    """Return the largest error divided by the largest true value."""
     return float(np.abs(got - want).max(initial=0.0) / max(np.abs(want).max(initial=0.0), 1e-30))
 
 
 def check_kernels(card: Card, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare residuals and probabilities with the reference: ensembles, types, thresholds, rows."""
+    """Compare residuals and probabilities with the reference for ensembles, dtypes, thresholds and sizes."""
     ensembles: list[tuple[str, int, Any]] = [("multiclass", 2, 1), ("multiclass", CLASSES, 2)]
     ensembles += [("multiclass", CLASSES, 32), ("multiclass", 4, [1, 9, 2, 5]), ("one_vs_all", CLASSES, 4)]
     sizes = (0, 1, 31, 128, 129, 1000, 20_011)[: 5 if args.quick else None]
@@ -117,7 +119,7 @@ def check_kernels(card: Card, args: argparse.Namespace) -> Iterator[Part]:
     ):
         members = build_members(architecture, classes, dim)
         if dtype == "float64" and isinstance(card.float32, HostBackend):
-            continue  # the processor's kernels take float32 alone
+            continue  # The processor's kernels accept float32 only.
         name = f"kernels {architecture} {classes} classes d={dim} {dtype} nu={nu}"
 
         def call(name: str = name, members: Members = members, dtype: str = dtype, nu: float = nu) -> Any:
@@ -131,7 +133,10 @@ def check_kernels(card: Card, args: argparse.Namespace) -> Iterator[Part]:
 def compare_kernels(
     backend: CupyBackend, members: Members, dtype: str, nu: float, rows: int, rng: np.random.Generator
 ) -> float:
-    """Largest relative error; infinite where two runs differ, or more than a few rows at the threshold."""
+    """Return the largest relative error.
+
+    It is infinite if two runs differ, or if more than a few rows are on the other side of the threshold.
+    """
     h = (rng.normal(size=(members.total_dim, rows)) * np.exp(rng.normal(size=rows))).astype(dtype)
     h[:, : rows // 20] = 0.0
     y, weight = rng.integers(0, members.n_classes, rows).astype(np.int32), rng.gamma(1.0, size=rows)
@@ -166,7 +171,7 @@ def compare_kernels(
 
 
 def check_passes(card: Card, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare Delta of a whole pass with a pass in float64 on the host: ensembles, stored types, TF32."""
+    """Compare the sums of a whole pass with a pass in float64 on the host: ensembles, stored dtypes, TF32."""
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 1)
     for architecture in ("multiclass", "all_vs_all", "one_vs_all")[: 2 if args.quick else None]:
         members = build_members(architecture, CLASSES, 4)
@@ -185,7 +190,7 @@ def compare_pass(
     nu: float,
     args: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Compare a pass with products in float32, and one with TF32, with a pass in float64."""
+    """Compare passes with products in float32 and in TF32 with a pass in float64."""
     state = fitted if stored == "float32" else for_bytes(fitted)
     reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
     rows = data[stored], data["y"]
@@ -198,7 +203,7 @@ def compare_pass(
 
 
 def check_fits(card: Card, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare ten passes of EM on the card with the same passes on the host: weights and log-loss."""
+    """Compare a few passes of EM on the card with the same passes on the host: weights and log-loss."""
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 2)
     for architecture in ("multiclass", "one_vs_all", "all_vs_all")[: 1 if args.quick else None]:
         members = build_members(architecture, CLASSES, 2)
@@ -216,7 +221,7 @@ def check_fits(card: Card, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def ceilings(card: Card, args: argparse.Namespace) -> dict[str, float]:
-    """Return the card's own rates: a large copy on the device, a large copy to it, square products."""
+    """Return the upper bounds of the card: a copy on the card, a copy to the card, square products."""
     cupy, out = card.float32.xp, {}
     source = cupy.zeros(2**16 if args.quick else 2**28, dtype=np.float32)
     source.fill(1.5)
@@ -230,7 +235,7 @@ def ceilings(card: Card, args: argparse.Namespace) -> dict[str, float]:
     seconds = host_seconds(
         lambda: card.float32.to_host(card.float32.asarray(rows, np.float32, "x")[:1]), args.repeats
     )
-    out["upload_bytes_per_s"] = rows.nbytes / seconds  # the copy into page-locked memory included
+    out["upload_bytes_per_s"] = rows.nbytes / seconds  # The time includes the copy into page-locked memory.
     side = 64 if args.quick else 8192
     square = cupy.asarray(np.random.default_rng(args.seed).normal(size=(side, side)).astype(np.float32))
     for name, backend in (("sgemm", card.float32), ("tf32", card.tf32)):
@@ -249,7 +254,7 @@ def measure_dimension(
     nu: float,
     args: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Measure passes by the place of the rows and the block size, and the two products alone."""
+    """Measure passes for rows on the card and on the host, block sizes, and the two products alone."""
     members = build_members("multiclass", CLASSES, capsule_dim)
     few = {key: a[: min(len(a), 20_000)] for key, a in data.items()}
     state = start(members, few, 10, card.float32)
@@ -286,7 +291,7 @@ def measure_dimension(
 
 
 def products(card: Card, x: Any, w: np.ndarray, block_rows: int, repeats: int) -> dict[str, float]:
-    """Both products of a block on their own, rows on the device, in float32 and with TF32."""
+    """Measure both products of a block alone, with rows on the card, in float32 and with TF32."""
     out: dict[str, float] = {}
     starts = range(0, len(x) - block_rows + 1, block_rows)
     for kind, backend in (("sgemm", card.float32), ("tf32", card.tf32)):

@@ -1,4 +1,4 @@
-"""Parts of gpu_check.py that are processes of their own: preflight, cases, streams and bits.
+"""Run parts of gpu_check.py that are separate processes: preflight, compile, cases, streams and bits.
 
     python benchmarks/gpu_cases.py cases
 
@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 from gpu_parts import HERE, MODELS, append_line
 
-Case = tuple[str, list[Any], list[Any], float]  # name, results, expected results, largest difference allowed
+Case = tuple[str, list[Any], list[Any], float]  # name, results, expected results, largest allowed difference
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=("preflight", "compile", "cases", "streams", "bits"))
     parser.add_argument("--lines", type=Path, help="append results to this file of JSON lines")
-    parser.add_argument("--env", type=Path, help="file that preflight describes the machine in")
-    parser.add_argument("--bits", type=Path, help="file that bits writes digests of results to")
-    parser.add_argument("--model", choices=MODELS, help="the model to compile; all without it")
+    parser.add_argument("--env", type=Path, help="file for the description of the machine by preflight")
+    parser.add_argument("--bits", type=Path, help="file for the digests of results by bits")
+    parser.add_argument("--model", choices=MODELS, help="model to compile; all models by default")
     parser.add_argument("--quick", action="store_true", help="smaller inputs and fewer runs")
     parser.add_argument("--few", action="store_true", help="fewer inputs, each kernel at least once")
     parser.add_argument(
@@ -46,7 +46,7 @@ def main() -> int:
         print(f"no GPU: {error}", file=sys.stderr)
         return 3
     if args.no_pool:
-        # Without a pool each array is an allocation of its own, so that the tool sees reads beyond its end.
+        # Without a pool each array is a separate allocation, so that the tool detects reads beyond its end.
         cupy.cuda.set_allocator(None)
     return {
         "preflight": preflight,
@@ -79,7 +79,7 @@ def preflight(args: argparse.Namespace) -> int:
         cards = (done.stdout or done.stderr).strip().splitlines()
     except (OSError, subprocess.TimeoutExpired) as error:
         cards = [f"nvidia-smi: {error}"]
-    # The identifier of a card is no part of a result.
+    # Results do not contain the identifier of a card.
     environment: dict[str, Any] = {"nvidia-smi -L": [card.split(" (UUID")[0] for card in cards]}
     from gpu_common import machine
 
@@ -131,9 +131,9 @@ def package_versions() -> dict[str, str]:
 
 
 def compile_all(args: argparse.Namespace) -> bool:
-    """Compile the kernels of all models side by side, each model in a process."""
+    """Compile the kernels of all models at the same time, each model in a process."""
     here = sys.argv[0]
-    # Under the stand-in for CuPy, this process runs below gpu_emulated.py: the others have to as well.
+    # With the stand-in for CuPy, gpu_emulated.py has to start the other processes as well.
     stand_in = [str(HERE / "gpu_emulated.py")] if "fake_cupy" in sys.modules else []
 
     def run(model: str) -> tuple[str, subprocess.CompletedProcess[str], float]:
@@ -151,7 +151,7 @@ def compile_all(args: argparse.Namespace) -> bool:
 
 
 def compile_model(args: argparse.Namespace) -> int:
-    """Compile the kernels of a model into the cache that all processes of the run share."""
+    """Compile the kernels of one model into the cache that all processes of the run share."""
     if args.model is None:
         return 0 if compile_all(args) else 1
     if "fake_cupy" in sys.modules:
@@ -167,7 +167,7 @@ def launch_cluster(args: argparse.Namespace) -> bool:
     """Launch a kernel in clusters of thread blocks once, and compare with the reference."""
     from scalelatent.models.crbm.kernels import gpu, reference
 
-    v = h = 128  # the smallest graph that is given a cluster
+    v = h = 128  # The smallest graph that uses a cluster of thread blocks.
     w, bv, bh = draw_graph(v, h, 2, 0.1)
     found = gpu.sum_product(gpu.make_coupling(w), gpu.cupy.asarray(bv), gpu.cupy.asarray(bh), 4)
     want = reference.sum_product(reference.make_coupling(w), bv, bh, 4)
@@ -180,7 +180,9 @@ def launch_cluster(args: argparse.Namespace) -> bool:
 
 
 def cases(args: argparse.Namespace) -> int:
-    """Compare small cases of every kernel with the reference; after an exception the next model follows."""
+    """Compare small cases of every kernel with the reference; an exception ends the cases of its model
+    only.
+    """
     passed = True
     for model, make in MAKERS.items():
         begin, count, wrong = time.perf_counter(), 0, []
@@ -200,7 +202,7 @@ def cases(args: argparse.Namespace) -> int:
 
 
 def difference(found: Any, want: Any) -> float:
-    """Return the largest difference as a share of the largest expected value, or of 1 if that is smaller."""
+    """Return the largest difference, divided by the largest expected value or by 1, whichever is larger."""
     found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
     if found.shape != want.shape:
         return float("inf")
@@ -211,7 +213,7 @@ def difference(found: Any, want: Any) -> float:
 
 
 def capsule_cases(few: bool) -> Iterator[Case]:
-    """Residuals with and without a threshold, and probabilities, in both precisions."""
+    """Yield residuals with and without a threshold, and probabilities, in both precisions."""
     from scalelatent.models.capsule.kernels import gpu, reference
     from scalelatent.models.capsule.kernels.squash import squash_table
     from scalelatent.models.capsule.model.members import build_members
@@ -247,7 +249,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
 
 
 def mbn_cases(few: bool) -> Iterator[Case]:
-    """Yield codes of dense rows, CSR rows and rows of codes, all of which must be equal."""
+    """Yield codes of dense rows, CSR rows and rows of codes, which must all be equal."""
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.kernels import gpu, reference
 
@@ -299,7 +301,7 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
 
 
 def crbm_cases(few: bool) -> Iterator[Case]:
-    """Yield beliefs by all methods: by one thread block, by a cluster, by a cluster that keeps messages."""
+    """Yield beliefs of all methods with one thread block, a cluster, and a cluster that keeps messages."""
     from scalelatent.models.crbm.kernels import gpu, reference
 
     edges, static = gpu.CLUSTER_EDGES, gpu._STATIC_BYTES
@@ -330,7 +332,7 @@ def crbm_cases(few: bool) -> Iterator[Case]:
 
 
 def hcn_cases(few: bool) -> Iterator[Case]:
-    """Sweeps with and without messages, decoding and orders: all bits have to be equal."""
+    """Yield sweeps with and without messages, decoding and orders, whose bits must be equal."""
     from gpu_hcn import SHAPES, draw
 
     from scalelatent.models.hcn.kernels import gpu, reference
@@ -362,7 +364,7 @@ def hcn_cases(few: bool) -> Iterator[Case]:
 
 
 def linear_mixture_cases(few: bool) -> Iterator[Case]:
-    """Scores, nearest sub-classes, statistics, tangents and tangent distances."""
+    """Yield scores, nearest sub-classes, sums, tangents and tangent distances."""
     from scalelatent.models.linear_mixture.kernels import gpu, reference
     from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, TangentSpec, group_rows
 
@@ -400,7 +402,7 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
                 planes = body.pack_tangent_scores(scores)
                 far = body.tangent_distance(planes, x, rows, candidates.astype("i4"))
                 best = body.nearest(scorer, x, 0, 2)[0]
-                if k < 2:  # an empty run has no best score
+                if k < 2:  # An empty range of components has no best score.
                     best = best[:, 1:]
                 scan = body.all_scores(scorer, x, 0, 2), best
                 results.append([*scan, *fields, rows, far])
@@ -423,8 +425,9 @@ MAKERS: dict[str, Callable[[bool], Iterator[Case]]] = {
 def streams(args: argparse.Namespace) -> int:
     """Compute in new threads while the null stream is busy; a kernel must wait until its inputs are copied.
 
-    Copies on the null stream wait behind its work, and a kernel on the backend's own stream does not wait for
-    them. Inputs change from run to run, so that memory of an earlier run does not hold the right values.
+    Copies on the null stream wait for its earlier work, and a kernel on the backend's own stream does
+    not wait for these copies. The inputs change in each run, so that memory of an earlier run does not
+    contain the right values.
     """
     import cupy
 
@@ -496,7 +499,7 @@ def streams(args: argparse.Namespace) -> int:
 
 
 def bits(args: argparse.Namespace) -> int:
-    """Write digests of results, to be compared with those of another process."""
+    """Write digests of results, which the caller compares with those of another process."""
     digests: dict[str, str] = {}
     for model, make in MAKERS.items():
         for name, found, _, _ in make(args.quick):
@@ -507,7 +510,7 @@ def bits(args: argparse.Namespace) -> int:
 
 
 def digest(arrays: list[Any]) -> str:
-    """Return a digest of the bytes of some arrays."""
+    """Return a digest of the bytes of the arrays."""
     found = hashlib.sha256()
     for a in arrays:
         found.update(np.ascontiguousarray(a).tobytes())
@@ -521,10 +524,12 @@ def fit_digests(quick: bool) -> dict[str, str]:
     rng, (n, p) = np.random.default_rng(1), (200, 12) if quick else (20_000, 196)
     y = np.arange(n) % 4
     x = (rng.normal(size=(n, p)) + y[:, None]).astype("f4")
-    # One thread: sums of several are merged in the same order, but one is faster for small data.
+    # One thread is faster for small data; several threads would merge their sums in the same order.
     common: dict[str, Any] = {"device": "gpu", "random_state": 0, "n_jobs": 1}
     capsule = sl.CapsuleRegression(architecture="multiclass", capsule_dim=2, max_iter=3, **common).fit(x, y)
-    mixture = sl.LinearMixtureClassifier(n_components=2, n_dims=2, max_iter=2, **common).fit(x / 10, y)
+    mixture = sl.LinearMixtureClassifier(
+        n_components=2, n_dims=2, likelihood="error", max_iter=2, **common
+    ).fit(x / 10, y)
     objective = np.array([record["objective"] for record in mixture.history_], dtype=np.float64)
     return {"capsule fit": digest([capsule.W_]), "linear mixture fit": digest([objective])}
 

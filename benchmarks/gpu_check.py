@@ -1,8 +1,9 @@
 """Check results on a GPU within a fixed time: `benchmarks/gpu_all.sh check`.
 
-In order: a preflight (card, versions, imports, compilation), small cases of all kernels, the tests marked
-`gpu`, copies and kernels on different streams, equal bits in two processes, compute-sanitizer, and the checks
-of the gpu_*.py scripts. A part that fails or takes too long does not keep the others from running.
+The parts run in this order: a preflight (card, versions, imports, compilation), small cases of all kernels,
+the tests marked `gpu`, copies and kernels on different streams, identical bits in two processes,
+compute-sanitizer, and the checks of the gpu_*.py scripts. The other parts run even if one part fails or
+takes too long.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from gpu_parts import HERE, MODELS, Parts, append_line, parse, temporary_caches
 
-# Tests that the stand-in for CuPy runs in half a minute: no large sizes, and no worker that looks for a card.
+# Tests that the stand-in for CuPy runs in half a minute: without large sizes, and without workers that need a
+# card.
 EMULATED_TESTS = (
     "not mbn_on_gpu and not residuals and not 2000 and not 784 and not 3000 and not 1000"
     " and not mixed_pool and not max_product and not whole_fits"
@@ -51,7 +53,7 @@ def check(parts: Parts, folder: Path) -> int:
 
 
 def run_tests(parts: Parts) -> None:
-    """Run the tests that need a GPU; every test runs, also after a failure."""
+    """Run the tests that need a GPU; a failed test does not stop the others."""
     limit = str(90 * parts.patience)
     options = ["-m", "gpu", "-n", "0", "--timeout", limit, "-q", "-p", "no:cacheprovider"]
     options += [f"--junitxml={parts.out / 'junit.xml'}", "tests/gpu"]
@@ -83,13 +85,13 @@ def sanitize(parts: Parts, tool: str) -> None:
         why = "there is no GPU to look at" if parts.emulate else "compute-sanitizer is not installed"
         parts.add(tool, skipped=why)
         return
-    # Errors of calls to CUDA raise exceptions in CuPy anyway; those that it handles are no errors of ours.
+    # CuPy itself handles failed calls to CUDA, or raises exceptions, so that the tool ignores these calls.
     prefix = [program, "--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]
     parts.run(tool, parts.python(CASES, "cases", "--no-pool", "--few"), 60, prefix)
 
 
 def check_script(parts: Parts, model: str, folder: Path) -> None:
-    """Run the checks of a script; its lines become lines of this run."""
+    """Run the checks of a script, and copy its lines to this run."""
     out = folder / f"gpu_{model}.json"
     limit = 60.0
     most = max(min(limit * parts.patience, parts.left) - 8, 1)

@@ -1,7 +1,7 @@
-"""Code that the gpu_*.py scripts share: options, result files, timers, rows, passes without the engine.
+"""Functions shared by the gpu_*.py scripts: options, result files, timers, rows, passes without the engine.
 
-A result is one JSON file. It is replaced after each check and each measurement, so that a run which is killed
-or which fails leaves everything that it found until then.
+A result is one JSON file. It is replaced after each check and each measurement, so that an interrupted or
+failed run keeps its results so far.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ CLASSES = 10
 
 
 def script_parser(doc: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of all scripts."""
+    """Return a parser with the options of all gpu_*.py scripts."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="the result file (JSON)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of the result")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
-        "--quick", action="store_true", help="use tiny sizes: shows that the script runs; rates mean nothing"
+        "--quick", action="store_true", help="use tiny sizes to test the script; the rates mean nothing"
     )
     parser.add_argument(
-        "--seconds", type=float, help="start no further part after this many seconds; name the parts left out"
+        "--seconds",
+        type=float,
+        help="start no part after this number of seconds; the result names the parts that did not run",
     )
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--checks-only", action="store_true", help="check results, measure nothing")
-    only.add_argument("--rates-only", action="store_true", help="measure, check nothing")
+    only.add_argument("--checks-only", action="store_true", help="check results, and measure nothing")
+    only.add_argument("--rates-only", action="store_true", help="measure, and check nothing")
     parser.add_argument(
         "--bodies",
         choices=("cupy", "numba"),
         default="cupy",
-        help="numba: run the checks with the processor's kernels in place of the GPU's, to test the checks",
+        help="numba: replace the GPU's kernels by the processor's, to test the checks",
     )
     return parser
 
@@ -69,7 +71,7 @@ def find_kernel(name: str, backend: str) -> Callable[..., Any]:
 
 
 def card_device() -> str:
-    """Return the ``device`` of fits that are to use the GPU; with ``--bodies numba``, the processor."""
+    """Return the ``device`` of fits on the GPU; with ``--bodies numba``, the processor."""
     return "gpu" if _bodies == "cupy" else "cpu"
 
 
@@ -79,7 +81,7 @@ def make_card(**options: Any) -> Any:
 
 
 def card_stream() -> Any:
-    """Return a backend of the GPU whose stream is the current one of this thread."""
+    """Return a backend of the GPU, and make its stream the current stream of this thread."""
     backend = make_card()
     if isinstance(backend, CupyBackend):
         backend.stream.use()
@@ -87,7 +89,7 @@ def card_stream() -> Any:
 
 
 class Report:
-    """A result that is on disk at all times: each change replaces the file in one step."""
+    """Result that is always on disk: each change replaces the file in one step."""
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
         self.path, self.content, self._begin = path, content, time.perf_counter()
@@ -96,7 +98,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the report was made."""
+        """Seconds since the report was created."""
         return time.perf_counter() - self._begin
 
     def append(self, key: str, line: Any) -> None:
@@ -105,15 +107,15 @@ class Report:
         self.write()
 
     def write(self) -> None:
-        """Replace the file; a reader sees the old content or the new, never a part."""
+        """Replace the file; a reader sees either the old or the new content."""
         self.content["seconds"] = self.seconds
         partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         partial.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.path)
 
 
-# A part of a script: the list of the result that its lines go to, its name, and a function that makes them.
-# The function returns one line or an iterable of lines, each a dictionary.
+# A part of a script: the name of the list in the result, the name of the part, and its function. The function
+# returns one line or an iterable of lines, each a dictionary.
 Part = tuple[str, str, Callable[[], Any]]
 
 
@@ -125,8 +127,8 @@ def run_script(
 ) -> int:
     """Run the checks, then the measurements; return the exit status.
 
-    The status is 0 if all went well, 1 if a check failed or a part raised an exception, 3 without a GPU. A
-    part that raises does not end the script: its error is recorded and the next part begins. No part begins
+    The status is 0 if all went well, 1 if a check failed or a part raised an exception, and 3 without a
+    GPU. If a part raises an exception, its error is recorded and the next part runs. No part starts
     after ``args.seconds``; the result names the parts that did not run.
     """
     global _bodies
@@ -165,7 +167,7 @@ def run_script(
 
 
 def run_parts(report: Report, parts: Iterable[Part], seconds: float | None) -> None:
-    """Run parts one after another and record each of their lines at once."""
+    """Run parts one after another, and record each of their lines immediately."""
     try:
         for key, name, call in parts:
             if seconds is not None and report.seconds > seconds:
@@ -233,7 +235,9 @@ def machine(cupy: Any) -> dict[str, Any]:
 
 
 class TimedBackend(CupyBackend):
-    """Events around every step: where the device's time goes, gaps while it waits for the host included."""
+    """Backend that times every step by CUDA events, including the gaps in which the card waits for the
+    host.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +253,7 @@ class TimedBackend(CupyBackend):
 
     def kernel(self, name: str) -> Any:
         body = super().kernel(name)
-        if name != "capsule_residuals":  # the step around it is timed by its parts
+        if name != "capsule_residuals":  # Copies and products of the other steps are timed.
             return body
         return lambda *args: self._timed("residuals", lambda: body(*args))
 
@@ -267,7 +271,7 @@ class TimedBackend(CupyBackend):
         return self._timed("Delta to the host", lambda: super(TimedBackend, self).to_host(a))
 
     def forget(self) -> None:
-        """Drop what was timed so far."""
+        """Discard all events."""
         self._events.clear()
 
     def split(self) -> dict[str, float]:
@@ -280,7 +284,10 @@ class TimedBackend(CupyBackend):
 
 
 def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
-    """Return median seconds of a call by device events, after two warm-ups; the call is given its number."""
+    """Return the median seconds of a call by CUDA events, after two warm-ups.
+
+    The call receives its number.
+    """
     cupy, times = backend.xp, []
     backend.stream.use()
     for step in range(repeats + 2):
@@ -294,7 +301,7 @@ def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
 
 
 def host_seconds(call: Any, repeats: int) -> float:
-    """Return median seconds of a call that ends with its work done, after one warm-up."""
+    """Return the median seconds of a call that waits for its results, after one warm-up."""
     times = []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
@@ -304,7 +311,7 @@ def host_seconds(call: Any, repeats: int) -> float:
 
 
 def make_rows(n: int, p: int, seed: int) -> dict[str, np.ndarray]:
-    """Overlapping classes of pixel-like rows, as bytes and as float32 in [0, 1]."""
+    """Return pixel-like rows of overlapping classes, as bytes and as float32 in [0, 1]."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, n).astype(np.int32)
     means = rng.normal(size=(CLASSES, p)) * 18 + 110
@@ -317,7 +324,7 @@ def make_rows(n: int, p: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def for_bytes(state: Any) -> Any:
-    """Return the state whose latents of the bytes are those of the rows in [0, 1]."""
+    """Return the state for rows as bytes that has the same latents as ``state`` for rows in [0, 1]."""
     return replace(state, w=state.w / 255)
 
 
@@ -329,7 +336,7 @@ def split(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
 
 
 def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> Stats:
-    """Run a reduction over blocks, as a task does with its span."""
+    """Run a reduction over blocks, as a task does for its span."""
     stats = Stats.zeros(reduction.layout())
     prepared = reduction.prepare(state, backend)
     for block in blocks:
@@ -338,7 +345,7 @@ def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> S
 
 
 def threaded_pass(reduction: Any, state: Any, backends: list[Any], blocks: list[Block]) -> None:
-    """The pass by several threads with a backend each, so that copies run beside kernels."""
+    """Run the pass with several threads that have a backend each, so that copies and kernels overlap."""
     work = [
         threading.Thread(target=run_pass, args=(reduction, state, backend, blocks[t :: len(backends)]))
         for t, backend in enumerate(backends)
@@ -350,7 +357,7 @@ def threaded_pass(reduction: Any, state: Any, backends: list[Any], blocks: list[
 
 
 def start(members: Members, data: dict[str, np.ndarray], passes: int, backend: Any) -> Any:
-    """Return the state after a subspace start and a few passes of plain EM."""
+    """Return the state after a subspace start and a few passes of EM."""
     x, y = data["float32"], data["y"]
     moments = run_pass(SecondMoments(x.shape[1], CLASSES), None, backend, split(x, y, 4096))
     nu, patience, scheduled = parse_schedule(None)

@@ -1,19 +1,19 @@
-"""Conditional RBMs on a GPU, all of it in one go: beliefs against the reference and a fit against that of a
-processor, then rates of inference and of learning.
+"""Check and measure conditional RBMs on a GPU: beliefs, a fit, then rates of inference and learning.
 
     python benchmarks/gpu_crbm.py --out gpu_crbm.json
 
 Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
-nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
-an error (see the result); 3: there is no GPU, and no result is written.
+imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
+nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
+a part raised an error (see the result), and 3 without a GPU, when no result is written.
 
-Rates of inference are medians with the biases on the card. Beside each: the bytes that its sweeps move
-between the multiprocessors and the second-level cache or memory, as bytes a second (16 an edge, 4 where
-messages are kept in shared memory, if both are read for the second time out of the first-level cache); the
-seconds that the paper's 50 epochs on MNIST would take at it; and its divisions as a share of the card's
-special-function rate (16 a clock and multiprocessor). Learning takes steps of 20 rows at the paper's mean of
-32 sweeps; parameters stay on the card for 64 of them.
+Beliefs are compared with the reference, and a fit with a fit on the processor. Rates of inference are
+medians with the biases on the card. Each rate comes with three figures: the bytes per second that its
+sweeps move between the multiprocessors and the second-level cache or memory (16 bytes per edge; 4 if
+messages stay in shared memory, and if the second read of both comes from the first-level cache); the
+seconds of the paper's 50 epochs on MNIST at this rate; and its divisions as a share of the card's
+special-function rate (16 per clock and multiprocessor). Learning runs steps of 20 rows with 32 sweeps,
+which is the paper's mean; the parameters stay on the card for 64 steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from scalelatent.models.crbm.kernels.reference import sigmoid
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
 PAPER_EPOCHS, PAPER_ROWS, MEAN_SWEEPS = 50, 50_000, 32
 PAPER_EDGES = 784 * 256 * PAPER_ROWS * sum(7 + epoch for epoch in range(1, PAPER_EPOCHS + 1))
-DIVISIONS_A_CLOCK = 16  # of the special-function units of a multiprocessor
+DIVISIONS_A_CLOCK = 16  # divisions per clock of the special-function units of a multiprocessor
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray
 def check_all(
     backend: CupyBackend, shapes: list[tuple[int, int, float]], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Beliefs, pairs and log Z of the card against the reference, and the same bits twice and in parts."""
+    """Compare beliefs, pairs and log Z with the reference, and the bits of a batch with those of its part."""
     out = []
     for v, h, scale in shapes:
         w, bv, bh = draw(v, h, 6, scale, args.seed)
@@ -108,8 +108,9 @@ def check_all(
 def max_product_bound(w: np.ndarray, bv: np.ndarray, bh: np.ndarray, sweeps: int) -> float:
     """Return an upper bound of the difference between beliefs by max-product in float32 and in float64.
 
-    Max-product magnifies roundings from sweep to sweep. Float32 rounds a message as if a weight were off by
-    an ulp of the log odds, whose size is about 1. The bound is 4 times the change of beliefs by such weights.
+    Max-product magnifies rounding errors in each sweep. Rounding a message to float32 has the effect of
+    a weight with an error of one ulp of the log odds, whose size is about 1. The bound is 4 times the
+    change of beliefs by such weights.
     """
     rng, found = np.random.default_rng(0), []
     for share in (0, 1, 1):
@@ -119,14 +120,16 @@ def max_product_bound(w: np.ndarray, bv: np.ndarray, bh: np.ndarray, sweeps: int
 
 
 def images(v: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return noisy and clean random stripes: something to learn."""
+    """Return noisy and clean images of random stripes."""
     rng = np.random.default_rng(seed)
     clean = ((np.arange(v) + rng.integers(0, 8, (rows, 1))) % 8 < 3).astype(np.uint8)
     return clean ^ (rng.random(clean.shape) < 0.1), clean
 
 
 def model_of(device: str, h: int, local_steps: int | None, sweeps: int, seed: int) -> sl.ConditionalRBM:
-    """Return a learner by belief propagation with one chain, which takes ``local_steps`` steps by itself."""
+    """Return a learner by belief propagation with one chain, which runs ``local_steps`` steps before it
+    merges.
+    """
     return sl.ConditionalRBM(
         n_hidden=h, learner="mle-bp", n_sweeps=sweeps, batch_size=20, n_epochs=2, n_chains=1,
         local_steps=local_steps, device=device, n_jobs=1, random_state=seed,
@@ -134,7 +137,7 @@ def model_of(device: str, h: int, local_steps: int | None, sweeps: int, seed: in
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Return parameters of a short fit on the card beside those of a processor."""
+    """Compare the parameters of a short fit on the card and on a processor."""
     sizes = (20, 10, 60) if args.quick else (196, 128, 400)
     x, clean = images(sizes[0], sizes[2], args.seed)
     fits = [model_of(device, sizes[1], 3, 4, args.seed).fit(x, clean) for device in ("cpu", card_device())]
@@ -143,13 +146,13 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps(v: int, h: int, local_steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds of a step of 20 rows, without and with steps that stay on the card."""
+    """Return the seconds of a step of 20 rows, with parameters copied in each step and kept on the card."""
     sweeps = 2 if args.quick else MEAN_SWEEPS
     x, clean = images(v, 20 * local_steps * (2 if args.quick else 20), args.seed)
     found: dict[str, Any] = {"graph": f"{v} x {h}", "rows": 20, "sweeps": sweeps, "local_steps": local_steps}
     for name, local in (("seconds", None), ("seconds_on_the_card", local_steps)):
         history = model_of("gpu", h, local, sweeps, args.seed).fit(x, clean).history_
-        found[name] = history[-1]["seconds"] / (len(x) / 20)  # of the second epoch: all is compiled
+        found[name] = history[-1]["seconds"] / (len(x) / 20)  # The second epoch compiles nothing.
     found["edges_per_second"] = v * h * 20 * sweeps / found["seconds_on_the_card"]
     epochs = PAPER_EPOCHS * PAPER_ROWS / 20
     found["paper's 50 epochs of MNIST, seconds"] = epochs * found["seconds_on_the_card"]

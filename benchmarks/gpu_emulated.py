@@ -1,11 +1,11 @@
-"""Run a program with a stand-in for CuPy, on a machine without a GPU. The CUDA text runs on the processor.
+"""Run a program with a stand-in for CuPy on a machine without a GPU; the CUDA text runs on the processor.
 
     python benchmarks/gpu_emulated.py benchmarks/gpu_hcn.py --quick --out result.json
     python benchmarks/gpu_emulated.py -m pytest -m gpu tests/gpu
 
-The stand-in is that of the tests, tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. Results are
-those of the CUDA text; times mean nothing. The environment variable GPU_EMULATED_FOLDER names a folder in
-which compiled kernels stay, so that several programs share them.
+The stand-in is tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. Results are those of the CUDA
+text; times mean nothing. The environment variable GPU_EMULATED_FOLDER names a folder for compiled kernels
+that several programs share.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# Name prefix of a model's kernels, and the model.
+# Model of each name prefix of kernels.
 MODELS = {"capsule": "capsule", "mbn": "mbn", "crbm": "crbm", "hcn": "hcn", "lm": "linear_mixture"}
-# A compiler that returns the library of an earlier call with the same text and options.
+# Wrapper of the compiler, which reuses the library of an earlier call with the same text and options.
 COMPILER = """#!{python}
 import hashlib, os, shutil, subprocess, sys
 arguments = sys.argv[1:]
@@ -41,7 +41,7 @@ shutil.copy(kept, arguments[place + 1])
 
 
 class EmulatedKernels:
-    """The kernels of all models, each model compiled at the first launch of one of its kernels."""
+    """Kernels of all models; each model is compiled at the first launch of one of its kernels."""
 
     def __init__(self, emulation: Any, folder: Path) -> None:
         self._emulation, self._folder = emulation, folder
@@ -60,7 +60,7 @@ class EmulatedKernels:
             return self._compiled[model]
 
     def check(self, name: str, *arguments: Any) -> None:
-        """Check a launch."""
+        """Check the arguments of a launch."""
         self.compile(MODELS[name.partition("_")[0]]).check(name, *arguments)
 
     def launch(self, name: str, *arguments: Any) -> None:
@@ -69,7 +69,7 @@ class EmulatedKernels:
 
 
 def install(folder: Path) -> EmulatedKernels:
-    """Replace CuPy in this process; ``folder`` receives the compiled kernels."""
+    """Replace CuPy in this process; compiled kernels are written to ``folder``."""
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
     import emulation
     import fake_cupy

@@ -1,12 +1,12 @@
-"""Fit one model from a zarr store on local disk, and say where the seconds went.
+"""Fit one model from a zarr store on local disk, and measure where the seconds go.
 
     python benchmarks/gpu_fits.py capsule --device gpu --folder FOLDER
 
-The result is one JSON line with seconds. `decoding` is the time that threads spent reading the store,
-`waiting` the time that computing threads waited for rows, and `staging` the time of copies into page-locked
-memory; each is summed over threads. `copying` and `kernels` are times of the card, by CUDA events around
-copies and around kernels and matrix products; `idle` is the rest of the fit, in which the card did neither.
-Array expressions of CuPy itself count as idle. On a processor only decoding and waiting are known.
+The result is one JSON line with seconds. `decoding` is the time in which threads read the store, `waiting`
+the time in which computing threads waited for rows, and `staging` the time of copies into page-locked
+memory; each is a sum over threads. `copying` and `kernels` are times of the card, by CUDA events around
+copies and around kernels and matrix products. `idle` is the rest of the fit, in which the card did neither.
+Array expressions of CuPy itself count as idle. Fits on a processor have only `decoding` and `waiting`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from gpu_parts import MODELS, append_line
 
-# Rows of each model's data, at full size and for a rehearsal.
+# Number of rows of each model: at full size, and with --quick.
 ROWS = {
     "capsule": (120_000, 3000),
     "mbn": (10_000, 60),
@@ -40,7 +40,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
-    parser.add_argument("--folder", type=Path, required=True, help="where the store is, or is written")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        required=True,
+        help="folder of the store, which is created if it does not exist",
+    )
     parser.add_argument("--lines", type=Path, help="append the result to this file of JSON lines")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
@@ -52,7 +57,7 @@ def main() -> int:
 
 
 def measure(model: str, device: str, folder: Path, quick: bool) -> dict[str, Any]:
-    """Fit a model twice, the first time on few rows to compile everything, and time the second fit."""
+    """Fit a model twice, first on few rows to compile everything, and time the second fit."""
     import scalelatent as sl
     from scalelatent.engine.backend import resolve_device
 
@@ -82,7 +87,7 @@ def write_store(model: str, store: Path, quick: bool) -> None:
 
 
 def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return rows with structure, and the classes or outputs that the model needs."""
+    """Return structured rows, and the classes or outputs that the model needs."""
     rng, p = np.random.default_rng(0), 20 if quick else FEATURES
     y = np.arange(n) % 10
     if model == "hcn":
@@ -100,7 +105,7 @@ def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray |
 
 
 def make_model(model: str, device: str, quick: bool) -> Any:
-    """Return an estimator that does a few passes."""
+    """Return an estimator with a few passes."""
     import scalelatent as sl
 
     common: dict[str, Any] = {"device": device, "random_state": 0}
@@ -124,11 +129,12 @@ def make_model(model: str, device: str, quick: bool) -> Any:
             warmup_rows=10 if quick else None, **common,
         )  # fmt: skip
     sizes = {"n_components": 2, "n_dims": 2} if quick else {"n_components": 20, "n_dims": 8}
-    return sl.LinearMixtureClassifier(**sizes, max_iter=2 if quick else 4, **common)
+    passes = 2 if quick else 4
+    return sl.LinearMixtureClassifier(**sizes, likelihood="error", max_iter=passes, **common)
 
 
 class Tracer:
-    """Times reads, staging, copies and kernels of a process while it is open."""
+    """Context that times reads, staging, copies and kernels of this process."""
 
     def __init__(self, on_card: bool) -> None:
         self.on_card = on_card
@@ -143,7 +149,7 @@ class Tracer:
         tracer = self
 
         class TracedMeter(reading.Meter):
-            """A meter whose waits are counted here too."""
+            """Meter that also adds its waits to the tracer."""
 
             def __setattr__(self, name: str, value: Any) -> None:
                 if name == "wait_seconds" and value:
@@ -162,7 +168,7 @@ class Tracer:
             undo()
 
     def restart(self) -> None:
-        """Forget what was timed until now; the seconds of the card count from here."""
+        """Discard all times; the times of the card start here."""
         with self._lock:
             self._host.clear()
             self._events.clear()
@@ -212,7 +218,7 @@ class Tracer:
         return timed
 
     def timed_on_card(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call between two events on the current stream of the calling thread."""
+        """Return a function that runs the call between two events on the thread's current stream."""
         import cupy
 
         def timed(*args: Any, **more: Any) -> Any:
@@ -232,7 +238,7 @@ class Tracer:
         from scalelatent.kernels import cuda
 
         tracer, real = self, backend.CupyBackend
-        # The modules of kernels keep a bound `launch`, so that this has to come before their import.
+        # The kernel modules bind `launch` at import, so that it has to be replaced before they are imported.
         loaded = [name for name in sys.modules if name.startswith("scalelatent.models.") and ".gpu" in name]
         assert not loaded, f"imported before tracing: {loaded}"
         self._replace(cuda.Kernels, "launch", self.timed_on_card("kernels", cuda.Kernels.launch))
@@ -249,7 +255,7 @@ class Tracer:
         self._replace(cupy, "asnumpy", self.timed_on_card("copying", fetch))
 
         class Target:
-            """An array of the card whose copies from the host are timed."""
+            """Array of the card whose copies from the host are timed."""
 
             def __init__(self, array: Any) -> None:
                 self.array, self.size, self.nbytes = array, array.size, array.nbytes
@@ -259,7 +265,7 @@ class Tracer:
                 tracer.timed_on_card("copying", self.array.data.copy_from_host_async)(*args)
 
         class TracedBackend(real):
-            """A backend whose copies, products and waits for results are timed."""
+            """Backend whose copies, products and waits for results are timed."""
 
             def _upload(self, a: np.ndarray, dtype: Any, name: str, out: Any) -> Any:
                 begin = time.perf_counter()
@@ -277,7 +283,7 @@ class Tracer:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Return the length of the union of some intervals."""
+    """Return the length of the union of the intervals."""
     total, reached = 0.0, 0.0
     for first, last in sorted(spans):
         total += max(last - max(first, reached), 0.0)

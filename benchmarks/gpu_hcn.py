@@ -1,18 +1,17 @@
-"""Compositional networks on a GPU, all of it in one go: bits against a processor, then rates of chains side
-by side, and what many chains learn.
+"""Check and measure compositional networks on a GPU: bits, then rates of many chains, then a fit.
 
     python benchmarks/gpu_hcn.py --out gpu_hcn.json
 
 Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
-nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
-an error (see the result); 3: there is no GPU, and no result is written.
+imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
+nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
+a part raised an error (see the result), and 3 without a GPU, when no result is written.
 
-Rates are pairs a second (a pair is a place and a weight that meet in a pixel) with all arrays on the card, a
-thread block a chain of five letter images of 24 x 24, 32 features of 8 x 6, beside one core of this machine
-in the same run. A step is what a worker does: orders, minibatches of each chain one after another,
-forgetting, evidence brought back. Learning is a whole fit by 128 chains of ten minibatches, the images read
-from memory.
+The checks compare all bits with those of a processor. Rates are pairs per second (a pair is a place and a
+weight that meet in a pixel) with all arrays on the card; they are compared with one core of this machine in
+the same run. Each thread block runs one chain of five letter images of 24 x 24 with 32 features of 8 x 6. A
+step is what a worker does: draw orders, run the minibatches of each chain one after another, forget, and
+copy the evidence to the host. The fit has 128 chains of ten minibatches and reads the images from memory.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ IMAGES, BATCHES = 5, 10
 
 def main() -> int:
     parser = script_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="images of the fit")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="number of images of the fit")
     return run_script(parser.parse_args(), card_stream, check_all, measures)
 
 
@@ -70,7 +69,7 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 def draw(
     chains: int, images: int, image: Any, window: Any, features: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Return evidence, orders, beliefs of S and W, no messages: whole units."""
+    """Return evidence, orders and beliefs of S and W in whole units, without messages."""
     rng, (channels, height, width), (h, w) = np.random.default_rng(seed), image, window
     pixels = chains, images, channels, height, width
     room = message_room((height, width), window, features)
@@ -90,7 +89,7 @@ def draw(
 
 
 def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare bits of the card with those of a processor."""
+    """Compare the bits of the card with those of a processor."""
     host = make_backend("cpu")
     for shape in SHAPES if args.quick else [*SHAPES, LARGE]:
         for name, damping in (("sweep", None), ("sweep_messages", 1.0), ("sweep_messages", 0.8)):
@@ -105,7 +104,7 @@ def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 def check_sweep(
     host: Any, backend: Any, shape: Any, name: str, damping: float | None, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Compare two sweeps."""
+    """Compare the bits of two sweeps."""
     given = draw(*shape, args.seed)
     names = list(given)[: 4 if damping is None else 7]
     both = []
@@ -120,7 +119,7 @@ def check_sweep(
 
 
 def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare three sweeps of decoding."""
+    """Compare the bits of three sweeps of decoding."""
     given, rows, found = draw(*shape, args.seed), np.arange(shape[1]), []
     for place in (host, backend):
         s = place.xp.asarray(given["s"][0].copy())
@@ -134,19 +133,19 @@ def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) 
 
 
 def check_orders(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare random orders."""
+    """Compare random orders of pixels."""
     numbers = args.seed, "hcn sweep", 3, np.array([0, 7, 2**40]), 40 if args.quick else 2880
     return same("orders", *([p.to_host(p.kernel("hcn_shuffled")(*numbers))] for p in (host, backend)))
 
 
 def check_step(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare a step of three chains."""
+    """Compare the beliefs after a step of three chains."""
     learner, state, blocks = job(3, 2 if args.quick else BATCHES, args)
     return same("a step of chains", *([step(learner, state, blocks, p)] for p in (host, backend)))
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare whole fits."""
+    """Compare the beliefs after whole fits."""
     fits = [
         [model_of(device, 2, args).fit(letters(60 if args.quick else 200, args)).beliefs_[0]]
         for device in ("cpu", card_device())
@@ -155,7 +154,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def same(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Any]:
-    """Return a line of the result."""
+    """Return a line of the result, which passes if all arrays are equal."""
     return {"name": name, "passed": all(bool(np.array_equal(a, b)) for a, b in zip(want, found, strict=True))}
 
 
@@ -170,14 +169,14 @@ def layer_of(args: argparse.Namespace) -> FeatureLayer:
 
 
 def letters(n: int, args: argparse.Namespace) -> np.ndarray:
-    """Images."""
+    """Return n images with letters."""
     size = layer_of(args).image[1:]
     count = 1 if args.quick else 5
     return image_set("letters", size=size, count=count, noise=0.03, seed=args.seed).rows(0, n)[0]
 
 
 def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLearner, Any, list[Block]]:
-    """Return a partly trained learner, and the blocks of a step of some chains of minibatches."""
+    """Return a partly trained learner, its state, and the blocks of a step of chains of minibatches."""
     size = 2 if args.quick else IMAGES
     learner, host = EvidenceLearner(layer_of(args), 0.98, size, args.seed), make_backend("cpu")
     x = letters(chains * batches * size, args).reshape(chains * batches * size, -1)
@@ -191,13 +190,13 @@ def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLe
 
 
 def step(learner: EvidenceLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
-    """Return beliefs after a step."""
+    """Return the beliefs after a step."""
     rows = sum(len(block.x) for block in blocks)
     return apply_step(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
 
 
 def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.HierarchicalCompositionalNetwork:
-    """Return the model of the job."""
+    """Return the estimator of the fits."""
     layer, batches = layer_of(args), 2 if args.quick else BATCHES
     return sl.HierarchicalCompositionalNetwork(
         layers=[(layer.n_features, layer.window)], p01=1e-3, p10=1e-3, p_weight=0.3, p_sparsity=1e-4,
@@ -210,7 +209,7 @@ def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.Hierarchi
 
 
 def rates(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure pairs a second by the number of chains, and on one core."""
+    """Measure pairs per second for several numbers of chains, and on one core."""
     host, layer = make_backend("cpu"), layer_of(args)
     learner, state, blocks = job(2 if args.quick else 264, 1, args)
     pairs = layer.pairs * len(blocks[0].x)
@@ -256,7 +255,7 @@ def many_chains(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any
 
 
 def cores(host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace) -> Any:
-    """Return seconds of the sweeps of a chain on one core."""
+    """Yield the seconds of each sweep of a chain on one core."""
     for name in ("sweep", "sweep_messages"):
         arrays = [a.copy() for a in (evidence, order, s, w, *(kept if name != "sweep" else ()))]
         more = (1.0,) if name != "sweep" else ()
@@ -265,7 +264,7 @@ def cores(host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args:
 
 
 def learned(args: argparse.Namespace) -> dict[str, Any]:
-    """A fit by many chains: letters found, seconds, pairs a second."""
+    """Fit with many chains; return letters found, seconds and pairs per second."""
     n = 60 if args.quick else args.rows
     model, x = model_of("gpu", 2 if args.quick else 128, args), letters(n, args)
     begin = time.perf_counter()

@@ -1,17 +1,17 @@
-"""Mixtures of linear models on a GPU, all of it in one go: kernels against the reference and a fit against
-that of a processor, then rates of the scan, of images and of whole passes.
+"""Check and measure mixtures of linear models on a GPU: kernels, a fit, then rates.
 
     python benchmarks/gpu_linear_mixture.py --out gpu_linear_mixture.json
 
 Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
-nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
-an error (see the result); 3: there is no GPU, and no result is written.
+imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
+nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
+a part raised an error (see the result), and 3 without a GPU, when no result is written.
 
-Rates are medians with the rows on the card. Beside the scan: the card's sgemm of the same rows and columns,
-without TF32. Images are those of 16 directions, their products and sums in one launch each, beside the bytes
-of the sums that come back. Passes are of ten classes with blocks as the engine gives a card, all included but
-reading.
+The kernels are compared with the reference, and a fit with a fit on the processor. Rates are medians with
+the rows on the card. The scan is compared with sgemm of the same rows and columns on the card, without
+TF32. Images have 16 directions; one launch computes their products and sums, and the result also has the
+bytes of the sums that are copied to the host. Passes have ten classes and blocks of the size that the
+engine uses for a card; they include everything except reading.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def kernel(name: str) -> Any:
-    """One of the card's."""
+    """Return a kernel of the card."""
     return find_kernel(f"linear_mixture_{name}", "cupy")
 
 
 def made(k: int, p: int, h: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return means and orthonormal bases."""
+    """Return random means and orthonormal bases."""
     rng = np.random.default_rng(seed)
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
 def line(name: str, worst: float, most: float) -> dict[str, Any]:
-    """Return a line of the result."""
+    """Return a line of the result, which passes if the difference is at most ``most``."""
     return {"name": name, "largest difference": worst, "passed": bool(worst <= most)}
 
 
 def apart(found: Any, wanted: Any) -> float:
-    """Return largest difference, in units of the largest number."""
+    """Return the largest difference, divided by the largest wanted value."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 
@@ -134,12 +134,12 @@ def check_kernels(
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the objective of a short fit on the card beside that of a processor."""
+    """Compare the objective of a short fit on the card and on a processor."""
     rng, (n, p) = np.random.default_rng(args.seed), (200, 20) if args.quick else (5000, 196)
     y = np.arange(n) % 2
     x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
     x /= np.abs(x).max()
-    options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 3}
+    options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "likelihood": "error", "max_iter": 3}
     reported = [
         sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
         for device in ("cpu", card_device())
@@ -158,7 +158,7 @@ def scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace)
     scores = reference.error_scores(*made(k, p, DIMS, args.seed), np.full(p, 0.5))
     scorer, nearest = kernel("make_scorer")(scores, np.array([0, k])), kernel("nearest")
     w = backend.asarray(rng.random((columns, p)), np.float32)
-    # As large as a product may be at a time.
+    # The kernels compute products in tiles of this size.
     tile = max(min(n, 2**26 // columns), 1)
     seconds = device_seconds(backend, lambda step: nearest(scorer, x, 0, 1), args.repeats)
     product = device_seconds(backend, lambda step: xp.matmul(x[:tile], w.T), args.repeats)
@@ -177,7 +177,7 @@ def scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace)
 
 
 def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return images of rows of equal sub-classes."""
+    """Measure the images of rows in sub-classes of equal size."""
     rng = np.random.default_rng(args.seed)
     x, (means, bases) = backend.asarray(rng.random((n, p)), np.float32), made(k, p, min(WIDTH, p), args.seed)
     groups, q = group_rows(rng.integers(0, k, n), k), min(WIDTH, p)
@@ -206,7 +206,7 @@ def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespac
 
 
 def passes(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """An E-step of ten classes, rows on the host."""
+    """Measure an E-step of ten classes, with the rows on the host."""
     rng = np.random.default_rng(args.seed)
     x, y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
     mixture = MixtureSettings(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES)

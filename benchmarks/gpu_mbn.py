@@ -1,14 +1,14 @@
-"""Everything about bootstrap networks that needs a GPU, in one go: codes against the processor's, then rates.
+"""Check and measure bootstrap networks on a GPU: codes against the processor's, then rates.
 
     python benchmarks/gpu_mbn.py --out gpu_mbn.json
 
 Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads those for a machine without a network. The script downloads
-nothing and changes no setting of the card. Exit code 0: all checks passed; 1: a check failed or a part raised
-an error (see the result); 3: there is no GPU, and no result is written.
+imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
+nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
+a part raised an error (see the result), and 3 without a GPU, when no result is written.
 
-Rates are medians over repeats with the rows on the card and the codes brought back. The yardstick of dense
-rows is the matrix product alone: same shapes, same tiles, same run.
+Rates are medians over repeats, with the rows on the card and including the copy of the codes to the host.
+Dense rows are compared with the matrix product alone, with the same shapes and tiles in the same run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-# Codes to compare with are computed by one thread; the BLAS reads these when numpy loads it.
+# One thread computes the processor's codes; BLAS reads these variables when numpy loads it.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -67,7 +67,7 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare codes of the card with those of the processor: none may differ."""
+    """Compare codes of the card with those of the processor; all must be equal."""
     rng, n = np.random.default_rng(args.seed), min(args.rows, 5000)
 
     def part(name: str, *given: Any) -> Part:
@@ -93,7 +93,7 @@ def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:
-    """Return a line of the result: rows whose codes differ."""
+    """Return a line of the result: the number of rows whose codes differ."""
     make = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}[
         kernel
     ]
@@ -112,12 +112,12 @@ def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: A
 
 
 def pixels(rng: np.random.Generator, n: int, p: int, stored: str) -> np.ndarray:
-    """Return rows of numbers from 1 to 255."""
+    """Return rows of random numbers from 1 to 255."""
     return (rng.random((n, p)) * 254 + 1).astype(stored)
 
 
 def documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
-    """CSR rows of counts whose columns thin out by Zipf's law; the first column is in every row."""
+    """Return CSR rows of counts with columns by Zipf's law; every row has the first column."""
     share = np.minimum(1.0, 8.0 / np.arange(1, p + 1))
     share[0] = 1.0
     x = rng.integers(1, 6, (n, p)) * (rng.random((n, p)) < share)
@@ -130,7 +130,7 @@ def documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
 
 
 def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return giga floating-point operations per second, argmin included, and of the products alone."""
+    """Return the giga floating-point operations per second, including argmin, and of the products alone."""
     from scalelatent.models.mbn.kernels import gpu
 
     rng, cupy, n = np.random.default_rng(args.seed), backend.xp, args.rows
@@ -156,7 +156,7 @@ def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[s
 
 
 def code_rate(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return nanoseconds a look-up, and to make the lists."""
+    """Return the nanoseconds of a look-up, and the seconds to make the lists."""
     rng, k = np.random.default_rng(args.seed), below // 2
     x = rng.integers(0, below, (args.rows, args.clusterings)).astype(np.int32)
     centroids = rng.integers(0, below, (1, k, args.clusterings)).astype("u2")
@@ -171,7 +171,7 @@ def code_rate(backend: CupyBackend, below: int, args: argparse.Namespace) -> dic
 
 
 def sparse_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure documents of 2,000 columns, half of which a clustering uses."""
+    """Measure documents of 2,000 columns; a clustering uses half of them."""
     rng, cupy = np.random.default_rng(args.seed), backend.xp
     x, w = documents(rng, min(args.rows, 20_000), 2000), documents(rng, k, 2000)
     bank = backend.kernel("mbn_make_sparse_bank")(w, np.arange(0, 2000, 2), "euclidean")

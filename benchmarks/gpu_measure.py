@@ -1,8 +1,8 @@
 """Measure speed on a GPU within a fixed time: `benchmarks/gpu_all.sh measure`.
 
-In order: the rates of the gpu_*.py scripts at reduced sizes, each in a file of its own; then one whole fit of
-each model from a zarr store on local disk, by device. A part that fails or takes too long does not keep the
-others from running. Times of kernels and passes come with the lower bound that gpu_model.py gives for them.
+First the rates of the gpu_*.py scripts are measured at reduced sizes; each script has a file. Then each
+model is fitted from a zarr store on local disk, with each device. The other parts run even if one part
+fails or takes too long. Times of kernels and passes come with the lower bound of gpu_model.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import gpu_model
 from gpu_parts import HERE, MODELS, Parts, parse, temporary_caches
 
-# Options of each script, and the seconds after which it starts no further part.
+# Options of each script, and the seconds after which it starts no part.
 SCRIPTS = {
     "capsule": (["--rows", "262144", "--features", "784"], 30),
     "mbn": (["--rows", "20000", "--clusterings", "100"], 24),
@@ -25,7 +25,7 @@ SCRIPTS = {
     "linear_mixture": ([], 24),
 }
 DEVICES = ("auto", "gpu", "cpu")
-# Seconds that a script may continue after it starts no further part, and the limit of a fit.
+# Seconds that the last part of a script may need after these seconds, and the time limit of a fit.
 MARGIN, FIT_SECONDS = 12, 25
 
 
@@ -49,7 +49,7 @@ def main() -> int:
                 for line in shares(model, json.loads(out.read_text(encoding="utf-8"))):
                     parts.add(**line)
         for model in MODELS:
-            # A rehearsal needs a processor's fit only once: its path is the same for all models.
+            # Fits on a processor use the same code path for all models, so that a rehearsal runs only one.
             devices = DEVICES if not args.emulate else ("auto", "cpu") if model == "capsule" else ("auto",)
             for device in devices:
                 fit(parts, model, device, folder)
@@ -58,14 +58,14 @@ def main() -> int:
 
 
 def fit(parts: Parts, model: str, device: str, folder: Path) -> None:
-    """Run a whole fit in a process of its own; it appends its own line."""
+    """Run a whole fit in a new process, which appends its own line."""
     command = [str(HERE / "gpu_fits.py"), model, "--device", device, "--folder", str(folder / "stores")]
     command += ["--lines", str(parts.lines), *(["--quick"] if parts.emulate else [])]
     parts.run(f"fit {model}, device {device}", parts.python(*command), FIT_SECONDS)
 
 
 def shares(model: str, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return measurements of a script beside the lower bounds of their times."""
+    """Return the measurements of a script with the lower bounds of their times."""
     card = gpu_model.H200 if "H200" in result["machine"]["device"] else gpu_model.H100
     settings, found = result["settings"], []
 

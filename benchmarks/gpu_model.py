@@ -1,10 +1,11 @@
-"""The work of each GPU kernel and pass as functions of its sizes, and lower bounds of its time on a card.
+"""Estimate the work of each GPU kernel and pass from its sizes, and print lower bounds of its time on a
+card.
 
     python benchmarks/gpu_model.py
 
-prints the bounds for typical sizes. A test compares launches, copies, waits and products with those that the
-stand-in for CuPy counts. Counts are those of calls after the first: tables that stay on the card are not
-counted. Array expressions of CuPy itself (conversions, copies on the card) are not counted as launches.
+The bounds are those of typical sizes. A test compares launches, copies, waits and products with the counts
+of the stand-in for CuPy. The model covers calls after the first, so that tables that stay on the card are
+not counted. Array expressions of CuPy itself (conversions, copies on the card) do not count as launches.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-# Products of a tile of rows, as in the kernels of mbn and linear_mixture.
+# Number of products that a tile of rows has in the kernels of mbn and linear_mixture.
 TILE = 2**26
-# Edges from which a graph is given a cluster of thread blocks; bytes of messages that are in memory at once.
+# Edges from which a graph uses a cluster of thread blocks; bytes of messages that are in memory at a time.
 CLUSTER_EDGES, MESSAGE_BYTES = 2**14, 2**28
 
 
@@ -43,6 +44,7 @@ class Card:
 
 # Bytes per second at which one thread of the host copies or adds sums: measured on a CPU, 113 MB in 19 ms.
 HOST_RATE = 6e9
+COPY_THREADS = 4  # as in engine/backend.py
 H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9)
 H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9)
 
@@ -52,16 +54,17 @@ class Work:
     """Work of a call. Bytes are those of the GPU's memory; each array counts once per kernel."""
 
     bytes: float = 0
-    flops: float = 0  # of matrix products and other sums, float32
-    gemm_flops: float = 0  # those of matrix products alone
+    flops: float = 0  # float32 operations of matrix products and other sums
+    gemm_flops: float = 0  # float32 operations of matrix products alone
     flops64: float = 0
     divisions: float = 0
     launches: int = 0  # kernels, matrix products, and rows gathered
     uploads: int = 0  # copies to the card
-    downloads: int = 0  # copies to the host, for each of which the host waits
+    downloads: int = 0  # copies to the host; the host waits for each
     copied_bytes: float = 0
-    host_seconds: float = 0  # of work of the host that nothing overlaps: an estimate
-    serial_seconds: float = 0  # of work whose parts wait for each other: an estimate
+    ahead_bytes: float = 0  # copied to the card by a thread while the card computes
+    host_seconds: float = 0  # estimated work of the host that nothing overlaps
+    serial_seconds: float = 0  # estimated work whose parts wait for each other
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -70,28 +73,32 @@ class Work:
         return Work(*(getattr(self, f.name) * times for f in fields(self)))
 
     def seconds(self, card: Card) -> dict[str, float]:
-        """Return the least seconds that each resource needs."""
+        """Return the smallest seconds that each resource needs."""
         return {
             "float32 operations": self.flops / card.flops,
             "float64 operations": self.flops64 / card.flops64,
             "divisions": self.divisions / card.divisions,
             "memory of the card": self.bytes / card.memory,
-            "copies to and from the host": self.copied_bytes / card.host,
+            "copies to and from the host": (self.copied_bytes + self.ahead_bytes) / card.host,
             "launches and waits": (self.launches + self.uploads) * card.launch_seconds
             + self.downloads * card.wait_seconds,
         }
 
     def limit(self, card: Card) -> float:
-        """Return the least seconds of the card's own work: kernels follow one another."""
+        """Return the smallest seconds of the card's own work, if kernels follow one another."""
         seconds = self.seconds(card)
         return sum(v for key, v in seconds.items() if not key.startswith(("copies", "launches")))
 
     def predicted(self, card: Card) -> float:
-        """Return the predicted seconds: the limit, copies, waits and work of the host follow one another."""
+        """Return the predicted seconds: the limit, copies, waits and work of the host follow one another.
+
+        Only copies ahead overlap them; threads first copy these rows to page-locked memory.
+        """
         starts = (self.launches + self.uploads) * card.launch_seconds
         kernels = max(self.limit(card), self.serial_seconds, starts)
         waits = self.downloads * card.wait_seconds
-        return kernels + waits + self.copied_bytes / card.host + self.host_seconds
+        serial = kernels + waits + self.copied_bytes / card.host + self.host_seconds
+        return max(serial, self.ahead_bytes / (COPY_THREADS * HOST_RATE), self.ahead_bytes / card.host)
 
     def bound(self, card: Card) -> tuple[float, str]:
         """Return the lower bound of the seconds, and the resource that sets it."""
@@ -104,6 +111,16 @@ def product(m: int, n: int, k: int, item: int = 4) -> Work:
     """Return the work of a matrix product (m, k) x (k, n) in float32."""
     flops = 2.0 * m * n * k
     return Work(bytes=item * (m * k + k * n + m * n), flops=flops, gemm_flops=flops, launches=1)
+
+
+def rows_ahead(work: Work, row_bytes: float) -> Work:
+    """Return work whose rows are copied to the card while it computes, in place of before."""
+    return work + Work(copied_bytes=-row_bytes, ahead_bytes=row_bytes)
+
+
+def rows_before(work: Work, row_bytes: float) -> Work:
+    """Return work that first copies its rows to page-locked memory, as at commit d55ee17a."""
+    return work + Work(host_seconds=row_bytes / HOST_RATE)
 
 
 # -- capsule ----------------------------------------------------------------------------------------------
@@ -170,9 +187,9 @@ def mbn_nearest(n: int, p: int, q: int, k: int, item: int, on_card: bool = True)
     )
 
 
-# Seconds of the host for a unit that a clustering draws, and for a code of a centroid that it reads (1 GB/s,
-# an estimate). At commit e30a2cb5 draws took longer, and the host sorted codes into lists. Draws and sorting
-# were measured on a busy CPU.
+# Seconds of the host per drawn unit of a clustering, and per code of a centroid that it reads (estimated at
+# 1 GB/s). At commit e30a2cb5 draws were slower, and the host sorted codes into lists. Draws and sorting were
+# measured on a busy CPU.
 DRAW_SECONDS, READ_SECONDS = 0.73e-9, 2e-9
 EARLIER_DRAW_SECONDS, SORT_SECONDS = 3.9e-9, 18.5e-9
 
@@ -221,7 +238,9 @@ def mbn_nearest_sparse(n: int, entries: int, on_card: bool = True) -> Work:
 
 
 def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = False) -> Work:
-    """Return the work of sum-product on graphs of v x h, biases on the card; a division an edge and sweep."""
+    """Return the work of sum-product on graphs of v x h, biases on the card; one division per edge and
+    sweep.
+    """
     edges = float(v) * h
     kept = edges >= CLUSTER_EDGES and 4 * math.ceil(v / 8) * h <= 232_448 - 8192
     group = max(1, min(rows, int(MESSAGE_BYTES // (4 * edges)))) if with_pairs or not kept else max(rows, 1)
@@ -237,11 +256,31 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
     )
 
 
+def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
+    """Return the work of a step of belief propagation: chains of so many rows, which return factors.
+
+    Launches include array expressions of CuPy. Parameters, rows and outputs are copied to the card.
+    """
+    out = crbm_inference(v, h, chains * rows, sweeps, with_pairs=True)
+    out += Work(launches=13 + 4 * chains - out.launches, uploads=5, downloads=3)
+    parameters, units = v * h + (v + h) * (x + 1), v + h
+    products = 2.0 * chains * rows * (x * units + 2 * v * h)
+    read = 4.0 * chains * (x * units + v * h)
+    copied = 4.0 * (parameters + chains * (v * h + rows * (units + 3 + x))) + chains * rows * v
+    return out + Work(flops=products, bytes=read, copied_bytes=copied)
+
+
+def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
+    """Return the work of the same step at commit 74c93446: one chain after the other."""
+    alone = crbm_step(v, h, x, 1, rows, sweeps)
+    return (alone + Work(launches=42 - alone.launches, downloads=1)) * chains
+
+
 # -- compositional networks -------------------------------------------------------------------------------
 
 
 def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
-    """Return the work of ``hcn_sweep``, arrays on the card; trees of a chain follow one another."""
+    """Return the work of ``hcn_sweep`` with arrays on the card; the trees of a chain follow one another."""
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
     shared = 4 * (images * places + weights) < 232_448 - 1024
     tree = SHARED_TREE_SECONDS if shared and chains <= 132 else TREE_SECONDS
@@ -270,8 +309,8 @@ def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int,
     return Work(bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
 
-# Estimated seconds of a tree, which waits for the tree before it: beliefs in the second-level cache, or in
-# shared memory.
+# Estimated seconds of a tree, which waits for the tree before it. Beliefs are in the second-level cache, or
+# in shared memory.
 TREE_SECONDS, SHARED_TREE_SECONDS = 2e-6, 1e-6
 
 
@@ -281,7 +320,8 @@ VISIT_BYTES = 2**31  # as in models/hcn/model/kept_messages.py
 def hcn_visit(
     leaves: int, images: int, pixels: int, places: int, weights: int, room: int, lines: int
 ) -> Work:
-    """Return the work of a visit of leaves side by side, one sweep: messages go to the card and back.
+    """Return the work of a visit of leaves at the same time, one sweep: messages are copied to the card and
+    back.
 
     ``lines`` is the height of a feature.
     """
@@ -304,7 +344,7 @@ def earlier_hcn_visit(
     leaves: int, images: int, pixels: int, places: int, weights: int, room: int, lines: int
 ) -> Work:
     """Return the work of the same visits at commit e30a2cb5: one leaf after the other."""
-    more = Work(uploads=1, copied_bytes=4.0 * (pixels + 1))  # where the messages of each pixel begin
+    more = Work(uploads=1, copied_bytes=4.0 * (pixels + 1))  # offsets of the messages of each pixel
     return (hcn_visit(1, images, pixels, places, weights, room, lines) + more) * leaves
 
 
@@ -365,13 +405,13 @@ def earlier_mixture_leaf(
 ) -> Work:  # fmt: skip
     """Return the work of the same leaf at commit e30a2cb5: sums to the host per block, waits per class."""
     now = linear_mixture_leaf(1, n, p, k, dims, q, classes, item, on_card)
-    sums, grams = 8.0 * k * (q + 2) * p, 8.0 * k * q * q  # the latter came back even if nobody wanted them
+    sums, grams = 8.0 * k * (q + 2) * p, 8.0 * k * q * q  # The gram matrices were always copied.
     more = Work(
         launches=2 * (classes - 1),
         uploads=2 * classes + 2,
         downloads=2 * classes,
         copied_bytes=grams + 4.0 * n + 8.0 * classes,
-        host_seconds=sums / HOST_RATE,  # pageable memory, whose pages are new for each block
+        host_seconds=sums / HOST_RATE,  # The memory is pageable, and each block gets new pages.
     )
     return (now + more) * blocks
 
@@ -379,18 +419,25 @@ def earlier_mixture_leaf(
 # -- bounds -----------------------------------------------------------------------------------------------
 
 Make = Callable[[], Work]
-# Rows of uint8 that the GPU keeps become float32 in each pass; before, they came from the host.
+# The GPU keeps rows of uint8 and converts them to float32 in each pass. At the earlier commit each pass
+# copied the rows from the host.
 _KEPT_ROWS = Work(bytes=65_536 * 784 * 5.0)
-_MBN = 60_000, 400, 2000, 4000, 32  # k = 2,000 of 4,000 below; one group of 400 clusterings
+_MBN = 60_000, 400, 2000, 4000, 32  # rows, clusterings and k of both layers, clusterings in a group
 _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
 # 128 leaves of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
 _HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
+# Default steps of 20 rows, and steps of 1,280 rows: conditional RBMs of 784 outputs from 784 features.
+_CRBM_SMALL, _CRBM_LARGE = (784, 256, 784, 2, 10, 32), (784, 256, 784, 64, 20, 32)
 _CAPSULE = 65_536, 784, 20, 1, None, 4
-# A leaf of 20 blocks, as of 10 million rows, on the card: K = 1,000 components of ten classes, 10 dimensions,
+_CAPSULE_ROWS, _CAPSULE_BYTES = (65_536, 784, 20, 1, None, 1), 65_536.0 * 784
+_MIXTURE_BYTES = 20 * 32_768 * 784 * 4.0
+# A leaf of 20 blocks on the card, as for 10 million rows: K = 1,000 components of ten classes, 10 dimensions,
 # 16 directions.
 _MIXTURE = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
 EXAMPLES: dict[str, Make] = {
-    "capsule, D = 20, block of 65,536 uint8 rows": lambda: capsule_block(65_536, 784, 20, 1, None, 1),
+    "capsule, D = 20, block of 65,536 uint8 rows": lambda: rows_ahead(
+        capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+    ),
     "capsule, D = 20, 65,536 rows on the card": lambda: capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
@@ -400,25 +447,38 @@ EXAMPLES: dict[str, Make] = {
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
+    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: crbm_step(*_CRBM_SMALL),
+    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: crbm_step(*_CRBM_LARGE),
     "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*_HCN_SWEEP),
     "hcn batch, 128 leaves of 40 images": lambda: hcn_visit(*_HCN_VISIT),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*_MIXTURE),
+    "linear mixture, leaf, rows of the host": lambda: rows_ahead(
+        linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
+    ),
 }
-# The same work as the kernels did it at commit e30a2cb5, for the examples that have changed since.
+# Earlier work, at commit e30a2cb5 (rows of the host: d55ee17a), for the examples that have changed since.
 EARLIER: dict[str, Make] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
+    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_SMALL),
+    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_LARGE),
     "hcn sweep, 128 chains of 5 images": lambda: earlier_hcn_sweep(*_HCN_SWEEP),
     "hcn batch, 128 leaves of 40 images": lambda: earlier_hcn_visit(*_HCN_VISIT),
     "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_mixture_leaf(*_MIXTURE),
+    "capsule, D = 20, block of 65,536 uint8 rows": lambda: rows_before(
+        capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+    ),
+    "linear mixture, leaf, rows of the host": lambda: rows_before(
+        linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
+    ),
 }
 
 
 def predictions() -> list[dict[str, float | str]]:
-    """Return predicted seconds and shares of the limit of the card, before and after; nothing is measured."""
+    """Return predicted seconds and shares of the card's limit, before and after; nothing is measured."""
     return [
         _prediction(name, EARLIER[name](), EXAMPLES[name](), card)
         for name in EARLIER
@@ -438,7 +498,7 @@ def _prediction(name: str, before: Work, after: Work, card: Card) -> dict[str, f
 
 
 def share(work: Work, seconds: float, card: Card = H100) -> dict[str, float | str]:
-    """Return the lower bound of a measured time and the share of the measured time that the bound is."""
+    """Return the lower bound of a measured time, and the bound divided by the measured time."""
     bound, resource = work.bound(card)
     return {
         "bound_seconds": bound,

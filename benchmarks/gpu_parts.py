@@ -1,4 +1,4 @@
-"""Run the parts of gpu_check.py and gpu_measure.py: each is a process with a time limit and gives a line."""
+"""Run the parts of gpu_check.py and gpu_measure.py as processes with time limits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# Lines of a failed part's output that its result quotes.
+# Number of last lines of output that the result of a failed part contains.
 QUOTED_LINES = 15
-# A rehearsal may share a busy processor: its time limits are this many times as long.
+# Factor of the time limits of a rehearsal, which may share a busy processor.
 EMULATED_PATIENCE = 10
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append a JSON line to a file, in one write that is on disk when this returns."""
+    """Append a JSON line to a file in one write, and flush it to disk."""
     with open(path, "ab", buffering=0) as file:
         file.write((json.dumps(line) + "\n").encode())
         os.fsync(file.fileno())
@@ -42,8 +42,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class Parts:
     """Parts that run one after another within a total time.
 
-    Each part is a command with its own time limit. Its output goes to ``log``, its result to ``lines`` as one
-    line; a part may append lines of its own.
+    Each part is a command with its own time limit. Its output is appended to ``log``, and its result to
+    ``lines`` as one line; a part may append lines of its own.
     """
 
     def __init__(self, out: Path, name: str, seconds: float, emulate: bool) -> None:
@@ -57,7 +57,7 @@ class Parts:
 
     @property
     def left(self) -> float:
-        """Seconds that are left of the total."""
+        """Remaining seconds of the total."""
         return self.seconds - (time.perf_counter() - self._begin)
 
     def add(self, part: str, **line: Any) -> dict[str, Any]:
@@ -71,11 +71,11 @@ class Parts:
         return found
 
     def python(self, *arguments: str) -> list[str]:
-        """Return the command that runs a script or a module, under the stand-in for CuPy if emulating."""
+        """Return the command that runs a script or a module, with the stand-in for CuPy if emulating."""
         return [sys.executable, *([str(HERE / "gpu_emulated.py")] if self.emulate else []), *arguments]
 
     def run(self, part: str, command: list[str], seconds: float, prefix: Iterable[str] = ()) -> bool:
-        """Run a part for at most ``seconds`` and record how it ended; return whether it passed."""
+        """Run a part for at most ``seconds``, and record its result; return whether it passed."""
         limit = min(seconds * self.patience, self.left)
         if limit < 5:
             self.add(part, skipped="the time of the whole run is used up")
@@ -95,7 +95,7 @@ class Parts:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                try:  # end what the part has started too
+                try:  # Kill the processes that the part has started, too.
                     os.killpg(process.pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
@@ -129,7 +129,7 @@ class Parts:
 
 
 def parse(doc: str, seconds: float) -> argparse.Namespace:
-    """Return the options of a run; ``seconds`` is the default of its total time."""
+    """Return the options of a run; ``seconds`` is the default total time."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     default = os.environ.get("OUT") or HERE / "results" / "gpu"
     parser.add_argument("--out", type=Path, default=Path(default), help="folder of the results")
@@ -144,7 +144,7 @@ def parse(doc: str, seconds: float) -> argparse.Namespace:
 
 @contextmanager
 def temporary_caches() -> Iterator[Path]:
-    """A temporary folder for compiled kernels, used by all parts; the user's own caches stay as they are."""
+    """Yield a temporary folder for compiled kernels that all parts use; the user's caches do not change."""
     with tempfile.TemporaryDirectory(prefix="scalelatent_gpu_") as folder:
         os.environ["CUPY_CACHE_DIR"] = str(Path(folder) / "cupy")
         os.environ["GPU_EMULATED_FOLDER"] = folder

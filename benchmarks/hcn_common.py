@@ -1,4 +1,4 @@
-"""Shared code of the experiments with compositional networks: found features, figures."""
+"""Functions shared by the benchmarks of compositional networks: overlaps of features, and figures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scalelatent.generators.images import ImageSet
 from scalelatent.models.hcn.model.compression import bits
 
 FOUND = 0.9
-"""Intersection over union, best over translations, from which a building block counts as found."""
+"""A building block counts as found if its overlap with a feature is at least this."""
 
 
 def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
-    """Return intersection over union of two binary arrays (h, w), best over translations."""
+    """Return the intersection over union of two binary arrays (h, w): the largest over all translations."""
     kh, kw = kind.shape
     wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
     both = np.lib.stride_tricks.sliding_window_view(wide, kind.shape)
@@ -25,17 +25,20 @@ def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
 
 
 def overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Return the best overlap of each kind (k, h, w) with a feature (F, 1, h, w)."""
+    """Return, for each building block (k, h, w), its largest overlap with a feature (F, 1, h, w)."""
     return np.array([max(overlap(f[0], kind) for f in weights) for kind in kinds])
 
 
 def n_found(weights: np.ndarray, kinds: np.ndarray) -> int:
-    """Return kinds that are a feature."""
+    """Return the number of building blocks that are found among the features."""
     return int((overlaps(weights, kinds) >= FOUND).sum())
 
 
 def true_compression(images: ImageSet, n: int) -> float:
-    """Compression of the first n images by what the generator put where; features that occur are sent."""
+    """Return the compression of the first n images by the generator's own features and places.
+
+    The bits count only the features that occur in these images.
+    """
     placed = np.unique(
         np.concatenate([np.c_[np.full(len(p), i), p] for i, p in enumerate(images.truth(0, n))]), axis=0
     )
@@ -52,7 +55,9 @@ def true_compression(images: ImageSet, n: int) -> float:
 
 
 def tiles(features: np.ndarray, columns: int) -> np.ndarray:
-    """Return features (n, h, w) beside and below each other, grey between them: floats of 0 to 1."""
+    """Return features (n, h, w) as one picture with this number of columns: floats from 0 to 1, grey
+    borders.
+    """
     n, h, w = features.shape
     rows = -(-n // columns)
     out = np.full((rows * (h + 1) + 1, columns * (w + 1) + 1), 0.6)
@@ -63,7 +68,7 @@ def tiles(features: np.ndarray, columns: int) -> np.ndarray:
 
 
 def draw(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
-    """Pictures (0 black, 1 white) with their titles, line by line, to a PNG file."""
+    """Write rows of titled pictures (0 is black, 1 is white) to a PNG file."""
     from scalelatent.report.style import new_figure, write_png
 
     columns = max(map(len, lines))

@@ -1,36 +1,40 @@
-"""Two layers of parts under templates, on 40 digits of each class (section 4.4, Figures 9 and 12):
+"""Measure the errors of compositional networks on few MNIST digits, clean and corrupted (Figures 9 and 12).
 
     python benchmarks/hcn_digits.py [--parts hcn,layers,rivals] [--seeds 3]
 
-The first 40 training digits of each class of MNIST, through oriented filters. Features are learned with
-templates, online; then templates again, each from a digit, as `template_passes` does after a fit (0: they
-stay as they were). Errors on the test digits as they are and under six corruptions of their grey values (see
-`data make --help`), drawn by --seed: flips of 10 % of the pixels, a border of up to 3, a patch of 8 x 8
-random pixels, a grid every 7, three lines across, deletion of 10 % of the pixels and of three rows or
-columns. All settings were chosen on training digits that nothing learns from (rows 50000 and after). Results
-for each seed of the network:
+All fits use the first 40 training digits of each class (`--each`). Oriented filters turn grey values into
+edges. A network first learns features and templates online. Then it learns the templates again, each from a
+digit, in `--template-passes` passes; with 0 passes the first templates stay (section 4.4 of the paper).
 
-hcn     errors; edges of images that templates make without noise, over those of the training digits; CPU
-        seconds of a fit, one thread
-objects  two test digits in one image of 28 x 64, classified by the templates of one digit each under another
-        class layer (`with_classes`, section 2.4): both, and where
-more    templates from more digits of a class under the same features
-trial   one setting, on --each digits of a class: the same on 400 held-out training digits, which all settings
-        were chosen by; named by its command
-layers  errors on 400 held-out training digits of the same weights under even pools and without pools; of
-        templates as they were learned with the features; and of templates from digits, as those of the
-        network, over fixed features: an edge each, or an edge anywhere in 3 x 3 pixels
-noise   templates from digits by the noise of the fit and by --read-noise, and the error on 2,000 held-out
-        training digits by both (`read_noise`)
-thin    templates from digits under noise by which they get fewer weights: edges drawn over those of a digit,
-        and the least error on those 400, of some noise to read by
-rivals  each fitted to the same 400 digits, its setting chosen on 2,000 others: the nearest digit by grey
-        values; each digit as a template, of its edges; logistic regression on the largest edge of each 3 x 3
-        pixels; a convolutional network of the same form (pools, features of 3 x 3, the best of a class's
-        templates), and a standard one with ReLU
+Errors are shares of the 10,000 test digits: of clean ones, and of digits with each of six corruptions. The
+corruptions flip 10 % of the pixels, add a border of up to 3 pixels, a patch of 8 x 8 random pixels, a grid
+with a pitch of 7 pixels or three crossing lines, or delete 10 % of the pixels and three rows or columns.
+`scalelatent data make --help` describes the corruptions. All settings were chosen on held-out training
+digits (from row 50,000 on), which no fit uses. Each part has a result for each seed:
 
-Draws results/hcn_digits.png (features), _templates.png and _corrupted.png, and with the
-rivals _form.png and _standard.png (first weights of the convolutional networks). Needs SCALELATENT_DATA.
+hcn      Errors with the `read_noise` that is best on 400 held-out digits, the CPU seconds of a fit on one
+         thread, and the number of edges in images that the templates draw without noise, divided by the
+         number of edges in the training digits.
+objects  Labels and positions of two test digits in one image of 28 x 64 pixels. The class layer of the
+         fitted network is replaced (`with_classes`, section 2.4); nothing is fitted again.
+more     Test errors of templates that are learned from more digits per class, with unchanged features.
+trial    Errors of one setting on 400 held-out digits, from which all settings were chosen. The name of the
+         part lists the setting.
+layers   Errors on 400 held-out digits of variants: the same weights with equally likely shifts and without
+         pools; the templates of the first, online fit; and templates learned from digits with fixed
+         features, which are a single edge or an edge at any place of 3 x 3 pixels.
+noise    Errors on 2,000 held-out digits for the noise of the fit and for --read-noise. Each noise is used
+         to learn the templates, and each is used to read the images.
+thin     Templates that are learned with less noise and therefore have fewer weights: the edges that they
+         draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
+rivals   Other classifiers, fitted on the same 400 digits. The setting of each is chosen on 2,000 held-out
+         digits. They are nearest neighbours by grey values; the digit whose edges match best; logistic
+         regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same form
+         (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
+
+The part pictures draws results/hcn_digits.png (features), hcn_digits_templates.png and
+hcn_digits_corrupted.png. The part rivals draws hcn_digits_form.png and hcn_digits_standard.png (first
+weights of both convolutional networks). Needs SCALELATENT_DATA and torch.
 """
 
 from __future__ import annotations
@@ -82,20 +86,20 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Return grey images and labels, without the margin of MNIST."""
+    """Return grey images (n, 28, 28) and labels of some MNIST digits."""
     x, y = mnist(rows, part)
     return x.reshape(-1, SIDE, SIDE), y.astype(np.int64)
 
 
 def first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first training digits of each class, in their order."""
+    """Return the first n training digits of each class, in the order of the file."""
     x, y = digits(slice(0, max(5_000, 12 * CLASSES * n)))
     chosen = np.sort(np.concatenate([np.flatnonzero(y == code)[:n] for code in range(CLASSES)]))
     return x[chosen], y[chosen]
 
 
 def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """Return images as `data make` corrupts them; "clean": as they are."""
+    """Return images with one of the corruptions, drawn by the seed; "clean" returns them unchanged."""
     if name == "clean":
         return x
     how = {**CORRUPTIONS[name], "seed": seed, "threshold": None, "base_rows": [0, len(x)]}
@@ -103,7 +107,7 @@ def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
 
 
 def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
-    """Return the network of all fits here."""
+    """Return the network, not fitted yet, with the settings of the command line."""
     return sl.HierarchicalCompositionalNetwork(
         [(args.features, args.feature_size)],
         templates=args.templates,
@@ -142,21 +146,21 @@ def edges(x: np.ndarray, args: Any) -> np.ndarray:
 
 
 def spread(on: np.ndarray) -> np.ndarray:
-    """Return the largest of 3 x 3 pixels around each."""
+    """Return whether an edge is on in the 3 x 3 pixels around each pixel."""
     wide = np.pad(on, ((0, 0), (0, 0), (1, 1), (1, 1)))
     rows = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
     return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
 
 
 def edges_drawn(model: Any, x: np.ndarray, args: Any) -> float:
-    """Edges of images that templates make without noise, over those of digits."""
+    """Return the edges in images that templates draw without noise, divided by the edges in digits."""
     made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
-    made = made[made.any(axis=1)]  # templates that no image came to are empty
+    made = made[made.any(axis=1)]  # A template that no image chose is empty.
     return round(float(made.sum() / len(made) / (edges(x, args).sum() / len(x))), 3)
 
 
 def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
-    """Return the density of templates and features, and errors on the training digits."""
+    """Return the density of templates and features, and the error on the training digits."""
     of_images = edges(x, args).sum() / len(x)
     features, templates = (w.reshape(len(w), -1).sum(axis=1) for w in model.weights_)
     return {
@@ -171,7 +175,7 @@ def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any
 
 
 class Form(torch.nn.Module):
-    """Edges to scores: pools, linear features and the best template of a class, or a standard network."""
+    """Network from edges to class scores: standard, or with pools, linear features and the best template."""
 
     def __init__(self, args: Any, standard: bool) -> None:
         super().__init__()
@@ -199,7 +203,7 @@ class Form(torch.nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Convolutional:
-    """A network that classifies grey images."""
+    """Convolutional network that classifies grey images."""
 
     net: Form
     args: Any
@@ -208,7 +212,7 @@ class Convolutional:
     def trained(
         cls, x: np.ndarray, y: np.ndarray, args: Any, *, standard: bool, decay: float
     ) -> Convolutional:
-        """By cross-entropy, on a few images."""
+        """Return a network that was trained by cross-entropy on these images."""
         torch.manual_seed(args.seed)
         net, given = Form(args, standard), torch.tensor(edges(x, args), dtype=torch.float32)
         steps = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=decay)
@@ -227,7 +231,7 @@ class Convolutional:
 
 
 def side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return images of two test digits each, their labels, and the column where the second begins."""
+    """Return images of two test digits each, both labels, and the column at which the second digit starts."""
     x, y = digits(slice(0, 2 * n), "test")
     wide, begins = np.zeros((n, SIDE, WIDE), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
     for row, at in enumerate(begins):
@@ -252,13 +256,16 @@ def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
 
 
 def nearest(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
-    """Return the nearest digits by grey values."""
+    """Return a classifier by the k nearest digits in grey values."""
     model = KNeighborsClassifier(k, algorithm="brute").fit(x.reshape(len(x), -1) / 255.0, y)
     return lambda images: model.predict(images.reshape(len(images), -1) / 255.0)
 
 
 def exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
-    """Return the training digit whose edges best explain an image, each within two pixels of its position."""
+    """Return a classifier by the training digit whose edges explain an image best.
+
+    Each edge may be up to two pixels away from its position in the training digit.
+    """
     off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
     of = edges(x, args).reshape(len(x), -1).astype(np.float32)
 
@@ -273,7 +280,7 @@ def exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -
 
 
 def logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Predict:
-    """Logistic regression on the largest edge of each 3 x 3 pixels."""
+    """Return a classifier by logistic regression on the largest edge in each 3 x 3 pixels."""
 
     def pooled(images: np.ndarray) -> np.ndarray:
         return spread(edges(images, args))[:, :, 1::3, 1::3].reshape(len(images), -1).astype(np.float32)
@@ -285,7 +292,7 @@ def logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Predict
 def rivals(
     x: np.ndarray, y: np.ndarray, args: Any
 ) -> Iterator[tuple[str, list[tuple[str, Callable[[], Predict]]]]]:
-    """Name, and ways to fit it."""
+    """Yield the name of each other classifier, and the settings to fit it with."""
     yield "the nearest digit", [(f"k = {k}", lambda k=k: nearest(x, y, k)) for k in (1, 3)]
     yield (
         "each digit a template",
@@ -301,12 +308,12 @@ def rivals(
 
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
-    """Return the noise by which a network reads held-out training digits best."""
+    """Return the read noise with the smallest error on 400 held-out digits, this error and the classifier."""
     return chosen([reading(model, *noise) for noise in READINGS], TRIED)
 
 
 def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) -> tuple[str, float, Predict]:
-    """Return the way with the least error on held-out training digits."""
+    """Return the name, error and classifier of the setting with the smallest error on held-out digits."""
     x, y = digits(rows)
     found = []
     for name, fit in ways:
@@ -317,14 +324,16 @@ def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) ->
 
 
 def with_pools(model: Any, **pools: Any) -> Any:
-    """Return the same weights under other pools."""
+    """Return a network with the same weights and other pools."""
     other, network = copy.copy(model), model._network
     other._network = replace(network, net=replace(network.net, **pools))
     return other
 
 
 def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
-    """Templates from digits over these features (features, channels, h, w), as a fit learns them."""
+    """Return a network with these features (features, channels, h, w) and templates learned from the
+    digits.
+    """
     network = model._network
     low, top = network.net.layers
     p01, p10 = args.read_noise
@@ -340,12 +349,12 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
     images, backend = choose_first_images(net, numbers, y[numbers]), make_backend("cpu")
     flat = x.reshape(len(x), -1)
     for number in range(args.template_passes):
-        said = TemplateEvidence(net, beliefs, *(images if number == 0 else (None, None)))
-        stats = Stats.zeros(said.layout())
+        evidence = TemplateEvidence(net, beliefs, *(images if number == 0 else (None, None)))
+        stats = Stats.zeros(evidence.layout())
         for a in range(0, len(x), 40):
             block = Block(flat[a : a + 40], y[a : a + 40], None, a)
-            said.accumulate(said.prepare(None, backend), block, stats)
-        beliefs = said.learned(first, stats)
+            evidence.accumulate(evidence.prepare(None, backend), block, stats)
+        beliefs = evidence.learned(first, stats)
     other = copy.copy(model)
     other._network = replace(network, net=net)
     other._stream = replace(model._stream, beliefs=beliefs, first=first)
@@ -353,7 +362,7 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
 
 
 def fixed_features(filters: int) -> dict[str, np.ndarray]:
-    """One of each filter: in the middle, or anywhere."""
+    """Return features of one edge per filter: in the middle pixel only, or at any of 3 x 3 pixels."""
     edge, anywhere = (np.zeros((filters, filters, 3, 3), bool) for _ in range(2))
     each = np.arange(filters)
     edge[each, each, 1, 1] = anywhere[each, each] = True
@@ -361,7 +370,7 @@ def fixed_features(filters: int) -> dict[str, np.ndarray]:
 
 
 def reading(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
-    """Return the same weights, that read images with other chances of noise than they were learned with."""
+    """Return a name and a classifier with the same weights and this read noise."""
     other = copy.copy(model).set_params(read_noise=(p01, p10))
     return f"p01 {p01:g}, p10 {p10:g}", lambda: other.predict
 
@@ -376,7 +385,7 @@ def grey(on: np.ndarray, args: Any) -> np.ndarray:
 
 
 def template_edges(model: Any, templates: np.ndarray) -> np.ndarray:
-    """Edges that templates make where no pool shifts them, (templates, channels, 28, 28)."""
+    """Return the edges that templates draw without shifts, bool (templates, channels, 28, 28)."""
     features, over = (torch.tensor(w.astype(np.float32)) for w in model.weights_)
     return (torch.nn.functional.conv_transpose2d(over[templates], features) > 0).numpy()
 
@@ -400,7 +409,9 @@ def pictures(args: Any, model: Any) -> None:
 def kept_or_fitted(
     args: Any, seed: int, x: np.ndarray, y: np.ndarray
 ) -> tuple[sl.HierarchicalCompositionalNetwork, dict[str, float]]:
-    """A network, and CPU seconds of its fit; from --models, where it is kept there."""
+    """Return a fitted network and the CPU seconds of its fit; load the network from --models if it is
+    there.
+    """
     place = args.models and args.models / f"digits-{seed}"
     if place and place.exists():
         return sl.load_model(place), {}
@@ -412,8 +423,8 @@ def kept_or_fitted(
     return model, seconds
 
 
-def told_by(args: Any) -> str:
-    """A setting in short."""
+def describe_setting(args: Any) -> str:
+    """Return the setting as text, for the name of the part."""
     names = ("each", "features", "feature_size", "templates", "filters", "filter_size")
     names += ("p01", "p10", "p_weight", "forgetting", "batch_size", "epochs", "damping", "inner_iterations")
     names += ("template_passes", "read_noise")
@@ -421,12 +432,16 @@ def told_by(args: Any) -> str:
 
 
 def main() -> None:
-    """Each part by itself, all seeds of it."""
+    """Run each part for all seeds."""
     arguments = parser(__doc__, "hcn_digits")
-    arguments.add_argument("--parts", default=PARTS)
+    arguments.add_argument(
+        "--parts", default=PARTS, help="parts to run, separated by commas; also: trial, more"
+    )
     arguments.add_argument("--seeds", type=int, default=3, help="number of networks, from --seed on")
-    arguments.add_argument("--test-rows", type=int, default=10_000, help="clean ones")
-    arguments.add_argument("--corrupted-rows", type=int, default=10_000, help="under each corruption")
+    arguments.add_argument("--test-rows", type=int, default=10_000, help="number of clean test digits")
+    arguments.add_argument(
+        "--corrupted-rows", type=int, default=10_000, help="number of test digits with each corruption"
+    )
     arguments.add_argument("--features", type=int, default=32)
     arguments.add_argument("--feature-size", type=int, default=3)
     arguments.add_argument("--templates", type=int, default=32)
@@ -442,19 +457,35 @@ def main() -> None:
     arguments.add_argument("--inner-iterations", type=int, default=10)
     arguments.add_argument("--template-passes", type=int, default=5)
     arguments.add_argument("--read-noise", type=float, nargs=2, default=[0.2, 1e-4])
-    arguments.add_argument("--more", type=int, nargs="+", default=[40, 100, 300, 600])
-    arguments.add_argument("--rivals", help="those alone whose names hold this")
-    arguments.add_argument("--models", type=Path, help="folder to keep fitted networks in")
-    arguments.add_argument("--each", type=int, default=EACH, help="training digits of a class")
-    arguments.add_argument("--wide-rows", type=int, default=500, help="images of two digits")
-    arguments.add_argument("--drawn", type=int, default=64, help="images drawn for densities")
-    arguments.add_argument("--decays", type=float, nargs="+", default=[1e-4, 1e-1], help="weight decay")
+    arguments.add_argument(
+        "--more",
+        type=int,
+        nargs="+",
+        default=[40, 100, 300, 600],
+        help="training digits per class in the part more",
+    )
+    arguments.add_argument("--rivals", help="run only the other classifiers whose names contain this text")
+    arguments.add_argument(
+        "--models", type=Path, help="folder of fitted networks: existing ones are loaded, new ones are saved"
+    )
+    arguments.add_argument("--each", type=int, default=EACH, help="training digits per class")
+    arguments.add_argument("--wide-rows", type=int, default=500, help="number of images with two digits")
+    arguments.add_argument(
+        "--drawn", type=int, default=64, help="images drawn from the templates to count edges"
+    )
+    arguments.add_argument(
+        "--decays",
+        type=float,
+        nargs="+",
+        default=[1e-4, 1e-1],
+        help="weight decays of the convolutional networks to choose from",
+    )
     arguments.add_argument("--cnn-epochs", type=int, default=30)
     args = arguments.parse_args()
     parts, (x, y) = args.parts.split(","), first_of_each(args.each)
     reported: dict[str, dict[str, Any]] = {part: {} for part in parts}
 
-    def say(part: str, name: str, found: dict[str, Any]) -> None:
+    def record(part: str, name: str, found: dict[str, Any]) -> None:
         reported.setdefault(part, {})[name] = found
         print(part, name, found, flush=True)
         write_part(args.out, part, args.seed, reported[part])
@@ -485,7 +516,7 @@ def main() -> None:
             model = of_digits()
             found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
             print(found, flush=True)
-            write_part(args.out, f"trial {told_by(args)}", args.seed, found)
+            write_part(args.out, f"trial {describe_setting(args)}", args.seed, found)
         if "hcn" in parts:
             found = {**shares(of_digits(), x, y, args), **seconds}
             setting, held, predict = read_best(of_digits())
@@ -495,9 +526,9 @@ def main() -> None:
             found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
             own = args.features, args.feature_size
             of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
-            say(f"hcn{of}", str(seed), found)
+            record(f"hcn{of}", str(seed), found)
         if "objects" in parts:
-            say("objects", str(seed), classify_side_by_side(of_digits(), args))
+            record("objects", str(seed), classify_side_by_side(of_digits(), args))
         if "more" in parts:
             found = {}
             for each in args.more:
@@ -511,7 +542,7 @@ def main() -> None:
                     "setting": setting,
                     "held_out_error": held,
                 }
-                say("more", str(seed), found)
+                record("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
             pictures(args, of_digits())
         if "layers" in parts:
@@ -521,12 +552,12 @@ def main() -> None:
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
             if args.template_passes:
                 kinds["templates learned with the features"] = joint
-                # One edge of one digit would not pay for a weight of a smaller chance.
+                # With a smaller prior a weight would cost more bits than one edge of one digit saves.
                 likely = argparse.Namespace(**vars(args) | {"p_weight": (args.p_weight[0], 0.5)})
                 for name, features in fixed_features(args.filters).items():
                     kinds[name] = over(joint, features, x, y, likely)
             shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
-            say("layers", str(seed), shown)
+            record("layers", str(seed), shown)
         if "noise" in parts:
             fit, read = (args.p01, args.p10), tuple(args.read_noise)
             (hx, hy), found = digits(HELD), {}
@@ -537,7 +568,7 @@ def main() -> None:
                     _, predict = reading(model, *read_by)
                     key = "templates by {:g}, {:g}; images by {:g}, {:g}".format(*learned_by, *read_by)
                     found[key] = round(float((predict()(hx) != hy).mean()), 4)
-            say("noise", str(seed), found)
+            record("noise", str(seed), found)
         if "thin" in parts:
             found = {}
             for p01, p10 in THINNER:
@@ -550,7 +581,7 @@ def main() -> None:
                     "setting": how,
                     "held_out_error": held,
                 }
-            say("thin", str(seed), found)
+            record("thin", str(seed), found)
 
 
 if __name__ == "__main__":

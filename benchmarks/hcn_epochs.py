@@ -1,10 +1,11 @@
-"""Compression of validation images after each epoch of online learning, without templates:
+"""Measure the compression of held-out images after each epoch of online learning, without templates.
 
     python benchmarks/hcn_epochs.py
 
-The default n_epochs=None gives each training set epochs that show at least 3,000 images. The table compares
-the compression after one epoch, after the default and after twice the default, on images that nothing is
-learned from: 200 letter images (AKSTX, 24 x 24, 3 % noise), or every fifth digit of scikit-learn above 7.
+The default n_epochs=None runs as many epochs as a training set needs to show at least 3,000 images. The
+results compare the compression after one epoch, after the default number of epochs and after twice this
+number. The held-out images are 200 letter images (AKSTX, 24 x 24, 3 % noise), or every fifth digit of
+scikit-learn with values above 7 set to 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DEFAULT_ROWS = 3_000
 
 
 def sets() -> dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray]]:
-    """Return parameters, training images and validation images of each set."""
+    """Return parameters, training images and held-out images of each data set."""
     letters = image_set("letters", alphabet="AKSTX", count=5, size=(24, 24), noise=0.03, seed=3)
     x, _ = letters.rows(0, 1_500)
     held, _ = letters.rows(5_000, 5_200)
@@ -40,7 +41,9 @@ def sets() -> dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray]]:
 
 def main() -> None:
     arguments = parser(__doc__, "hcn_epochs")
-    arguments.add_argument("--seeds", type=int, default=3, help="number of fits of each set")
+    arguments.add_argument(
+        "--seeds", type=int, default=3, help="number of fits of each set, with seeds from --seed on"
+    )
     args = arguments.parse_args()
     for name, (how, x, held) in sets().items():
         epochs = -(-DEFAULT_ROWS // len(x))

@@ -1,16 +1,18 @@
-"""Networks of two layers on grey images of the two traits (appendix B, Figure 10):
+"""Fit networks of two layers to grey images of two traits (appendix B, Figure 10).
 
     python benchmarks/hcn_gray.py [--sizes 3 7] [--seed 0] [--unlabelled] [--passes 100]
 
-100 images of `data make traits --blur 1 --grain 10`: 8 oriented filters make their channels, of 3 x 3 and of
-7 x 7, on from a step of 16 grey levels. On top of 6 features of 15 x 15 (a trait of 13, and its edges on both
-sides) is a template for each of the four patterns, or as many clusters without their labels. Settings were
-chosen on seeds from 10 on. Results of each size: errors of the four patterns; which features are which trait
-(those that the trait's two templates have, and no other); weights on, and those that are others than before
-the last ten passes. Clusters are matched to the patterns by the training images.
+The 100 training images are those of `data make traits --blur 1 --grain 10`. Eight oriented filters of 3 x 3
+and of 7 x 7 pixels make their channels; an edge is a step of at least 16 grey levels. The network has 6
+features of 15 x 15, because a trait has 13 pixels and edges on both sides. On top of them is one template
+for each of the four patterns or, with --unlabelled, four clusters. The training images decide which cluster
+is which pattern. The settings were chosen on seeds from 10 on.
 
-Of seed 0 with labels draws results/hcn_gray_3.png and hcn_gray_7.png: the share of channels that are on in
-each pixel of a feature, and templates by features.
+The results of each filter size are the errors on 2,000 test images, the features of each trait (both
+templates with the trait use them, and no other template does), the number of weights that are on, and the
+number of weights that changed in the last ten passes. Seed 0 with labels draws results/hcn_gray_3.png and
+hcn_gray_7.png: the share of channels that are on in each pixel of a feature, and the features of each
+template.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ TRAITS = ("square", "circle", "forward", "backward")
 
 
 def traits_of(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int]]:
-    """Return the features of each trait that its two templates have, and no other.
+    """Return the features of each trait: its two templates have them, and no other template does.
 
-    Templates are (templates, features) of bool; ``patterns`` is the pattern of each.
+    ``templates`` is bool (templates, features); ``patterns`` is the pattern of each template.
     """
     shape, diagonal = patterns // 2, patterns % 2
     having = [shape == 0, shape == 1, diagonal == 0, diagonal == 1]
@@ -48,7 +50,7 @@ def traits_of(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int
 
 
 def fitted(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
-    """A network of grey images, and what it found."""
+    """Fit a network of grey images; return it and its results."""
     images = image_set("traits", seed=args.seed, labels="pattern", blur=BLUR, grain=GRAIN)
     (x, y), (test, true) = images.rows(0, TRAINING), images.rows(TRAINING, TRAINING + TEST)
     assert y is not None
@@ -93,14 +95,16 @@ def fitted(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
 
 
 def main() -> None:
-    """Each size by itself."""
+    """Run each filter size."""
     arguments = parser(__doc__, "hcn_gray")
-    arguments.add_argument("--sizes", type=int, nargs="+", default=[3, 7])
+    arguments.add_argument(
+        "--sizes", type=int, nargs="+", default=[3, 7], help="sides of the filters in pixels"
+    )
     arguments.add_argument("--p01", type=float, default=0.3)
     arguments.add_argument("--p10", type=float, default=0.02)
     arguments.add_argument("--damping", type=float, default=0.1)
     arguments.add_argument("--passes", type=int, default=100)
-    arguments.add_argument("--unlabelled", action="store_true", help="four clusters")
+    arguments.add_argument("--unlabelled", action="store_true", help="fit without labels: four clusters")
     args = arguments.parse_args()
     for size in args.sizes:
         model, found = fitted(args, size)

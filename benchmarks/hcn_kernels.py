@@ -1,15 +1,24 @@
-"""Sweeps of compositional networks, one thread: python benchmarks/hcn_kernels.py
+"""Measure the rates of the compiled sweeps of compositional networks on one thread.
 
-rates    pairs a second (a pair is a place and a weight that meet in a pixel of the image) of sweeps without
-         messages, with (weights 1 and .8 of the new one; the first sweep, five after 30), and of decoding:
-         five letter images of 24 x 24, 32 features of 8 x 6 (1,536 pairs a tree), and of 14 x 14, 5 of 6 x 6
-         (180), beliefs half-way through learning; two threads against one; beside them a bare loop: the
-         arithmetic of a pair by the general rule, over arrays of one tree in the first-level cache, compiled
-         by numba; and numpy's maximum of the messages to places, the bytes that a sweep with messages has to
-         bring in (two a pair, whatever else it does)
-quiet    of a sweep with messages after 30: lines of windows with a message to a weight, and pairs with one
-numpy    the reference on one image: a tree at a time
-vectors  instructions of the sweeps' machine code: minima and maxima of whole vectors, divisions
+    python benchmarks/hcn_kernels.py
+
+A pair is a place and a weight that meet in one pixel of an image; the pairs of one pixel are a tree. Rates
+are pairs per second, and each is the fastest of 100 rounds. The inputs are five letter images of 24 x 24
+with 32 features of 8 x 6 (1,536 pairs per tree), or of 14 x 14 with 5 features of 6 x 6 (180 pairs). The
+beliefs come from the middle of learning, after 40 minibatches. The results for each size have these
+figures:
+
+rates    Rates of a sweep without messages, of the first sweep with messages, of five sweeps with messages
+         after 30 others (with and without damping), and of decoding.
+bounds   Two operations for comparison. The bare loop computes only the arithmetic of a pair, in arrays of
+         one tree in the first-level cache. Numpy's maximum reads the messages to places, two bytes per
+         pair, which each sweep with messages has to read as well.
+threads  The rate of two threads divided by the rate of one.
+quiet    The shares of pairs, and of lines of windows, that still send a message to a weight after the
+         sweeps.
+
+Two more results are the rate of the numpy reference on one image of 14 x 14, and counts of instructions in
+the machine code of the sweeps: minima and maxima of whole vectors, divisions and calls.
 """
 
 from __future__ import annotations
@@ -37,9 +46,9 @@ from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
-IMAGES, WARM, DECODE_SWEEPS = 5, 40, 2  # no image is at rest so early
-TURNS = 40  # minibatches of a thread, for two threads against one: a chain's
-VISIT = 5  # sweeps with messages that follow each other, as in a fit
+IMAGES, WARM, DECODE_SWEEPS = 5, 40, 2  # In this few sweeps no image converges.
+TURNS = 40  # Minibatches of each thread when two threads are compared with one, as in a chain.
+VISIT = 5  # Consecutive sweeps with messages, as in a fit.
 SIZES = {
     "24 x 24, 32 features of 8 x 6": (24, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", 5, 32, (8, 6)),
     "14 x 14, 5 features of 6 x 6": (14, "TLX", 2, 5, (6, 6)),
@@ -48,7 +57,10 @@ SIZES = {
 
 @numba.njit(nogil=True, error_model="numpy")
 def bare(s: Any, w: Any, b: Any, rounds: Any) -> None:
-    """A tree again and again, but for its second largest, whose loop LLVM does not make vectors of."""
+    """Compute the messages of one tree in each round, without the second largest value.
+
+    LLVM does not vectorise the loop that finds the second largest value.
+    """
     zero = np.int32(0)
     for _ in range(rounds):
         total, first = zero, np.int32(-(2**29))
@@ -73,7 +85,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
     order = shuffled(seed, "benchmark", 0, np.zeros(1), evidence.size)
     each = shuffled(seed, "benchmark", 0, np.arange(IMAGES), layer.n_pixels)
     w = to_units(layer.first_beliefs(seed))[None]
-    for epoch in range(WARM):  # beliefs of W as they are on the way
+    for epoch in range(WARM):  # These sweeps bring the beliefs of W to the middle of learning.
         rows = letters.rows(IMAGES * epoch, IMAGES * epoch + IMAGES)[0].reshape(IMAGES, -1)
         given = layer.evidence(rows)[None], order, layer.no_places(IMAGES)[None], w
         sweeps.sweep(*given)
@@ -158,7 +170,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
 
 
 def numpy_rate(seed: int) -> float:
-    """Pairs a second of the reference."""
+    """Return the pairs per second of the numpy reference."""
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
     x = (np.random.default_rng(seed).random((1, layer.n_pixels)) < 0.2).astype(np.uint8)
     order = shuffled(seed, "benchmark", 0, np.zeros(1), layer.n_pixels)
@@ -168,7 +180,7 @@ def numpy_rate(seed: int) -> float:
 
 
 def instructions() -> dict[str, dict[str, int]]:
-    """Count some instructions in the machine code of the sweeps."""
+    """Return counts of some instructions in the machine code of the sweeps."""
     words = ("vpminsd", "vpmaxsd", "vdiv", "idiv", "call")
     out = {}
     for dispatcher, types in jit._entries["hcn"]:
@@ -183,7 +195,7 @@ def instructions() -> dict[str, dict[str, int]]:
 
 def main() -> None:
     arguments = parser(__doc__, "hcn_kernels")
-    arguments.add_argument("--no-write", action="store_true", help="print the figures only")
+    arguments.add_argument("--no-write", action="store_true", help="print the figures and do not write them")
     args = arguments.parse_args()
     results: dict[str, Any] = {name: rates(*size, args.seed) for name, size in SIZES.items()}
     results["numpy, pairs a second"] = numpy_rate(args.seed)

@@ -1,19 +1,23 @@
-"""Networks of parts of several layers, piece by piece: python benchmarks/hcn_layers.py [--parts kept]
+"""Measure the parts of compositional networks of several layers: time, cluster, kept messages.
 
-pieces   of passes over images of the two traits on one thread, 4 features of 13 x 13 under two templates of a
-         class, messages as they are after some passes: ORs and pools against the trees of places and weights;
-         the messages of trees to what they make against a bare loop, their arithmetic over arrays of one tree
-         in the first-level cache; a forward pass of fixed weights against its convolutions as matrix products
-         of float64 windows that are in memory
-cluster  an online epoch of --rows digits, 16 features of 3 x 3 over 16 oriented filters, 8 templates a
-         class, by two workers of one thread against two threads of this process, and whether the bits are
-         the same. Needs SCALELATENT_DATA
-kept     what kept messages of digits take, 64 features under 32 templates a class over 16 oriented filters,
-         both readings of section 4.4: the first 2 digits of each class as one leaf, twelve passes, and the
-         first 40 of each in leaves as they are chosen, six passes. A fit each, in a process of its own on one
-         thread: of all leaves of a pass the most that was kept, all leaves in the run folder at any time, the
-         peak of the process, and the predictions of `plan` for both. Errors vary, and are not reported.
-         Needs SCALELATENT_DATA
+    python benchmarks/hcn_layers.py [--parts pieces,cluster,kept]
+
+pieces   Milliseconds of the operations of one pass over 20 images of two traits, on one thread: 4 features
+         of 13 x 13, two templates per class, messages after ten passes. Three comparisons follow: ORs and
+         pools with the trees of places and weights; the messages of trees to pixels with a bare loop of the
+         same arithmetic in the first-level cache; and a forward pass of fixed weights with its convolutions
+         as float64 matrix products of windows in memory.
+cluster  An online epoch of --rows MNIST digits (16 features of 3 x 3 over 16 oriented filters, 8 templates
+         per class): seconds of two threads in this process, seconds of two workers with one thread each,
+         and whether the bits are the same.
+kept     The size of kept messages for MNIST digits (64 features, 32 templates per class, 16 oriented
+         filters), with the sizes of features that section 4.4 can mean. The sets are the first 2 digits of
+         each class in one leaf for twelve passes, and the first 40 in the default leaves for six passes.
+         Each fit has a process of its own on one thread. The figures are the largest size of the messages
+         of one pass, the largest size of the run folder, the peak memory of the process, and the
+         predictions of `plan` for both. Errors are not reported.
+
+The parts cluster and kept need SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, visit_images
 
 IMAGES, WARM, ROUNDS = 20, 10, 30
-# Side of the features, p_weight; digits of a class, passes.
+# READINGS: side of the features, p_weight. SIZES: digits per class, passes.
 READINGS = [(26, (0.001, 0.05)), (3, (0.001, 0.05)), (3, (0.01, 0.001))]
 SIZES = [(2, 12), (40, 6)]
 
@@ -69,7 +73,7 @@ def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
 
 
 def pieces(seed: int) -> dict[str, Any]:
-    """Return the milliseconds of the parts of a pass, and of the operations to compare them with."""
+    """Return the milliseconds of the parts of a pass, and of the operations that they are compared with."""
     x, y = image_set("traits", seed=seed).rows(0, IMAGES)
     params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "online": False, "random_state": seed}
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net
@@ -98,11 +102,11 @@ def pieces(seed: int) -> dict[str, Any]:
             given = m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held
             sweeps.sweep_messages(*(a[None] for a in given), 1.0)
 
-    def tell() -> None:
+    def lower_trees() -> None:
         for m, w in zip(kept, weights, strict=True):
             pools.lower_trees(m.s, w, m.to_s, m.to_w)
 
-    # The last layer's features are as large as what it makes: one place, and trees of few pairs.
+    # The features of the last layer fill its image: they have one place, and its trees have few pairs.
     pairs = IMAGES * sum(layer.pairs for layer in net.layers)
     tree = int(np.prod(net.layers[0].window)) * net.layers[0].n_features
     rng = np.random.default_rng(seed)
@@ -117,7 +121,7 @@ def pieces(seed: int) -> dict[str, Any]:
         "ORs and pools, up": up,
         "ORs and pools, down": down,
         "trees of places and weights": trees,
-        "trees to what they make": tell,
+        "trees to what they make": lower_trees,
         "a bare loop of that": lambda: bare(*flat, pairs // tree),
         "a forward pass": lambda: net.template_scores(fixed, pixels, backend),
         "its convolutions as products": lambda: [a @ b for a, b in zip(windows, flats, strict=True)],
@@ -141,7 +145,7 @@ def pieces(seed: int) -> dict[str, Any]:
 
 
 def cluster(rows: int, seed: int) -> dict[str, Any]:
-    """Return seconds of an online epoch here and on workers."""
+    """Return the seconds of an online epoch in this process and on workers."""
     x, y = mnist()
     ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
     params: dict[str, Any] = {
@@ -152,7 +156,7 @@ def cluster(rows: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
     models = [sl.HierarchicalCompositionalNetwork(n_jobs=2, **params) for _ in range(2)]
     with sl.cluster("local", workers=2, memory_limit="3GB") as client:
-        for model in models:  # kernels, and whatever a first fit does once
+        for model in models:  # The first fit compiles the kernels and starts the workers.
             model.fit(ds[:160], client=None if model is models[0] else client)
         begin = time.perf_counter()
         models[0].fit(ds)
@@ -171,7 +175,7 @@ def cluster(rows: int, seed: int) -> dict[str, Any]:
 
 
 class Leaves(sl.Callback):
-    """Bytes of the leaves in a run folder: of all, and of those of a pass, the most that were seen."""
+    """Largest number of bytes of leaves in a run folder: of all leaves, and of the leaves of each pass."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.all, self.leaves, self.passes = folder, 0, 0, dict[int, int]()
@@ -188,8 +192,8 @@ class Leaves(sl.Callback):
 def kept_by_a_fit(
     side: int, p_weight: tuple[float, float], each: int, passes: int, seed: int
 ) -> dict[str, Any]:
-    """Return the size of a fit's messages in memory and in its run folder."""
-    warnings.simplefilter("ignore")  # that weights still change
+    """Fit one network; return the size of its messages in memory and in its run folder."""
+    warnings.simplefilter("ignore")  # The fit warns that weights still change.
     x, y = mnist(slice(0, 5000))
     rows = np.sort(np.concatenate([np.flatnonzero(y == code)[:each] for code in range(10)]))
     ds = Dataset.from_arrays(x[rows].reshape(-1, 28, 28), y[rows])
@@ -226,7 +230,7 @@ def kept_by_a_fit(
 
 
 def kept(seed: int) -> list[dict[str, Any]]:
-    """Return the size of kept messages of digits, fit after fit."""
+    """Return the size of kept messages of all fits, each in a new process."""
     found = []
     for size in SIZES:
         for reading in READINGS:
@@ -237,10 +241,12 @@ def kept(seed: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """The parts that are asked for."""
+    """Run the parts."""
     arguments = parser(__doc__, "hcn_layers")
-    arguments.add_argument("--parts", default="pieces,cluster")
-    arguments.add_argument("--rows", type=int, default=640, help="of the part cluster")
+    arguments.add_argument(
+        "--parts", default="pieces,cluster", help="parts to run, separated by commas; also: kept"
+    )
+    arguments.add_argument("--rows", type=int, default=640, help="number of digits in the part cluster")
     args = arguments.parse_args()
     parts: dict[str, Callable[[], Any]] = {
         "pieces": lambda: pieces(args.seed),

@@ -1,18 +1,22 @@
-"""One epoch of letter images out of core on a local cluster, against the rate of two threads:
+"""Fit one epoch of a million letter images out of core on a local cluster, and compare with threads.
 
     python benchmarks/hcn_million.py FOLDER [--rows 1000000] [--parts fit,memory,flat,chains,killed]
 
-Images of 24 x 24 with five of 26 letters, 3 % of the pixels flipped; 32 features of 8 x 6, forgetting .98:
-496,128 pairs an image. Chains of --chain-batches minibatches of 5, eight a step, after a warm-up of 4,000
-images, by as many workers of one thread as there are --workers; images are made in FOLDER once.
+Images of 24 x 24 show five of 26 letters, with 3 % of the pixels flipped; they are written to FOLDER once.
+The network has 32 features of 8 x 6, which makes 496,128 pairs per image, and forgetting .98. A step has
+eight chains of --chain-batches minibatches of five images, after a warm-up of 4,000 images. The cluster has
+--workers workers of one thread.
 
-fit      seconds, over pairs / rate: the rate of as many threads of this process, sweeping over images in
-         memory, measured before and after (the faster counts); letters found; peaks
-memory   peak of a worker at a tenth of the images
-flat     peaks at a tenth, three tenths and all of them with buffers of 512 rows to be shuffled, and no rows
-         kept that were read
-chains   --part images in this process and on the cluster, both with chains of --chain-batches: rates
-killed   --part images with a worker killed on the way, against a fit in this process: the same bits
+fit     Seconds of the fit, and the same as a multiple of pairs / rate. The rate is that of as many threads
+        of this process, which sweep over images in memory; it is measured before and after the fit, and the
+        faster one counts. Further figures: letters found, peak memory.
+memory  Peak memory of a worker with a tenth of the images.
+flat    Peak memory with a tenth, three tenths and all of the images, with small shuffle buffers of 512 rows
+        and without a cache of read rows.
+chains  Rows per second of a fit of --part images on the cluster divided by the rate in this process, both
+        with the same chains.
+killed  Whether a fit of --part images on the cluster has the same bits as a fit in this process although
+        one worker is killed.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 
 def letters(folder: Path, rows: int, seed: int) -> Dataset:
-    """Return the images, made once."""
+    """Return the dataset of images; create it if it does not exist."""
     place = folder / f"letters-{rows}.zarr"
     found: Dataset = open_or(place, lambda: make_images(place, "letters", rows, seed=seed))
     return found
@@ -65,7 +69,7 @@ def estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwork:
 
 
 def rate(ds: Dataset, args: Any, images: int = 2000) -> float:
-    """Pairs a second of as many threads as there are workers: a chain each, again and again."""
+    """Return the pairs per second of as many threads as there are workers; each thread runs chains."""
     learner = EvidenceLearner(FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed)
     backend, x = make_backend("cpu"), ds.read_x(0, images)
     state, size = learner.start(), 5 * args.chain_batches
@@ -84,7 +88,7 @@ def rate(ds: Dataset, args: Any, images: int = 2000) -> float:
 
 
 def on_cluster(ds: Dataset, args: Any, **more: Any) -> tuple[Any, float, dict[str, Any]]:
-    """A fit on workers of its own: the model, its seconds, peaks."""
+    """Fit on a new local cluster; return the model, the seconds and the peak memory."""
     model = estimator(args)
     with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
         print(f"dashboard: {client.dashboard_link}", flush=True)
@@ -164,7 +168,7 @@ def killed(ds: Dataset, args: Any) -> dict[str, Any]:
         pids = sorted(client.run(os.getpid).values())
 
         class Kill(sl.Callback):
-            """End a worker two seconds after the learning has started."""
+            """Kill a worker two seconds after the learning has started."""
 
             done = False
 
@@ -178,7 +182,7 @@ def killed(ds: Dataset, args: Any) -> dict[str, Any]:
 
         kill = Kill()
         found = estimator(args).fit(part, callbacks=[kill])
-        took = kill.done  # before the fit's end
+        took = kill.done  # False if the fit ended before the worker was killed.
     same = bool(np.array_equal(found.beliefs_[0], alone.beliefs_[0]))
     return {"rows": len(part), "killed": took, "same_bits": same}
 
@@ -187,13 +191,15 @@ PARTS = {"fit": fit, "memory": memory, "flat": flat, "chains": chains, "killed":
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     arguments = parser(__doc__, "hcn_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--parts", default=",".join(PARTS))
-    arguments.add_argument("--part", type=int, default=50_000, help="images of chains and killed")
-    arguments.add_argument("--chain-batches", type=int, default=40)
+    arguments.add_argument(
+        "--part", type=int, default=50_000, help="number of images in the parts chains and killed"
+    )
+    arguments.add_argument("--chain-batches", type=int, default=40, help="minibatches per chain")
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--memory-limit", default="3GB")
     args = arguments.parse_args()

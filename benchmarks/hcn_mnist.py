@@ -1,13 +1,16 @@
-"""Parts of handwritten digits, learned online without labels:
+"""Learn parts of MNIST digits online without labels, and classify digits by them.
 
     python benchmarks/hcn_mnist.py [--rows 60000] [--parts 32x8,32x12,64x10]
     python benchmarks/hcn_mnist.py --folder FOLDER --rows 1000000
 
-MNIST, pixels above 127 on. FEATURESxSIZE: number and side of the features, one epoch of the training
-images (--rows of them; more than 60,000: infinite digits from MNIST rows 0:50000, made in FOLDER once).
-Results: compression of the first --test-rows test images, and test errors of logistic regression on S, of
-which each feature's largest within three places of each third one is taken, beside one on the pixels, both
-on the first --labelled training images, their penalty chosen on the images after. Draws
+A pixel is 1 if its grey value is above 127. The name of a part, such as 32x8, is the number and the side of
+the features. A fit has one epoch of --rows training images. More than 60,000 images are infinite digits
+from MNIST rows 0:50000, which are written to FOLDER once.
+
+The results are the compression of the first --test-rows test images, and two test errors of logistic
+regression: on the places of the features, and on the pixels. For each feature, places are reduced to the
+largest value within three places of every third place. Both regressions are fitted on the first --labelled
+training images, and their penalty is chosen on the images that follow. Draws
 results/hcn_mnist_FEATURESxSIZE.png. Needs SCALELATENT_DATA.
 """
 
@@ -33,7 +36,10 @@ PENALTIES = (0.01, 0.1)
 
 
 def pooled(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
-    """Return the largest of each feature within ``reach`` places of each third one: (rows, spots * F)."""
+    """Return the largest value of each feature within ``reach`` places of every ``step``-th place.
+
+    The result is (rows, spots * features).
+    """
     wide = np.pad(s, ((0, 0), (reach, reach), (reach, reach), (0, 0)))
     parts = [
         wide[:, i : i + 2 * reach + 1, j : j + 2 * reach + 1].max(axis=(1, 2))
@@ -44,7 +50,7 @@ def pooled(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
 
 
 def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float:
-    """Return test error of logistic regression; the penalty is chosen on the validation rows."""
+    """Return the test error of logistic regression with the penalty that is best on the validation rows."""
     fits = []
     for penalty in PENALTIES:
         model = LogisticRegression(C=penalty, max_iter=200).fit(given["train"], labels["train"])
@@ -56,7 +62,7 @@ def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float
 def described(
     model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the compression of images by the parts found in them, and the images that these parts make."""
+    """Return the compression of images by the parts found in them, and the images that these parts draw."""
     layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     evidence = layer.evidence(on * np.float32(THRESHOLD + 1))
@@ -72,7 +78,7 @@ def images(args: Any) -> Any:
     if args.rows <= 60_000:
         return Dataset.from_arrays(mnist(slice(0, args.rows))[0].reshape(-1, 28, 28))
     if args.folder is None:
-        raise SystemExit("more than 60,000 images are made in a folder: give --folder FOLDER")
+        raise SystemExit("more than 60,000 images are written to a folder: set --folder FOLDER")
     return infinite_digits(args.folder, args.rows, args.seed)[0]
 
 
@@ -133,11 +139,15 @@ def part(name: str, args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each size by itself."""
+    """Run each part."""
     arguments = parser(__doc__, "hcn_mnist")
-    arguments.add_argument("--parts", default="32x8,32x12,64x10")
+    arguments.add_argument(
+        "--parts", default="32x8,32x12,64x10", help="numbers and sides of features, separated by commas"
+    )
     arguments.add_argument("--rows", type=int, default=60_000, help="training images")
-    arguments.add_argument("--labelled", type=int, default=5_000)
+    arguments.add_argument(
+        "--labelled", type=int, default=5_000, help="training images with labels for logistic regression"
+    )
     arguments.add_argument("--test-rows", type=int, default=2_000)
     arguments.add_argument("--p01", type=float, default=1e-3)
     arguments.add_argument("--p10", type=float, default=1e-3)
@@ -145,8 +155,8 @@ def main() -> None:
     arguments.add_argument("--p-sparsity", type=float, default=1e-4)
     arguments.add_argument("--forgetting", type=float, default=0.98)
     arguments.add_argument("--jobs", type=int, default=1)
-    arguments.add_argument("--folder", type=Path)
-    arguments.add_argument("--timings", action="store_true")
+    arguments.add_argument("--folder", type=Path, help="folder of infinite digits, for more than 60,000 rows")
+    arguments.add_argument("--timings", action="store_true", help="write the seconds of the fit as well")
     args = arguments.parse_args()
     for name in args.parts.split(","):
         key = name if args.rows <= 60_000 else f"{name}/infinite"

@@ -1,15 +1,18 @@
-"""Features of many images, online learning (section 4.2 of the paper, Figure 6):
+"""Measure how many letters online learning finds in many images (section 4.2 of the paper, Figure 6).
 
     python benchmarks/hcn_online.py [--parts five,alphabet,curves]
 
-five      images of 24 x 24 with five of the letters AKSTX at random places, 3 % of the pixels flipped, 6
-          features of 8 x 6: 30 images with kept messages (damping .8, 100 sweeps), the same online 100 times
-          (minibatches of 5, forgetting .95), and 3,000 images once. Ten seeds of images and beliefs; found is
-          an intersection over union of .9 with the letter, best over translations. Settings were chosen on
-          other seeds (100 to 129). Draws hcn_online.png of the first seed.
-alphabet  all 26 letters, 32 features, forgetting .98
-curves    letters found against images seen, of all 26: forgetting .9 to 1, and chains side by side of one and
-          of ten minibatches, after a warm-up; draws hcn_online_curves.png
+five      Images of 24 x 24 show five of the letters AKSTX at random places, with 3 % of the pixels flipped;
+          the network has 6 features of 8 x 6. Compared are 30 images with kept messages (damping .8, 100
+          sweeps), the same 30 images online for 100 epochs (minibatches of 5, forgetting .95), and 3,000
+          images online for one epoch, also with eight chains and with the best of three restarts. Ten seeds
+          change the images and the first beliefs. A letter is found if its largest overlap (intersection
+          over union) with a feature is at least .9. The settings were chosen on other seeds (100 to 129).
+          Draws results/hcn_online.png of the first seed.
+alphabet  All 26 letters, 32 features, forgetting .98, one epoch of --rows images.
+curves    Number of letters found after each number of images, for all 26 letters: with forgetting from .9
+          to 1, and with parallel chains of one or ten minibatches after a warm-up. Draws
+          results/hcn_online_curves.png.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ def alphabet(args: Any) -> dict[str, Any]:
 
 
 def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int) -> list[list[int]]:
-    """Return the letters found after some numbers of images, as pairs [images, letters]."""
+    """Return the number of letters found during one fit, as pairs [images, letters]."""
     images = letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
     learner, backend = EvidenceLearner(layer, forgetting, 5, seed), make_backend("cpu")
@@ -162,12 +165,16 @@ def plot(found: dict[str, Any], path: Any) -> None:
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     arguments = parser(__doc__, "hcn_online")
     arguments.add_argument("--parts", default="five,alphabet,curves")
-    arguments.add_argument("--seeds", type=int, default=10)
-    arguments.add_argument("--curve-seeds", type=int, default=3)
-    arguments.add_argument("--rows", type=int, default=6000, help="images of alphabet and curves")
+    arguments.add_argument(
+        "--seeds", type=int, default=10, help="number of fits in the parts five and alphabet"
+    )
+    arguments.add_argument("--curve-seeds", type=int, default=3, help="number of fits in the part curves")
+    arguments.add_argument(
+        "--rows", type=int, default=6000, help="number of images in the parts alphabet and curves"
+    )
     args = arguments.parse_args()
     for name in args.parts.split(","):
         write_part(

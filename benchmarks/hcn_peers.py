@@ -1,17 +1,22 @@
-"""Compositional networks against other ways to do the same: python benchmarks/hcn_peers.py
+"""Compare four implementations of message passing for compositional networks.
 
-Twenty letter images of 14 x 14 (T, L, X; two an image, 3 % noise), five features of 8 x 6: one AND of each
-pair of a place and a weight, one OR a pixel. 100 iterations from the same beliefs of W, half of each message
-new.
+    python benchmarks/hcn_peers.py [--pgmax PYTHON] [--timings]
 
-ours         Algorithm 1 as it is here: trees one after another, two leaves of ten images, a thread each
-ours online  minibatches of five images in one chain, no message kept: as many epochs, one thread
-numpy        all trees at once from the messages before, in whole arrays: one thread
-PGMax        all factors at once, temperature 0, two threads (--pgmax PYTHON, an interpreter that has pgmax
-             and jax; a minute to build and compile, then some seconds a seed)
+Each of five seeds has twenty images of 14 x 14 with two of the letters T, L and X, and 3 % of the pixels
+flipped. The network has five features of 8 x 6; its graph has one AND for each pair of a place and a
+weight, and one OR for each pixel. All implementations run 100 iterations from the same beliefs of W with a
+damping of .5.
 
-Of each, over the seeds: letters found (intersection over union of .9), compression of the images with the
-features that pay. --timings adds pairs a second of all iterations: of a machine with nothing else to do.
+ours         Algorithm 1 of this package: one tree after the other, two leaves of ten images, two threads.
+ours online  The same number of epochs in one chain of minibatches of five images, without kept messages, on
+             one thread.
+numpy        All trees at once in whole arrays, from the messages of the iteration before, on one thread.
+PGMax        All factors at once, temperature 0, two threads. --pgmax names a Python interpreter with pgmax
+             and jax. The graph needs a minute to build and compile, and a seed some seconds.
+
+The results are the letters found (overlap of at least .9) and the compression of the images, for each seed.
+The compression uses the features that shorten the description. --timings adds pairs per second of all
+iterations; the machine should be idle.
 """
 
 from __future__ import annotations
@@ -106,7 +111,7 @@ print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
 
 
 def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Return beliefs of W, and the sweeps that were done before nothing moved."""
+    """Return beliefs of W, and the number of sweeps until no message changed."""
     backend, beliefs, half = make_backend("cpu"), to_units(first), ROWS // 2
     leaves = [start_leaf(LAYER, half) for _ in range(2)]
 
@@ -125,7 +130,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
 
 
 def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Return beliefs of W after as many epochs, in one chain of minibatches of five images."""
+    """Return beliefs of W after 100 epochs of one chain with minibatches of five images."""
     backend, learner = make_backend("cpu"), EvidenceLearner(LAYER, 0.95, 5, seed)
     state = learner.start(seed)
     for epoch in range(ITERATIONS):
@@ -138,7 +143,7 @@ def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int
 
 
 class AllAtOnce:
-    """The graph as arrays of pairs, tree after tree."""
+    """Graph as arrays of pairs, one tree after the other."""
 
     def __init__(self) -> None:
         (_, height, width), (h, w), (high, wide, features) = LAYER.image, LAYER.window, LAYER.places
@@ -185,7 +190,7 @@ class AllAtOnce:
 
 
 def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
-    """Return letters found, and compression of the images with the features that pay."""
+    """Return the letters found and the compression with the features that shorten the description."""
     weights, backend = beliefs > 0, make_backend("cpu")
     for _ in range(2):
         reduction = DescriptionLength(Decoder(LAYER, weights))
@@ -197,7 +202,7 @@ def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, 
 
 
 def pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return beliefs of W of all seeds, seconds and versions; or why it did not run."""
+    """Return beliefs of W of all seeds, seconds and versions of PGMax; or its error message."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "given.npz", **given)
         files = [str(Path(folder) / name) for name in ("given.npz", "found.npy")]
@@ -213,14 +218,16 @@ def pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def rate(seconds: list[float], iterations: list[int]) -> float:
-    """Pairs a second of the fastest seed."""
+    """Return the pairs per second of the fastest seed."""
     return float(f"{max(PAIRS * n / t for t, n in zip(seconds, iterations, strict=True)):.3g}")
 
 
 def main() -> None:
     arguments = parser(__doc__, "hcn_peers")
     arguments.add_argument("--pgmax", metavar="PYTHON", help="interpreter with pgmax and jax")
-    arguments.add_argument("--timings", action="store_true", help="rates too: of a quiet machine")
+    arguments.add_argument(
+        "--timings", action="store_true", help="write rates as well; the machine should be idle"
+    )
     args = arguments.parse_args()
     sets = [
         image_set("letters", alphabet="TLX", count=2, size=(14, 14), noise=0.03, seed=args.seed + k)
@@ -239,7 +246,7 @@ def main() -> None:
     results: dict[str, Any] = {"pairs of an iteration": PAIRS, "ways": {}}
     rates = {}
     for name, way in ways.items():
-        way(0)  # compiles
+        way(0)  # The first call compiles.
         reported, seconds, iterations = [], [], []
         for k in range(SEEDS):
             begin = time.perf_counter()

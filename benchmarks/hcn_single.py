@@ -1,17 +1,22 @@
-"""Features of single images, batch learning (Table 1 of the paper, Figures 1, 3 and 5):
+"""Learn features of single images in batch mode (Table 1 of the paper, Figures 1, 3 and 5).
 
     python benchmarks/hcn_single.py [--sets bars,text] [--border 2] [--restarts 40] [--timings] [--nmf]
 
-An image of each set and generator seed, the best of ten restarts by compression, the same settings for all
-seeds (chosen on the seeds 100 to 105). Beside each compression stands that of what the generator put where,
-and that of its features, decoded as ours are: windows are inside the image, so that a letter at its edge may
-fit in no window where others fit. --border: each image gets this many unknown pixels on each side, which cost
-nothing, and features may stick out. A kind is found where a feature has an intersection over union of .9 with
-it, best over translations. Draws results/hcn_single.png of the first seed. --restarts: parts of their own for
-other numbers than 10. --timings: CPU seconds of a fit on one thread instead, in a part of their own. --nmf: a
-baseline in the place of the paper's NOCA, in parts of their own: scikit-learn's NMF of all patches that have
-a pixel, three times as many components as our features, cut at half of their maximum. Our decoder places
-them, and those that do not pay are left out.
+Each set has one image per seed. A fit has ten restarts, and the restart with the best compression counts.
+All seeds have the same settings, which were chosen on the seeds 100 to 105. Each compression is compared
+with two others: the compression by the generator's own features and places ("truth"), and by the
+generator's features at places that our decoder finds ("true_features"). Our windows are inside the image,
+so that the letter at an edge may fit in no window. A kind of the generator is found if its largest overlap
+(intersection over union) with a feature is at least .9. Draws results/hcn_single.png of the first seed.
+
+--border    Each image gets this number of unknown pixels on each side. They cost no bits, and features may
+            reach into them.
+--restarts  Results for other numbers of restarts than 10 are parts of their own.
+--timings   CPU seconds of a fit on one thread instead, in a part of its own.
+--nmf       A baseline in place of the paper's NOCA, in parts of its own: scikit-learn's NMF of all patches
+            that are not empty. It has three times as many components as our features, each cut at half of
+            its maximum. Our decoder places these features; those that do not shorten the description are
+            dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +53,7 @@ def settings(noise: float, p_sparsity: float, p_weight: float, **more: Any) -> d
     return {"p01": noise, "p10": noise, "p_sparsity": p_sparsity, "p_weight": p_weight, **more}
 
 
-# What the generator makes, features and their size, priors; what the paper reports.
+# Options of the generator; number and size of features; priors; compression in the paper.
 SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any], float | None]] = {
     "bars": ({"kind": "bars"}, (3, (6, 6)), settings(1e-2, 1e-2, 0.1), 0.83),
     "clean bars": (
@@ -67,7 +72,7 @@ UNKNOWN, RESTARTS = 2, 10
 
 
 def image_of(name: str, seed: int, border: int) -> tuple[ImageSet, Dataset]:
-    """A generator, and its first image with unknown pixels around it."""
+    """Return a generator, and its first image with unknown pixels around it."""
     given = dict(SETS[name][0])
     images = image_set(given.pop("kind"), seed=seed, **given)
     x = np.pad(images.rows(0, 1)[0], ((0, 0), (border,) * 2, (border,) * 2), constant_values=UNKNOWN)
@@ -75,7 +80,7 @@ def image_of(name: str, seed: int, border: int) -> tuple[ImageSet, Dataset]:
 
 
 def inside(picture: np.ndarray, border: int) -> np.ndarray:
-    """A picture (h, w) without its border."""
+    """Return a picture (h, w) without its border."""
     h, w = picture.shape
     return picture[border : h - border, border : w - border]
 
@@ -89,14 +94,17 @@ def estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalComposition
 
 
 def placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Return the kinds in the first image, and how often each occurs."""
+    """Return the kinds in the first image, and the count of each."""
     kinds = images.truth(0, 1)[0][:, 0]
     found: tuple[np.ndarray, np.ndarray] = np.unique(kinds[kinds >= 0], return_counts=True)
     return found
 
 
 def described(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the compression by features (F, 1, h, w) where our decoder puts them, and which of them pay."""
+    """Return the compression by features (F, 1, h, w) at the places of our decoder, and which features pay.
+
+    A feature pays if it shortens the description.
+    """
     layer = make_feature_layers(estimator(name, seed, 1), (1, *ds.feature_shape))[0]
     layer = replace(layer, n_features=len(given))
     decoder, backend = Decoder(layer, from_features(given)), make_backend("cpu")
@@ -108,7 +116,10 @@ def described(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[flo
 
 
 def of_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
-    """Compression by the generator's features, in the middle of windows, where our decoder puts them."""
+    """Return the compression by the generator's features at the places that our decoder finds.
+
+    The features are centred in their windows.
+    """
     kinds, window = images.features[placed_kinds(images)[0]], SETS[name][1][1]
     given = np.zeros((len(kinds), 1, *window), bool)
     for feature, kind in zip(given[:, 0], kinds, strict=True):
@@ -119,14 +130,14 @@ def of_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> flo
 
 
 def patches(name: str, images: ImageSet, ds: Dataset) -> np.ndarray:
-    """Return all patches of the size of a feature that have a pixel that is on."""
+    """Return all patches of the size of a feature that are not empty."""
     x = ds.read_x(0, 1).reshape(images.image_shape)
     found = extract_patches_2d(x, SETS[name][1][1]).astype(np.float64)
     return found.reshape(len(found), -1)[found.any(axis=(1, 2))]
 
 
 def by_nmf(name: str, seed: int) -> dict[str, Any]:
-    """Features of an image by NMF of its patches."""
+    """Return the results of features from an NMF of the patches of an image."""
     images, ds = image_of(name, seed, 0)
     count, window = SETS[name][1]
     begin = time.process_time()
@@ -141,7 +152,7 @@ def by_nmf(name: str, seed: int) -> dict[str, Any]:
             break
         features = features[paying]
     if not paying.any():
-        length = 1.0  # the pixels are sent as they are
+        length = 1.0  # Without features the pixels are sent one by one.
     kinds = images.features[placed_kinds(images)[0]]
     return {
         "seed": seed,
@@ -154,7 +165,7 @@ def by_nmf(name: str, seed: int) -> dict[str, Any]:
 
 
 def one_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """A fit, and the image, features, places and reconstruction."""
+    """Fit one image; return the results, and pictures: image, features, places, reconstruction."""
     images, ds = image_of(name, seed, args.border)
     x, clean = images.rows(0, 1)[0], images.clean(0, 1)
     model = estimator(name, seed, args.restarts).fit(ds)
@@ -182,7 +193,7 @@ def one_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.
 
 
 def summary(fits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the seeds, and the worst."""
+    """Return medians and worst values over the seeds."""
 
     def of(key: str) -> list[float]:
         return [fit[key] for fit in fits]
@@ -206,21 +217,26 @@ def summary(fits: list[dict[str, Any]]) -> dict[str, Any]:
 
 def seconds(name: str, seed: int, args: Any) -> float:
     ds, model = image_of(name, seed, args.border)[1], estimator(name, seed, args.restarts)
-    estimator(name, seed, 1).fit(ds)  # compiles
+    estimator(name, seed, 1).fit(ds)  # The first fit compiles.
     begin = time.process_time()
     model.fit(ds)
     return round(time.process_time() - begin, 2)
 
 
 def main() -> None:
-    """Each set by itself."""
+    """Run each set."""
     arguments = parser(__doc__, "hcn_single")
-    arguments.add_argument("--sets", default=",".join(SETS))
-    arguments.add_argument("--seeds", type=int, default=10)
-    arguments.add_argument("--restarts", type=int, default=RESTARTS)
-    arguments.add_argument("--border", type=int, default=0)
-    arguments.add_argument("--timings", action="store_true")
-    arguments.add_argument("--nmf", action="store_true")
+    arguments.add_argument("--sets", default=",".join(SETS), help="names of sets, separated by commas")
+    arguments.add_argument("--seeds", type=int, default=10, help="number of seeds, from --seed on")
+    arguments.add_argument(
+        "--restarts",
+        type=int,
+        default=RESTARTS,
+        help="restarts per fit; the one with the best compression counts",
+    )
+    arguments.add_argument("--border", type=int, default=0, help="unknown pixels on each side of the image")
+    arguments.add_argument("--timings", action="store_true", help="measure CPU seconds instead")
+    arguments.add_argument("--nmf", action="store_true", help="measure the NMF baseline instead")
     args = arguments.parse_args()
     seeds, lines = range(args.seed, args.seed + args.seeds), []
     border = f", border of {args.border}" if args.border else ""

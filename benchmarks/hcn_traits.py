@@ -1,27 +1,30 @@
-"""Networks of two layers on the set of two traits (section 4.3, Figure 7):
+"""Fit networks of two layers to images of two traits (section 4.3, Figure 7).
 
     python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips] [--seeds 5]
 
-100 training and 10,000 test images of `data make traits` for each seed (of the images and of the network): a
-square or a circle, and one of two diagonals. Results for each seed:
+Each image of `data make traits` shows a square or a circle, and one of two diagonals: four patterns. Each
+seed has 100 training and 10,000 test images, and sets the first beliefs as well. Each part has a result for
+each seed:
 
-clusters    4 templates without labels, 4 features of 13 x 13: test error of the four patterns, matched to the
-            templates by the training images
-supervised  2 templates for each of two categories, which no single trait determines
-few         one template a pattern; 4 labelled and 96 unlabelled images
-filled      under the network of `clusters`, one half of each trait of 1,000 test images is hidden: share of
-            the pixels filled in that are within one pixel of a true one
-leaves      `clusters` with the messages of 2, 5 and 20 leaves, which all move at once; damping .1, .1 and .05
-flips       `supervised` where 0 to 10 % of the pixels of training images are flipped, and p01 and p10 say so
-            (at least .001; 200 passes at most), on the same test images; beside it two convolutional
-            networks, one of the same form (pools, 4 linear features of 13 x 13, the best of 2 templates of a
-            class) and a standard one with ReLU, with the weight decay that classifies 1,000 other images best
+clusters    Test error without labels, with 4 templates over 4 features of 13 x 13. The training images
+            decide which template is which pattern.
+supervised  Test error with 2 templates for each of two categories, which depend on both traits.
+few         Test error with one template per pattern, from 4 labelled and 96 unlabelled images.
+filled      One half of each trait of 1,000 test images is hidden, and the network of `clusters` fills it
+            in. The result is the share of filled pixels that are within one pixel of a true one.
+leaves      `clusters` with 2, 5 and 20 leaves, whose messages change at the same time, with damping .1, .1
+            and .05.
+flips       `supervised` with 0 to 10 % of the training pixels flipped; p01 and p10 are this share (at least
+            .001), and a fit has at most 200 passes. Two convolutional networks have the same training and
+            test images: one of the same form (pools, 4 linear features of 13 x 13, the best of 2 templates
+            per class), and a standard one with ReLU. Their weight decay is the best one on 1,000 other
+            images.
+read        The network of `supervised` reads 2,000 test images with other p01 and p10: test errors, and the
+            share of images whose class differs from the class at (.001, .001). Section 3.4.2 says that this
+            share is 0.
 
-read        `supervised` reads 2,000 test images at other p01 and p10, with the same weights: test errors, and
-            the share of images that get another class than at (.001, .001). Section 3.4.2 says that it is 0
-
-A record of history_ is of up to ten passes. CPU seconds of a fit are those of the process, one thread. Draws
-results/hcn_traits.png.
+A record of history_ covers up to ten passes. CPU seconds are those of the process, on one thread. Draws
+results/hcn_traits.png. The part flips needs torch.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
 def rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels; training images come first."""
+    """Return images and labels of a seed; training images come first."""
     x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP, **how).rows(start, stop)
     assert y is not None
     return x, y.astype(np.int64)
@@ -64,7 +67,7 @@ def rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.
 def fitted(
     seed: int, templates: int, x: np.ndarray, y: np.ndarray | None, leaves: int = 1, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """A network of these images, and what its fit took."""
+    """Fit a network to these images; return it, and figures of the fit."""
     model = sl.HierarchicalCompositionalNetwork(
         [(4, SIZE)],
         templates=templates,
@@ -94,7 +97,7 @@ def error(found: np.ndarray, true: np.ndarray) -> float:
 
 
 def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Return errors of patterns without labels: a pattern is one cluster, matched by the training images."""
+    """Return a network without labels and its errors; training images match clusters to patterns."""
     x, y = rows(seed, "pattern", 0, TRAINING)
     model, reported = fitted(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)
@@ -109,7 +112,7 @@ def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
-    """Return the test error of a network with the labels of all images, or of the first of each pattern."""
+    """Return the test error of a network with the labels of all images, or of one image per pattern."""
     x, y = rows(seed, labels, 0, TRAINING)
     if n_labelled < TRAINING:
         first = [np.flatnonzero(y == code)[0] for code in range(n_labelled)]
@@ -120,7 +123,7 @@ def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
 
 
 def read(seed: int) -> dict[str, Any]:
-    """Return errors and changed classes of one network at other noise levels of the images that it reads."""
+    """Return errors and changed classes of one network that reads images at other noise levels."""
     x, y = rows(seed, "category", 0, TRAINING)
     model, reported = fitted(seed, 2, x, y)
     test, true = rows(seed, "category", TRAINING, TRAINING + READ)
@@ -136,8 +139,8 @@ def read(seed: int) -> dict[str, Any]:
 
 
 def networks() -> dict[str, torch.nn.Module]:
-    """Convolutional networks that score two categories, not trained."""
-    import torch  # no other part needs it
+    """Return convolutional networks that score two categories, before training."""
+    import torch  # Only the part flips needs torch.
 
     of, edge = torch.nn, torch.nn.ReLU()
     pool, half = of.MaxPool2d(3, 1, 1), of.MaxPool2d(3, 2, 1)
@@ -149,7 +152,7 @@ def networks() -> dict[str, torch.nn.Module]:
 
 
 def trained(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) -> torch.nn.Module:
-    """A convolutional network of these images, by cross-entropy."""
+    """Return a convolutional network that was trained by cross-entropy on these images."""
     import torch
 
     torch.set_num_threads(1)
@@ -166,7 +169,7 @@ def trained(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) ->
 
 
 def predict_by(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
-    """Categories of images."""
+    """Return the categories of images by a convolutional network."""
     import torch
 
     with torch.no_grad():
@@ -202,7 +205,7 @@ def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def filled(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Measure the pixels that are filled in if one half of each trait is hidden."""
+    """Return figures of the filled pixels when one half of each trait is hidden, and example pictures."""
     x, _ = rows(seed, "pattern", TRAINING, TRAINING + FILLED)
     known, true = halves(FILLED, x.shape[1:], seed), x.astype(bool)
     whole = model.inpaint(x, known)[:, 0].astype(bool)
@@ -217,7 +220,7 @@ def filled(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def picture(path: Any, model: Any, shown: list[np.ndarray]) -> None:
-    """Parts, templates and what was filled in."""
+    """Draw features, templates and filled images."""
     templates, features = model.weights_[-1], model.weights_[0]
     over = templates.reshape(-1, *templates.shape[2:])
     lines = [[("features", tiles(features[:, 0], 2)), ("templates x features", tiles(over, len(features)))]]
@@ -227,15 +230,15 @@ def picture(path: Any, model: Any, shown: list[np.ndarray]) -> None:
 
 
 def main() -> None:
-    """Each part by itself, all seeds of it."""
+    """Run each part for all seeds."""
     arguments = parser(__doc__, "hcn_traits")
-    arguments.add_argument("--parts", default=PARTS)
+    arguments.add_argument("--parts", default=PARTS, help="parts to run, separated by commas")
     arguments.add_argument("--seeds", type=int, default=5, help="number of seeds, from --seed on")
     args = arguments.parse_args()
     parts = args.parts.split(",")
     reported: dict[str, dict[str, Any]] = defaultdict(dict)
 
-    def say(part: str, seed: int, found: dict[str, Any]) -> None:
+    def record(part: str, seed: int, found: dict[str, Any]) -> None:
         reported[part][str(seed)] = found
         print(part, seed, found, flush=True)
         write_part(args.out, part, args.seed, reported[part])
@@ -244,24 +247,24 @@ def main() -> None:
         if {"clusters", "filled"} & set(parts):
             model, found = clusters(seed)
             if "clusters" in parts:
-                say("clusters", seed, found)
+                record("clusters", seed, found)
             if "filled" in parts:
                 share, shown = filled(seed, model)
-                say("filled", seed, share)
+                record("filled", seed, share)
                 if seed == args.seed:
                     picture(args.out.with_suffix(".png"), model, shown)
         if "supervised" in parts:
-            say("supervised", seed, with_labels(seed, "category", TRAINING))
+            record("supervised", seed, with_labels(seed, "category", TRAINING))
         if "few" in parts:
-            say("few", seed, with_labels(seed, "pattern", PATTERNS))
+            record("few", seed, with_labels(seed, "pattern", PATTERNS))
         if "leaves" in parts:
             for leaves, damping in DAMPING.items():
-                say(f"{leaves} leaves", seed, clusters(seed, leaves=leaves, damping=damping)[1])
+                record(f"{leaves} leaves", seed, clusters(seed, leaves=leaves, damping=damping)[1])
         if "read" in parts:
-            say("read", seed, read(seed))
+            record("read", seed, read(seed))
         if "flips" in parts:
             for share in FLIPS:
-                say(f"flips {share:g}", seed, flips(seed, share))
+                record(f"flips {share:g}", seed, flips(seed, share))
 
 
 if __name__ == "__main__":

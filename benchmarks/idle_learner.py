@@ -1,4 +1,4 @@
-"""A learner that computes nothing, in a file that can be uploaded to the workers of a cluster."""
+"""Learner that computes nothing. The file can be uploaded to the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class Idle:
-    """A learner whose chains take a given time and whose state has a given size."""
+    """Learner whose chains sleep for ``seconds`` and whose state has ``numbers`` numbers."""
 
     numbers: int
     seconds: float = 0.0
@@ -36,7 +36,7 @@ class Idle:
     def run_chain(self, prepared: None, block: Block, stats: Stats) -> None:
         stats["gradient"][0] += float(block.x[0, 0])
         if self.seconds:
-            time.sleep(self.seconds)  # a core of its own for each chain, also where two workers share one
+            time.sleep(self.seconds)  # Sleeping chains do not compete for cores.
 
     def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
         return {"w": state["w"] + stats["gradient"]}
@@ -54,5 +54,5 @@ class Idle:
         return {"w": np.zeros(self.numbers)}
 
 
-# Records hold types of scalelatent only.
+# Run folders store only types of scalelatent.
 Idle.__module__ = "scalelatent.idle_learner"

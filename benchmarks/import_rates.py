@@ -1,13 +1,15 @@
-"""Rate and peak memory of every importer: python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
+"""Measure the rate and the peak memory of every importer.
 
-For each kind of file, one process measures three ways in turn. The first reads the source with the library of
-the format (images: opens and decodes them), on one thread. The second also hashes and compresses the rows as
-a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows, from the
-fastest of a few rounds, with a warm page cache. Peak memory is that of a child process that imports, at one
-size and at four times this size.
+    python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
 
-The rows are MNIST's images if SCALELATENT_DATA names a folder with `mnist/`, else built-in digits. JPEG files
-are smooth colour noise of 256 x 256 pixels; `images jpg 64` also shrinks them.
+For each kind of file, one process measures three ways in turn. The first reads the source with the library
+of the format (images: opens and decodes them), on one thread. The second also hashes and compresses the
+rows as a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows,
+from the fastest of a few rounds, with a warm page cache. Peak memory is that of a child process that
+imports, at one size and at four times this size.
+
+The rows are MNIST's images with SCALELATENT_DATA, otherwise built-in digits. JPEG files are smooth colour
+noise of 256 x 256 pixels; `images jpg 64` also shrinks them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 import gzip
 import hashlib
-import io
 import json
 import subprocess
 import sys
@@ -26,7 +27,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,16 @@ from scalelatent.deploy.probes import peak_bytes
 SIDE = 28
 PHOTO = 256
 BLOCK = 1 << 20
-SCALE = 4  # how many times larger the second file is whose peak is measured
+SCALE = 4  # size of the second file, whose peak memory is measured, divided by the size of the first
 
 
 def digit_rows(n: int) -> np.ndarray:
-    """Return (n, 28, 28) uint8."""
+    """Return digit images (n, 28, 28) uint8."""
     return digit_images(n)[0]
 
 
 def photo(i: int) -> Any:
-    """Return a smooth colour image, which depends only on its number."""
+    """Return a smooth colour image that depends only on its number."""
     from PIL import Image
 
     coarse = np.random.Generator(np.random.Philox(i)).integers(0, 256, (16, 16, 3)).astype("u1")
@@ -56,7 +56,7 @@ def photo(i: int) -> Any:
 
 
 def sparse_rows(n: int) -> Any:
-    """Return (n, 47236) CSR float32 with 76 entries a row, the measures of RCV1."""
+    """Return CSR rows (n, 47236) float32 with 76 entries per row, like RCV1."""
     import scipy.sparse
 
     rng = np.random.Generator(np.random.Philox(1))
@@ -65,7 +65,7 @@ def sparse_rows(n: int) -> Any:
     return scipy.sparse.csr_matrix((values, columns.ravel(), np.arange(n + 1) * 76), shape=(n, 47_236))
 
 
-# Making the source files -----------------------------------------------------------------------------------
+# Write the source files -----------------------------------------------------------------------------------
 
 
 def make_idx(path: Path, n: int) -> None:
@@ -142,34 +142,13 @@ def make_parquet(path: Path, n: int, lists: bool) -> None:
     pyarrow.parquet.write_table(tables(n, lists), path, row_group_size=16_384)
 
 
-def make_arrow(path: Path, n: int) -> None:
-    import pyarrow.feather
-
-    pyarrow.feather.write_feather(tables(n, True), str(path), compression="lz4", chunksize=16_384)
-
-
 def make_csv(path: Path, n: int) -> None:
     import pyarrow.csv
 
     pyarrow.csv.write_csv(tables(n, False), path)
 
 
-def make_hf(path: Path, n: int) -> None:
-    """Write a column of PNG images in the format of `datasets`."""
-    import datasets
-    from PIL import Image
-
-    def png(pixels: np.ndarray) -> dict[str, Any]:
-        out = io.BytesIO()
-        Image.fromarray(pixels).save(out, "png")
-        return {"bytes": out.getvalue(), "path": None}
-
-    datasets.disable_progress_bars()
-    columns = {"image": [png(pixels) for pixels in digit_rows(n)]}
-    datasets.Dataset.from_dict(columns, datasets.Features(image=datasets.Image())).save_to_disk(path)
-
-
-# Reading them alone: each yields arrays, a few MB at a time where the format allows -------------------------
+# Read the source files: each function yields arrays, a few MB at a time if the format allows ----------------
 
 
 def read_file(path: Path) -> Any:
@@ -229,7 +208,7 @@ def read_svmlight(path: Path) -> Any:
 
 
 def read_batches(batches: Any) -> Any:
-    """Return columns of record batches as they are: Arrow arrays, one a column."""
+    """Yield the columns of record batches."""
     for batch in batches:
         for column in batch.columns:
             flat = column.flatten() if hasattr(column, "flatten") else column
@@ -242,13 +221,6 @@ def read_parquet(path: Path) -> Any:
     yield from read_batches(pyarrow.parquet.ParquetFile(path).iter_batches(4096, use_threads=False))
 
 
-def read_arrow(path: Path) -> Any:
-    import pyarrow as pa
-
-    with pa.ipc.open_file(str(path)) as file:
-        yield from read_batches(file.get_batch(i) for i in range(file.num_record_batches))
-
-
 def read_csv(path: Path) -> Any:
     import pyarrow.csv
 
@@ -257,16 +229,9 @@ def read_csv(path: Path) -> Any:
     )
 
 
-def read_hf(path: Path) -> Any:
-    import datasets
-
-    for row in datasets.load_from_disk(str(path)):
-        yield np.asarray(row["image"])
-
-
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source."""
+    """Kind of source file: how to write, read and import it."""
 
     suffix: str
     make: Callable[[Path, int], None]
@@ -274,7 +239,7 @@ class Kind:
     run: Callable[[Path, str], Any]
     row_bytes: int = SIDE * SIDE
     share: float = 1.0
-    """Part of --mb: many small files take long to make."""
+    """Share of --mb, because many small files take long to make."""
 
 
 def _import(name: str, **how: Any) -> Callable[[Path, str], Any]:
@@ -329,8 +294,6 @@ KINDS = {
     "parquet lists": Kind(
         ".parquet", lambda p, n: make_parquet(p, n, True), read_parquet, _import("import_parquet")
     ),
-    "arrow": Kind(".arrow", make_arrow, read_arrow, _import("import_arrow")),
-    "hf": Kind("", make_hf, read_hf, _import("import_hf"), share=0.15),
     "csv": Kind(".csv", make_csv, read_csv, _import("import_csv"), 8 * SIDE**2),
 }
 WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
@@ -349,7 +312,7 @@ def pack(parts: Any, floats: bool) -> None:
 
 
 def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -> dict[str, float]:
-    """Return MB/s of reading, of reading, hashing and packing, and of importing."""
+    """Return the MB/s of reading, of reading, hashing and packing, and of importing."""
     floats = "float" in name or name in WHERE or name == "csv"
     seconds = fastest(
         {
@@ -368,12 +331,12 @@ def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -
 
 
 def source_bytes(path: Path) -> int:
-    """Return bytes of a file or of all files of a folder."""
+    """Return the bytes of a file, or of all files of a folder."""
     return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
 
 
 def peak_of_child(name: str, path: Path, out: str) -> float:
-    """Return peak memory in MiB of a process that imports and does nothing else."""
+    """Return the peak MiB of a process that only imports."""
     run = [sys.executable, __file__, "--child", name, str(path), out]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=600)
     return float(json.loads(done.stdout.splitlines()[-1]))
@@ -402,7 +365,13 @@ def main() -> None:
     arguments = parser(__doc__, "import_rates")
     arguments.add_argument("--mb", type=float, default=128, help="megabytes of rows of the smaller source")
     arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--only", nargs="*", choices=list(KINDS), metavar="KIND", help="some kinds only")
+    arguments.add_argument(
+        "--only",
+        nargs="*",
+        choices=list(KINDS),
+        metavar="KIND",
+        help="kinds of files to measure; all by default",
+    )
     arguments.add_argument("--child", nargs=3, help="internal: KIND PATH OUT")
     given = arguments.parse_args()
     if given.child:
@@ -412,7 +381,7 @@ def main() -> None:
         return
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.only or (k for k in KINDS if k != "hf" or find_spec("datasets")):
+        for name in given.only or KINDS:
             if name in WHERE and not hasattr(data, WHERE[name]):
                 continue
             results.append(measure(name, Path(folder), given.mb, given.rounds))

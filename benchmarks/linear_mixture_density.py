@@ -1,14 +1,20 @@
-"""Mixtures of linear models as densities of MNIST: python benchmarks/linear_mixture_density.py
+"""Fit mixtures of linear models as densities of MNIST, and measure their log-likelihood.
 
-likelihood  log-likelihood of test rows against the number of components and of dimensions
-beside      log-likelihood of test rows at 16 x 16 after thirty passes of 20,000 rows, --seeds starts: ours,
-            GaussianMixture with diagonal covariances and with full ones after PCA (the rest is noise),
-            torch-mfa (--mfa: path of its mfa.py; needs torch)
-clusters    NMI and accuracy of the components as clusters, beside k-means, of MNIST at 16 x 16 pixels
-figures     samples, and digits whose lower half is hidden and filled in, by a model of 20,000 rows
+    python benchmarks/linear_mixture_density.py [--parts likelihood,beside,clusters,figures] [--size 16]
 
-The others of 60,000 rows. Likelihoods are of pixels made continuous, (value + u) / 256 with u uniform
-in [0, 1), in nats a row; with --size 16 of their averages at 16 x 16. Needs SCALELATENT_DATA.
+likelihood  Log-likelihood of test rows for several numbers of components and of dimensions, fitted on
+            60,000 rows.
+beside      Log-likelihood of test rows at 16 x 16 after thirty passes over 20,000 rows, for --seeds starts.
+            Compared are our mixtures, GaussianMixture with diagonal covariances, GaussianMixture with full
+            covariances after PCA (the other directions are noise), and torch-mfa (--mfa is the path of its
+            mfa.py; needs torch).
+clusters    NMI and accuracy of the components as clusters of the 60,000 images at 16 x 16, compared with
+            k-means.
+figures     Random samples, and digits with a hidden lower half that the model fills in, after a fit on
+            20,000 rows.
+
+Log-likelihoods are means in nats per row. Pixels are made continuous: (value + u) / 256 with u uniform in
+[0, 1). With --size 16 the rows are averages of these pixels at 16 x 16. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ LIKELIHOODS = ("ppca", "factor-analysis")
 
 
 def continuous(part: str, args: Any) -> np.ndarray:
-    """Pixels with uniform noise of their own width."""
+    """Return MNIST rows whose pixels have uniform noise with the width of a grey level."""
     x, _ = mnist(part=part)
     noise = np.random.default_rng((args.seed, part == "test")).random(x.shape, dtype=np.float32)
     x = (x.astype(np.float32) + noise) / 256
@@ -40,7 +46,7 @@ def continuous(part: str, args: Any) -> np.ndarray:
 
 
 def density(seed: int, jobs: int, **params: Any) -> Any:
-    """A density, not yet fitted."""
+    """Return a density, not fitted yet."""
     # The results on file were measured with this tolerance.
     return sl.LinearMixture(**{"random_state": seed, "n_jobs": jobs, "tol": 1e-4} | params)
 
@@ -65,12 +71,12 @@ def likelihood(args: Any) -> list[dict[str, Any]]:
                 "passes": d.n_iter_,
             }
         )
-        if args.size == 28:  # of values 0 … 255: a pixel is 256 times as wide
+        if args.size == 28:  # The density of values 0 to 255 is 256 times smaller per pixel.
             out[-1]["bits_a_pixel"] = round(8 - found / np.log(2) / 784, 3)
         print(out[-1], flush=True)
         write_part(
             args.out, f"likelihood_{args.size}", args.seed, out
-        )  # long runs lose nothing where they are stopped
+        )  # An interrupted run keeps its results so far.
     return out
 
 
@@ -133,7 +139,7 @@ def beside(args: Any) -> list[dict[str, Any]]:
 
 
 def clusters(args: Any) -> None:
-    """Components against labels, over seeds; a part of each number of them."""
+    """Compare components with labels over seeds; each number of components is a part."""
     x, y = mnist16()
     for k in map(int, args.components.split(",")):
         ways: dict[str, Callable[[int], np.ndarray]] = {
@@ -158,7 +164,7 @@ def clusters(args: Any) -> None:
 
 
 def figures(args: Any) -> dict[str, Any]:
-    """Samples, and digits with their lower half filled in."""
+    """Draw samples, and digits with a filled lower half."""
     x, _ = mnist()
     test = mnist(part="test")[0][:16] / np.float32(255)
     x = x[:20_000] / np.float32(255)
@@ -184,7 +190,7 @@ def _tiles(figure: Any, lines: list[np.ndarray]) -> None:
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     parts: dict[str, Callable[[Any], Any]] = {
         "likelihood": likelihood,
         "beside": beside,
@@ -193,10 +199,16 @@ def main() -> None:
     }
     arguments = parser(__doc__, "linear_mixture_density")
     arguments.add_argument("--parts", default=",".join(parts))
-    arguments.add_argument("--seeds", type=int, default=5)
-    arguments.add_argument("--components", default="10,50", help="of clusters")
-    arguments.add_argument("--size", type=int, default=28, choices=(16, 28), help="of likelihood")
-    arguments.add_argument("--mfa", type=Path, help="mfa.py of torch-mfa; without it `beside` has none")
+    arguments.add_argument(
+        "--seeds", type=int, default=5, help="number of starts in the parts beside and clusters"
+    )
+    arguments.add_argument("--components", default="10,50", help="numbers of components in the part clusters")
+    arguments.add_argument(
+        "--size", type=int, default=28, choices=(16, 28), help="side of the images in the part likelihood"
+    )
+    arguments.add_argument(
+        "--mfa", type=Path, help="path of mfa.py of torch-mfa; without it, beside has no torch-mfa"
+    )
     arguments.add_argument("--jobs", type=int, default=1)
     args = arguments.parse_args()
     wanted = args.parts.split(",")

@@ -1,18 +1,23 @@
-"""Passes, fits and recognition by mixtures of linear models: python benchmarks/linear_mixture_fit.py
+"""Measure passes, fits and recognition of mixtures of linear models, in multiples of BLAS.
 
-One part alone by --part. All beside BLAS on the same operands in the same run, in times of it; figures of one
-thread but for `threads` and `fits`. Ten classes, h = 10, images of 16 directions.
+    python benchmarks/linear_mixture_fit.py [--part pass]
 
-pass         E-step of 60,000 rows in memory, statistics in float64 included, against its products alone: rows
-             of a class with the columns of its sub-classes (the best of three block sizes), rows of a
-             sub-class with its basis and back; the M-step's share of both; what six tangents of each row add,
-             against the products of as many made rows, group by group
-threads      median seconds of a pass of a fit of 60,000 rows by two threads and by one
-fits         USPS by 200 sub-classes, MNIST averaged to 16 x 16 by 1,000: seconds of a fit, against the
-             floating-point operations of its passes at the rate of sgemm in two threads
-recognition  1,000 sub-classes, with tangent distance for the ten best, against without
-wide         a pass of made rows of 3,072 features by 300 sub-classes, against its products
-row          `partial_fit` of a row, 100 sub-classes, p = 256, h = 12: median milliseconds
+Each time is divided by the time of BLAS on the same operands in the same run. All parts except threads and
+fits use one thread. The models have ten classes, h = 10 dimensions and 16 directions per sub-class.
+
+pass         An E-step of 60,000 rows in memory, including its sums in float64, divided by its matrix
+             products. The products multiply the rows of a class with the columns of its sub-classes (the
+             best of three block sizes), and the rows of a sub-class with its basis and back. Further
+             figures: the share of the M-step in the time of both steps, and the time that six tangents per
+             row add, divided by the products of six times as many rows.
+threads      Median seconds of a pass in a fit of 60,000 rows, with two threads and with one.
+fits         Seconds of a fit of USPS with 200 sub-classes, and of MNIST averaged to 16 x 16 with 1,000; the
+             floating-point operations of their passes at the rate of sgemm in two threads are the
+             comparison.
+recognition  Time of recognition with tangent distance for the ten best of 1,000 sub-classes, divided by the
+             time without.
+wide         A pass over random rows of 3,072 features with 300 sub-classes, compared with its products.
+row          Median milliseconds of `partial_fit` with one row: 100 sub-classes, 256 features, h = 12.
 """
 
 from __future__ import annotations
@@ -48,7 +53,7 @@ BLOCKS = (1024, 4096, 6000)
 
 
 class OnePass:
-    """A pass of the main phase over made rows, as a task runs it; its products in BLAS."""
+    """One pass of the main phase over random rows, as a task runs it, and its products in BLAS."""
 
     def __init__(self, n: int, p: int, k: int, tangents: bool, rng: np.random.Generator) -> None:
         self.x, self.y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
@@ -63,11 +68,11 @@ class OnePass:
         self.work, self.backend = self.em.reductions()["train"], make_backend("cpu")
         self.block = choose_grid(RowShape(n, p, False), self.work).block_rows
         self.stats = self.run()
-        # Rows that are assigned to sub-classes of their own size, from here on.
+        # After one update, the sub-classes differ in size, as in a fit.
         self.state = self.em.update(self.state, {"train": self.stats})
 
     def run(self) -> Stats:
-        """Return the E-step."""
+        """Run the E-step, and return its sums."""
         prepared, stats = self.work.prepare(self.state, self.backend), Stats.zeros(self.work.layout())
         for a in range(0, len(self.x), self.block):
             part = slice(a, a + self.block)
@@ -76,16 +81,16 @@ class OnePass:
         return stats
 
     def maximise(self) -> None:
-        """The M-step."""
+        """Run the M-step."""
         self.em.update(self.state, {"train": self.stats})
 
     def products(self, block: int) -> None:
-        """Scores, images and back, of rows in their order."""
+        """Run all products of a pass: scores, and images of the bases."""
         self.scores(block)
         self.images(1)
 
     def scores(self, block: int) -> None:
-        """Rows of each class with the columns of its sub-classes."""
+        """Multiply the rows of each class with the columns of its sub-classes."""
         n, each = len(self.x), self.k // CLASSES * (DIMS + 1)
         columns = self.state.components.means.astype(np.float32).repeat(DIMS + 1, axis=0)
         out, n_class = np.empty((block, each), np.float32), n // CLASSES
@@ -96,7 +101,7 @@ class OnePass:
                 np.matmul(rows, w, out=out[: len(rows)])
 
     def images(self, times: int) -> None:
-        """Multiply the rows of each component with its basis and back, some times."""
+        """Multiply the rows of each component with its basis and back, for ``times`` as many rows."""
         counts = np.maximum(self.stats["count"].astype(int) // (-(-len(self.x) // self.block)), 1)
         bases, image = (
             self.state.components.bases.astype(np.float32),
@@ -110,7 +115,7 @@ class OnePass:
 
 
 def passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Whole passes against their products."""
+    """Measure whole passes and their products."""
     found = []
     for p in (256,) if quick else (256, 784):
         for k in (100,) if quick else (100, 500, 1000):
@@ -139,7 +144,7 @@ def passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str,
 
 
 def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Passes of fits by one thread and by two."""
+    """Measure the passes of fits with one thread and with two."""
     found, n = [], 6000 if quick else ROWS
     for p, k in ((256, 100), (256, 1000)):
         x, y = rng.random((n, p), dtype=np.float32), np.arange(n) % CLASSES
@@ -149,6 +154,7 @@ def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str
                 model = sl.LinearMixtureClassifier(
                     n_components=k // CLASSES if not quick else 2,
                     n_dims=DIMS,
+                    likelihood="error",
                     max_iter=3,
                     tol=0.0,
                     n_jobs=jobs,
@@ -162,7 +168,7 @@ def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str
 
 
 def sgemm(jobs: int, p: int, rounds: int) -> float:
-    """Return the operations per second of products of 2,048 rows with 1,100 columns in some threads."""
+    """Return the operations per second of products of 2,048 rows with 1,100 columns in ``jobs`` threads."""
     rows, columns = 2048, 1100
     x, w = np.ones((rows, p), np.float32), np.ones((p, columns), np.float32)
     out = [np.empty((rows, columns), np.float32) for _ in range(jobs)]
@@ -175,7 +181,7 @@ def sgemm(jobs: int, p: int, rounds: int) -> float:
 
 
 def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Whole fits of real digits."""
+    """Measure whole fits of real digits."""
     found = []
     for name, read, k in (("USPS", usps, 20), ("MNIST 16 x 16", mnist16, 100)):
         x, y = read()
@@ -186,7 +192,7 @@ def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
         for _ in range(1 if quick else 2):
             begin = time.perf_counter()
             model = sl.LinearMixtureClassifier(
-                n_components=k, n_dims=DIMS, n_jobs=2, random_state=0, tol=1e-4
+                n_components=k, n_dims=DIMS, likelihood="error", n_jobs=2, random_state=0, tol=1e-4
             ).fit(x, y)
             seconds = time.perf_counter() - begin
             flops = 0.0
@@ -209,7 +215,7 @@ def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
 
 
 def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure the time of tangent distance."""
+    """Measure recognition with tangent distance and without."""
     n, k = (2000, 10) if quick else (20_000, 100)
     x, y = rng.random((n, 256), dtype=np.float32).reshape(n, 16, 16), np.arange(n) % CLASSES
     common: dict[str, Any] = {
@@ -259,7 +265,13 @@ def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
 def row(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure `partial_fit` of single rows."""
     x, y = rng.random((2000, 256), dtype=np.float32), np.arange(2000) % CLASSES
-    common: dict[str, Any] = {"n_dims": 12, "max_iter": 2, "n_jobs": 1, "random_state": 0}
+    common: dict[str, Any] = {
+        "n_dims": 12,
+        "likelihood": "error",
+        "max_iter": 2,
+        "n_jobs": 1,
+        "random_state": 0,
+    }
     classifier = sl.LinearMixtureClassifier(n_components=10, **common).fit(x, y)
     density = sl.LinearMixture(n_components=100, **common).fit(x)
     found = []
@@ -290,12 +302,14 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure each part, and write its result."""
     arguments = parser(__doc__, "linear_mixture_fit")
     arguments.add_argument("--rounds", type=int, default=4)
-    arguments.add_argument("--part", choices=tuple(PARTS), help="one alone; fits need SCALELATENT_DATA")
     arguments.add_argument(
-        "--quick", action="store_true", help="tiny sizes: shows that it runs; writes nothing"
+        "--part", choices=tuple(PARTS), help="run this part only; fits need SCALELATENT_DATA"
+    )
+    arguments.add_argument(
+        "--quick", action="store_true", help="use tiny sizes to test the script; write nothing"
     )
     args = arguments.parse_args()
     for name, measure in PARTS.items():

@@ -1,11 +1,14 @@
-"""Kernels of mixtures of linear models, one thread: python benchmarks/linear_mixture_kernels.py
+"""Measure the kernels of mixtures of linear models on one thread, in multiples of sgemm.
 
-scan      best of all sub-classes on rows in memory, fold included, for K (h + 1) columns: against sgemm of
-          the same rows and columns (the faster of both orders of its operand)
-images    images of bases of 16 directions with their sums: against their two products in sgemm, group by
-          group
-tangents  six tangents of each row in the images: against their products alone in sgemm
-distance  a scan and tangent distance for the ten best of 1,000 sub-classes: times the scan alone
+    python benchmarks/linear_mixture_kernels.py [--part scan]
+
+scan      Rate of finding the best sub-class of each row in memory, for K (h + 1) columns; compared with
+          sgemm of the same rows and columns (the faster of both memory orders of its operand).
+images    Time of multiplying each group's scatter matrix with a basis of 16 directions, including the sums
+          of the group; compared with its two products in sgemm, group by group.
+tangents  Time of adding six tangents of each row to these images; compared with their products in sgemm.
+distance  Time of a scan with tangent distance for the ten best of 1,000 sub-classes, divided by the scan
+          alone.
 """
 
 from __future__ import annotations
@@ -33,12 +36,12 @@ WIDE = ((3300, 300, 10),)
 
 
 def made(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return means and orthonormal bases."""
+    """Return random means and orthonormal bases."""
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
 def rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
-    """Return giga floating-point operations per second of each way, at its fastest."""
+    """Return the giga floating-point operations per second of each way in its fastest round."""
     for way in ways.values():
         way()
     return {name: flops / seconds / 1e9 for name, seconds in fastest(ways, rounds).items()}
@@ -69,7 +72,7 @@ def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[
 
 
 def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return rates of images and of their products."""
+    """Return the times of images and of six tangents, in multiples of their products."""
     n, q = k * each, 16
     x, (means, bases) = rng.random((n, p), dtype=np.float32), made(p, k, q, rng)
     groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), k)
@@ -127,10 +130,12 @@ def distance(p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: i
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure each part, and write the results if all parts ran."""
     arguments = parser(__doc__, "linear_mixture_kernels")
     arguments.add_argument("--rounds", type=int, default=7)
-    arguments.add_argument("--part", choices=("scan", "images", "distance"), help="one alone")
+    arguments.add_argument(
+        "--part", choices=("scan", "images", "distance"), help="run this part only, and write nothing"
+    )
     args = arguments.parse_args()
     rng, results = np.random.default_rng(args.seed), {}
     for part in ("scan", "images", "distance"):

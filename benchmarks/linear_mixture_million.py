@@ -1,19 +1,21 @@
-"""Mixtures of linear models of a million infinite digits, out of core on a local cluster:
-python benchmarks/linear_mixture_million.py FOLDER --components 10,20,50
+"""Fit mixtures of linear models to a million infinite digits, out of core on a local cluster.
 
-digits  for each number of sub-classes a fit of the MNIST rows 0:50000 that the digits are made of, in this
-        process, and one of the infinite digits on worker processes; errors of both on rows 50000:60000 and on
-        the test set
-small   the same fits of the rows cropped by 2 and averaged to 16 x 16, 100 sub-classes a class, settings of
-        `linear_mixture_paper.py` for tangent distance (chosen on rows 50000:60000); errors by both
-scale   peak memory of the workers in passes over a tenth, three tenths and all of the digits: 100 sub-classes
-        on workers of 2 GB, 500 on workers of 4 GB, next to the prediction of `plan`; --cache 0 without the
-        row cache of workers
-rates   a pass over all digits by two threads of this process and by two workers, 100 and 500 sub-classes:
-        it needs a machine without other work
+    python benchmarks/linear_mixture_million.py FOLDER [--parts digits,small,scale,rates]
 
-The dataset is made in FOLDER once; an interrupted fit of `digits` resumes where it stopped. --timings adds
-seconds, which need a machine without other work. Needs SCALELATENT_DATA.
+digits  For each number of sub-classes per class, two fits: of MNIST rows 0:50000 in this process, and of
+        the infinite digits, which are made of these rows, on worker processes. The results are the errors
+        of both on rows 50000:60000 and on the test set.
+small   The same two fits at 16 x 16 pixels (cropped by 2 and averaged) with 100 sub-classes per class, and
+        the settings of `linear_mixture_paper.py` for tangent distance, which rows 50000:60000 have chosen.
+        The errors are those with tangent distance and without.
+scale   Peak memory of the workers with a tenth, three tenths and all of the digits, compared with the
+        prediction of `plan`: 100 sub-classes on workers of 2 GB, 500 on workers of 4 GB. --cache 0 turns
+        off the row cache of the workers.
+rates   Seconds of a pass over all digits with two threads of this process and with two workers, for 100 and
+        500 sub-classes. The machine should be idle.
+
+The dataset is written to FOLDER once; an interrupted fit of `digits` resumes. --timings adds seconds, for
+which the machine should be idle. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from scalelatent.deploy.probes import peak_bytes
 from scalelatent.models.linear_mixture.kernels.reference import TANGENTS
 
 
-class Tell(sl.Callback):
-    """A line every five passes."""
+class PrintPasses(sl.Callback):
+    """Callback that prints one line every five passes."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         if record["pass"] % 5 == 0:
@@ -41,7 +43,7 @@ class Tell(sl.Callback):
 
 
 def errors(model: Any, held: Any, test: Any) -> dict[str, float]:
-    """Return the errors on validation and test rows, and by tangent distance if the model has tangents."""
+    """Return the errors on validation and test rows, and with tangent distance if the model has tangents."""
     out = {"passes": model.n_iter_}
     for name, recognition in (("", "error"), ("_tangent_distance", "tangent-distance")):
         if recognition == "error" or model.tangents:
@@ -54,8 +56,8 @@ def errors(model: Any, held: Any, test: Any) -> dict[str, float]:
 
 
 def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any, args: Any) -> dict[str, Any]:
-    """Fits of the rows that the digits are made of, and of the digits."""
-    params, k = params | {"random_state": args.seed}, params["n_components"]
+    """Fit the rows that the digits are made of, and the digits; return the errors of both."""
+    params, k = {"likelihood": "error"} | params | {"random_state": args.seed}, params["n_components"]
     few = sl.LinearMixtureClassifier(n_jobs=args.workers, **params).fit(base, validation=held)
     out: dict[str, Any] = {"rows": len(train), "of 50,000 rows": errors(few, held, test)}
     print(k, out, flush=True)
@@ -65,7 +67,7 @@ def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any,
         print(f"dashboard: {client.dashboard_link}", flush=True)
         model = sl.LinearMixtureClassifier(**params)
         resume = (run / "engine").exists()
-        model.fit(train, validation=held, run_dir=run, resume=resume, callbacks=[Tell()])
+        model.fit(train, validation=held, run_dir=run, resume=resume, callbacks=[PrintPasses()])
         peaks = client.run(peak_bytes)
     out["of all"] = errors(model, held, test) | {
         "gb_read": round(sum(r["bytes_read"] for r in model.history_) / 1e9, 2),
@@ -97,26 +99,26 @@ SMALL = {
 
 
 def averaged_rows(folder: Path, ds: Any, name: str) -> Any:
-    """Return the rows at 16 x 16, written once."""
+    """Return the rows at 16 x 16 as a dataset; create it if it does not exist."""
     place = folder / f"{name}-16.zarr"
     return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
 
-# Passes of the main phase that are timed.
+# Number of timed passes of the main phase.
 PASSES = 4
-# Sub-classes of all classes: what a worker may use.
+# Memory limit of a worker, by the number of sub-classes of all classes.
 LIMITS = {100: "2GB", 500: "4GB"}
 
 
 def peaks(k: int, train: Any, args: Any) -> None:
-    """Largest peak of a worker against the rows of a fit of few passes."""
+    """Measure the peak memory of a worker for several numbers of rows, with few passes."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
-    model.set_params(random_state=args.seed)
+    model.set_params(likelihood="error", random_state=args.seed)
     engine = {} if args.cache is None else {"cache": args.cache}
     about = {"memory_limit": LIMITS[k], "workers": args.workers, "dims": args.dims, "cache": args.cache}
     out: dict[str, Any] = {"rows": [], "peak_worker_mib": [], "planned_mib": [], "passes": []}
     for rows in (len(train) // 10, 3 * len(train) // 10, len(train)):
-        # Workers of their own each: a peak is that of a whole process.
+        # Each fit has new workers, because a peak covers the whole life of a process.
         with sl.cluster("local", workers=args.workers, memory_limit=LIMITS[k]) as client:
             planned = model.plan(train[:rows], engine=engine)["peak_bytes_per_worker"]
             with TemporaryDirectory(dir=args.folder) as run:
@@ -131,9 +133,9 @@ def peaks(k: int, train: Any, args: Any) -> None:
 
 
 def rates(k: int, train: Any, args: Any) -> dict[str, Any]:
-    """Return seconds of a pass by threads of this process and by worker processes, both reading from disk."""
+    """Return the seconds of a pass with threads and with worker processes; both read from disk."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=PASSES, tol=0)
-    model.set_params(random_state=args.seed, n_jobs=args.workers)
+    model.set_params(likelihood="error", random_state=args.seed, n_jobs=args.workers)
 
     def seconds() -> float:
         return statistics.median(r["seconds"] for r in model.history_ if r["phase"] == "em")
@@ -150,17 +152,23 @@ def rates(k: int, train: Any, args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each number of sub-classes by itself."""
+    """Run each number of sub-classes of each part."""
     arguments = parser(__doc__, "linear_mixture_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--parts", default="digits,scale")
-    arguments.add_argument("--components", default="10,20,50", help="a class, of digits")
-    arguments.add_argument("--sub-classes", default="100,500", help="of all classes, of scale, rates")
+    arguments.add_argument(
+        "--components", default="10,20,50", help="numbers of sub-classes per class in the part digits"
+    )
+    arguments.add_argument(
+        "--sub-classes",
+        default="100,500",
+        help="numbers of sub-classes of all classes in the parts scale and rates",
+    )
     arguments.add_argument("--dims", type=int, default=12)
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--memory-limit", default="2GB")
-    arguments.add_argument("--cache", help="rows that workers keep, of scale; as of engine=")
+    arguments.add_argument("--cache", help="value of engine={'cache': …} in the part scale")
     arguments.add_argument("--timings", action="store_true")
     args = arguments.parse_args()
     train, held, test = infinite_digits(args.folder, args.rows, args.seed)

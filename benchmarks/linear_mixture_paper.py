@@ -1,25 +1,33 @@
-"""The paper's experiments on real digits: python benchmarks/linear_mixture_paper.py --parts choose_usps
+"""Repeat the paper's experiments with mixtures of linear models on real digits.
 
-choose_DATA      settings by cross-validation of the training rows (MNIST: by rows 50000:60000 of them)
-table2_DATA      test errors of the chosen settings, nothing / light tangents / tangent distance, at 0 - 10 %
-                 rejects
-neighbours_DATA  the nearest training row, by tangent distances of one side and of both
-table1_DATA      tangents in clustering and recognition, by cross-validation; DATA also usps732 (732 rows)
-extensions_DATA  soft rows, code cost, noise of each sub-class and of each pixel
-floors_DATA      the last two with a noise of at least .1 and .3 of the mean variance of a pixel
-dims_DATA        the paper's rule of 95 % of the variance beside other shares and fixed dimensions
-stepwise_DATA    stepwise EM of 1, 2 and 3 epochs beside batch EM
-steps_DATA       stepwise EM of 3 epochs by other batches, beside batch EM
-thickness_DATA   held-out errors by tangent distance with six tangents, and with thickness too
-search_DATA      one `sl.Search` over components, dimensions and both weights of tangents, rows streamed from
-                 disk and never cached, so that every pass reads them; its choice on the test rows
-temperature_DATA  the temperature of probabilities by how many training rows choose it: spread, log-loss of
-                 the test rows
-figures_usps     the paper's Figures 1, 2 and 3
+    python benchmarks/linear_mixture_paper.py --parts choose_usps,table2_usps
 
-DATA: usps; mnist16, MNIST cropped by 2 pixels and averaged to 16 x 16; mnist28. No setting is chosen on test
-rows. Errors are means over --seeds fits; p of two ways is that of a sign-flip test over rows. Needs
-SCALELATENT_DATA.
+choose_DATA       Choose the settings by cross-validation of the training rows; for MNIST, on rows
+                  50000:60000 of them.
+table2_DATA       Test errors of the chosen settings at 0 to 10 % rejects: without tangents, with light
+                  tangents, and with tangent distance.
+neighbours_DATA   Test errors of the nearest training row by Euclidean, one-sided and two-sided tangent
+                  distance.
+table1_DATA       Cross-validated errors with tangents in clustering and in recognition. DATA may also be
+                  usps732 (732 rows).
+extensions_DATA   Held-out and test errors with soft assignment, code cost, and noise per sub-class and per
+                  pixel.
+floors_DATA       Noise per sub-class and per pixel with at least .1 or .3 of the mean variance of a pixel.
+dims_DATA         The paper's rule of 95 % of the variance, compared with other shares and with fixed
+                  dimensions.
+stepwise_DATA     Stepwise EM of 1, 2 and 3 epochs, compared with batch EM.
+steps_DATA        Stepwise EM of 3 epochs with other batch sizes, compared with batch EM.
+thickness_DATA    Held-out errors with tangent distance, with six tangents and with thickness as a seventh.
+search_DATA       One `sl.Search` over components, dimensions and both weights of tangents. It streams the
+                  rows from disk without a cache, so that each pass reads all of them. The result includes
+                  the test error of the chosen setting.
+temperature_DATA  Temperatures of probabilities that several numbers of training rows choose: their spread,
+                  and the log-loss on test rows.
+figures_usps      The paper's Figures 1, 2 and 3.
+
+DATA is usps, mnist16 (MNIST cropped by 2 pixels and averaged to 16 x 16) or mnist28. Test rows choose no
+setting. Errors are means over --seeds fits. The p-value of two ways is that of a sign-flip test over rows.
+Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -35,13 +43,13 @@ from typing import Any
 
 import numpy as np
 from common import mnist, mnist16, parser, usps, write_part
+from tangent_neighbours import nearest_neighbours
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset, create_dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.evaluation.neighbours import nearest_neighbours
 from scalelatent.models.linear_mixture.fit import make_smoothing_matrix
 from scalelatent.models.linear_mixture.kernels.reference import GAMMA, TangentSpec
 from scalelatent.models.linear_mixture.model.leave_one_out import LeaveOneOut
@@ -56,7 +64,7 @@ from scalelatent.reductions.temperature import choose_temperature
 from scalelatent.report.style import new_figure, write_png
 
 SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
-PAPERS = SIX[:4]  # translation, rotation and scaling
+PAPERS = SIX[:4]  # Tangents in the paper: translation, rotation and scaling.
 SEVEN = (*SIX, "thickness")
 REJECTS = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
@@ -70,7 +78,7 @@ WAYS = ("plain", "light tangents", "tangent distance")
 
 @functools.cache
 def rows_of(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows, labels) of the training or test part."""
+    """Return the rows and the labels of the training or test part."""
     if name.startswith("usps"):
         x, y = usps(part)
         return (x[: int(name[4:])], y[: int(name[4:])]) if name != "usps" and part == "train" else (x, y)
@@ -82,12 +90,12 @@ def _unit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shape_of(name: str) -> tuple[int, int]:
-    """Height and width of the images."""
+    """Return the height and the width of the images."""
     return (28, 28) if name == "mnist28" else (16, 16)
 
 
 def splits(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
-    """Return (training, held) numbers of training rows: folds, or of MNIST its last 10,000."""
+    """Yield numbers of training rows and held-out rows: folds, or for MNIST its last 10,000 rows."""
     _, y = rows_of(name, "train")
     if name.startswith("mnist") and not rows:
         yield np.arange(len(y) - HELD), np.arange(len(y) - HELD, len(y))
@@ -101,28 +109,35 @@ def splits(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[
 
 
 def fit(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params: Any) -> Any:
-    """A classifier of these rows."""
+    """Return a classifier that is fitted to these rows."""
     # The results on file were measured with this tolerance.
-    params = {"image_shape": shape_of(name), "random_state": seed, "n_jobs": jobs, "tol": 1e-4} | params
+    own = {"image_shape": shape_of(name), "random_state": seed, "n_jobs": jobs, "tol": 1e-4}
+    params = own | {"likelihood": "error"} | params
     return sl.LinearMixtureClassifier(**params).fit(x, y)
 
 
 def scores(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
-    """Return errors of classes, by tangent distance where tangents are given."""
+    """Return the errors of the classes (rows, classes), with tangent distance if tangents are given."""
     model._fitted = replace(model._fitted, tangent_spec=moved)
     model.set_params(recognition="error" if moved is None else "tangent-distance")
     return np.asarray(-model.decision_function(x), dtype=np.float64)
 
 
 def at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
-    """Return error at each share of rejects, by the ratio of the two best classes or by the best error."""
+    """Return the error at each share of rejects.
+
+    Rows are rejected by the ratio of the two best classes, or by the error of the best class.
+    """
     certain = confidence(found) if by == "ratio" else -found.min(axis=1)
     share, error = reject_curve(certain, found.argmin(axis=1) != y)
     return [float(error[np.searchsorted(share, r)]) for r in REJECTS]
 
 
 def paired_p(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
-    """P of a sign-flip test over rows: wrong (seeds, rows) of two ways, NaN where a seed lacks a row."""
+    """Return the p-value of a sign-flip test over rows.
+
+    ``a`` and ``b`` are 1 for wrong rows (seeds, rows) of two ways, and NaN where a seed lacks a row.
+    """
     seen = ~np.isnan(a).all(axis=0)
     gap = np.nanmean(a[:, seen] - b[:, seen], axis=0)
     gap = gap[gap != 0]
@@ -136,7 +151,7 @@ def paired_p(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Return mean and standard deviation over seeds, as shares."""
+    """Return the mean and the standard deviation over seeds."""
     given = np.array(list(values), dtype=float)
     return {
         "mean": round(float(given.mean()), 5),
@@ -148,7 +163,7 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 
 
 class Search:
-    """Errors of settings on held-out training rows, stored in a file, so that a search resumes."""
+    """Held-out errors of settings, stored in a file, so that an interrupted search resumes."""
 
     def __init__(self, name: str, args: Any) -> None:
         self.name, self.args = name, args
@@ -158,7 +173,7 @@ class Search:
         )
 
     def errors(self, **params: Any) -> dict[str, float]:
-        """Return held-out error of a setting by both ways of recognition."""
+        """Return the held-out errors of a setting, without and with tangent distance."""
         params = {"tangents": SIX, "tangent_smoothing": 0.6, **params}
         if self._key(params) not in self.known:
             self._measure(params)
@@ -170,7 +185,7 @@ class Search:
 
     def _measure(self, params: dict[str, Any]) -> None:
         x, y = rows_of(self.name, "train")
-        # A fit without tangents is the same for all of tangent distance's.
+        # A fit without tangents serves all settings of tangent distance.
         alike = not params["recognition_tangent_weight"]
         moved = [{key: params[key] for key in ("tangents", "tangent_smoothing")}]
         moved += [some for some in tangent_settings(self.name) if alike and some not in moved]
@@ -190,18 +205,18 @@ class Search:
         self.path.write_text(json.dumps(self.known, indent=1))
 
     def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the setting with the smallest error, the first of equals."""
+        """Return the setting with the smallest error; the first one wins a tie."""
         tried = list(settings)
         return min(tried, key=lambda setting: self.errors(**setting)[way])
 
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return all combinations."""
+    """Return all combinations of the values."""
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 
 def tangent_settings(name: str) -> list[dict[str, Any]]:
-    """Return the settings of tangent distance that are tried on each fit."""
+    """Return the settings of tangent distance that each fit is tested with."""
     return grid(tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9))
 
 
@@ -239,20 +254,20 @@ def choose(name: str, args: Any) -> dict[str, Any]:
 
 
 def chosen(args: Any, name: str, way: str) -> dict[str, Any]:
-    """Return the settings that a search has found for a way."""
+    """Return the settings that the part choose has found for a way."""
     parts = json.loads(args.out.read_text())["parts"]
     return dict(parts[f"choose_{name}"]["result"][way]["settings"])
 
 
 def frame_of(name: str, settings: dict[str, Any]) -> TangentSpec:
-    """Return tangents of tangent distance."""
+    """Return the tangents of tangent distance in these settings."""
     return TangentSpec(
         tuple(settings.get("tangents", SIX)), shape_of(name), float(settings.get("tangent_smoothing", 0.6))
     )
 
 
 def table2(name: str, args: Any) -> dict[str, Any]:
-    """Return test errors of the ways, each with the settings chosen for it; written after each seed."""
+    """Return the test errors of the three ways with their chosen settings; write them after each seed."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     settings = {way: chosen(args, "mnist16" if name == "mnist28" else name, way) for way in WAYS}
@@ -262,7 +277,7 @@ def table2(name: str, args: Any) -> dict[str, Any]:
     images: dict[str, int] = {}
     out: dict[str, Any] = {}
     for seed in range(args.seeds):
-        models: dict[str, Any] = {}  # ways may share a fit
+        models: dict[str, Any] = {}  # Two ways with the same settings share a fit.
         for way, of in settings.items():
             plain = {} if of["recognition_tangent_weight"] else {"tangents": (), "tangent_smoothing": 0.6}
             key = json.dumps(dict(sorted((of | plain).items())))
@@ -292,7 +307,7 @@ def table2(name: str, args: Any) -> dict[str, Any]:
 
 
 def wrong_of(rows: list[str], n: int) -> np.ndarray:
-    """Return (seeds, n) of the numbers of wrong rows."""
+    """Return an array (seeds, n) that is 1 at the listed wrong rows."""
     out = np.zeros((len(rows), n))
     for one, some in zip(out, rows, strict=True):
         one[[int(row) for row in some.split()]] = 1.0
@@ -300,7 +315,10 @@ def wrong_of(rows: list[str], n: int) -> np.ndarray:
 
 
 def larger(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of 16 x 16 pixels for 28 x 28, of which 24 x 24 are those: lengths in pixels grow."""
+    """Return settings of 16 x 16 pixels for 28 x 28: lengths in pixels grow by 1.5.
+
+    The 16 x 16 pixels are averages of the inner 24 x 24.
+    """
     return settings | {
         key: round(1.5 * settings[key], 2) for key in ("smoothing", "tangent_smoothing") if settings.get(key)
     }
@@ -315,8 +333,10 @@ SIDES = {"Euclidean": 0, "one-sided": 1, "two-sided": 2}
 def neighbour_scores(
     name: str, settings: dict[str, Any], x: np.ndarray, y: np.ndarray, asked: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Distances (n, classes) to the nearest training row of each class: Euclidean; from the row's plane;
-    between planes, of the eight nearest rows of each class by the second.
+    """Return distances (n, classes) to the nearest training row of each class, by three distances.
+
+    The one-sided distance is that to the tangent plane of the asked row. The two-sided distance is that
+    between both tangent planes, for the eight nearest rows of each class by the one-sided distance.
     """
     shape, kernel = shape_of(name), make_backend("cpu").kernel("linear_mixture_tangent_rows")
     if settings["smoothing"]:
@@ -342,7 +362,7 @@ def neighbour_scores(
 
 
 def neighbours(name: str, args: Any) -> dict[str, Any]:
-    """Errors of the nearest training row by three distances; smoothing and tangents by held-out rows."""
+    """Return the errors of the nearest training row; held-out rows choose smoothing and tangents."""
     ways = json.loads(args.out.read_text())["parts"][f"table2_{name}"]["result"]
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
@@ -390,7 +410,9 @@ WEIGHTS = {
 
 
 def table1(name: str, args: Any) -> dict[str, Any]:
-    """Cross-validated errors of tangents in clustering and in recognition, 10 sub-classes a class."""
+    """Return the cross-validated errors with tangents in clustering and recognition, 10 sub-classes per
+    class.
+    """
     data, rows = ("usps", int(name[4:] or 0)) if name.startswith("usps") else (name, 12_000)
     x, y = rows_of(data, "train")
     smoothing = chosen(args, data, "plain")["smoothing"]
@@ -429,7 +451,7 @@ def table1(name: str, args: Any) -> dict[str, Any]:
 
 
 def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Held-out and test errors of some ways with the plain settings; p against the first on test rows."""
+    """Return held-out and test errors of several ways with the plain settings, and p against the first."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     settings, large = chosen(args, name, "plain"), name.startswith("mnist")
@@ -449,7 +471,7 @@ def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, A
             for some, held in splits(name, args.seed + seed):
                 model = fitted(some, args.seed + seed)
                 held_wrong.append(scores(model, x[held]).argmin(axis=1) != y[held])
-                if large:  # the same model: half of the fits
+                if large:  # The held-out rows are fixed, so that one model serves both tests.
                     tests.append(scores(model, test_x).argmin(axis=1) != test_y)
                     dims.append(model.n_dims_)
         for seed in range(0 if large else args.seeds):
@@ -466,12 +488,13 @@ def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, A
         }
         print(name, way, out[way], flush=True)
         out[way]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]]
-        write_part(args.out, args.part, args.seed, about | {"ways": out})  # long runs lose nothing
+        # An interrupted run resumes after this way.
+        write_part(args.out, args.part, args.seed, about | {"ways": out})
     return about | {"ways": out}
 
 
 def begun(args: Any, about: dict[str, Any]) -> dict[str, Any]:
-    """Ways of this part that an interrupted run has measured."""
+    """Return the ways of this part that an interrupted run has measured."""
     if not args.resume or not args.out.exists():
         return {}
     found = json.loads(args.out.read_text())["parts"].get(args.part, {}).get("result", {})
@@ -479,7 +502,9 @@ def begun(args: Any, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def thickness(name: str, args: Any) -> dict[str, Any]:
-    """Measure tangent distance with and without the tangent of thickness, all else as chosen."""
+    """Measure tangent distance with and without the tangent of thickness, with all other settings as
+    chosen.
+    """
     settings, search = chosen(args, name, "tangent distance"), Search(name, args)
     ways = {"six tangents": SIX, "and thickness": SEVEN}
     found = {way: search.errors(**settings | {"tangents": used}) for way, used in ways.items()}
@@ -487,7 +512,7 @@ def thickness(name: str, args: Any) -> dict[str, Any]:
 
 
 def extensions(name: str, args: Any) -> dict[str, Any]:
-    """Soft rows at temperatures around the noise of hard ones, and other likelihoods."""
+    """Measure soft assignment at temperatures around the noise of hard assignment, and other likelihoods."""
     x, y = rows_of(name, "train")
     noise = fit(name, x, y, args.seed, args.jobs, **chosen(args, name, "plain")).noise_
     sigma2 = float(f"{np.mean(noise):.2g}")
@@ -504,7 +529,7 @@ def extensions(name: str, args: Any) -> dict[str, Any]:
 
 
 def floors(name: str, args: Any) -> dict[str, Any]:
-    """Likelihoods with a noise that is never small."""
+    """Measure likelihoods with a lower bound of the noise."""
     ways: dict[str, dict[str, Any]] = {"hard": {}}
     for title, kind in (("own noise", "ppca"), ("factor analysis", "factor-analysis")):
         ways |= {f"{title}, floor {f:g}": {"likelihood": kind, "noise_floor": f} for f in (0.1, 0.3)}
@@ -512,7 +537,7 @@ def floors(name: str, args: Any) -> dict[str, Any]:
 
 
 def dims(name: str, args: Any) -> dict[str, Any]:
-    """Fixed dimensions and shares of the variance."""
+    """Measure fixed dimensions, and shares of the variance."""
     fixed = (6, 10, 14, 20)
     ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in fixed}
     shares = {f"{s:g} of the variance": {"n_dims": s} for s in (0.75, 0.8, 0.85, 0.95)}
@@ -523,7 +548,7 @@ def dims(name: str, args: Any) -> dict[str, Any]:
 
 
 def stepwise(name: str, args: Any) -> dict[str, Any]:
-    """Stepwise EM beside batch EM."""
+    """Measure stepwise EM and batch EM."""
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
     ways |= {f"stepwise EM, epochs: {n}": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
     return beside(name, args, ways)
@@ -534,7 +559,7 @@ STEP_ROWS = (300, 1500)
 
 
 def steps(name: str, args: Any) -> dict[str, Any]:
-    """Stepwise EM of three epochs by the rows of a step."""
+    """Measure stepwise EM of three epochs for several batch sizes."""
     online = {"algorithm": "stepwise", "n_epochs": 3}
     ways: dict[str, dict[str, Any]] = {"batch EM": {}, "stepwise EM, epochs: 3": online}
     ways |= {f"stepwise EM, {n:,} rows a step": online | {"batch_rows": n} for n in STEP_ROWS}
@@ -545,7 +570,7 @@ def steps(name: str, args: Any) -> dict[str, Any]:
 
 
 class Reads(sl.Callback):
-    """Rows and bytes that the passes of learning read."""
+    """Rows and bytes that each pass of a search reads."""
 
     def __init__(self) -> None:
         self.passes: list[dict[str, Any]] = []
@@ -557,7 +582,7 @@ class Reads(sl.Callback):
 
 
 def search(name: str, args: Any) -> dict[str, Any]:
-    """One search over sizes and weights on rows 0:50000; the best candidate, as it is, on the test rows."""
+    """Run one search over sizes and weights on training rows; test its best candidate on the test rows."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     some, held = next(iter(splits(name, args.seed)))
@@ -598,7 +623,7 @@ def search(name: str, args: Any) -> dict[str, Any]:
 
 
 def stored(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
-    """Return rows on disk."""
+    """Write rows to a dataset on disk, and return it."""
     writer = create_dataset(place, len(x), x.shape[1:], str(x.dtype), y_dtype="uint8")
     for shard in range(writer.n_shards):
         a, b = writer.shard_bounds(shard)
@@ -612,7 +637,7 @@ DRAWN = (1000, 2000, 5000, 20_000)
 
 
 def temperature(name: str, args: Any) -> dict[str, Any]:
-    """Return temperatures that disjoint draws of training rows choose, as a fit chooses its own."""
+    """Return the temperatures that disjoint samples of training rows choose, as a fit does."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     model = fit(name, x, y, args.seed, args.jobs, **chosen(args, name, "plain"))
@@ -661,13 +686,15 @@ def temperature(name: str, args: Any) -> dict[str, Any]:
 
 
 def hook(angle: np.ndarray) -> np.ndarray:
-    """A curve that turns back on itself."""
+    """Return points (n, 2) of a curve that turns back on itself."""
     return np.stack([2 * np.cos(angle), 0.5 * np.sin(angle)], axis=-1)
 
 
 def three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) -> list[list[int]]:
-    """The partition of the points into as many lines less one with the least error of points and weighted
-    tangents; where none has any, the closest two share a line.
+    """Return the best partition of the points into one line fewer than points.
+
+    Two points share a line: the pair with the smallest error of points and weighted tangents. If several
+    pairs have the same error, the closest pair is taken.
     """
 
     def cost(pair: tuple[int, int]) -> tuple[float, float]:
@@ -681,7 +708,7 @@ def three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) -> list
 
 
 def draw_curve(path: Any) -> None:
-    """Figure 1: three linear models of four points, with their tangents and without."""
+    """Draw Figure 1: three linear models of four points, with their tangents and without."""
     figure = new_figure(9, 3)
     angles = np.deg2rad([150.0, 95.0, 30.0, -30.0])
     points = hook(angles)
@@ -711,14 +738,14 @@ def draw_curve(path: Any) -> None:
 
 
 def images(axes: Any, x: np.ndarray, shape: tuple[int, int], **style: Any) -> None:
-    """One image into each of some axes."""
+    """Draw one image into each of the axes."""
     for ax, one in zip(axes, x, strict=True):
         ax.imshow(one.reshape(shape), cmap="gray_r", **style)
         ax.axis("off")
 
 
 def figures(name: str, args: Any) -> dict[str, Any]:
-    """Figures 1, 2 and 3."""
+    """Draw Figures 1, 2 and 3."""
     x, y = rows_of(name, "train")
     test_x, test_y = rows_of(name, "test")
     shape, twos, places = shape_of(name), x[y == 2], []
@@ -760,7 +787,7 @@ def figures(name: str, args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     parts: dict[str, Callable[[str, Any], dict[str, Any]]] = {
         "choose": choose,
         "table2": table2,
@@ -778,7 +805,7 @@ def main() -> None:
     }
     arguments = parser(__doc__, "linear_mixture_paper")
     arguments.add_argument("--parts", required=True, help=f"of {', '.join(parts)}, with _DATA")
-    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--seeds", type=int, default=5, help="number of fits of each setting")
     arguments.add_argument("--jobs", type=int, default=1)
     arguments.add_argument("--resume", action="store_true", help="resume interrupted parts")
     args = arguments.parse_args()

@@ -1,17 +1,25 @@
-"""Mixtures of linear models beside other libraries: python benchmarks/linear_mixture_peers.py
+"""Compare mixtures of linear models with other libraries.
 
-Same rows and threads (--threads) for both; seconds of a pass or iteration from the difference of two fits of
-different length, and the mean log-likelihood in nats a row that each ends with, by one formula, in float64.
+    python benchmarks/linear_mixture_peers.py [--part mfa --mfa MFA.PY] [--threads 1]
 
-mfa        torch-mfa (E. Richardson; --mfa: path of its mfa.py; needs torch): MNIST in [0, 1], 50 models of 6
-           factors with one noise each. A pass in seconds of the processor, and the log-likelihood of the test
-           rows after --passes of each, over --starts, ours by likelihood="ppca"
-gaussian   scikit-learn's GaussianMixture(10, "full") on rows of MNIST averaged to 16 x 16 and whole, with the
-           smallest covariance that lets it run, beside 10 models of 10 factors
-factors    scikit-learn's FactorAnalysis(10): seconds until the log-likelihood of its default end
-kmeans     KMeans (Lloyd) and MiniBatchKMeans from one start, beside n_dims=0 and stepwise EM: seconds and the
-           mean squared distance that they end with
-numpy      one hard pass in plain numpy, float32: residuals, errors, images by a product of each sub-class
+Both libraries use the same rows and the same number of threads (--threads). Seconds of a pass are the
+difference of two fits of different length. Log-likelihoods are means in nats per row, and one formula in
+float64 computes them for both libraries.
+
+mfa       torch-mfa of E. Richardson (--mfa is the path of its mfa.py; needs torch) on MNIST in [0, 1], with
+          50 models of 6 factors and one noise each. The results are the processor seconds of a pass, and
+          the log-likelihood of the test rows after --passes passes of both, for --starts starts; ours uses
+          likelihood="ppca".
+gaussian  scikit-learn's GaussianMixture(10, "full") on 3,000 rows of MNIST, averaged to 16 x 16 and in full
+          size, with the smallest covariance regularisation that works; ours has 10 models of 10 factors.
+factors   scikit-learn's FactorAnalysis(10): seconds of its fit with the default stopping rule, and seconds in
+          which ours reaches the same log-likelihood (up to .001).
+kmeans    KMeans (Lloyd) and MiniBatchKMeans with one start; ours has n_dims=0, in batch and in stepwise EM.
+          The results are the seconds and the final mean squared distance.
+numpy     One pass with hard assignment in plain numpy, float32: residuals, errors, and one product per
+          sub-class for the images.
+
+All parts need SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -40,7 +48,7 @@ from scalelatent.models.linear_mixture.kernels import reference
 
 
 def rows_of(p: int, part: str = "train") -> np.ndarray:
-    """MNIST in [0, 1], whole or 16 x 16."""
+    """Return MNIST in [0, 1], in full size or averaged to 16 x 16."""
     x = mnist16(part)[0] if p == 256 else mnist(part=part)[0].astype(np.float32) / 255
     return np.ascontiguousarray(x, dtype=np.float32)
 
@@ -48,7 +56,9 @@ def rows_of(p: int, part: str = "train") -> np.ndarray:
 def log_likelihood(
     x: np.ndarray, means: np.ndarray, loadings: np.ndarray, noise: np.ndarray, weights: np.ndarray
 ) -> float:
-    """Return mean of a row under Gaussians loadings loadings' + diag(noise)."""
+    """Return the mean log-likelihood of rows under Gaussians with covariance loadings loadings' +
+    diag(noise).
+    """
     arrays = (np.asarray(a, dtype=np.float64) for a in (means, loadings, noise, weights))
     means, loadings, noise, weights = arrays
     scores = reference.factor_scores(means, loadings, noise, weights / weights.sum(), means.mean(axis=0))
@@ -61,7 +71,7 @@ def log_likelihood(
 
 
 def of_density(model: Any, x: np.ndarray) -> float:
-    """Return log-likelihood of rows under one of ours, through the same formula."""
+    """Return the mean log-likelihood of rows under one of our densities."""
     values, noise = model.variances_, model.noise_
     loadings = model.bases_ * np.sqrt(np.maximum(values - noise[:, None], 0.0))[:, None, :]
     wide = np.repeat(noise[:, None], x.shape[1], axis=1)
@@ -69,7 +79,7 @@ def of_density(model: Any, x: np.ndarray) -> float:
 
 
 def seconds_of(call: Any) -> float:
-    """Return wall time."""
+    """Return the seconds of a call."""
     begin = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
@@ -78,18 +88,18 @@ def seconds_of(call: Any) -> float:
 
 
 def pass_seconds(model: Any) -> float:
-    """Return median seconds of the passes of the main phase."""
+    """Return the median seconds of the last passes of a fit."""
     return float(np.median([record["seconds"] for record in model.history_[-4:]]))
 
 
 def density(x: np.ndarray, seed: int, **params: Any) -> Any:
-    """One of ours."""
+    """Return one of our densities, fitted."""
     common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0}
     return sl.LinearMixture(**common, **params).fit(x)
 
 
 def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -> Any:
-    """One of torch-mfa."""
+    """Return a fitted model of torch-mfa."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -99,7 +109,7 @@ def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - theirs draws from it
+    np.random.seed(seed)  # noqa: NPY002  torch-mfa uses this generator.
     model = module.MFA(n_components=k, n_features=x.shape[1], n_factors=h)
     with contextlib.redirect_stdout(sys.stderr):
         model.fit(torch.from_numpy(x), max_iterations=passes)
@@ -107,7 +117,7 @@ def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -
 
 
 def of_mfa(model: Any, x: np.ndarray) -> float:
-    """Return log-likelihood of rows under one of torch-mfa, through the same formula as ours."""
+    """Return the mean log-likelihood of rows under a model of torch-mfa."""
     import torch
 
     weights = torch.softmax(model.PI_logits, 0)
@@ -116,7 +126,7 @@ def of_mfa(model: Any, x: np.ndarray) -> float:
 
 
 def mfa(args: Any) -> dict[str, Any]:
-    """torch-mfa."""
+    """Compare with torch-mfa."""
     x, test, k, h = rows_of(784)[: args.rows], rows_of(784, "test"), 50, 6
 
     def theirs(passes: int, seed: int) -> Any:
@@ -126,7 +136,7 @@ def mfa(args: Any) -> dict[str, Any]:
         common: dict[str, Any] = {"likelihood": "ppca", "assignment": "soft", "max_iter": passes}
         return density(x, seed, n_components=k, n_dims=h, **common)
 
-    ours(1, 0)  # kernels compile
+    ours(1, 0)  # The first fit compiles the kernels.
     seconds = {"ours": a_pass(ours, 2, 12), "theirs": a_pass(theirs)}
     print(seconds, flush=True)
     likelihoods: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -145,7 +155,7 @@ def mfa(args: Any) -> dict[str, Any]:
 
 
 def a_pass(fit: Any, few: int = 1, more: int = 3) -> float:
-    """Return seconds of the processor, which other work of the machine leaves much as they are."""
+    """Return the processor seconds of a pass; other work on the machine changes them little."""
     taken = []
     for passes in (few, more):
         begin = time.process_time()
@@ -157,7 +167,7 @@ def a_pass(fit: Any, few: int = 1, more: int = 3) -> float:
 
 
 def gaussian(args: Any) -> dict[str, Any]:
-    """GaussianMixture with whole covariances."""
+    """Compare with GaussianMixture and full covariances."""
     from sklearn.mixture import GaussianMixture
 
     found = {}
@@ -185,7 +195,7 @@ def gaussian(args: Any) -> dict[str, Any]:
 
 
 def factors(args: Any) -> dict[str, Any]:
-    """FactorAnalysis."""
+    """Compare with FactorAnalysis."""
     from sklearn.decomposition import FactorAnalysis
 
     x = rows_of(256)[:20_000]
@@ -215,7 +225,7 @@ def factors(args: Any) -> dict[str, Any]:
 
 
 def kmeans(args: Any) -> dict[str, Any]:
-    """k-means."""
+    """Compare with KMeans and MiniBatchKMeans."""
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
     x, k, passes = rows_of(256), 100, 20
@@ -253,7 +263,7 @@ def _distances(x: np.ndarray, means: np.ndarray) -> float:
 
 
 def numpy_pass(args: Any) -> dict[str, Any]:
-    """A pass as a few lines of numpy."""
+    """Compare with a pass in a few lines of numpy."""
     x, k, h, q = rows_of(256)[:20_000], 100, 10, 16
     rng = np.random.default_rng(args.seed)
     means = x[rng.choice(len(x), k, replace=False)]
@@ -284,16 +294,18 @@ PARTS = {"mfa": mfa, "gaussian": gaussian, "factors": factors, "kmeans": kmeans,
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure each part, and write its result."""
     arguments = parser(__doc__, "linear_mixture_peers")
-    arguments.add_argument("--part", choices=tuple(PARTS), help="one alone")
+    arguments.add_argument("--part", choices=tuple(PARTS), help="run this part only")
     arguments.add_argument("--threads", type=int, default=1)
-    arguments.add_argument("--mfa", type=Path, help="mfa.py of torch-mfa; without it its part is left out")
-    arguments.add_argument("--rows", type=int, default=60_000, help="of MNIST, for torch-mfa")
-    arguments.add_argument("--passes", type=int, default=30, help="of torch-mfa and ours")
+    arguments.add_argument(
+        "--mfa", type=Path, help="path of mfa.py of torch-mfa; without it the part mfa is skipped"
+    )
+    arguments.add_argument("--rows", type=int, default=60_000, help="rows of MNIST in the part mfa")
+    arguments.add_argument("--passes", type=int, default=30, help="passes of both models in the part mfa")
     arguments.add_argument("--starts", type=int, default=3)
     arguments.add_argument(
-        "--patience", type=float, default=1e9, help="seconds; longer fits of torch-mfa are left out"
+        "--patience", type=float, default=1e9, help="seconds; longer fits of torch-mfa are skipped"
     )
     args = arguments.parse_args()
     for name, measure in PARTS.items():

@@ -1,20 +1,22 @@
-"""Clusters of bootstrap networks on real data, beside the paper's Tables 3 and 4:
+"""Cluster real data with bootstrap networks, and compare with the paper's Tables 3 and 4.
 
     python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000 [--seeds 10]
-    python benchmarks/mbn_clustering.py --parts mnist                all 70,000 images, k1 = 8,000, one seed:
-                                                                     decays share its first layer, and "auto"
-                                                                     is the network of what it chooses
-    python benchmarks/mbn_clustering.py --parts sweeps,k1            V and a (Figure 11), and k1, on the 5,000
-    python benchmarks/mbn_clustering.py --parts k1_mnist             k1 on all 70,000, 100 clusterings
-    python benchmarks/mbn_clustering.py --parts figures              pictures of what the parts found, and of
+    python benchmarks/mbn_clustering.py --parts mnist                all 70,000 images, k1 = 8,000, one seed
+    python benchmarks/mbn_clustering.py --parts sweeps,k1            V, a (Figure 11) and k1 on 5,000 images
+    python benchmarks/mbn_clustering.py --parts k1_mnist             k1 on 70,000 images, 100 clusterings
+    python benchmarks/mbn_clustering.py --parts figures              figures of the measured parts, and of
                                                                      synthetic points (Figures 5, 6, 10)
 
-For each data set k-means (50 restarts, that of the smallest inertia) on raw features, on PCA of 98 % of the
-variance (whitened too, which is what the paper's column looks like) and on the network's output of as many
-components as classes: with every decay of --decays, and with decay="auto", whose distance from the best and
-from the default is in points of NMI. --seeds networks of each; fewer (3) where a fit takes over a minute.
-Needs SCALELATENT_DATA. "auto" again, beside decays of earlier runs; and further seeds of some decays, which
-are added to those of earlier runs:
+Each data set is clustered by k-means (the best of 50 starts by inertia) on four inputs: raw features; PCA
+with 98 % of the variance; the same, whitened, which resembles the column of the paper; and the output of
+networks with as many components as classes. The results are NMI and accuracy in percent, as mean and
+standard deviation over --seeds networks; 3 seeds if a fit takes more than a minute. The decays are those of
+--decays, and decay="auto". The results have the NMI of "auto" minus the best NMI, and minus the NMI of the
+default.
+
+In the part mnist all decays share one first layer, and "auto" uses the network of the decay that it
+chooses. Needs SCALELATENT_DATA. These commands measure "auto" again and keep the decays of earlier runs, or
+add seeds to the decays of earlier runs:
 
     python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000
         --skip-baselines --skip-decays
@@ -39,11 +41,12 @@ from mbn_figures import (
     plot_sweeps,
     synthetic_points,
 )
+from sklearn.decomposition import PCA
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
-from scalelatent.evaluation import kmeans_scores, pca
+from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows
 from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
@@ -52,7 +55,7 @@ from scalelatent.report.style import write_png
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
-# NMI and accuracy in percent with their spread, as the paper has them: raw, PCA, MBN (decay 0.5), MBN (best).
+# NMI and accuracy of the paper in percent, each with its spread: raw, PCA, MBN (decay 0.5), MBN (best decay).
 PAPER: dict[str, dict[str, list[float]]] = {
     "isolet1": {"nmi": [77.21, 0.92, 56.74, 0.75, 77.89, 0.81, 77.97, 0.64],
                 "accuracy": [61.47, 1.93, 38.62, 0.99, 61.13, 2.52, 62.50, 1.14]},
@@ -89,13 +92,13 @@ def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     (x, y), (xt, yt) = mnist(), mnist(part="test")
     if name == "mnist":
         return np.concatenate([x, xt]), np.concatenate([y, yt])
-    rng = np.random.default_rng(seed)  # 500 a digit
+    rng = np.random.default_rng(seed)  # The set has 500 images of each digit.
     rows = np.sort(np.concatenate([rng.permutation(np.flatnonzero(y == c))[:500] for c in range(10)]))
     return np.ascontiguousarray(x[rows]), y[rows]
 
 
 def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
-    """Return scores of fixed features, over seeds of k-means."""
+    """Return the scores of k-means on fixed features, over seeds of k-means."""
     scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
     return summary([(score.nmi, score.accuracy) for score in scores])
 
@@ -113,7 +116,7 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """One summary of the seeds of two."""
+    """Return the summary of the seeds of two summaries together."""
     counts = np.array([earlier["seeds"], found["seeds"]], dtype=float)
     out = {"seeds": int(counts.sum())}
     for key in ("nmi", "accuracy"):
@@ -134,7 +137,7 @@ def networks(
     earlier: dict[str, Any] | None = None,
     **params: Any,
 ) -> dict[str, Any]:
-    """Return scores of the output of networks of several seeds, behind those of ``earlier``."""
+    """Return the scores of networks of several seeds, after the seeds that ``earlier`` has."""
     c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
     first = earlier["seeds"] if earlier else 0
     if first >= seeds and earlier:
@@ -161,7 +164,7 @@ def networks(
 
 
 class FirstLayer:
-    """Codes of all rows by the first layer, which networks of one seed share whatever their decay."""
+    """Codes of all rows by the first layer, which is the same for all decays of one seed."""
 
     def __init__(self, x: np.ndarray, args: Any, **params: Any) -> None:
         self.params = params | {
@@ -184,7 +187,7 @@ class FirstLayer:
         return plan_layers(self._model(decay), self.train, decay, seed)
 
     def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
-        """Return the output of ``fit_transform`` of a network with this decay, and its k."""
+        """Return the output of ``fit_transform`` of a network with this decay, and the k of its layers."""
         model, layers, codes = self._model(decay), self._layers(decay), self.codes
         for layer in layers[1:]:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
@@ -209,7 +212,7 @@ class FirstLayer:
 
 
 def tables(name: str, args: Any) -> dict[str, Any]:
-    """Raw features, PCA and networks of all decays on one data set."""
+    """Return the scores of raw features, PCA and networks of all decays on one data set."""
     x, y = load(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
@@ -220,7 +223,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
         of = few if len(x) > 2000 else common
         out["raw"] = baseline(rows, *of)
         for key, whiten in (("pca", False), ("pca_whitened", True)):
-            out[key] = baseline(pca(0.98, whiten=whiten).fit_transform(rows), *of)
+            out[key] = baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *of)
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     decays = tuple(float(d) for d in args.decays.split(","))
     out.setdefault("decays", {})
@@ -233,7 +236,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
             found = networks(x, *common, earlier, decay=decay, **params)
         out["decays"][str(decay)] = found
         print(name, decay, found, flush=True)
-        keep(args, name, out)  # long runs lose nothing where they are stopped
+        keep(args, name, out)  # An interrupted run keeps the decays that it has finished.
     if name == "mnist" and not args.skip_auto:
         out["auto"] = choices(x, out["classes"], args)
     elif not args.skip_auto:
@@ -248,7 +251,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     if "0.5" in out["decays"]:
         out["default"] = out["decays"]["0.5"]
     if name == "mnist" and str(chosen := out.get("auto", {}).get("chosen", [None])[0]) in out["decays"]:
-        # The choice of the first seed, which is the networks' own.
+        # The networks have the first seed, so that its choice counts.
         out["auto"] |= {key: out["decays"][str(chosen)][key] for key in ("nmi", "accuracy", "seeds")}
     for other in ("best", "default"):
         if other in out and "nmi" in out.get("auto", {}):
@@ -260,12 +263,12 @@ def tables(name: str, args: Any) -> dict[str, Any]:
 
 
 def keep(args: Any, name: str, found: dict[str, Any]) -> None:
-    """Write what was found so far."""
+    """Write the results so far."""
     write_part(args.out, name, args.seed, found)
 
 
 def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
-    """Return the decays that "auto" chooses with some seeds, and its seconds without the fit."""
+    """Return the decays that "auto" chooses with some seeds, and the seconds of a choice."""
     from scalelatent.models.mbn.decay import choose_decay
 
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, n_clusterings=args.clusterings, n_jobs=args.jobs)
@@ -288,7 +291,7 @@ def _earlier(path: Any, name: str) -> dict[str, Any]:
 
 
 def sweeps(args: Any) -> dict[str, Any]:
-    """V, and a at V = 100, on the 5,000 images (Figure 11)."""
+    """Return scores for values of V, and of a at V = 100, on the 5,000 images (Figure 11)."""
     x, y = load("mnist5000", args.seed)
     common = (y, FEW_SEEDS, args.restarts, args.jobs)
     out: dict[str, Any] = {"V": {}, "a": {}}
@@ -302,7 +305,10 @@ def sweeps(args: Any) -> dict[str, Any]:
 
 
 def first_layers(args: Any) -> dict[str, Any]:
-    """K1 on the 5,000 images; 571 is to them what 8,000 is to 70,000, and 2,500 the default."""
+    """Return scores for values of k1 on the 5,000 images.
+
+    571 is the same share of 5,000 as 8,000 is of 70,000; 2,500 is the default.
+    """
     x, y = load("mnist5000", args.seed)
     out = {}
     for k1 in (286, 571, 1250, 2500):
@@ -314,7 +320,10 @@ def first_layers(args: Any) -> dict[str, Any]:
 
 
 def first_layers_of_all(args: Any) -> dict[str, Any]:
-    """K1 on all images, 100 clusterings: the default there is 35,000, of which 400 would take hours."""
+    """Return scores for two values of k1 on all images, with 100 clusterings.
+
+    The default is 35,000; with 400 clusterings it would take hours.
+    """
     x, y = load("mnist", args.seed)
     out = {}
     for k1 in (8000, 35_000):
@@ -325,7 +334,7 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
 
 
 def figures(args: Any) -> dict[str, Any]:
-    """Pictures from the parts that are there, beside the JSON."""
+    """Draw the figures of the parts that the file has."""
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     drawn: list[str] = []
 
@@ -357,7 +366,7 @@ def figures(args: Any) -> dict[str, Any]:
         examples.append((shape, x, output(x, len(np.unique(y))), y))
     draw(plot_densities(examples), "densities")
     x, y = outlier_example(args.seed)
-    draw(plot_outlier(x, pca(2).fit_transform(x), output(x, 2), y, len(x) - 1), "outlier")
+    draw(plot_outlier(x, PCA(2, svd_solver="full").fit_transform(x), output(x, 2), y, len(x) - 1), "outlier")
     return {"drawn": drawn}
 
 
@@ -372,7 +381,7 @@ def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     parts: dict[str, Callable[[Any], dict[str, Any]]] = {
         name: lambda args, name=name: tables(name, args)  # type: ignore[misc]
         for name in ("wine", "thyroid", "umist", "isolet1", "coil20", "mnist5000", "mnist")
@@ -381,17 +390,23 @@ def main() -> None:
     arguments = parser(__doc__, "mbn_clustering")
     arguments.add_argument("--parts", default="wine,thyroid,umist", help=f"of {', '.join(parts)}")
     arguments.add_argument("--seeds", type=int, default=10, help="networks of each setting")
-    arguments.add_argument("--restarts", type=int, default=50, help="of k-means")
+    arguments.add_argument("--restarts", type=int, default=50, help="starts of k-means")
     arguments.add_argument("--decays", default=",".join(map(str, DECAYS)))
     arguments.add_argument("--clusterings", type=int, default=400)
     arguments.add_argument("--jobs", type=int, default=None)
     for skipped in ("baselines", "decays", "auto"):
-        arguments.add_argument(f"--skip-{skipped}", action="store_true", help="those of an earlier run stay")
-    arguments.add_argument("--more", action="store_true", help="add the seeds that earlier runs lack")
+        arguments.add_argument(
+            f"--skip-{skipped}", action="store_true", help="do not measure; an earlier result stays"
+        )
+    arguments.add_argument(
+        "--more", action="store_true", help="add seeds to those of earlier runs, up to --seeds"
+    )
     args = arguments.parse_args()
     wanted = args.parts.split(",")
     if "mnist" in wanted and args.more:
-        raise SystemExit("of all of MNIST there is one network a decay: leave out --more")
+        raise SystemExit(
+            "The part mnist has one network per decay: remove --more, or remove mnist from --parts."
+        )
     if unknown := [name for name in wanted if name not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for name in wanted:

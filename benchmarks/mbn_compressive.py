@@ -1,15 +1,15 @@
-"""A small network in the place of a bootstrap network (the paper's section 5.6, Figures 13 and 14):
+"""Replace a bootstrap network by a small network (the paper's section 5.6, Figures 13 and 14).
 
     python benchmarks/mbn_compressive.py --parts mnist [--rows 60000 --k1 8000 --clusterings 400]
+    python benchmarks/mbn_compressive.py --parts mnist --fitted FOLDER       after `mbn_fit.py --keep FOLDER`
     python benchmarks/mbn_compressive.py --parts rcv1
 
-    python benchmarks/mbn_compressive.py --parts mnist --fitted FOLDER       after `mbn_fit.py --keep FOLDER`
+mnist  A CompressiveMBN learns the output of a bootstrap network for training images, with two and with ten
+       components. The results are its explained variance on training and test images, NMI and accuracy of
+       k-means on both outputs, and how many times faster it predicts.
+rcv1   The same for documents with five components; retrieval accuracy replaces the clusters.
 
-mnist  learns the two components (and as many as classes) that a bootstrap network makes of training images;
-       error of the output on training and test images, clusters of both outputs, and times faster to predict
-rcv1   retrieval accuracy of both outputs of 5 components, and times faster
-
-Needs SCALELATENT_DATA and PyTorch.
+Needs SCALELATENT_DATA and torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scalelatent.evaluation import kmeans_scores, retrieval_accuracy
 
 
 def timed(call: Any) -> tuple[Any, float]:
-    """Return (result, seconds)."""
+    """Call a function; return its result and seconds."""
     begin = time.perf_counter()
     return call(), time.perf_counter() - begin
 
@@ -34,7 +34,10 @@ def timed(call: Any) -> tuple[Any, float]:
 def compress(
     x: Any, z: np.ndarray, xt: Any, zt: np.ndarray, slow: float, args: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The small network, with errors and times against the large one, which took ``slow`` seconds."""
+    """Fit the small network; return it, its scores and its times.
+
+    ``slow`` is the number of seconds that the bootstrap network needs for the test rows.
+    """
     small = sl.CompressiveMBN(n_epochs=args.epochs, random_state=args.seed, n_jobs=args.jobs)
     _, fit = timed(lambda: small.fit(x, z))
     small.transform(xt[:256])
@@ -49,7 +52,7 @@ def compress(
 
 
 def network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return (output of training images, of test images, seconds of the fit, seconds of the test images)."""
+    """Return the outputs for training and test images, and the seconds of the fit and of the test images."""
     if args.fitted:
         with np.load(args.fitted / "outputs.npz") as kept:
             z, zt, (seconds, slow) = kept["train"], kept["test"], kept["seconds"].tolist()
@@ -66,7 +69,7 @@ def network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.nd
 
 
 def of_mnist(args: Any) -> dict[str, Any]:
-    """Images: ten components, and the first two of them, which are those of a network of two."""
+    """Return the results for images; the first two of ten components are those of a network of two."""
     x, (xt, yt) = mnist(slice(0, args.rows))[0], mnist(part="test")
     z, zt, seconds, slow = network(x, xt, args)
     print(f"network: {seconds:.0f} s", flush=True)
@@ -83,7 +86,7 @@ def of_mnist(args: Any) -> dict[str, Any]:
 
 
 def of_rcv1(args: Any) -> dict[str, Any]:
-    """Documents."""
+    """Return the results for documents."""
     counts, topics, names = rcv1_subset()
     order = np.random.default_rng(args.seed).permutation(counts.shape[0])
     half = len(order) // 2
@@ -104,7 +107,7 @@ def of_rcv1(args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     parts = {"mnist": of_mnist, "rcv1": of_rcv1}
     arguments = parser(__doc__, "mbn_compressive")
     arguments.add_argument("--parts", default="mnist,rcv1")
@@ -113,7 +116,9 @@ def main() -> None:
     arguments.add_argument("--clusterings", type=int, default=400)
     arguments.add_argument("--epochs", type=int, default=20)
     arguments.add_argument("--jobs", type=int, default=None)
-    arguments.add_argument("--fitted", type=Path, help="outputs of an earlier fit, with the same settings")
+    arguments.add_argument(
+        "--fitted", type=Path, help="folder with the outputs of an earlier fit with the same settings"
+    )
     args = arguments.parse_args()
     for name in args.parts.split(","):
         write_part(args.out, name, args.seed, parts[name](args))

@@ -1,18 +1,19 @@
-"""Ways to do without a decay: networks of several decays side by side, and the choice of one decay.
+"""Compare networks that combine several decays with the choice of one decay.
 
     python benchmarks/mbn_ensemble.py [--sets wine,thyroid,umist,digits,coil20,isolet1,mnist5000] [--seeds 3]
 
-One first layer for each seed, and a stack of layers above it for each decay of 0.1, 0.2, ..., 0.9. NMI, in
-percent, of k-means (the best of ten starts) on as many components as classes:
+Each seed has one first layer, and above it a stack of layers for each decay of 0.1, 0.2, ..., 0.9. The
+results are the NMI in percent of k-means (the best of ten starts) on as many components as classes, for
+these ways:
 
-    0.1 ... 0.9     the stack of one decay; 0.5 is the paper's
+    0.1 ... 0.9     the stack of one decay; the paper uses 0.5
     auto            the stack that ``decay="auto"`` chooses
-    three, nine     an ensemble: the codes of the stacks of 0.3, 0.5 and 0.7, or of all stacks, side by side
-    agreement       the three stacks whose clusters agree most with those of all nine (adjusted mutual
-                    information), side by side
-    similarity      the three stacks whose similarities of pairs of rows (the share of equal codes) correlate
-                    most with those of all nine, side by side
-    best            the best stack, chosen by the classes
+    three, nine     the concatenated codes of the stacks of 0.3, 0.5 and 0.7, or of all stacks
+    agreement       the concatenated codes of the three stacks whose clusters agree most with the clusters of
+                    all nine (adjusted mutual information)
+    similarity      the concatenated codes of the three stacks whose similarities of pairs of rows (shares
+                    of equal codes) correlate most with the similarities of all nine
+    best            the stack with the best NMI, which needs the classes
 
 Runs that the file has are not repeated. Needs SCALELATENT_DATA.
 """
@@ -43,7 +44,7 @@ THREE = (0.3, 0.5, 0.7)
 
 
 def code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
-    """Return the codes of the last layer for each decay above one first layer."""
+    """Return the codes of the last layer for each decay; all decays share the first layer."""
     rows, below, stacks = as_rows(train.read_x(0, len(train))), None, {}
     for decay in GRID:
         layers = plan_layers(model, train, decay, seed)
@@ -56,7 +57,10 @@ def code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[flo
 
 
 def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> float:
-    """Return the correlation of the shares of equal codes of 20,000 pairs of rows."""
+    """Return the correlation between the similarities in one stack and the mean similarities of all stacks.
+
+    The similarity of two rows is their share of equal codes; 20,000 random pairs are used.
+    """
     pairs = np.random.default_rng(seed).integers(0, len(codes), (2, 20_000))
     own = (codes[pairs[0]] == codes[pairs[1]]).mean(axis=1)
     whole = np.mean([(other[pairs[0]] == other[pairs[1]]).mean(axis=1) for other in every], axis=0)

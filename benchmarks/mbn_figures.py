@@ -1,4 +1,4 @@
-"""Figures of mbn_clustering.py, and points like those of the paper's examples."""
+"""Figures of mbn_clustering.py, and synthetic points like those of the paper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """NMI and accuracy, as shares, against the values of one parameter; means and spreads over seeds."""
+    """NMI and accuracy (0 to 1) for values of one parameter: means and standard deviations over seeds."""
 
     title: str
     values: Sequence[float]
@@ -28,11 +28,13 @@ class Sweep:
     accuracy: Sequence[float]
     nmi_spread: Sequence[float]
     accuracy_spread: Sequence[float]
-    marked: float | None = None  # the value that was chosen without labels
+    marked: float | None = None  # Value that was chosen without labels.
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False) -> Figure:
-    """NMI and accuracy against a parameter, with their spread over seeds (the paper's Figures 10 and 11)."""
+    """Draw NMI and accuracy against a parameter, with their spread over seeds (the paper's Figures 10 and
+    11).
+    """
     if not sweeps:
         raise DataError("there are no scores to draw: give at least one sweep")
     columns = min(3, len(sweeps))
@@ -73,7 +75,7 @@ def _sweep(axes: Axes, sweep: Sweep) -> None:
 
 
 def plot_densities(examples: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndarray]]) -> Figure:
-    """Data of uneven density above, the output below (the paper's Figure 5)."""
+    """Draw data of uneven density above the outputs of the network (the paper's Figure 5)."""
     figure = new_figure(2.5 * len(examples) + 0.3, 5.2)
     panels = figure.subplots(2, len(examples), squeeze=False)
     for column, (title, rows, output, codes) in enumerate(examples):
@@ -88,7 +90,7 @@ def plot_densities(examples: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndar
 def plot_outlier(
     rows: np.ndarray, pca: np.ndarray, output: np.ndarray, codes: np.ndarray, outlier: int
 ) -> Figure:
-    """Two classes and one far point: data, PCA and the network (the paper's Figure 6)."""
+    """Draw two classes and one far point: data, PCA and the network (the paper's Figure 6)."""
     figure = new_figure(8.4, 2.9)
     kept = np.arange(len(rows)) != outlier
     for axes, points, title in zip(
@@ -100,13 +102,13 @@ def plot_outlier(
     return figure
 
 
-# Points of uneven density, like those of the paper's Figures 5 and 6. Its own sets (Jain and Law, 2005;
-# Chang and Yeung, 2008; Zahn, 1971) were drawn by hand; these are drawn by seed, of the same kinds.
+# Points of uneven density, like those of the paper's Figures 5 and 6. The sets of the paper (Jain and Law,
+# 2005; Chang and Yeung, 2008; Zahn, 1971) were drawn by hand; these sets are random and have similar shapes.
 Points = tuple[np.ndarray, np.ndarray]
 
 
 def _gaussians(rng: np.random.Generator) -> Points:
-    """Two dense classes and a sparse one."""
+    """Draw two dense classes and a sparse one."""
     spreads, sizes = (0.25, 0.5, 1.6), (150, 150, 150)
     centres = np.array([[0.0, 0.0], [3.0, 0.5], [1.0, 5.5]])
     parts = [c + s * rng.normal(size=(n, 2)) for c, s, n in zip(centres, spreads, sizes, strict=True)]
@@ -119,21 +121,21 @@ def _arc(rng: np.random.Generator, n: int, span: tuple[float, float], width: flo
 
 
 def _crescents(rng: np.random.Generator) -> Points:
-    """Two crescents, one three times as dense (Jain's)."""
+    """Draw two crescents, one three times as dense as the other (like the set of Jain and Law)."""
     upper = _arc(rng, 100, (0, 1), 0.09)
     lower = _arc(rng, 280, (1, 2), 0.09) + np.array([1.0, 0.35])
     return np.concatenate([upper, lower]), np.repeat([0, 1], [100, 280])
 
 
 def _path(rng: np.random.Generator) -> Points:
-    """Two clouds within a ring that is open below (the path-based set)."""
+    """Draw two clouds inside a ring with a gap (like the path-based set of Chang and Yeung)."""
     ring = 2.2 * _arc(rng, 130, (-0.35, 1.35), 0.06)
     clouds = [c + 0.42 * rng.normal(size=(100, 2)) for c in ((-0.95, 0.0), (0.95, 0.0))]
     return np.concatenate([ring, *clouds]), np.repeat(np.arange(3), [130, 100, 100])
 
 
 def _compound(rng: np.random.Generator) -> Points:
-    """Clusters within, beside and upon clusters (the compound set)."""
+    """Draw clusters inside, next to and on top of clusters (like the compound set of Zahn)."""
     parts = [
         np.array([0.0, 0.0]) + 0.35 * rng.normal(size=(60, 2)),
         1.5 * _arc(rng, 110, (0.0, 2.0), 0.05),
@@ -153,17 +155,17 @@ _MAKERS: dict[str, Callable[[np.random.Generator], Points]] = {
 }
 
 SHAPES = tuple(_MAKERS)
-"""Names that `synthetic_points` knows."""
+"""Names for `synthetic_points`."""
 
 
 def synthetic_points(shape: str, seed: int = 0) -> Points:
-    """Return points in the plane and their classes."""
+    """Return points of one shape in the plane, float32 (n, 2), and their classes."""
     rows, classes = _MAKERS[shape](np.random.Generator(np.random.Philox(seed)))
     return rows.astype(np.float32), classes
 
 
 def outlier_example(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Two Gaussian classes, and in the last row a point far from both (the paper's Figure 6)."""
+    """Return two Gaussian classes and, in the last row, a point far from both (the paper's Figure 6)."""
     rng = np.random.Generator(np.random.Philox(seed))
     rows = np.repeat([[-1.5, 0.0], [1.5, 0.0]], 100, axis=0) + 0.5 * rng.normal(size=(200, 2))
     rows = np.concatenate([rows, [[60.0, 60.0]]])

@@ -1,11 +1,13 @@
-"""A whole bootstrap network on MNIST, with pools and as in the paper:
+"""Measure the time of a full bootstrap network on MNIST, with pools and as in the paper.
 
     python benchmarks/mbn_fit.py [--clusterings 400] [--k1 8000] [--pools auto,paper]
 
-The time of a fit, stage by stage, against what its first layer would take at this machine's rate of matrix
-products (sgemm of the same shapes, all cores, measured before and after the fit); then the transform of the
-10,000 test images, in memory, and peak memory. Fewer clusterings give a figure of the first layer soon; upper
-layers grow with their square. --keep FOLDER leaves both outputs there, for `mbn_compressive.py --fitted`.
+The results are the seconds of each stage of a fit, the seconds that the matrix products of the first layer
+need at the machine's rate (sgemm of the same shapes on all cores, measured before and after the fit), the
+seconds of the transform of the 10,000 test images in memory, and the peak memory. The time of the first
+layer grows with the number of clusterings, and the time of the upper layers with its square, so that few
+clusterings measure the first layer quickly. --keep FOLDER saves both outputs for `mbn_compressive.py
+--fitted`. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PAPER_TRANSFORM_SECONDS = 4857.0
 
 
 class Stages(sl.Callback):
-    """Seconds of each stage."""
+    """Callback that measures the seconds of each stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -48,7 +50,10 @@ class Stages(sl.Callback):
 
 
 def sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
-    """Operations a second of products of 4,096 rows with k centroids, a BLAS of one thread in each thread."""
+    """Return the operations per second of products of 4,096 rows with k centroids.
+
+    Each thread runs a BLAS of one thread.
+    """
     rng, rows = np.random.default_rng(0), 4096
     x = [rng.random((rows, columns), dtype=np.float32) for _ in range(threads)]
     w = rng.random((columns, k), dtype=np.float32)
@@ -63,14 +68,14 @@ def sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
 
     with single_threaded(), ThreadPoolExecutor(threads) as pool:
         for _ in range(rounds):
-            # Timed by the threads themselves: the thread that waits for them may run long after.
+            # The threads measure the times, because the waiting thread may wake up much later.
             begins, ends = zip(*pool.map(work, range(threads)), strict=True)
             best = min(best, max(ends) - min(begins))
     return threads * 2.0 * rows * k * columns / best
 
 
 def measure(options: Any, pools: str, folder: Path) -> dict[str, Any]:
-    """Return the figures of one fit."""
+    """Fit one network, and return its results."""
     x, y = mnist(slice(0, options.rows))
     ds = sl.Dataset.from_arrays(x, y).save(folder / "train.zarr")
     threads, columns = resolve_jobs(None), 784 // 2
@@ -115,13 +120,13 @@ def measure(options: Any, pools: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run one fit for each value of --pools."""
     arguments = parser(__doc__, "mbn_fit")
     arguments.add_argument("--rows", type=int, default=60_000)
     arguments.add_argument("--clusterings", type=int, default=400)
     arguments.add_argument("--pools", default="auto,paper", help="values of n_pools, one fit each")
     arguments.add_argument("--k1", type=int, default=8000)
-    arguments.add_argument("--keep", type=Path, help="a folder for the outputs of both sets")
+    arguments.add_argument("--keep", type=Path, help="folder for the outputs of training and test images")
     options = arguments.parse_args()
     results = {}
     for pools in options.pools.split(","):

@@ -1,16 +1,20 @@
-"""Clusterings of a multilayer bootstrap network, one thread: python benchmarks/mbn_kernels.py
+"""Measure the kernels of multilayer bootstrap networks on one thread.
 
-dense    nearest of k centroids on half of the columns of MNIST (noise of its shape without data), uint8 rows
-         as stored on disk: against the matrix product alone (sgemm, same shapes, kept buffer), against
-         a large square product, BLAS tiles with numpy's argmax, and faiss-cpu where it is installed
-codes    shared units of rows of codes: nanoseconds a look-up (row x clustering x clustering below), on codes
-         of random clusterings of the same rows, for the layers of 8,000 to 31 centroids, eight clusterings at
-         once as in a fit and one alone, and how many times longer a float32 one-hot product takes (of as many
-         rows as fit, scaled)
-sparse   nearest centroids of documents on half of the columns: RCV1's subset, its 2,000 commonest stems and
-         its whole vocabulary (without data rows of that density, columns drawn by Zipf's law), counts and
-         their logarithms: times faster than making the rows dense, and than the dense kernel alone;
-         multiply-adds of a row and centroid
+    python benchmarks/mbn_kernels.py
+
+dense   Operations per second of the nearest of k centroids on half of the columns of MNIST; rows are uint8,
+        as on disk. Without SCALELATENT_DATA the rows are noise of the same shape. They are compared with
+        sgemm of the same shapes into an existing buffer, with a large square product, with tiles of BLAS
+        and numpy's argmax, and with faiss-cpu if it is installed.
+codes   Nanoseconds of a look-up (row x clustering x clustering below) in the layers of 8,000 to 31
+        centroids, for eight clusterings at once as in a fit, and for one. The codes are those of random
+        clusterings of the same rows. The results also show how many times longer a float32 one-hot product
+        takes, scaled up from the rows that fit in memory.
+sparse  Microseconds of the nearest centroids of documents on half of the columns: RCV1's subset with its
+        2,000 most frequent stems and with its full vocabulary, as counts and as logarithms of counts.
+        Without SCALELATENT_DATA columns are drawn by Zipf's law at the same density. The results show how
+        many times faster this is than making the rows dense and than the dense kernel alone, and the
+        multiply-adds per row and centroid.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ SETS = 8
 
 
 def images(n: int, seed: int) -> tuple[np.ndarray, str]:
-    """Return rows of uint8 and a description of them."""
+    """Return rows of uint8 and their name: MNIST, or noise without SCALELATENT_DATA."""
     try:
         return mnist(slice(0, n))[0], "MNIST"
     except SystemExit:
@@ -56,7 +60,7 @@ def blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def dense_rates(k: int, seed: int) -> dict[str, Any]:
-    """Return giga floating-point operations per second of each way, and agreement."""
+    """Return the giga floating-point operations per second of each way, and the number of different codes."""
     rows, what = images(60_000, seed)
     rng = np.random.default_rng(seed)
     x, columns = rows[:4096], np.sort(rng.permutation(784)[:392])
@@ -96,7 +100,10 @@ def dense_rates(k: int, seed: int) -> dict[str, Any]:
 
 
 def random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.ndarray, str]:
-    """Codes of rows by clusterings of few columns, so that they are made quickly; as uneven as real ones."""
+    """Return codes of rows by clusterings of few columns, and the name of the rows.
+
+    Few columns make the clusterings fast, and their codes are as uneven as in real fits.
+    """
     rows, what = images(n, seed)
     rng = np.random.default_rng(seed)
     codes = np.empty((n, clusterings), dtype=np.uint16)
@@ -108,7 +115,7 @@ def random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.nd
 
 
 def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS) -> dict[str, Any]:
-    """Measure upper clusterings over the first 8,192 rows, whose centroids are other rows."""
+    """Measure upper clusterings over the first 8,192 rows; the centroids are other rows."""
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]
     x = np.ascontiguousarray(codes[:8192])
@@ -141,14 +148,14 @@ def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = 
 
 
 def one_hot(codes: np.ndarray, below: int) -> np.ndarray:
-    """Return (rows, clusterings * below) float32."""
+    """Return codes as one-hot rows, float32 (rows, clusterings * below)."""
     out = np.zeros((len(codes), codes.shape[1] * below), dtype=np.float32)
     out[np.arange(len(codes))[:, None], np.arange(codes.shape[1]) * below + codes] = 1.0
     return out
 
 
 def documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
-    """Return rows of counts of the commonest stems (None: all), none empty."""
+    """Return rows with counts of the most frequent stems (None: all stems), without empty rows."""
     file = Path(os.environ.get("SCALELATENT_DATA", "")) / "rcv1" / "rcv1v2_subset27613.npz"
     if file.exists():
         with np.load(file) as arrays:
@@ -172,7 +179,7 @@ def documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
 
 
 def take(x: CsrRows, rows: np.ndarray) -> CsrRows:
-    """Return rows by number."""
+    """Return the rows with these numbers."""
     lengths = np.diff(x.indptr)[rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     at = np.repeat(x.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])

@@ -1,14 +1,14 @@
-"""Bootstrap networks out of core on a local cluster, against the rate of one process:
+"""Fit bootstrap networks out of core on a local cluster, and compare with the rate of one process.
 
     python benchmarks/mbn_million.py FOLDER --parts digits,documents
 
-digits     1,000,000 infinite digits from MNIST rows 0:50000, V = 32, k1 = 2,000
-documents  804,414 documents resampled from the subset of RCV1-v2 (counts of the 2,000 commonest terms),
-           sparse rows, cosine, V = 32, k1 = 500
+digits     1,000,000 infinite digits from MNIST rows 0:50000, V = 32, k1 = 2,000.
+documents  804,414 documents, resampled from the subset of RCV1-v2 (counts of the 2,000 most frequent
+           terms): sparse rows, cosine metric, V = 32, k1 = 500.
 
-The rate of one process is that of the first --part rows with as many threads as the cluster has workers,
-taken before and after (the faster counts). Datasets are made in FOLDER once; an interrupted fit resumes.
-Needs SCALELATENT_DATA.
+The rate of one process is that of a fit of the first --part rows with as many threads as the cluster has
+workers. It is measured before and after the fit on the cluster, and the faster one counts. The datasets are
+written to FOLDER once; the same command resumes an interrupted fit. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scalelatent.deploy.probes import peak_bytes
 
 
 def documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
-    """Resampled documents, made once."""
+    """Return the dataset of resampled documents; create it if it does not exist."""
     from scalelatent.data import make_documents
 
     base = folder / "rcv1-base.zarr"
@@ -34,7 +34,7 @@ def documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 
 def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, Any]:
-    """Fit a part in this process, all of it on a cluster, and the part again."""
+    """Fit a part in this process, all rows on a cluster, and the part again; return the rates."""
     pools = args.pools if args.pools in ("auto", "paper") else int(args.pools)
     params |= {"n_clusterings": args.clusterings, "n_pools": pools, "decay": 0.5, "random_state": args.seed}
 
@@ -79,15 +79,15 @@ def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, An
 
 
 def main() -> None:
-    """Each part by itself."""
+    """Run each part."""
     arguments = parser(__doc__, "mbn_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--parts", default="digits,documents")
-    arguments.add_argument("--digits", type=int, default=1_000_000)
-    arguments.add_argument("--documents", type=int, default=804_414)
-    arguments.add_argument("--part", type=int, default=100_000, help="rows fitted in this process")
+    arguments.add_argument("--digits", type=int, default=1_000_000, help="number of infinite digits")
+    arguments.add_argument("--documents", type=int, default=804_414, help="number of documents")
+    arguments.add_argument("--part", type=int, default=100_000, help="number of rows that this process fits")
     arguments.add_argument("--clusterings", type=int, default=32)
-    arguments.add_argument("--pools", default="auto", help="n_pools")
+    arguments.add_argument("--pools", default="auto", help="value of n_pools")
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--memory-limit", default="3GB")
     args = arguments.parse_args()

@@ -1,12 +1,13 @@
-"""Quality of pools in the first layer of a bootstrap network, against the paper's clusterings.
+"""Compare first layers with shared pools of centroids to the paper's independent clusterings.
 
     python benchmarks/mbn_pools.py [--sets wine,thyroid,umist,digits,coil20,isolet1,mnist5000,documents]
     python benchmarks/mbn_pools.py --sets mnist20000 --seeds 3
     python benchmarks/mbn_pools.py --sets mnist --seeds 1
 
-For each data set and seed, a network with each number of pools (``n_pools``), and one whose clusterings draw
-their own centroids ("paper"); the decay is 0.5. NMI of k-means (the best of ten starts) on as many components
-as classes. Runs that the file has are not repeated. Needs SCALELATENT_DATA.
+Each data set and seed has a network for each number of pools (``n_pools``), and one with "paper", where
+each clustering draws its own centroids; the decay is 0.5. The results are the NMI in percent of k-means
+(the best of ten starts) on as many components as classes, and CPU seconds of the first layer and of the
+others. Runs that the file has are not repeated. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
 
 POOLS = (4, 10, 20, 40, 80, "paper")
-# Documents of one topic.
+# Number of documents, each with one topic.
 DOCUMENTS = 4000
-# Centroids of the first layer where half of the rows would take hours: a fifth, and the paper's number.
+# Centroids of the first layer for the large sets, for which the default (half of the rows) would take hours:
+# a fifth of the rows, and the number in the paper.
 K1 = {"mnist20000": 4000, "mnist": 8000}
 
 
 def read_set(name: str, seed: int) -> tuple[Any, np.ndarray, dict[str, Any]]:
-    """Return rows, classes and the parameters of the network that they need."""
+    """Return the rows, the classes and the network parameters of a data set."""
     if name == "documents":
         counts, topics, _ = rcv1_subset()
         rows, y = single_topics(topics)
@@ -56,7 +58,7 @@ def read_set(name: str, seed: int) -> tuple[Any, np.ndarray, dict[str, Any]]:
 
 
 def measure(x: Any, y: np.ndarray, seed: int, jobs: int | None, **params: Any) -> dict[str, float]:
-    """Return NMI in percent, and the seconds of the first layer and of the others."""
+    """Return the NMI in percent, and the seconds of the first layer and of the others."""
     classes = len(np.unique(y))
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, random_state=seed, **params)
     train = sl.Dataset.from_arrays(x)

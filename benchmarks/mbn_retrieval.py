@@ -1,11 +1,11 @@
-"""Documents that find each other: bootstrap networks against latent semantic analysis (Figure 12).
+"""Measure document retrieval with bootstrap networks and with latent semantic analysis (Figure 12).
 
     python benchmarks/mbn_retrieval.py [--k1 500,2000] [--clusterings 200]
 
-The subset of RCV1-v2 (27,613 documents, counts of the 2,000 commonest terms), leaf topics, half of it to
-learn from, the other half to search in: each document is a query, and the mean share of the first 1, 3, 7,
-15, … documents that share a topic with it is reported. Needs SCALELATENT_DATA. Draws
-results/mbn_retrieval.png.
+The data are the subset of RCV1-v2 (27,613 documents, counts of the 2,000 most frequent terms) with leaf
+topics. One half of the documents is the training set. Each document of the other half is a query in this
+half. The results are the mean shares of the first 1, 3, 7, 15, … documents that share a topic with the
+query. Draws results/mbn_retrieval.png. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 from typing import Any
 
 import numpy as np
-from common import RESULTS, parser, rcv1_subset, write
+from common import RESULTS, lsa, parser, rcv1_subset, write
 
 import scalelatent as sl
-from scalelatent.evaluation import lsa, retrieval_accuracy
+from scalelatent.evaluation import retrieval_accuracy
 
 
 def curve_of(output: Any, topics: Any, metric: str, jobs: int | None) -> dict[str, Any]:
-    """One curve, with the seconds it took."""
+    """Return the retrieval accuracy of one output, and its seconds."""
     begin = time.perf_counter()
     found = retrieval_accuracy(output, topics, metric=metric, n_jobs=jobs).to_dict()
     found["accuracy"] = [round(100 * a, 2) for a in found["accuracy"]]
@@ -29,11 +29,16 @@ def curve_of(output: Any, topics: Any, metric: str, jobs: int | None) -> dict[st
 
 
 def main() -> None:
-    """Run it."""
+    """Measure all outputs."""
     arguments = parser(__doc__, "mbn_retrieval")
     arguments.add_argument("--k1", default="500,2000")
     arguments.add_argument("--clusterings", type=int, default=200)
-    arguments.add_argument("--components", type=int, default=5)
+    arguments.add_argument(
+        "--components",
+        type=int,
+        default=5,
+        help="components of the networks and of the smaller latent semantic analysis",
+    )
     arguments.add_argument("--jobs", type=int, default=None)
     args = arguments.parse_args()
     counts, topics, names = rcv1_subset()
@@ -51,13 +56,13 @@ def main() -> None:
     }
     curves = results["curves"]
 
-    def tell(name: str, output: Any, metric: str = "cosine", **more: Any) -> None:
+    def record(name: str, output: Any, metric: str = "cosine", **more: Any) -> None:
         curves[name] = curve_of(output, yt, metric, args.jobs) | more
         print(name, curves[name]["accuracy"], more, flush=True)
 
     for d in (args.components, 125):
-        tell(f"LSA, {d} components", lsa(d, random_state=args.seed).fit(x).transform(xt))
-    tell("counts, cosine", xt)
+        record(f"LSA, {d} components", lsa(d, args.seed).fit(x).transform(xt))
+    record("counts, cosine", xt)
     for k1 in map(int, args.k1.split(",")):
         model = sl.MultilayerBootstrapNetwork(
             n_clusterings=args.clusterings,
@@ -77,9 +82,9 @@ def main() -> None:
         z = model.transform(xt)
         transform = time.perf_counter() - begin
         of = {"ks": model.ks_, "fit_seconds": round(fit, 1), "transform_seconds": round(transform, 1)}
-        tell(f"MBN, k1 = {k1:,}, {args.components} components", z, **of)
-        tell(f"MBN, k1 = {k1:,}, {args.components} components, Euclidean", z, "euclidean")
-        tell(f"MBN, k1 = {k1:,}, codes", model.codes(xt), "overlap")
+        record(f"MBN, k1 = {k1:,}, {args.components} components", z, **of)
+        record(f"MBN, k1 = {k1:,}, {args.components} components, Euclidean", z, "euclidean")
+        record(f"MBN, k1 = {k1:,}, codes", model.codes(xt), "overlap")
     write(args.out, args.seed, results)
     from scalelatent.models.mbn.report_figures import plot_retrieval
     from scalelatent.report.style import write_png

@@ -1,9 +1,10 @@
-"""all_vs_all, d = 4, on a million infinite digits from MNIST rows 0:50000, out of core on a local cluster:
-python benchmarks/million.py FOLDER
+"""Fit all_vs_all capsules, d = 4, to a million infinite digits, out of core on a local cluster.
 
-The benchmark writes the dataset (without validation rows 50000:60000 and the test set), starts worker
-processes, fits, scores, and reports passes, seconds, bytes read and the largest resident size of a worker. An
-interrupted run resumes. SCALELATENT_DATA is required.
+    python benchmarks/million.py FOLDER
+
+The script writes the dataset from MNIST rows 0:50000, starts worker processes, fits and scores. The
+validation rows are MNIST rows 50000:60000. The results are errors, passes, seconds, bytes read and the
+largest resident size of a worker. An interrupted run resumes. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
 
 
-class Tell(sl.Callback):
+class PrintPasses(sl.Callback):
     """Callback that prints a line every twenty passes."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -29,7 +30,7 @@ class Tell(sl.Callback):
 
 
 def main() -> None:
-    """Make the rows, run the fit and write its figures."""
+    """Write the rows, run the fit and write its figures."""
     args = parser(__doc__, "million")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)
@@ -45,7 +46,9 @@ def main() -> None:
     begin = time.perf_counter()
     with sl.cluster("local", workers=a.workers, memory_limit=a.memory_limit) as client:
         print(f"dashboard: {client.dashboard_link}", flush=True)
-        model.fit(train, validation=held, run_dir=run, resume=(run / "engine").exists(), callbacks=[Tell()])
+        model.fit(
+            train, validation=held, run_dir=run, resume=(run / "engine").exists(), callbacks=[PrintPasses()]
+        )
         peaks = client.run(peak_bytes)
     seconds = time.perf_counter() - begin
     results = {

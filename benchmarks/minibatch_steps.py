@@ -1,13 +1,17 @@
-"""Time of a minibatch step beyond its computation: python benchmarks/minibatch_steps.py
+"""Measure the time of a minibatch step beyond its computation.
 
-in_process   milliseconds per step of a learner that computes nothing, with rows in memory and stored
-dask         the same on a LocalCluster of 2 workers with 1 thread. All steps run on one worker ("one") or are
-             spread over both ("all"), for 1, 2 and 4 chains and states of 16 kB to 1 MB. Also the time of a
-             step that computes for 20 ms per chain, less the computing time of the busier worker. "transfer"
-             is the time of a bare pair of Dask tasks that exchange as many bytes; the rest is our code
-auto         steps that compute for 0.2, 5 and 40 ms per chain: the cost of each way, the executor's choice
+    python benchmarks/minibatch_steps.py [--parts in_process dask auto]
 
-Each figure is the least of several segments of one fit. Compared fits run in turn.
+in_process  Milliseconds of a step of a learner that computes nothing, with rows in memory and on disk.
+dask        The same on a LocalCluster of 2 workers with 1 thread, for 1, 2 and 4 chains and states of 16 kB
+            to 1 MB. All steps run on one worker ("one"), or the chains are spread over both ("all"). A
+            second figure is the time of a step that computes for 20 ms per chain, minus the computing time
+            of the busier worker. "transfer" is the time of a pair of plain Dask tasks that exchange the
+            same bytes.
+auto        Steps that compute for 0.2, 5 and 40 ms per chain: the cost of both ways, and of the executor's
+            choice.
+
+Each figure is the smallest of several segments of one fit. Fits that are compared run in turn.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ FEATURES, BATCH = 196, 256
 
 
 class Parts(Callback):
-    """Seconds a step of each report."""
+    """Seconds per step of each report."""
 
     def __init__(self, every: int) -> None:
         self.every, self.seconds = every, list[float]()
@@ -54,7 +58,9 @@ class Parts(Callback):
 def seconds_a_step(
     make: Callable[[], Any], learner: Idle, rows: sl.Dataset, chains: int, steps: int
 ) -> float:
-    """Return the least seconds of a step over the parts of a fit after the first, which starts threads."""
+    """Return the smallest seconds of a step over the segments of a fit, without the first, which starts
+    threads.
+    """
     executor, parts = make(), Parts(steps)
     rows = rows[: BATCH * (7 * steps + 1)]
     stage = make_stage("idle_step", learner, {"train": rows}, "cpu", rows.classes)
@@ -89,7 +95,9 @@ def _exchange(numbers: int, *others: Any) -> np.ndarray:
 
 
 def bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
-    """Return the seconds of a step of two Dask tasks on two workers; each task needs both last results."""
+    """Return the seconds of a step of two Dask tasks on two workers; each needs both results of the last
+    step.
+    """
     names = sorted(client.nthreads())
     begin, futures = time.perf_counter(), list[Any]()
     for step in range(steps):
@@ -116,7 +124,7 @@ def maker(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
 
 
 def on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Return overheads on two workers."""
+    """Return the milliseconds of steps on two workers."""
     out, busy, steps = [], 0.02, 48
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):
@@ -138,7 +146,7 @@ def on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]
 
 
 def choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Measure the choices of "auto" for steps of several lengths."""
+    """Return the milliseconds of steps of several lengths with the choice of "auto"."""
     out, chains = [], 4
     for seconds in (2e-4, 5e-3, 4e-2):
         figures: dict[str, Any] = {"chain_ms": 1e3 * seconds}
@@ -161,7 +169,7 @@ def stored_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Run each part, and write the results."""
     args = parser(__doc__, "minibatch_steps")
     args.add_argument("--parts", nargs="+", choices=("in_process", "dask", "auto"), default=None)
     a = args.parse_args()

@@ -1,11 +1,13 @@
-"""Error against rows read on infinite digits, multiclass, d = 4: python benchmarks/online_capsule.py FOLDER
+"""Measure the error of capsules against the rows read, on infinite digits (multiclass, d = 4).
+
+    python benchmarks/online_capsule.py FOLDER
 
 The fits are batch EM with the paper's schedule, stepwise EM and passive-aggressive learning. The dataset is
-made in FOLDER from MNIST rows 0:50000, without validation rows 50000:60000 and the test set. All three fits
-end by the validation error of their schedules or at their last pass. The curve shows the validation error of
-the model during the fit; the number beside the curve is the test error of the final model. `--only stepwise
---partial FILE` runs one fit and adds it to FILE; without --only, the command runs the fits that FILE lacks
-and writes JSON and PNG. SCALELATENT_DATA is required.
+written to FOLDER from MNIST rows 0:50000; the validation rows are MNIST rows 50000:60000. Each fit ends by
+the validation error of its schedule or at its last pass. The curve shows the validation error of the model
+during the fit; its label has the test error of the final model. `--only stepwise --partial FILE` runs one
+fit and adds it to FILE. Without --only, the command runs the fits that FILE lacks, and writes JSON and PNG.
+Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def run(name: str, a: Any) -> dict[str, Any]:
         n_jobs=a.jobs,
     )
     begin = time.perf_counter()
-    # Ten points of the curve an epoch, where steps are short.
+    # Online fits validate ten times per epoch, for the curve.
     often = {"validate_steps": max(steps // 10, 1)} if name in ("stepwise", "passive_aggressive") else {}
     model.fit(train, validation=held, engine=often)
     seconds = time.perf_counter() - begin
@@ -69,7 +71,11 @@ def run(name: str, a: Any) -> dict[str, Any]:
 
 
 def compare(fits: dict[str, Any]) -> dict[str, Any]:
-    """Test error points above batch EM's, share of its rows, and rows until its validation error + 0.3."""
+    """Return, for each fit, figures relative to batch EM.
+
+    These are the test error in points above batch EM, the share of its rows, and the share of its rows
+    until the validation error is within 0.3 points of that of batch EM.
+    """
     em, out = fits["em"], {}
     for name, fit in fits.items():
         wanted = em["validation_error"] + TARGET_POINTS / 100
@@ -110,16 +116,16 @@ def picture(fits: dict[str, Any], rows: int, path: Path) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the fits, and write the results and the picture."""
     args = parser(__doc__, "online_capsule")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)
     args.add_argument("--dim", type=int, default=4)
     args.add_argument("--epochs", type=int, default=10, help="passes of the online algorithms")
-    args.add_argument("--passes", type=int, default=2000, help="most passes of batch EM")
+    args.add_argument("--passes", type=int, default=2000, help="largest number of passes of batch EM")
     args.add_argument("--jobs", type=int, default=None)
-    args.add_argument("--only", choices=list(NAMES), help="one fit")
-    args.add_argument("--partial", type=Path, help="JSON with the fits done so far")
+    args.add_argument("--only", choices=list(NAMES), help="run this fit only")
+    args.add_argument("--partial", type=Path, help="JSON file of the finished fits")
     a = args.parse_args()
     fits = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else {}
     for name in [a.only] if a.only else [n for n in NAMES if n not in fits]:

@@ -1,6 +1,6 @@
-"""A batch learner whose rows take a time that the name of the worker gives, in a file for upload to workers.
+"""Batch learner that sleeps for each row, by the speed of its worker. The file can be uploaded to workers.
 
-The learner sleeps, which needs no core, so two cores are enough for a pool of any speeds.
+Sleeping needs no core, so that two cores are enough for a pool of workers with any speeds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
-# (pass from 0, rows, begin, end) of the blocks that this process has computed, in seconds of the clock.
+# (pass from 0, rows, start, end) of each block that this process has computed, in seconds of the clock.
 blocks: list[tuple[int, int, float, float]] = []
-_late = 0.0  # sleeping takes a little longer than it was asked to: the next block makes up for it
+_late = 0.0  # Sleeps last slightly too long; the next block sleeps this much less.
 
 
 def speed_here(speeds: tuple[float, ...]) -> float | None:
-    """Return speed of the worker of this thread, by its number; None where there is none."""
+    """Return the speed of this thread's worker, which is named by its number; None outside a worker."""
     from distributed import get_worker
 
     try:
@@ -35,7 +35,7 @@ def speed_here(speeds: tuple[float, ...]) -> float | None:
 
 @dataclass(frozen=True)
 class PacedSums:
-    """Sums whose last bits show every change of order."""
+    """Sums whose last bits depend on the order of the rows."""
 
     requests = Requests()
 
@@ -66,7 +66,7 @@ class PacedSums:
 
 @dataclass(frozen=True)
 class Paced:
-    """A learner of a given number of passes."""
+    """Learner that ends after ``passes`` passes."""
 
     row_seconds: float
     speeds: tuple[float, ...]
@@ -94,6 +94,6 @@ def computed(dask_worker: Any) -> list[tuple[int, int, float, float]]:
     return list(sys.modules["scalelatent.paced_learner"].blocks)
 
 
-# Records hold types of scalelatent only.
+# Run folders store only types of scalelatent.
 for _type in (PacedSums, Paced):
     _type.__module__ = "scalelatent.paced_learner"

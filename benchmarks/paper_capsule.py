@@ -1,22 +1,23 @@
-"""The paper's experiments:
+"""Repeat the experiments of the capsule paper.
 
     python benchmarks/paper_capsule.py dims|architectures|convergence|starts [--data SET]
 
-dims: test error against the capsule dimension (Figure 5, multiclass), by the paper's protocol.
-architectures: one_vs_all and all_vs_all (Figure 5), for the same dimensions.
-convergence: log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7).
-starts: a subspace start and 20 random starts for each noise level, d = 4, 1,000 passes (Figure 8).
+dims           Test error for each capsule dimension (Figure 5, multiclass), with the paper's protocol.
+architectures  The same for one_vs_all and all_vs_all (Figure 5).
+convergence    Log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7).
+starts         The subspace start and 20 random starts for each noise level, d = 4, 1,000 passes (Figure 8).
 
---data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. The last sixth of
-the training rows validates dims and architectures (MNIST: rows 50,000 to 60,000); convergence and starts
-learn from all training rows. Test rows only give test errors. For Fashion-MNIST, import its four files:
+--data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. In dims and
+architectures the last sixth of the training rows is the validation set (MNIST: rows 50,000 to 60,000);
+convergence and starts use all training rows. Test rows are only used for test errors. For Fashion-MNIST,
+import its four files:
 
     cd FASHION
     scalelatent data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz train.zarr
     scalelatent data import idx t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz test.zarr
     python benchmarks/paper_capsule.py dims --data FASHION
 
-Needs SCALELATENT_DATA for the two sets with names.
+"mnist" and "usps" need SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from common import RESULTS, mnist, parser, usps, write
 
 import scalelatent as sl
 
-# The paper's model, and its algorithm.
+# Model and algorithm of the paper.
 PAPER: dict[str, Any] = {"architecture": "multiclass", "algorithm": "em", "fit_intercept": False, "ridge": 0}
 DIMS = (1, 2, 4, 8, 16)
 NAMED = {"mnist": mnist, "usps": usps}
-# Random starts for each standard deviation of h.
+# Number of random starts for each standard deviation of h, and these standard deviations.
 N_STARTS, SCALES = 20, (0.1, 1.0, 10.0)
 
 
 def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
-    """Return training and test rows of a known set, or of the two datasets in a folder."""
+    """Return training and test rows of a named set, or of the two datasets in a folder."""
     if data in NAMED:
         train, test = (sl.Dataset.from_arrays(*NAMED[data](part=part)) for part in ("train", "test"))
         return train, test
@@ -51,7 +52,7 @@ def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
 
 
 def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
-    """One fit by the paper's protocol."""
+    """Run one fit with the paper's protocol; return its figures."""
     rows, test = datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
@@ -76,7 +77,7 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
 def resumed(
     a: argparse.Namespace, settings: list[dict[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the results of all settings; the file --partial keeps those that are done."""
+    """Return the results of all settings; the file --partial stores finished ones."""
     done = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else []
     for one in settings[len(done) :]:
         done.append(run(one))
@@ -86,19 +87,19 @@ def resumed(
 
 
 def dims(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figure 5, multiclass."""
+    """Measure multiclass fits (Figure 5)."""
     return resumed(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one))
 
 
 def architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figure 5, members of two classes."""
+    """Measure members of two classes (Figure 5)."""
     kinds = ("one_vs_all", "all_vs_all")
     settings = [{"capsule_dim": d, "architecture": kind} for kind in kinds for d in a.dims]
     return resumed(a, settings, lambda one: fit_and_score(a, **one))
 
 
 def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figures 6 and 7: normalised log-loss and training error of four updates."""
+    """Measure normalised log-loss and training error of four updates (Figures 6 and 7)."""
     data, _ = datasets(a.data)
 
     def run(one: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +126,10 @@ def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figure 8: lowest training error within 1,000 passes; standard deviations of h at the start as noise
-    levels.
+    """Measure the lowest training error within 1,000 passes for several starts (Figure 8).
 
-    The update is that of the main experiments in its first round: momentum 0.9, nu = 0.8.
+    The noise level is the standard deviation of h at the start. The update is that of the first round of
+    the main experiments: momentum 0.9, nu = 0.8.
     """
     data, _ = datasets(a.data)
     n = len(data)
@@ -158,16 +159,21 @@ def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
-    """The figure of an experiment, beside its numbers."""
+    """Draw the figure of an experiment next to its JSON file."""
     from matplotlib.figure import Figure
 
-    if experiment in ("dims", "architectures"):
-        from scalelatent.report.comparison import plot_error_by_dimension
-
-        plot_error_by_dimension(results, path)
-        return
     figure = Figure(figsize=(9, 4), layout="constrained")
-    if experiment == "convergence":
+    if experiment in ("dims", "architectures"):
+        ax = figure.subplots()
+        for architecture in dict.fromkeys(one["architecture"] for one in results):
+            own = [one for one in results if one["architecture"] == architecture]
+            dimensions = [one["capsule_dim"] for one in own]
+            ax.semilogx(
+                dimensions, [100 * one["test_error"] for one in own], "o-", base=2, label=architecture
+            )
+        ax.set(xlabel="capsule dimension d", ylabel="test error, %", ylim=(0, None))
+        ax.legend(frameon=False)
+    elif experiment == "convergence":
         axes = figure.subplots(1, 2)
         for one in results:
             style = {"color": "C0" if one["momentum"] else "k", "ls": "--" if one["nu"] else "-"}
@@ -201,14 +207,17 @@ EXPERIMENTS = {"dims": dims, "architectures": architectures, "convergence": conv
 def main() -> None:
     """Run one experiment and write its figures."""
     args = parser(__doc__, "paper_capsule")
-    args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument("experiment", choices=EXPERIMENTS)
     args.add_argument("--data", default="mnist", help=f"{' or '.join(NAMED)}, or a folder")
     args.add_argument("--jobs", type=int, default=None, help="threads; all cores by default")
     args.add_argument("--dims", type=lambda text: [int(d) for d in text.split(",")], default=DIMS)
-    args.add_argument("--passes", type=int, default=None, help="most passes; None: those of the paper")
+    args.add_argument(
+        "--passes", type=int, default=None, help="largest number of passes; None: as in the paper"
+    )
     args.add_argument("--starts", type=int, default=N_STARTS, help="random starts for each noise level")
-    args.add_argument("--partial", type=Path, help="file of finished results, from which a later run resumes")
+    args.add_argument(
+        "--partial", type=Path, help="JSON file of finished results, from which a later run resumes"
+    )
     a = args.parse_args()
     results = EXPERIMENTS[a.experiment](a)
     other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"

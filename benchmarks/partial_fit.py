@@ -1,8 +1,10 @@
-"""Time of partial_fit of one row beyond its mathematics: python benchmarks/partial_fit.py
+"""Measure the time of partial_fit with one row beyond its mathematics.
+
+    python benchmarks/partial_fit.py
 
 The mathematics is :meth:`RunningCapsule.learn` on rows and codes that need no check; `partial_fit` adds
-checks, class codes and attributes. The figures are medians over single calls, in turn, of fitted models with
-rows of the size of MNIST images.
+checks, class codes and attributes. The figures are medians over single calls, in turn, of fitted models
+with rows of the size of MNIST images.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from scalelatent.models.capsule.partial_fit import get_cpu_backend, stream_optio
 
 
 def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:
-    """Return median microseconds of a call and of its mathematics."""
+    """Return the median microseconds of a call and of its mathematics."""
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, 255, (2000, features), dtype=np.uint8), np.arange(2000) % 10
     fitted = {"max_iter": 3, "n_epochs": 1, "projection": None, "random_state": seed, "n_jobs": 1}
     fitted |= {"architecture": "multiclass", "capsule_dim": 4, **params}
     model = sl.CapsuleRegression(**fitted).fit(x, y)
     twin = sl.CapsuleRegression(**fitted).fit(x, y)
-    # Until the numba kernels are compiled and the inverse has been renewed.
+    # These calls compile the numba kernels and recompute the inverse.
     for m in (model, twin):
         m.partial_fit(x[:200], y[:200])
     options, whole, inner = stream_options(twin), [], []
@@ -53,7 +55,7 @@ def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> d
 
 
 def main() -> None:
-    """Measure the calls and write their figures."""
+    """Measure the calls, and write their figures."""
     args = parser(__doc__, "partial_fit")
     args.add_argument("--calls", type=int, default=1000)
     a = args.parse_args()

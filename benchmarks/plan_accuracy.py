@@ -1,10 +1,11 @@
-"""Predictions of `plan` against measured time and memory of twelve jobs of all kinds.
+"""Compare the predictions of `plan` with the measured time and memory of jobs of all kinds.
 
     python benchmarks/plan_accuracy.py [--only NAME…] [--base MNIST.zarr]
 
-Each job is two commands: `scalelatent plan --json`, then `scalelatent fit --json`. Time is that of the whole
-command. Peak memory is the largest resident size of the process or of any worker; it is measured with 50,000
-and with 800,000 rows. A first plan of each job has compiled the kernels and measured the rates.
+Each job is two commands: `scalelatent plan --json`, then `scalelatent fit --json`. The time is that of the
+whole second command. Peak memory is the largest resident size of the process or of any worker. A first plan
+of each job compiles the kernels and measures the rates. Without --only, the peak memory of a fit of
+capsules in one process is measured with 50,000 and with 800,000 rows as well.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import scalelatent as sl
 
 CAPSULES = "kind = 'capsule'\narchitecture = 'multiclass'"
 CLUSTER = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
-# name -> (rows of training, kind of rows, [model] and other lines)
+# Name -> number of training rows, kind of rows, lines of the job file from [model] on.
 JOBS: dict[str, tuple[int, str, str]] = {
     "capsule em, d = 8": (50_000, "digits", f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 200"),
     "capsule em, whole schedule": (20_000, "digits", f"{CAPSULES}\ncapsule_dim = 4"),
@@ -82,7 +83,7 @@ FEW, MOST = 50_000, 800_000
 
 
 def command(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
-    """Run a verb; return its JSON, its seconds, the peak of its process in bytes, and its CPU seconds.
+    """Run a verb; return its JSON, its seconds, the peak bytes of its process, and its CPU seconds.
 
     The CPU seconds include those of its workers.
     """
@@ -162,7 +163,7 @@ print(json.dumps(peak_bytes()))
 
 
 def growth(place: Path) -> dict[str, int]:
-    """Return peak bytes of a fit in one process by the number of rows."""
+    """Return the peak bytes of a fit in one process, for each number of rows."""
     found = {}
     for rows in (FEW, MOST):
         out = subprocess.run(
@@ -173,10 +174,14 @@ def growth(place: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run the jobs and print the table."""
+    """Run the jobs, and print the table."""
     arguments = parser(__doc__, "plan_accuracy")
-    arguments.add_argument("--only", nargs="*", help="parts of names of jobs; no growth then")
-    arguments.add_argument("--base", help="images to make digits from; scikit-learn's, enlarged, by default")
+    arguments.add_argument(
+        "--only", nargs="*", help="run only jobs whose names contain one of these texts, and write nothing"
+    )
+    arguments.add_argument(
+        "--base", help="dataset of images to make digits from; by default scikit-learn's digits, enlarged"
+    )
     given = arguments.parse_args()
     wanted = [name for name in JOBS if given.only is None or any(part in name for part in given.only)]
     results: dict[str, Any] = {"jobs": {}}
@@ -188,7 +193,7 @@ def main() -> None:
         for name in wanted:
             try:
                 one = results["jobs"][name] = measured(job_file(folder, name, rows))
-            except (RuntimeError, KeyError, ValueError) as error:  # the others are worth having
+            except (RuntimeError, KeyError, ValueError) as error:  # The other jobs still run.
                 results["jobs"][name] = {"error": str(error)}
                 print(f"| {name} | failed: {str(error)[-400:]} |", flush=True)
                 continue

@@ -1,18 +1,18 @@
-"""The models beside other methods, on rows that no method was fitted to:
+"""Compare the models with other methods on held-out rows.
 
     python benchmarks/rivals.py                                        measure what results/rivals.json lacks
     python benchmarks/rivals.py --task clustering --method MultilayerBootstrapNetwork --again
     python benchmarks/rivals.py --task classification --set digits,USPS --seeds 1
 
-Six tasks: classification, density with planted outliers, clustering, denoising and completion, several
-labels, parts of images. rivals_tasks.py defines their sets, methods and scores. Each (task, set, method,
-seed) is a unit, which runs in a process of its own on one thread. Its record is stored when it ends, so an
-interrupted command can be repeated. Seconds are CPU seconds of the choice of parameters, the fit and the
-answer for held-out rows. A small fit runs first, so that compilation does not count. If a unit exceeds
---limit CPU seconds, its record says so, and its other seeds do not run.
+The six tasks are classification, density with added outliers, clustering, denoising and completion, several
+labels, and parts of images. rivals_tasks.py defines their sets, methods and scores. Each (task, set,
+method, seed) is a unit, which runs in a new process on one thread. Its record is stored when it ends, so
+that an interrupted command can be repeated. Seconds are CPU seconds of the choice of parameters, the fit
+and the answer for held-out rows. A small fit runs first, so that compilation is not measured. If a unit
+exceeds --limit CPU seconds, its record says so, and its other seeds do not run.
 
-Rivals from other packages need the extra "bench" (LightGBM, umap-learn, PyTorch). Sets of real data need the
-folder SCALELATENT_DATA. Units without their package or data are skipped.
+Methods from other packages need the extra "bench" (LightGBM, umap-learn, PyTorch). Sets of real data need
+the folder SCALELATENT_DATA. Units whose package or data are missing are skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Unit = tuple[str, str, str, int]
 
 
 def measure(unit: Unit, limit: int) -> dict[str, Any]:
-    """Return the scores and CPU seconds of a unit in this process, which the system ends at the limit."""
+    """Return the scores and CPU seconds of a unit; the system kills this process at the limit."""
     name, set_name, method, seed = unit
     task = TASKS[name]
     rows = task.sets[set_name](seed)
@@ -68,7 +68,7 @@ def send_record(sender: Connection, unit: Unit, limit: int) -> None:
 
 def run_unit(unit: Unit, limit: int) -> dict[str, Any] | None:
     """Return the record of a unit that runs in another process, or None if it failed."""
-    fork = multiprocessing.get_context("fork")  # the modules are imported once
+    fork = multiprocessing.get_context("fork")  # A forked process does not import the modules again.
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=send_record, args=(sender, unit, limit))
     process.start()
@@ -84,7 +84,7 @@ def run_unit(unit: Unit, limit: int) -> dict[str, Any] | None:
 
 
 def planned(args: argparse.Namespace) -> Iterator[Unit]:
-    """Yield the units of a command: large sets last, and all units of a seed before those of the next."""
+    """Yield the units of a command: large sets last, and all units of a seed before the next seed."""
     absent = tuple(name for name, package in NEEDS.items() if find_spec(package) is None)
     for large in (False, True):
         for seed in range(args.seed, args.seed + args.seeds):
@@ -114,19 +114,18 @@ def is_measured(found: dict[str, Any], seed: int, limit: int) -> bool:
 
 
 def names(text: str) -> list[str]:
-    """Return the names of a list with semicolons, since names have commas."""
+    """Return the names in a list that is separated by semicolons, because names contain commas."""
     return [name.strip() for name in text.split(";")]
 
 
 def main() -> None:
     """Measure the units that the file lacks."""
     arguments = parser(__doc__, "rivals")
-    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
-    arguments.add_argument("--task", type=names, help="tasks; several with semicolons")
-    arguments.add_argument("--set", type=names, help="sets; several with semicolons")
-    arguments.add_argument("--method", type=names, help="methods; several with semicolons")
+    arguments.add_argument("--task", type=names, help="tasks, separated by semicolons")
+    arguments.add_argument("--set", type=names, help="sets, separated by semicolons")
+    arguments.add_argument("--method", type=names, help="methods, separated by semicolons")
     arguments.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on")
-    arguments.add_argument("--limit", type=int, default=300, help="CPU seconds of a unit")
+    arguments.add_argument("--limit", type=int, default=300, help="largest CPU seconds of a unit")
     arguments.add_argument("--again", action="store_true", help="repeat units that the file has")
     args = arguments.parse_args()
     for unit in planned(args):

@@ -1,11 +1,11 @@
-"""Sets, methods and scores of rivals.py. A method gets rows and a seed, fits, and answers for held-out rows.
+"""Sets, methods and scores of rivals.py.
 
-Methods have the default parameters of their library, except for these parameters, which are chosen on a fifth
-of the training rows: C of logistic regression and of the SVM, the number of neighbours, the number of
-components of Gaussian mixtures and of PCA, the bandwidth of kernel densities, the weight decay of logistic
-regression and of an MLP for images (20 epochs), the epochs of an MLP for labels, the epoch of the U-Net.
-"chosen" in the name of a model of scalelatent means the same for its components and directions. The seconds
-of a method include its choice.
+A method receives rows and a seed, fits, and answers for held-out rows. Methods have the default parameters
+of their library, except for some parameters that a fifth of the training rows chooses: C of logistic
+regression and of the SVM, the number of neighbours, the number of components of Gaussian mixtures and of
+PCA, the bandwidth of kernel densities, the weight decay of logistic regression and of an MLP for images (20
+epochs), the epochs of an MLP for labels, and the epoch of the U-Net. "chosen" in the name of a model of
+scalelatent means the same for its components and directions. The seconds of a method include its choice.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from scalelatent.kernels.corruption import corrupt
 
 Method = Callable[[Any, int], Any]
 Make = Callable[[int], Any]
-# Most training rows on which a parameter is chosen.
+# Largest number of training rows that choose a parameter.
 CHOICE_ROWS = 5_000
-# Rows per class that a method sees before it is measured, so that compilation does not count.
+# Rows per class of the small fit before the measurement, which compiles the code.
 FIRST_ROWS = 20
 
 
@@ -62,8 +62,8 @@ class Rows:
 class Task:
     """Sets and methods by name, and the score of an answer.
 
-    ``first`` returns the few rows that a method sees before it is measured. The score of a task is a
-    dictionary of numbers; percentages except for log-likelihoods, in nats per row.
+    ``first`` returns the rows of the small fit before the measurement. A score is a dictionary of
+    percentages, except for log-likelihoods, which are nats per row.
     """
 
     sets: dict[str, Callable[[int], Any]]
@@ -72,7 +72,7 @@ class Task:
     first: Callable[[Any, str], Any]
     # Sets whose units are measured after all others.
     large: tuple[str, ...] = ()
-    # Sets on which a method makes sense, if these are not all.
+    # Sets of a method that not all sets suit.
     only: dict[str, tuple[str, ...]] | None = None
 
     def pairs(self) -> list[tuple[str, str]]:
@@ -193,7 +193,6 @@ CLASSIFICATION = Task(
     },
     methods={
         "CapsuleRegression": predicted(capsules),
-        "CapsuleRegression, multiclass": predicted(lambda seed: capsules(seed, architecture="multiclass")),
         "CapsuleRegression, all_vs_all": predicted(lambda seed: capsules(seed, architecture="all_vs_all")),
         "LinearMixtureClassifier": predicted(mixtures),
         "LinearMixtureClassifier, chosen": chosen(
@@ -219,7 +218,7 @@ CLASSIFICATION = Task(
 
 
 def digits_rows(seed: int) -> Rows:
-    """Return digits made continuous by uniform noise of the width of a grey level."""
+    """Return digits with uniform noise of the width of a grey level."""
     rows = split("digits", seed)
     rng = np.random.default_rng(seed)
     return replace(
@@ -228,7 +227,7 @@ def digits_rows(seed: int) -> Rows:
 
 
 def usps_levels(seed: int) -> Rows:
-    """Return USPS in 256 grey levels, made continuous by uniform noise of their width."""
+    """Return USPS in 256 grey levels, with uniform noise of the width of a level."""
     rows, rng = usps_rows(seed), np.random.default_rng(seed)
     return replace(
         rows,
@@ -238,7 +237,7 @@ def usps_levels(seed: int) -> Rows:
 
 
 def mnist_levels(seed: int, n: int) -> Rows:
-    """Return MNIST in 256 grey levels, made continuous, then averaged to 16 x 16 pixels."""
+    """Return MNIST in 256 grey levels with uniform noise, averaged to 16 x 16 pixels."""
     rows, rng = mnist_rows(seed, n), np.random.default_rng(seed)
     noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
     train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
@@ -248,8 +247,8 @@ def mnist_levels(seed: int, n: int) -> Rows:
 def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
     """Exclude a rare class from the training rows, and add outliers to the held-out rows.
 
-    The truth is 0 for rows of the other classes, 1 for rows of the class that was left out, and 2 for rows
-    of which each column comes from one of two held-out rows.
+    The truth is 0 for rows of the other classes, 1 for rows of the excluded class, and 2 for mixtures of
+    two held-out rows, in which each column comes from one of the two.
     """
 
     def make(seed: int) -> Rows:
@@ -267,7 +266,7 @@ def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
 
 
 def density(*makes: Make, is_density: bool = True) -> Method:
-    """Return a method that scores held-out rows; of several densities, validation rows choose one."""
+    """Return a method that scores held-out rows; validation rows choose one of several densities."""
 
     def run(rows: Rows, seed: int) -> tuple[np.ndarray, bool]:
         best = makes[0]
@@ -282,7 +281,7 @@ def density(*makes: Make, is_density: bool = True) -> Method:
 
 
 def likelihood(model: Any, train: np.ndarray, held: np.ndarray) -> float:
-    """Return the mean log-likelihood of validation rows, -inf if the model refuses the training rows."""
+    """Return the mean log-likelihood of validation rows; -inf if the model raises ValueError."""
     try:
         return float(model.fit(train).score_samples(held).mean())
     except ValueError:
@@ -305,7 +304,9 @@ class Kernels:
 
 
 def density_score(rows: Rows, answer: tuple[np.ndarray, bool]) -> dict[str, float]:
-    """Return the mean log-likelihood of usual rows, and areas under the curves of both kinds of outliers."""
+    """Return the mean log-likelihood of usual rows, and the areas under the ROC curves of both kinds of
+    outliers.
+    """
     scores, is_density = answer
     found = {}
     for kind, code in (("class", 1), ("mixed", 2)):
@@ -354,7 +355,7 @@ DENSITY = Task(
 
 
 def all_rows(name: str) -> Callable[[int], Rows]:
-    """Return the loader of a set of which all rows are clustered."""
+    """Return a loader of a set whose rows are all clustered."""
 
     def make(seed: int) -> Rows:
         x, y, measurements = small_set(name)
@@ -372,7 +373,7 @@ def small_mnist(seed: int) -> Rows:
 
 
 def clustered(embed: Callable[[np.ndarray, int, int], np.ndarray]) -> Method:
-    """Return k-means, ten starts, of an embedding of rows for a number of classes and a seed."""
+    """Return a method that runs k-means with ten starts on an embedding of the rows."""
 
     def run(rows: Rows, seed: int) -> np.ndarray:
         k = len(np.unique(rows.truth))
@@ -400,7 +401,7 @@ def spectral(rows: Rows, seed: int) -> np.ndarray:
 
 
 def first_to_cluster(rows: Rows, method: str) -> Rows:
-    """Return up to 20 rows of each class; UMAP compiles the search of neighbours from 4,096 rows on."""
+    """Return a few random rows; 4,200 for UMAP, which compiles its neighbour search from 4,096 rows on."""
     most = 4_200 if method.startswith("UMAP") and len(rows.train) >= 4_096 else 300
     order = np.random.default_rng(0).permutation(len(rows.train))[:most]
     return Rows(rows.train[order], None, rows.train[order], rows.truth[order])
@@ -464,7 +465,7 @@ def silhouettes(seed: int) -> Rows:
 
 
 class Neighbours:
-    """Outputs that more than half of the k nearest training rows have."""
+    """Classifier of labels: a label is on if more than half of the k nearest training rows have it."""
 
     def __init__(self, k: int) -> None:
         self.near = NearestNeighbors(n_neighbors=k)
@@ -479,7 +480,7 @@ class Neighbours:
 
 
 class Perceptron(MLPClassifier):
-    """A network with a logistic output per target; without hidden units it is logistic regression."""
+    """Network with a logistic output per target; without hidden units it is logistic regression."""
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> Perceptron:
         # scikit-learn 1.9 mixes up the columns of more than 256 targets that are uint8.
@@ -530,7 +531,7 @@ def unet(epochs: int) -> Method:
                 return self.out(self.up[1](torch.cat([self.wide(x), a], 1)))
 
         def pictures(x: np.ndarray) -> Any:
-            whole = np.zeros((len(x), 784), np.float32)  # hidden halves are 0
+            whole = np.zeros((len(x), 784), np.float32)  # Hidden halves are 0.
             whole[:, : x.shape[1]] = x
             return torch.from_numpy(whole.reshape(-1, 1, 28, 28))
 
@@ -562,7 +563,7 @@ def unet(epochs: int) -> Method:
 
 
 def restored_score(rows: Rows, answer: np.ndarray) -> dict[str, float]:
-    """Return wrong pixels, and wrong pixels among those that the corruption changed."""
+    """Return the wrong pixels, and the wrong pixels among the pixels that the corruption changed."""
     wrong = answer != rows.truth
     found = {"error": percent(wrong.mean())}
     if rows.test.shape[1] == 784:
@@ -598,7 +599,7 @@ DENOISING = Task(
 
 
 def documents(seed: int) -> Rows:
-    """Return 5,000 documents of RCV1, 500 terms, with their 20 commonest topics."""
+    """Return 5,000 documents of RCV1, 500 terms, with their 20 most frequent topics."""
     counts, topics, _ = rcv1_subset(500)
     rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
     found = topics[rows].toarray()
@@ -607,7 +608,7 @@ def documents(seed: int) -> Rows:
 
 
 def generated_labels(seed: int) -> Rows:
-    """Return 5,000 rows of 50 standardised counts with 15 labels, four of them in the mean."""
+    """Return 5,000 rows of 50 standardised counts with 15 labels; a row has four labels on average."""
     x, y = make_multilabel_classification(5000, 50, n_classes=15, n_labels=4, random_state=seed)
     rows = held_out(x, y, seed)
     scaler = StandardScaler().fit(rows.train)
@@ -625,13 +626,13 @@ def chain(seed: int) -> Any:
 
 
 def ten_chains(rows: Rows, seed: int) -> np.ndarray:
-    """Return the labels that more than half of ten chains give, in the mean of their probabilities."""
+    """Return the labels whose mean probability over ten chains exceeds one half."""
     chains = (chain(10 * seed + i).fit(rows.train, rows.target) for i in range(10))
     return np.mean([one.predict_proba(rows.test) for one in chains], axis=0) > 0.5
 
 
 def labels_score(rows: Rows, answer: np.ndarray) -> dict[str, float]:
-    """Return wrong labels, micro-averaged F1, and rows with a wrong label."""
+    """Return the wrong labels, micro-averaged F1, and the rows with a wrong label."""
     return {
         "error": percent(np.mean(answer != rows.truth)),
         "f1": percent(f1_score(rows.truth, answer, average="micro")),
@@ -640,7 +641,7 @@ def labels_score(rows: Rows, answer: np.ndarray) -> dict[str, float]:
 
 
 def first_labels(rows: Rows, method: str) -> Rows:
-    """Return 100 rows; each label has both values, which logistic regression needs."""
+    """Return 100 rows; each label has both values, as logistic regression needs."""
     target = rows.target[:100].copy()
     target[:20], target[20:40] = 0, 1
     return Rows(rows.train[:100], target, rows.test[:20], rows.truth[:20])
@@ -669,7 +670,7 @@ LABELS = Task(
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of a generator that knows the features in it; ``epochs`` replaces those of the network."""
+    """Image of a generator that knows its features; ``epochs`` replaces the epochs of the network."""
 
     name: str
     seed: int
@@ -694,9 +695,10 @@ def parts_network(restarts: int) -> Method:
 
 
 def decomposed(make: Callable[[int, int], Any]) -> Method:
-    """Return a method whose features are the components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
+    """Return a method whose features are components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
 
-    It gets three times the number of the network's features, and any of the three cuts may match.
+    It has three times as many components as the network has features, and any of the three cuts may
+    match.
     """
 
     def run(given: Picture, seed: int) -> np.ndarray:
@@ -715,7 +717,7 @@ def dictionary(count: int, seed: int, **given: Any) -> Any:
 
 
 def parts_score(given: Picture, features: np.ndarray) -> dict[str, float]:
-    """Return the share of the kinds in the image that are a feature, at an intersection over union of .9."""
+    """Return the share of the image's kinds that match a feature (intersection over union of at least .9)."""
     kinds = given.images.features[placed_kinds(given.images)[0]]
     found = n_found(features, kinds) if len(features) else 0
     return {"found": percent(found / len(kinds)), "kinds": len(kinds)}

@@ -1,27 +1,23 @@
-"""A pass from S3 on loopback against local disk: python benchmarks/s3_pass.py [--parts pass,troubled,clients]
+"""Measure passes from S3 on loopback, compared with local disk.
 
-``pass``: a capsule E-step (D = 80) over stored float32 rows without a cache, on one computing thread. The
-same rows come in turn from the disk and from an S3 server (moto, in a process of its own on 127.0.0.1). The
-fastest round counts.
+    python benchmarks/s3_pass.py [--parts pass,troubled]
 
-compute_s      seconds with the rows in memory, which both ways have in common
-disk_s, s3_s   seconds of reading and computing; ratio = s3_s / disk_s
-read_*_s       seconds of reading alone
-server_s       seconds of the same objects by eight plain HTTP connections without decoding: its limit
-delay          the same with a server that delays every request, as a network does: several simultaneous reads
-               against one read after the other
+pass      A capsule E-step (D = 80) over stored float32 rows without a cache, on one computing thread. The
+          same rows come in turn from the disk and from an S3 server (moto, in a separate process on
+          127.0.0.1). The fastest round counts.
+troubled  A fit of ten passes without a cache, from the server alone and through a proxy in another process.
+          The proxy delays each request by --latency milliseconds. It answers one request of a hundred with
+          503, resets the connection in the middle of one answer of a hundred, and sends one answer of a
+          hundred in pieces over half a second. The results are seconds, rates, the proxy's failures, and
+          whether the weights have the same bits.
+The figures of the part pass are:
 
-``troubled``: the server behind a proxy in a process of its own. The proxy delays each request by --latency
-milliseconds. It answers one request of a hundred with 503, resets the connection in the middle of one answer
-of a hundred, and sends one answer of a hundred in pieces over half a second. A fit of ten passes without a
-cache runs with the server alone and through the proxy. The results are seconds, rates, the proxy's failures,
-and whether the weights have the same bits.
-
-``clients``: the same rows read from an address (by s3fs, with the retries of `storage/objects.py`) and from
-an obstore `S3Store` that is passed to `open_dataset` (with its own retries). The results are the seconds of
-reading all rows, in turn, from the server alone, with a delay of --delay, and through the proxy; the number
-of failures of several hundred listings if one answer of a hundred is interrupted; and whether a process that
-was forked from a reading process can read, and the reading process afterwards.
+    compute_s      seconds with the rows in memory
+    disk_s, s3_s   seconds of reading and computing; ratio = s3_s / disk_s
+    read_*_s       seconds of reading alone
+    server_s       seconds in which eight plain HTTP connections read the same objects without decoding
+    delay          the same with a server that delays every request, as a network does: several simultaneous
+                   reads, and one read after the other
 """
 
 from __future__ import annotations
@@ -52,7 +48,6 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
-from scalelatent.storage.disk import locate
 from scalelatent.storage.objects import forget_connections
 
 BUCKET = "benchmark"
@@ -70,21 +65,21 @@ def lead_to(port: int) -> None:
 
 
 def make_bucket() -> None:
-    """Make the bucket at the server that the environment leads to."""
+    """Create the bucket at the server that the environment names."""
     import s3fs
 
     s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True).mkdir(BUCKET)
 
 
 def serve(pipe: Any, delay: Any) -> None:
-    """Run the server until the process is ended; every request waits `delay` seconds first."""
+    """Run the server until the process is killed; every request first waits `delay` seconds."""
     import logging
 
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections are kept, as every real store does
+    WSGIRequestHandler.protocol_version = "HTTP/1.1"  # HTTP/1.1 keeps connections open, as real stores do.
     inner = DomainDispatcherApplication(create_backend_app)
 
     def application(environ: Any, start: Any) -> Any:
@@ -98,7 +93,7 @@ def serve(pipe: Any, delay: Any) -> None:
 
 @contextmanager
 def s3_server() -> Iterator[tuple[int, Any]]:
-    """Start a server in a process of its own; yield (port, its delay in seconds, which can be set)."""
+    """Start a server in a separate process; yield its port and its delay in seconds, which can be set."""
     context = multiprocessing.get_context("spawn")
     delay = context.Value("d", 0.0)
     here, there = context.Pipe()
@@ -118,7 +113,7 @@ SHARE, PIECES, SLOW_SECONDS = 0.01, 10, 0.5
 
 
 def trouble(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> None:
-    """Run the proxy until the process is ended."""
+    """Run the proxy until the process is killed."""
     chance, lock = random.Random(seed), threading.Lock()
 
     class Proxy(BaseHTTPRequestHandler):
@@ -180,13 +175,13 @@ def trouble(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> N
     proxy.serve_forever()
 
 
-# Headers that are the proxy's own.
+# Headers that the proxy sets itself.
 SINGLE = ("content-length", "connection", "transfer-encoding")
 
 
 @contextmanager
 def troubled_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int, Any]]:
-    """Start a proxy in a process of its own; yield (port, the count of each of its failures)."""
+    """Start a proxy in a separate process; yield its port and the count of each of its failures."""
     context = multiprocessing.get_context("spawn")
     counts = context.Array("q", len(TROUBLES))
     here, there = context.Pipe()
@@ -202,7 +197,7 @@ def troubled_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int
 
 
 def fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return least seconds of each function, taken in turn."""
+    """Return the smallest seconds of each function; the functions run in turn."""
     least = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -213,7 +208,7 @@ def fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, f
 
 
 def one_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], Any]:
-    """Return the call that runs a pass of the E-step over a dataset, always from the same state."""
+    """Return a function that runs a pass of the E-step over a dataset, always from the same state."""
     em, state = learner(8, seed)
     stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
     executor = InProcessExecutor(1, cache=cache)
@@ -221,7 +216,7 @@ def one_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], 
 
 
 def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
-    """Return the call that reads all rows, without computing."""
+    """Return a function that reads all rows without computing."""
     blocks = [(a, min(a + 4096, len(dataset))) for a in range(0, len(dataset), 4096)]
 
     def read() -> None:
@@ -232,7 +227,7 @@ def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
-    """Read all objects of the rows by eight plain connections; return the seconds."""
+    """Return a function that reads all objects of the rows with eight plain connections."""
     source = dataset._columns.x
     keys = [source.shard_key(i) for i in range(-(-len(dataset) // source.shard_rows))]  # type: ignore[attr-defined]
     paths = [f"/{BUCKET}/noise.zarr/{key}" for key in keys]
@@ -252,7 +247,7 @@ def plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float) -> dict[str, Any]:
-    """Return all figures."""
+    """Return all figures of the part pass."""
     disk = stored_rows(folder, rows, seed)
     with s3_server() as (port, delay):
         lead_to(port)
@@ -325,136 +320,25 @@ def troubled(folder: Path, a: Any) -> dict[str, Any]:
     return found | {"same_bits": bool(np.array_equal(*weights))}
 
 
-CLIENTS = ("s3fs", "obstore")
-PASSES, LISTINGS, FORK_SECONDS, MARK = 10, 500, 15.0, "zarr.json"
-
-
-def opened(client: str) -> sl.Dataset:
-    """Return the rows by one of the clients, over connections of its own."""
-    if client == "s3fs":
-        forget_connections()
-        return sl.open_dataset(f"s3://{BUCKET}/noise.zarr")
-    return sl.open_dataset(obstore_bucket("noise.zarr"))
-
-
-def obstore_bucket(prefix: str | None = None) -> Any:
-    """Return the bucket, or a prefix of it, in obstore, which retries up to ten times."""
-    from obstore.store import S3Store
-
-    return S3Store(BUCKET, prefix=prefix, client_options={"allow_http": True, "timeout": "60s"})
-
-
-def failed_listings(client: str) -> int:
-    """Count the listings of a folder that end in an error."""
-    import obstore
-
-    forget_connections()
-    place, bucket = locate(f"s3://{BUCKET}/noise.zarr"), obstore_bucket()
-    failed = 0
-    for _ in range(LISTINGS):
-        try:
-            if client == "s3fs":
-                place.keys("x/c")
-            else:
-                obstore.list_with_delimiter(bucket, "noise.zarr/x/c")
-        except Exception:  # noqa: BLE001
-            failed += 1
-    return failed
-
-
-def after_fork(client: str) -> tuple[str, str]:
-    """Read the dataset in a forked process and then in this one; return the result of each as text."""
-    import obstore
-
-    forget_connections()
-    place, bucket = locate(f"s3://{BUCKET}/noise.zarr"), obstore_bucket()
-    context = multiprocessing.get_context("fork")
-
-    def read() -> bytes | None:
-        return (
-            place.read(MARK) if client == "s3fs" else bytes(obstore.get(bucket, f"noise.zarr/{MARK}").bytes())
-        )
-
-    def tell(pipe: Any) -> None:
-        try:
-            pipe.send("reads" if read() == expected else "reads other bytes")
-        except Exception as error:  # noqa: BLE001
-            pipe.send(f"{type(error).__name__}: {error}")
-
-    expected = read()
-    reported = []
-    for kind in (context.Process, threading.Thread):
-        here, there = context.Pipe()
-        reader = kind(target=tell, args=(there,), daemon=True)
-        reader.start()
-        reported.append(here.recv() if here.poll(FORK_SECONDS) else f"no answer in {FORK_SECONDS:.0f} s")
-        if kind is context.Process:
-            reader.kill()
-            reader.join(10)
-    return reported[0], reported[1]
-
-
-def clients(folder: Path, a: Any) -> dict[str, Any]:
-    """Return the rates of our S3 client and of obstore."""
-    from importlib.metadata import version
-
-    disk = stored_rows(folder, a.rows, a.seed)
-    megabytes = a.rows * disk.n_features * 4 / 1e6
-    found: dict[str, Any] = {client: {"version": version(client)} for client in CLIENTS}
-    with s3_server() as (port, delay):
-        lead_to(port)
-        forget_connections()
-        make_bucket()
-        disk.save(f"s3://{BUCKET}/noise.zarr")
-        reads = {client: read_all(opened(client)) for client in CLIENTS}
-        for name, milliseconds, rounds in (("alone", 0.0, a.rounds), ("delayed", a.delay, 3)):
-            delay.value = milliseconds / 1e3
-            for client, seconds in fastest(reads, rounds).items():
-                found[client][f"{name}_s"] = round(seconds, 3)
-                found[client][f"{name}_mb_per_s"] = round(megabytes / seconds, 1)
-        delay.value = 0.0
-        for client in CLIENTS:
-            with troubled_proxy(port, a.latency / 1e3, a.seed) as (through, counts):
-                lead_to(through)
-                rows = opened(client)
-                begin = time.perf_counter()
-                for _ in range(PASSES):
-                    read_all(rows)()
-                seconds = time.perf_counter() - begin
-                same = bool(np.array_equal(rows.read_x(0, a.rows), disk.read_x(0, a.rows)))
-                found[client] |= {"troubled_s": round(seconds, 2), "same_rows": same}
-                found[client] |= {"troubled_mb_per_s": round(PASSES * megabytes / seconds, 1)}
-                found[client] |= {f"times {w}": int(n) for w, n in zip(TROUBLES, counts, strict=True)}
-            with troubled_proxy(port, 0.0, a.seed) as (through, counts):
-                lead_to(through)
-                found[client]["failed_listings"] = failed_listings(client)
-                found[client]["resets_of_listings"] = int(counts[TROUBLES.index("reset")])
-            lead_to(port)
-        for client in CLIENTS:  # at the end: what was forked from may answer no more
-            found[client]["forked"], found[client]["forked_from"] = after_fork(client)
-    faster = {
-        k: found["s3fs"][f"{k}_s"] / found["obstore"][f"{k}_s"] for k in ("alone", "delayed", "troubled")
-    }
-    found |= {"obstore_is_faster": {k: round(v, 2) for k, v in faster.items()}}
-    about = {"rows": a.rows, "megabytes": megabytes, "passes_troubled": PASSES, "listings": LISTINGS}
-    return found | about | {"delay_ms": a.delay, "latency_ms": a.latency, "share_of_each_trouble": SHARE}
-
-
 def main() -> None:
-    """Measure and write the figures."""
+    """Run each part, and write its figures."""
     args = parser(__doc__, "s3_pass")
-    args.add_argument("--parts", default="pass,troubled,clients")
+    args.add_argument("--parts", default="pass,troubled")
     args.add_argument("--rows", type=int, default=400_000)
     args.add_argument("--rounds", type=int, default=5)
-    args.add_argument("--delay", type=float, default=30.0, help="milliseconds that a far store lets one wait")
-    args.add_argument("--latency", type=float, default=50.0, help="milliseconds of a request to the proxy")
+    args.add_argument(
+        "--delay", type=float, default=30.0, help="milliseconds by which a distant store delays a request"
+    )
+    args.add_argument(
+        "--latency", type=float, default=50.0, help="milliseconds by which the proxy delays a request"
+    )
     a = args.parse_args()
     for part in a.parts.split(","):
         with tempfile.TemporaryDirectory() as folder:
             if part == "pass":
                 result = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
             else:
-                result = {"troubled": troubled, "clients": clients}[part](Path(folder), a)
+                result = troubled(Path(folder), a)
         print(part, result, flush=True)
         write_part(a.out, part, a.seed, result)
 

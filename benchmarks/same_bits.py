@@ -1,9 +1,11 @@
-"""Digests of one fit that runs in five ways: python benchmarks/same_bits.py FOLDER
+"""Compare the digests of one fit that runs in five ways.
 
-Each model is fitted to the same generated images on disk: by one thread; by two threads; by two Dask workers;
-by two Dask workers of which one is killed after the second pass; and with an interruption after the second
-pass and a resume. The digest covers all arrays of the saved model, so equal digests mean equal weights, bit
-for bit.
+    python benchmarks/same_bits.py FOLDER
+
+Each model is fitted to the same generated images on disk: by one thread; by two threads; by two Dask
+workers; by two Dask workers, one of which is killed after the second pass; and with an interruption after
+the second pass and a resume. The digest covers all arrays of the saved model, so that equal digests mean
+equal weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -42,20 +44,22 @@ WAYS = ("one thread", "two threads", "two workers", "a worker killed", "interrup
 
 
 class Once(sl.Callback):
-    """Call a function at the second pass or epoch."""
+    """Callback that calls a function at the second pass or epoch."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self.act, self.passes = act, 0
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Count the passes."""
+        """Count the passes, and call the function at the second."""
         self.passes += 1
         if self.passes == 2:
             self.act()
 
 
 def images(folder: Path, rows: int, seed: int) -> sl.Dataset:
-    """Return rows of ten binary 8 x 8 images, with one pixel in twenty inverted."""
+    """Return rows of ten binary 8 x 8 images, with one pixel in twenty inverted; create them if they do not
+    exist.
+    """
 
     def make() -> sl.Dataset:
         rng = np.random.default_rng(seed)
@@ -74,7 +78,7 @@ def images(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 
 def digest(model: Any, folder: Path) -> str:
-    """Return digest of all arrays of the saved model; its metadata names the files of a run folder."""
+    """Return a digest of all arrays of the saved model, without its metadata, which name the run folder."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save(folder)
     total = hashlib.sha256()
@@ -106,7 +110,7 @@ def fitted(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: P
 
 
 def main() -> None:
-    """Run it."""
+    """Run all ways of all models."""
     arguments = parser(__doc__, "same_bits")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=20_000)

@@ -1,38 +1,38 @@
-"""Estimated time of a pass over a billion rows on 1,000 workers, from the cost of measured passes:
+"""Estimate the time of a pass over a billion rows on 1,000 workers, from the cost of measured passes.
 
     python benchmarks/scale.py FOLDER [--parts passes,page] [--kinds capsule,linear_mixture,mbn,crbm,hcn]
     python benchmarks/scale.py FOLDER --quickest --seconds 450
     python benchmarks/scale.py FOLDER --parts ten_million
 
-passes       one pass (online: an epoch; mbn: the codes of its first layer) of each kind over each number of
-             rows by each number of workers of a local cluster. Each is a part of results/scale.json. Stored
-             parts are measured again only with --again, so an interrupted run resumes. No pass begins that
-             would end after --seconds, judged by the passes before
-page         scale.md, from results/scale.json and results/simulated_cluster.json
-ten_million  infinite digits (--rows): stepwise capsules, a layer of bootstrap networks, an epoch of a
-             conditional RBM, with the memory of workers over time
+passes       One pass (online: an epoch; mbn: the codes of its first layer) of each kind, for each number of
+             rows and of workers of a local cluster. Each is a part of results/scale.json. Stored parts are
+             measured again only with --again, so that an interrupted run resumes. No pass starts that would
+             end after --seconds, as predicted from the earlier passes.
+page         Write scale.md from results/scale.json and results/simulated_cluster.json.
+ten_million  Fits of --rows infinite digits with the memory of the workers over time: stepwise capsules, one
+             layer of a bootstrap network, an epoch of a conditional RBM.
 
-``--quickest`` measures capsules and mixtures with up to a million rows and the others with up to 100,000; by
-default the limits are ten million and four million rows. SCALELATENT_DATA is required. Batch learners cache
-rows between passes (`[engine] cache = 0.3`), as their plans suggest.
+``--quickest`` measures capsules and mixtures with up to a million rows and the other kinds with up to
+100,000; by default the limits are ten million and four million rows. Needs SCALELATENT_DATA. Batch learners
+cache rows between passes (`[engine] cache = 0.3`), as their plans suggest.
 
-Model. Two passes of a kind by one worker, over the first two of its sizes, give its constants: the seconds of
-a row, and the seconds of a pass beyond its rows. The functions of the engine give the spans of a pass over n
-rows by W workers. Then
+The model. Two passes of a kind by one worker, over the two smallest numbers of rows, give its constants:
+the seconds of a row, and the seconds of a pass beyond its rows. The functions of the engine give the spans
+of a pass over n rows by W workers. The parts of a pass are then:
 
     batch, map  the rows of the worker with most spans, times the seconds of a row
-    online      steps, one after another: rows of the worker with most chains, times the seconds of a row, and
-                the cost of spreading a step; or all steps on one worker if that takes less
-    all         bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
+    online      steps, one after another: the rows of the worker with most chains, times the seconds of a row,
+                and the cost of spreading a step; or all steps on one worker if that is faster
+    all         the bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
 
-These times overlap, so the longest counts. The seconds of a pass beyond its rows are added, and the levels of
-the reduce tree, whose vectors go over the network. Passes that gave no constants check the model. Their
-workers, scheduler and driver share two processors, so two costs are added: the scheduler's and driver's
-seconds of further spans (with the fewest simulated workers), and the vectors between workers at the rate of a
-network.
+These times overlap, so that the longest counts. Two times are added: the seconds of a pass beyond its rows,
+and the time of the levels of the reduce tree, whose vectors are sent over the network. Passes that gave no
+constants check the model. Their workers, scheduler and driver share two processors, so that two costs are
+added: the scheduler's and driver's seconds of further spans (with the fewest simulated workers), and the
+vectors between workers at the rate of a network.
 
-Prices and rates of store and network are assumptions (ASSUMED). The cost of a span, a shard and a step for
-the scheduler is measured with simulated workers (simulated_cluster.py).
+Prices and rates of store and network are assumptions (ASSUMED). The scheduler's cost of a span, a shard and
+a step is measured with simulated workers (simulated_cluster.py).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from scalelatent.models.mbn.fit import LayerCoder, plan_layers
 
 PAGE = Path(__file__).parent / "scale.md"
 BILLION, WORKERS = 10**9, 1000
-# Of an object store: dollars of a thousand requests that read and that write (list prices of S3 standard),
-# MB/s that a worker reads; MB/s of its network. None of them was measured.
+# Assumptions about an object store and a network; none was measured. Dollars of a thousand reading and of a
+# thousand writing requests (list prices of S3 standard), MB/s that a worker reads, MB/s of its network.
 ASSUMED = {
     "dollars_of_1000_gets": 0.0004,
     "dollars_of_1000_puts": 0.005,
@@ -75,13 +75,13 @@ ASSUMED = {
 }
 SETTINGS = {
     "refused": "`[engine] leaf_rows`: fewer, longer leaves",
-    "computing": "more workers, while a pass has spans for them: `[engine] leaf_rows`",
-    "reading": "`[engine] cache`: rows that stay with workers",
+    "computing": "more workers, up to the number of spans (`[engine] leaf_rows`)",
+    "reading": "`[engine] cache`: workers keep rows",
     "scheduler": "`[engine] leaf_rows`: fewer, longer spans",
-    "steps": "`n_chains` (and with it the rows of a step): more of a step at once",
+    "steps": "`n_chains`, and with it the rows of a step: more chains at a time",
 }
-OF_TIME = ("keep-alive", "heartbeat-client")  # messages that have nothing to do with tasks
-PASSES = 4  # of batch learners; the first, which reads and compiles, does not count
+OF_TIME = ("keep-alive", "heartbeat-client")  # messages that do not depend on tasks
+PASSES = 4  # passes of batch learners; the first one reads and compiles, and does not count
 SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
 LARGER = {
     "batch": (100_000, 1_000_000, 4_000_000, 10_000_000),
@@ -93,7 +93,7 @@ QUICKEST = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
 
 @dataclass(frozen=True)
 class Case:
-    """A kind: its loop, its rows, the stage whose pass is meant, how often a fit goes over all rows."""
+    """Kind of model: its loop, its rows, the measured stage, and the passes of a fit over all rows."""
 
     loop: str
     rows: str
@@ -104,12 +104,12 @@ class Case:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Return the engine's options; rows that are read in many passes are cached, as plans suggest."""
+        """Return the engine's options; rows of batch learners are cached, as plans suggest."""
         return {"cache": 0.3} if self.loop == "batch" else {}
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the numbers of rows: two that give the constants, then those that check them."""
+        """Return the numbers of rows: two that give the constants, and others that check them."""
         return SMALLEST["batch" if self.loop == "batch" else "slow"] + LARGER[self.loop]
 
 
@@ -137,17 +137,17 @@ CASES = {
             architecture="multiclass", capsule_dim=6, algorithm="em", random_state=0
         ),
         100,
-        "a hundred, after which most of the paper's fall in log-loss is over",
+        "100, which give most of the paper's decrease of the log-loss",
     ),
     "linear_mixture": Case(
         "batch",
         "digits",
         "linear_mixture_em",
-        lambda: sl.LinearMixtureClassifier(n_components=10, n_dims=10, random_state=0),
+        lambda: sl.LinearMixtureClassifier(n_components=10, n_dims=10, likelihood="error", random_state=0),
         50,
-        "fifty of its EM",
+        "50 of EM",
     ),
-    "mbn": Case("map", "digits", "mbn_code-l1", mbn, 6, "six layers, each as the first"),
+    "mbn": Case("map", "digits", "mbn_code-l1", mbn, 6, "six layers with the cost of the first"),
     "crbm": Case("online", "letters", "crbm_learn", crbm, 1, "an epoch"),
     "hcn": Case("online", "letters", "hcn_learn", hcn, 1, "an epoch"),
 }
@@ -172,15 +172,18 @@ def rows_of(folder: Path, name: str, n: int) -> Dataset:
 
 
 class Over(KeyboardInterrupt):
-    """The pass that is meant was seen: the rest of the fit is not wanted."""
+    """Interruption of a fit after the measured passes."""
 
 
 class Seen(sl.Callback):
-    """Seconds of the passes of a stage, or of a map, which reports no passes, until the next stage."""
+    """Callback that records the seconds of the passes of a stage.
+
+    A map reports no passes; its seconds are those until the next stage.
+    """
 
     def __init__(self, stage: str, wanted: int = PASSES) -> None:
         self.stage, self.wanted, self.began, self.passes = stage, wanted, 0.0, list[float]()
-        self.parts = 0.0  # of an epoch that is reported in parts
+        self.parts = 0.0  # seconds of the reported parts of an epoch
         self.checkpoint_bytes = 0
 
     def on_stage(self, info: dict[str, Any]) -> None:
@@ -191,11 +194,11 @@ class Seen(sl.Callback):
             self.began = time.perf_counter()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        # Mixtures begin with passes of k-means, which are cheaper.
+        # Mixtures start with passes of k-means, which are cheaper.
         if record["stage"] == self.stage and record.get("phase", "em") == "em":
             self.passes.append(self.parts + float(record["seconds"]))
             self.parts = 0.0
-            # A checkpoint is written after its pass was reported, so the next pass ends it.
+            # The checkpoint of a pass is written after its report, so that the fit runs one more pass.
             if len(self.passes) > self.wanted:
                 raise Over
 
@@ -208,13 +211,13 @@ class Seen(sl.Callback):
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of the fastest of the second, third and fourth pass."""
+        """Return the seconds of the fastest pass among the second, third and fourth."""
         return min(self.passes[1:PASSES] or self.passes)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A number of rows, for the functions of the engine that divide them."""
+    """Number of rows and features, for the functions of the engine that divide rows."""
 
     n: int
     n_features: int
@@ -224,7 +227,9 @@ class Rows:
 
 
 def cut(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """Return the division of a pass of a batch learner: spans, rows of a span, levels of the tree above."""
+    """Return the division of a pass of a batch learner: spans, rows of a span, levels of the tree above
+    them.
+    """
     grid = choose_grid(Rows(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
     rows = min(n, grid.leaf_rows * FAN_IN**level)
@@ -269,7 +274,7 @@ def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
         stage = store.load_stage(case.stage)
         reduction, rows = stage.reductions["train"], stage.datasets["train"]
         flops, statistic = reduction.flops_per_row(), reduction.layout().nbytes
-        found["row_bytes"] = rows.nbytes / len(rows)  # projected ones
+        found["row_bytes"] = rows.nbytes / len(rows)  # The rows are projected.
 
         def cut_into(n: int, workers: int) -> dict[str, int]:
             return cut(n, workers, rows.n_features, reduction)
@@ -279,12 +284,12 @@ def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
 
 
 def busy() -> float:
-    """Return share of this machine's processors that other work takes at this moment."""
+    """Return the share of this machine's processors that other work uses now."""
     return psutil.cpu_percent(interval=1.0) / 100
 
 
 def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
-    """Run a fit on the present cluster up to the requested pass."""
+    """Run a fit on the current cluster up to the measured pass; return its figures."""
     seen = Seen(case.stage)
     begin, others = time.perf_counter(), busy()
     with tempfile.TemporaryDirectory() as run:
@@ -304,12 +309,12 @@ def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
 
 
 def wanted(a: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """Return (kind, rows, workers) of the passes that are asked for; those that give constants first."""
+    """Return (kind, rows, workers) of the requested passes; those that give constants come first."""
     out = []
     for name in a.kinds.split(","):
         case = CASES[name]
         sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST[case.loop]]
-        # Constants come from one worker alone.
+        # Only one worker gives constants.
         out += [(name, n, w) for i, n in enumerate(sizes) for w in a.workers if i > 1 or w == 1]
     return sorted(out, key=lambda piece: (piece[2], piece[1]))
 
@@ -325,16 +330,14 @@ def measure(a: argparse.Namespace) -> None:
             warm: set[str] = set()
             for name, n, _ in (piece for piece in todo if piece[2] == workers):
                 case = CASES[name]
-                # By what the same rows took one worker, or as many times as long as there are more of them.
+                # Predict the seconds from the last fit of this kind, in proportion to the rows.
                 known = [(rows, s) for (kind, rows), s in took.items() if kind == name]
                 likely = max((s * max(1.0, n / rows) for rows, s in known[-1:]), default=0.0)
                 left = a.seconds - (time.perf_counter() - begin)
                 if likely > left:
-                    print(
-                        f"{name}, {n:,} rows, {workers} workers: left out, with {left:.0f} s left", flush=True
-                    )
+                    print(f"{name}, {n:,} rows, {workers} workers: skipped, {left:.0f} s remain", flush=True)
                     continue
-                if name not in warm:  # kernels are compiled or loaded
+                if name not in warm:  # A small fit compiles or loads the kernels.
                     warm.add(name)
                     fit_seen(case, rows_of(a.folder, case.rows, 2000), workers)
                 found = fit_seen(case, datasets[name, n], workers)
@@ -343,11 +346,11 @@ def measure(a: argparse.Namespace) -> None:
                 write_part(a.out, f"{name}, {n:,} rows, {workers} workers", a.seed, found)
 
 
-# -- telling -------------------------------------------------------------------------------------------------
+# -- predicting ----------------------------------------------------------------------------------------------
 
 
 def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Return the passes that were measured, with their dates."""
+    """Return the measured passes with their dates."""
     parts = json.loads(out.read_text(encoding="utf-8"))["parts"] if out.exists() else {}
     return {
         (r["kind"], r["rows"], r["workers"]): r | {"date": part["machine"]["date"]}
@@ -357,7 +360,7 @@ def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
 
 
 def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
-    """Return seconds of a row and of a pass beside its rows, by two passes of one worker."""
+    """Return the seconds of a row and of a pass beyond its rows, from two passes of one worker."""
     own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
     if len(own) < 2:
         return None
@@ -374,10 +377,11 @@ def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) 
 
 
 def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
-    """Return the cost of a span, a shard and a step with the most simulated workers, or (0) with the fewest.
+    """Return the scheduler's cost of a span, a shard and a step, with the most simulated workers or (0) the
+    fewest.
 
-    Tasks and messages are counted; what the scheduler computes of a message was measured in batch passes with
-    as many workers, whose messages of spans outnumber heartbeats by far.
+    Tasks and messages are counted. The scheduler's seconds of a message come from batch passes with the
+    same number of workers, in which messages of spans far outnumber heartbeats.
     """
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
 
@@ -405,7 +409,7 @@ def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
 
 
 def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
-    """Return seconds that a step beyond its computing takes two workers, of a state about as large."""
+    """Return the seconds of a step beyond its computing, with two workers and a state of about this size."""
     kept = json.loads((RESULTS / "minibatch_steps.json").read_text(encoding="utf-8"))["results"]
     spread = [r for r in kept["dask_2_workers"] if "all_beyond_computing_ms" in r]
     nearest = min(
@@ -415,10 +419,10 @@ def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
     return float(nearest["all_beyond_computing_ms"]) / 1e3
 
 
-def tell(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> dict[str, Any]:
+def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> dict[str, Any]:
     """Return the parts of a pass and its seconds; bytes, tasks, messages and dollars of requests.
 
-    ``r``: what was counted of a pass, and the constants of its kind.
+    ``r`` has the counts of a pass and the constants of its kind.
     """
     loop, row, shared = (
         CASES[r["kind"]].loop,
@@ -447,7 +451,7 @@ def tell(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> di
         parts["reading"] = bytes_read / reading / (ASSUMED["store_mb_per_second_of_a_worker"] * 1e6)
         parts["scheduler"] = spans * counted["seconds"]
     first = max(parts, key=lambda name: parts[name])
-    refused = loop != "online" and spans > MAX_TASKS  # the steps of some seconds are one task
+    refused = loop != "online" and spans > MAX_TASKS  # One task runs the steps of several seconds.
     network = ASSUMED["network_mb_per_second_of_a_worker"] * 1e6
     if remote:
         merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network
@@ -479,19 +483,19 @@ def table(head: str, rows: list[list[str]]) -> list[str]:
 
 
 def three(number: float) -> str:
-    """Return three figures."""
+    """Return a number with three significant figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the passes that gave no constants, next to the predictions of the model."""
+    """Return the passes that gave no constants, with the predictions of the model."""
     out = []
     for (kind, n, workers), r in sorted(
         pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])
     ):
         constants = constants_of(kind, pieces)
         if constants is not None and not (workers == 1 and n in constants["from"]):
-            reported = tell(r | constants, n, workers)["seconds"]
+            reported = predict_pass(r | constants, n, workers)["seconds"]
             same = {"kind": kind, "rows": n, "workers": workers, "predicted": reported, "took": r["seconds"]}
             out.append(same | {"ratio": reported / r["seconds"]})
     return out
@@ -504,17 +508,18 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
     middle = others[len(others) // 2]
     simulated = ", ".join(f"{kind}: {r['workers']:,}" for kind, r in of_scheduler().items())
     lines = [
-        "# A billion rows, on paper",
+        "# A billion rows, estimated",
         "",
-        "Written by `python benchmarks/scale.py FOLDER`; its docstring is the model. Constants are measured",
-        f"on one worker of this machine ({', '.join(dates)}; before a pass others kept {middle:.0%} of the",
-        f"processors busy in the median, {others[-1]:.0%} at most); the scheduler's with simulated workers",
-        f"({simulated}). Assumed, not measured: {json.dumps(ASSUMED)}.",
+        "`python benchmarks/scale.py FOLDER` writes this page; its docstring describes the model. One worker",
+        f"of this machine gives the constants ({', '.join(dates)}). Before a pass, other work used",
+        f"{middle:.0%} of the processors in the median and at most {others[-1]:.0%}. Simulated workers",
+        f"give the scheduler's constants ({simulated}).",
+        f"These values are assumed, not measured: {json.dumps(ASSUMED)}.",
     ]
     if middle > 0.1:
         lines += [
             "",
-            "**Taken beside other work: neither the times nor the ratios are those of this machine.**",
+            "**Other work was running: neither the times nor the ratios are those of an idle machine.**",
         ]
     lines += ["", f"## A pass over {BILLION:,} rows by {WORKERS:,} workers of one thread"]
     rows, longest, fits = [], [], []
@@ -523,7 +528,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
         if constants is None:
             continue
         r = pieces[kind, constants["from"][1], 1] | constants
-        reported, row = tell(r, BILLION, WORKERS, remote=True), constants["seconds_of_a_row"]
+        reported, row = predict_pass(r, BILLION, WORKERS, remote=True), constants["seconds_of_a_row"]
         rows.append([
             kind, three(row * 1e6), three(r["flops_of_a_row"] / row / 1e9),
             *(three(reported[key]) for key in ("spans", "tasks", "messages")),
@@ -539,24 +544,22 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
             [kind, str(case.passes), case.why, three(hours), f"{case.passes * reported['dollars']:.2f}"]
         )
     lines += table(
-        "kind|microseconds of a row|GFlop/s|spans or steps|tasks|messages|GiB read|MiB merged|MiB of a "
+        "kind|microseconds per row|GFlop/s|spans or steps|tasks|messages|GiB read|MiB merged|MiB of a "
         "checkpoint|dollars of requests",
         rows,
     )
-    lines += ["", "Seconds of its parts, which overlap but for merging, and what breaks first:"]
-    lines += table(
-        "kind|computing|steps|reading|scheduler|merging|in all|what breaks first|what moves it", longest
-    )
+    lines += ["", "Seconds of the parts of this pass, which overlap except for merging, and the bottleneck:"]
+    lines += table("kind|computing|steps|reading|scheduler|merging|total|bottleneck|remedy", longest)
     lines += ["", "A fit:"]
-    lines += table("kind|passes|that is|hours|dollars of requests", fits)
+    lines += table("kind|passes|meaning|hours|dollars of requests", fits)
     lines += spread_words()
     found = checked(pieces)
     if found:
         good = sum(abs(r["ratio"] - 1) <= 0.2 for r in found)
         lines += ["", "## Predicted and measured, seconds of a pass", ""]
-        lines += [f"Within 20 %: {good} of {len(found)}. Those that gave the constants are left out."]
+        lines += [f"Within 20 %: {good} of {len(found)}. Passes that gave the constants are excluded."]
         lines += table(
-            "kind|rows|workers|predicted|took|predicted / took",
+            "kind|rows|workers|predicted|measured|predicted / measured",
             [
                 [
                     r["kind"],
@@ -571,22 +574,21 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
         busy = {name.split(",")[0]: r["busy_before"] for name, r in memory.items() if r["busy_before"] > 0.1}
         lines += [
             "",
-            "## Many rows, really run",
+            "## Ten million rows, measured",
             "",
-            "On a local cluster of this machine, each fit with its preparation of the rows; of mbn until the",
-            "codes of the layer are written. Peaks hold the rows that workers keep between passes (`[engine]",
-            "cache`, up to 30 % of their memory) and statistics that wait for their siblings.",
+            "Fits on a local cluster of this machine, including the preparation of the rows; the fit of mbn",
+            "ends when the codes of the layer are written. Peaks include the rows that workers keep between",
+            "passes (`[engine] cache`, up to 30 % of their memory) and sums that wait to be merged.",
         ]
         if busy:
             least = min(busy.values())
             lines += [
-                f"Others kept at least {least:.0%} of the processors busy before {', '.join(busy)}:",
-                "**these minutes are upper bounds**; what the workers computed is in minutes of one",
-                "processor.",
+                f"Other work used at least {least:.0%} of the processors before {', '.join(busy)}: **these",
+                "minutes are upper bounds**. Minutes of one processor are those that the workers computed.",
             ]
         lines += table(
-            "fit|rows|GB|workers|minutes|of a processor|peak of a worker in the first, second, third, last "
-            "quarter, MiB",
+            "fit|rows|GB|workers|minutes|minutes of one processor|peak of a worker in the first, second, "
+            "third, last quarter, MiB",
             [
                 [
                     name, f"{r['rows']:,}", f"{r['gb']:.1f}", str(r["workers"]), three(r["seconds"] / 60),
@@ -599,7 +601,7 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
 
 
 def spread_words() -> list[str]:
-    """Return the table of the cost of a step for the scheduler, by its chains."""
+    """Return the table of the scheduler's cost of a step, by its chains."""
     steps = {int(name.split()[1]): r for name, r in of_scheduler().items() if name.startswith("online")}
     rows = [
         [str(chains), *(three(r[key]) for key in ("workers", "tasks", "messages")), three(1e3 * r["seconds"])]
@@ -607,10 +609,10 @@ def spread_words() -> list[str]:
     ]
     return [
         "",
-        "A step whose chains are spread, on simulated workers (1: the steps of some seconds are one task).",
-        "Each chain gets what all chains of the step before found: transfers between workers grow with the",
-        "square of the chains.",
-        *table("chains|workers|tasks of a step|messages|scheduler, ms", rows),
+        "A step with several chains, spread over simulated workers; with one chain, one task runs the steps",
+        "of several seconds. Each chain receives the results of all chains of the previous step, so that",
+        "transfers between workers grow with the square of the chains.",
+        *table("chains|workers|tasks per step|messages|scheduler, ms", rows),
     ]
 
 
@@ -621,7 +623,7 @@ QUARTERS = 4
 
 @dataclass
 class Workers:
-    """The largest resident size of workers, again and again, and their processor seconds."""
+    """Samples of the largest resident size of a worker, and the processor seconds of all workers."""
 
     sizes: list[int]
     seconds: float = 0.0
@@ -629,7 +631,7 @@ class Workers:
 
 @contextmanager
 def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
-    """Yield the workers, whose memory and CPU time a thread records until the end of the block."""
+    """Yield samples of the workers' memory and CPU time, which a thread records during the block."""
     workers = [psutil.Process(pid) for pid in client.run(lambda: psutil.Process().pid).values()]
     seen, ended = Workers([]), threading.Event()
 
@@ -650,7 +652,7 @@ def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
 
 
 def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
-    """Return rows whose outputs are ten zeros and ones: which class they are of."""
+    """Return rows whose outputs are ten zeros and ones that encode the class."""
 
     def make() -> Dataset:
         classes = ds.read_y(0, len(ds))
@@ -706,19 +708,29 @@ def ten_million(a: argparse.Namespace) -> None:
 def main() -> None:
     """Run the requested parts."""
     args = parser(__doc__, "scale")
-    args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument("folder", type=Path)
     args.add_argument("--parts", default="passes,page")
     args.add_argument("--kinds", default=",".join(CASES))
-    args.add_argument("--sizes", type=int, nargs="+", help="the two smallest give the constants")
+    args.add_argument(
+        "--sizes", type=int, nargs="+", help="numbers of rows; the two smallest give the constants"
+    )
     args.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    args.add_argument("--quickest", action="store_true", help="a million rows at most, or 100,000")
-    args.add_argument("--seconds", type=float, default=math.inf, help="begin nothing that would last longer")
-    args.add_argument("--again", action="store_true", help="measure also what is there")
-    args.add_argument("--rows", type=int, default=10_000_000, help="of ten_million")
-    args.add_argument("--fits", default="capsule,mbn,crbm", help="of ten_million")
-    args.add_argument("--memory-limit", default="4GB", help="of a worker of ten_million")
-    args.add_argument("--cache", default="auto", help="memory for rows between passes, of ten_million")
+    args.add_argument(
+        "--quickest",
+        action="store_true",
+        help="measure at most a million rows of batch learners, and 100,000 of others",
+    )
+    args.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="start no pass that would end after this number of seconds",
+    )
+    args.add_argument("--again", action="store_true", help="measure stored passes again")
+    args.add_argument("--rows", type=int, default=10_000_000, help="number of rows in the part ten_million")
+    args.add_argument("--fits", default="capsule,mbn,crbm", help="fits of the part ten_million")
+    args.add_argument("--memory-limit", default="4GB", help="memory of a worker in the part ten_million")
+    args.add_argument("--cache", default="auto", help="value of [engine] cache in the part ten_million")
     a = args.parse_args()
     a.folder.mkdir(parents=True, exist_ok=True)
     parts = a.parts.split(",")

@@ -1,17 +1,19 @@
-"""16 candidates that share each pass, against 16 single fits: python benchmarks/search_pass.py FOLDER
+"""Compare a search whose 16 candidates share each pass with 16 single fits.
 
-All ways run in one process with 2 threads. The rows are streamed from disk without a cache, so every pass
-reads them:
+    python benchmarks/search_pass.py FOLDER
 
-search    `sl.Search` over 16 candidates with validation rows
-singles   the same candidates, fitted one after the other, with the same bits
-grid      GridSearchCV over the same candidates and split; it needs the rows as one array, which
-          is read into memory first and copied for the split
-folds     `sl.Search` over the first 4 candidates in 4 folds (16 fits), against `folds_grid`, GridSearchCV on
-          the array in memory with the same folds
+All ways run in one process with 2 threads. The rows are streamed from disk without a cache, so that every
+pass reads them:
 
-Seconds (wall and CPU) are the least of several rounds, in turn; rows and bytes are those that the learning
-passes read.
+    search    `sl.Search` over 16 candidates with validation rows
+    singles   the same candidates, fitted one after the other; the bits must be the same
+    grid      GridSearchCV over the same candidates and split; it needs the rows as one array, which is read
+              into memory first and copied for the split
+    folds     `sl.Search` over the first 4 candidates in 4 folds (16 fits); compared with `folds_grid`, which
+              is GridSearchCV with the same folds on the array in memory
+
+Seconds (wall and CPU) are the smallest of several rounds, in turn. Rows and bytes are those that the
+learning passes read.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ GRID = {"capsule_dim": [1, 2, 4, 8], "momentum": [0.0, 0.3, 0.6, 0.9]}
 
 
 class Kept(sl.Search):
-    """A search that keeps the models of all candidates."""
+    """Search that keeps the models of all candidates."""
 
     def _gather(self, params: Any, candidates: Any, scores: Any) -> None:
         self.models_ = [one.model for one in candidates]
@@ -116,7 +118,9 @@ def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dic
 
 def main() -> None:
     arguments = parser(__doc__, "search_pass")
-    arguments.add_argument("folder", type=Path, nargs="?", default=None, help="where the rows are made")
+    arguments.add_argument(
+        "folder", type=Path, nargs="?", default=None, help="folder of the rows; a temporary folder by default"
+    )
     arguments.add_argument("--rows", type=int, default=120_000)
     arguments.add_argument("--passes", type=int, default=8)
     arguments.add_argument("--rounds", type=int, default=2)
@@ -132,7 +136,7 @@ def main() -> None:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        base.fit(dataset[:20_000])  # kernels are compiled before anything is timed
+        base.fit(dataset[:20_000])  # This fit compiles the kernels.
     results = {
         "rows": options.rows,
         "features": dataset.n_features,

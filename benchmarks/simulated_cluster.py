@@ -1,23 +1,22 @@
-"""Cost of the loops of a fit for the scheduler, on a simulated cluster of up to 1,000 workers.
-
-The scheduler is a real one in a process of its own. The workers are real Worker objects, many in each of a
-few processes. They receive, answer and exchange the messages of 1,000 machines, but their spans have few
-rows. The driver is that of the engine. The benchmark measures the CPU seconds of scheduler and driver and the
-messages of a pass, of a step and of a map. The cost of a task gives the number of workers that one job can
-keep busy, and the least length of its spans.
+"""Measure the cost of the loops of a fit for the scheduler, on a simulated cluster of up to 1,000 workers.
 
     python benchmarks/simulated_cluster.py [--loops batch paced online map] [--workers 10 100 1000]
 
-batch   passes of a batch learner, whose spans compute nothing
-paced   the same with --paced workers and spans of a second
-online  steps of a minibatch learner, all chains on a worker of their own (--chains of them, however many
-        workers there are), and all steps of a segment on one worker (chains 1)
-map     an output of --shards shards for each worker
+The scheduler is a real one in a separate process. The workers are real Worker objects, many in each of a
+few processes. They receive, answer and exchange the messages of 1,000 machines, but their spans have few
+rows. The driver is that of the engine. The results are the CPU seconds of scheduler and driver and the
+messages of a pass, of a step and of a map. The cost of a task gives the number of workers that one job can
+keep busy, and the shortest useful duration of its spans.
+
+batch   Passes of a batch learner whose spans compute nothing.
+paced   The same with --paced workers and spans of one second.
+online  Steps of a minibatch learner: each of --chains chains on its own worker, for each number of workers;
+        and (chains 1) all steps of a segment on one worker.
+map     An output of --shards shards for each worker.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import logging
@@ -46,10 +45,10 @@ QUIET = {
     "distributed.admin.system-monitor.interval": "1 hour",
     "distributed.admin.system-monitor.gil.enabled": False,
     "distributed.comm.timeouts.connect": "120s",
-    "distributed.comm.timeouts.tcp": "600s",  # all of them share two cores, and wait for each other
+    "distributed.comm.timeouts.tcp": "600s",  # All workers share two cores, and wait for each other.
     "distributed.scheduler.worker-ttl": None,
 }
-BATCH, PROCESS_WORKERS = 25, 250  # workers that join at once, and of a process
+BATCH, PROCESS_WORKERS = 25, 250  # workers that join at the same time, and workers per process
 
 
 def run_scheduler(pipe: Any) -> None:
@@ -68,7 +67,7 @@ def run_scheduler(pipe: Any) -> None:
 
 def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
     import dask
-    import idle_learner  # noqa: F401  what tasks and records name
+    import idle_learner  # noqa: F401  Tasks and run folders name these modules.
     import simulated_learner  # noqa: F401
     from distributed import Worker
 
@@ -79,7 +78,7 @@ def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
     async def serve() -> None:
         pool = ThreadPoolExecutor(threads)
         common = {"nthreads": 1, "host": "127.0.0.1", "memory_limit": 0, "executor": pool}
-        # Else each keeps a connection to every other, a million in all.
+        # Without this limit each worker keeps a connection to every other, a million in total.
         workers = [Tiny(address, name=name, connection_limit=4, **common) for name in names]
         for i in range(0, len(names), BATCH):
             await asyncio.gather(*workers[i : i + BATCH])
@@ -93,7 +92,9 @@ def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
 
 @contextmanager
 def simulated(count: int, threads: int = 0) -> Any:
-    """Yield a client of ``count`` simulated workers, with ``threads`` per process, or one for each."""
+    """Yield a client of ``count`` simulated workers; each process has ``threads`` threads, or one per
+    worker.
+    """
     import dask
     from distributed import Client
 
@@ -140,19 +141,19 @@ def patient(make: Callable[[], Any], times: int = 5) -> Any:
 
 
 def count_messages(dask_scheduler: Any) -> None:
-    """Count what comes in (by operation) and goes out, from now on."""
+    """Count incoming and outgoing messages by operation from now on."""
     import inspect
 
-    heard, sent = Counter(), Counter()
-    dask_scheduler.simulated = {"in": heard, "out": sent}
+    received, sent = Counter(), Counter()
+    dask_scheduler.simulated = {"in": received, "out": sent}
 
     def counting(name: str, handler: Any) -> Any:
         def count(*args: Any, **how: Any) -> Any:
-            heard[name] += 1
+            received[name] += 1
             return handler(*args, **how)
 
         async def count_and_wait(*args: Any, **how: Any) -> Any:
-            heard[name] += 1
+            received[name] += 1
             return await handler(*args, **how)
 
         return count_and_wait if inspect.iscoroutinefunction(handler) else count
@@ -182,7 +183,7 @@ def meter(dask_scheduler: Any) -> dict[str, Any]:
 
 
 class Readings:
-    """A callback that reads the scheduler's meter after every pass, or report of some steps."""
+    """Callback that reads the scheduler's meter after every pass, or report of some steps."""
 
     def __init__(self, client: Any) -> None:
         from scalelatent import Callback
@@ -212,7 +213,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.passes import make_stage
 
-    # Spans that sleep need threads of their own; others would only fight for the two cores.
+    # Sleeping spans need one thread each; computing spans would only compete for the two cores.
     with simulated(count, 0 if seconds else 2) as client, tempfile.TemporaryDirectory() as folder:
         client.run_on_scheduler(count_messages)
         idle = idle_share(client)
@@ -225,7 +226,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
         spans = len(executor.spans(stage))
         readings = Readings(client)
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(readings.callback), store=store)
-    # The first pass warms, the last has no other behind it.
+    # The first pass warms up, and no pass follows the last, so that both are excluded.
     return {"workers": count, "spans": spans, "idle_scheduler_share": idle} | summary(
         readings.taken[:-1], spans
     )
@@ -234,7 +235,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
 def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
 ) -> Iterator[dict[str, Any]]:
-    """Measure steps of a learner that computes nothing, with some chains, each on its own worker."""
+    """Measure steps of a learner that computes nothing, with each chain on its own worker."""
     from idle_learner import Idle
 
     from scalelatent.engine.callbacks import Callbacks
@@ -248,7 +249,7 @@ def measure_steps(
         client.run_on_scheduler(count_messages)
         idle = idle_share(client)
         for n in (n for n in chains if n <= count):
-            # Of one worker that does all steps a report has more of them: they are no tasks.
+            # With one worker the steps are not tasks, so that a report covers more of them.
             batch, every = 2 * n, steps if n > 1 else 50 * steps
             rows = dataset[: batch * every * 4]
             stage = make_stage("simulated_step", Idle(numbers), {"train": rows}, "cpu")
@@ -267,7 +268,7 @@ def measure_steps(
 
 
 def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
-    """Measure the second map of some shards per worker; the first one starts threads and opens files."""
+    """Measure the second map of several shards per worker; the first one starts threads and opens files."""
     from simulated_learner import Echo
 
     from scalelatent.engine.checkpoints import EngineStore
@@ -293,7 +294,7 @@ def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
 
 
 def idle_share(client: Any, seconds: float = 5.0) -> float:
-    """Return share of a core that the scheduler takes while nothing is computed: heartbeats."""
+    """Return the share of a core that the scheduler needs for heartbeats while nothing is computed."""
     time.sleep(2)
     before = client.run_on_scheduler(meter)
     time.sleep(seconds)
@@ -317,7 +318,7 @@ def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
     shares = [c / w for c, w in zip(each("cpu"), each("wall"), strict=True)]
     tasks = messages("out").get("compute-task", spans)
     cpu, wall = min(each("cpu")), min(each("wall"))
-    heard, sent = messages("in"), messages("out")
+    received, sent = messages("in"), messages("out")
     return {
         "tasks_per_pass": tasks,
         "seconds_per_pass": round(wall, 3),
@@ -325,8 +326,8 @@ def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
         "scheduler_cpu_ms_per_task": round(1e3 * cpu / tasks, 4),
         "scheduler_share_of_a_core": round(statistics.median(shares), 3),
         "driver_cpu_ms_per_task": round(1e3 * min(each("driver")) / tasks, 4),
-        "messages_per_pass": sum(heard.values()) + sum(sent.values()),
-        "messages_in": heard,
+        "messages_per_pass": sum(received.values()) + sum(sent.values()),
+        "messages_in": received,
         "messages_out": sent,
         "transitions_per_task": round(statistics.median(each("transitions")) / tasks, 1),
         "scheduler_mib": round(taken[-1]["rss"] / 2**20),
@@ -336,10 +337,10 @@ def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 def bounds(found: dict[str, Any]) -> dict[str, Any]:
     """Return the number of workers (one thread each) that a scheduler keeps busy, by the seconds of spans.
 
-    Rows do not come into it: a pass has between 4 and 32 spans for each thread (`choose_level`), however many
-    rows each of them holds.
+    The result does not depend on the rows: a pass has between 4 and 32 spans for each thread
+    (`choose_level`), for any number of rows.
     """
-    # Without the heartbeats of the time that a pass took: that depends on this machine, not on the pass.
+    # Heartbeats during the pass are subtracted, because their number depends on this machine.
     beats = found["idle_scheduler_share"] * found["seconds_per_pass"]
     cost = 1e3 * (found["scheduler_cpu_seconds_per_pass"] - beats) / found["spans"]
     reported = {
@@ -359,16 +360,15 @@ def bounds(found: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parser(__doc__, "simulated_cluster")
-    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
     arguments.add_argument("--loops", nargs="+", default=["batch", "paced", "online", "map"])
     arguments.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000])
-    arguments.add_argument("--passes", type=int, default=4, help="measured; two more are run")
-    arguments.add_argument("--paced", type=int, default=200, help="workers of the run with spans of a second")
+    arguments.add_argument("--passes", type=int, default=4, help="number of measured passes; two more run")
+    arguments.add_argument("--paced", type=int, default=200, help="number of workers in the part paced")
     arguments.add_argument("--chains", type=int, nargs="+", default=[1, 8, 32, 100])
-    arguments.add_argument("--steps", type=int, default=4, help="of each of four reports")
-    arguments.add_argument("--shards", type=int, default=4, help="of a map, for each worker")
+    arguments.add_argument("--steps", type=int, default=4, help="steps of each of four reports")
+    arguments.add_argument("--shards", type=int, default=4, help="shards of a map for each worker")
     arguments.add_argument(
-        "--numbers", type=int, default=1000, help="float64 numbers of the statistic and the state"
+        "--numbers", type=int, default=1000, help="number of float64 values of the statistic and the state"
     )
     a = arguments.parse_args()
     import numpy as np

@@ -1,4 +1,4 @@
-"""A batch learner and a map that compute nearly nothing, in a file that can be uploaded to workers."""
+"""Batch learner and map that compute almost nothing. The file can be uploaded to workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class Count:
-    """A reduction whose blocks take a given time and whose statistic has a given size."""
+    """Reduction whose blocks sleep for ``seconds`` and whose statistic has ``numbers`` numbers."""
 
     requests = Requests()
 
@@ -37,12 +37,12 @@ class Count:
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
         stats["total"][0] += len(block.x)
         if self.seconds:
-            time.sleep(self.seconds)  # a core of its own for each worker, also where all share one
+            time.sleep(self.seconds)  # Sleeping workers do not compete for cores.
 
 
 @dataclass(frozen=True)
 class Counting:
-    """A learner of a given number of passes."""
+    """Learner that ends after ``passes`` passes."""
 
     numbers: int
     passes: int
@@ -66,7 +66,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Echo:
-    """A map whose output is its input."""
+    """Map whose output is its input."""
 
     features: int
     requests = Requests()
@@ -81,6 +81,6 @@ class Echo:
         return block.x
 
 
-# Records hold types of scalelatent only.
+# Run folders store only types of scalelatent.
 for _type in (Count, Counting, Echo):
     _type.__module__ = "scalelatent.simulated_learner"

@@ -1,15 +1,19 @@
-"""Passes out of core and on Dask against in process: python benchmarks/streamed_pass.py FOLDER
+"""Measure passes out of core and on Dask, compared with passes in one process and in memory.
 
-overlap   for several D, on stored float32 rows: a pass that only reads, one that only computes (rows cached),
-          and one that does both, which should cost little more than the slower of the others; and the same
-          with rows read into new memory
-dask      1,000,000 x 196 rows, all cached after the first pass: seconds per pass in one process with 2
-          threads and on a LocalCluster of 2 workers with 1 thread, in turn; the difference is compared
-          with 20 ms + 2 ms per span
-kept      the same rows by two threads in one process, for several D: seconds per pass with all rows cached
-          between passes, with none, and with the fit's own choice, in turn
-memory    largest resident size of a worker at 100,000 and at 1,000,000 rows, with caches that both fill
-pairs     bytes read a pass by all 45 members of all_vs_all without a cache, against the bytes of the rows
+    python benchmarks/streamed_pass.py FOLDER [--parts overlap dask kept memory pairs]
+
+overlap  Seconds of three passes over stored float32 rows, for several D: one that only reads, one that only
+         computes (all rows cached), and one that does both and should be hardly slower than the slower of
+         the other two. A fourth pass reads the rows into new memory.
+dask     Seconds per pass over 1,000,000 x 196 rows, all cached after the first pass: in one process with 2
+         threads, and on a LocalCluster of 2 workers with 1 thread, in turn. The allowed difference is 20 ms
+         + 2 ms per span.
+kept     Seconds per pass over the same rows with two threads in one process, for several D: with all rows
+         cached between passes, with none, and with the fit's own choice, in turn.
+memory   Largest resident size of a worker with 100,000 and with 1,000,000 rows, with caches that both
+         numbers of rows fill.
+pairs    Bytes that all 45 members of all_vs_all read per pass without a cache, compared with the bytes of
+         the rows.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ KEPT = {"cache": 0.3}
 
 
 def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:
-    """Return a learner at nu = 0 and its first state, from moments of white rows."""
+    """Return a learner with nu = 0 and its first state, from moments of white rows."""
     members = build_members(architecture, 10, d)
     moment = np.stack([np.eye(FEATURES)] * 10)
     em = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.0, 0.0, 0.0, 10**9, None, 0)
@@ -53,19 +57,19 @@ def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[Capsul
 
 
 def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
-    """Read all rows by one thread, nothing else."""
+    """Read all rows with one thread."""
     for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, StopEvent()):
         pass
 
 
 def with_fresh_pages(call: Callable[[], Any]) -> None:
-    """Run a pass whose rows are read into new memory of the operating system."""
+    """Run a pass that reads its rows into new memory of the operating system."""
     with patch.object(RecyclingAllocator, "empty", lambda self, shape, dtype: np.empty(shape, dtype)):
         call()
 
 
 def computing(context: PassContext) -> tuple[float, float]:
-    """Return processor seconds of the thread that computes, and seconds that it waits for rows, of a pass."""
+    """Run a pass; return the CPU seconds of the computing thread and the seconds that it waits for rows."""
     (grid,) = context.stage.grids.values()
     begin = time.thread_time()
     context.run_span(Span("train", grid.depth, 0), StopEvent())
@@ -93,7 +97,7 @@ def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
                 "pass_fresh_pages_s": partial(with_fresh_pages, partial(step, cold)),
             }
             record = {"D": 10 * d} | interleaved(works, 15 if d == 2 else 5)
-            # Whether the pass waits for rows, or computes more slowly while the other core reads.
+            # They show whether the pass waits for rows, or computes more slowly while the other core reads.
             alone = [
                 computing(PassContext(stage, state, make_backend("cpu"), PieceCache(0))) for _ in range(5)
             ]
@@ -122,7 +126,7 @@ class Seconds(sl.Callback):
 def timed_fit(
     dataset: sl.Dataset, passes: int, d: int, architecture: str = "multiclass", **where: Any
 ) -> Seconds:
-    """Time some passes of plain EM."""
+    """Run some passes of plain EM; return the seconds of each."""
     seconds = Seconds()
     model = sl.CapsuleRegression(
         capsule_dim=d,
@@ -140,7 +144,7 @@ def timed_fit(
 def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], list[float], list[float]]:
     """Return the seconds of each pass on a cluster, idle seconds of the busiest worker, and CPU seconds.
 
-    The CPU seconds are those of this process, which has driver and scheduler.
+    The CPU seconds are those of this process, which runs the driver and the scheduler.
     """
     from distributed import get_task_stream
 
@@ -156,7 +160,7 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
                     key = (int(name[1][2:]), task["worker"])
                     busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
-    # A pass may have started behind the last one, and was cancelled.
+    # The pass after the last one may have started before it was cancelled.
     idle = [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
     return seconds[2:], idle, np.diff(reported.cpu)[1:].tolist()
 
@@ -185,11 +189,11 @@ def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
                 "cluster_fastest_s": min(there),
                 "allowed_difference_s": 0.020 + 0.002 * spans,
             }
-            # What is not the workers' computing: scheduling, parameters, merging, M-step, the driver.
+            # The rest is scheduling, parameters, merging, M-step and driver.
             record["not_computing_s"] = float(np.median(idle))
             record["driver_cpu_s"] = float(np.median(driver))
             record["difference_s"] = record["cluster_s"] - record["in_process_s"]
-            # Two workers, the scheduler and the driver share the cores: of noise they have more.
+            # Workers, scheduler and driver share the cores, so that the times of the cluster are noisier.
             record["fastest_difference_s"] = record["cluster_fastest_s"] - record["in_process_fastest_s"]
             out.append({k: round(v, 4) for k, v in record.items()})
             print(out[-1], flush=True)
@@ -213,8 +217,8 @@ def _no_client() -> Any:
 
 
 def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Return peaks of workers at a tenth of the rows and at all of them."""
-    # A worker's half of a tenth of the rows is 37 MiB: a larger cache would be full at all of them alone.
+    """Return the peak memory of workers with a tenth of the rows and with all."""
+    # A worker's half of a tenth of the rows is 37 MiB; a larger cache would only be full with all rows.
     os.environ["SCALELATENT_CACHE_BYTES"] = str(24 * 2**20)
     out = {}
     for n in (rows // 10, rows):
@@ -229,7 +233,7 @@ def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
 
 
 def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Return bytes that one pass of all_vs_all reads."""
+    """Return the bytes that one pass of all_vs_all reads."""
     os.environ["SCALELATENT_CACHE_BYTES"] = "0"
     dataset = stored_rows(folder, rows // 10, seed)
     with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
@@ -267,14 +271,14 @@ PARTS = {"overlap": overlap, "dask": dask_overhead, "kept": kept, "memory": memo
 
 
 def main() -> None:
-    """Run the parts and write their figures."""
+    """Run the parts, and write their figures."""
     args = parser(__doc__, "streamed_pass")
     args.add_argument(
         "folder",
         type=Path,
         nargs="?",
         default=None,
-        help="where rows are written; a temporary folder by default",
+        help="folder of the rows; a temporary folder by default",
     )
     args.add_argument("--rows", type=int, default=1_000_000)
     args.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))

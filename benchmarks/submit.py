@@ -1,8 +1,11 @@
-"""Cost of running a job on a cluster: submit to first span, CPU of driver and scheduler, sizes of tasks.
+"""Measure the cost of running a job on a cluster: time to the first span, CPU of driver and scheduler, task
+sizes.
 
-Scheduler and workers are processes of their own on loopback, as on a cluster. After a first job, which
-compiles and loads, each round submits one job from the command line (a new process) and one from this
-process. The CPU shares are those of a fit whose spans take about a second.
+    python benchmarks/submit.py
+
+Scheduler and workers are separate processes on loopback, as on a cluster. After two first jobs, which
+compile and load, each round submits one job from the command line (a new process) and one from this
+process. The CPU shares are those of a fit whose spans take about one second.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 
-# Rows of a span of the fit whose shares are measured: about a second of work.
+# Rows of a span of the fit whose CPU shares are measured: about one second of work.
 LEAF_ROWS = 2**19
 TOPIC = "benchmark"
 
@@ -86,7 +89,7 @@ def as_file(folder: Path, name: str, rows: str, **model: Any) -> Path:
 
 
 def start(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]]]:
-    log = open(folder / "dask.log", "ab")  # noqa: SIM115  the processes keep it
+    log = open(folder / "dask.log", "ab")  # noqa: SIM115  The processes write to it.
     file = folder / "scheduler.json"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
@@ -116,7 +119,7 @@ def start(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]
 
 
 def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
-    """Return seconds from the start of the command, or of the call, to the first span of the job."""
+    """Return the seconds from the start of the command, or of the call, to the first span of the job."""
     found: dict[str, list[dict[str, float]]] = {"command line": [], "submit_job": []}
     for i in range(rounds):
         for way in found:
@@ -145,7 +148,7 @@ def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict
 
 
 def driver_threads(dask_worker: Any = None) -> dict[str, float]:
-    """Return CPU seconds of the driver's threads in this worker: its own, and its client's event loop."""
+    """Return the CPU seconds of the driver's threads in this worker, including its client's event loop."""
     import threading
 
     import psutil
@@ -161,7 +164,7 @@ def driver_threads(dask_worker: Any = None) -> dict[str, float]:
 
 
 def shares(client: Client, folder: Path, address: str, scheduler: int, rows: int, seconds: float) -> Any:
-    """Return CPU shares of driver and scheduler while a fit runs."""
+    """Return the CPU shares of driver and scheduler while a fit runs."""
     import psutil
 
     process = psutil.Process(scheduler)
@@ -209,8 +212,12 @@ def main() -> None:
     arguments = common.parser(__doc__, "submit")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--workers", type=int, default=2)
-    arguments.add_argument("--rows", type=int, default=2_000_000, help="of the fit whose shares are measured")
-    arguments.add_argument("--seconds", type=float, default=20.0, help="for which shares are measured")
+    arguments.add_argument(
+        "--rows", type=int, default=2_000_000, help="number of rows of the fit whose shares are measured"
+    )
+    arguments.add_argument(
+        "--seconds", type=float, default=20.0, help="seconds during which the shares are measured"
+    )
     given = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="benchmark-submit-"))
     make_digits(str(folder / "small.zarr"), 20_000, base_rows=(0, 1500))
@@ -220,7 +227,7 @@ def main() -> None:
         with Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(given.workers, timeout=60)
             client.register_plugin(FirstSpans())
-            for i in range(2):  # warms every worker
+            for i in range(2):  # These jobs warm up every worker.
                 submit_job(
                     job(folder, f"warm-{i}", "small.zarr", address, capsule_dim=4, max_iter=3), client=client
                 )

@@ -1,13 +1,13 @@
-"""Tables of the files in results/, and those of benchmarks/README.md.
+"""Print tables of the files in results/, or rewrite the tables of benchmarks/README.md.
 
     python benchmarks/tables.py                 rewrite the tables of the page
     python benchmarks/tables.py --check         write nothing; fail if the page differs from the files
     python benchmarks/tables.py --list          print the names of all tables, with their columns
     python benchmarks/tables.py NAME ...        print these tables
 
-In the page, a table follows a line ``<!-- table: NAME -->``, or ``<!-- table: NAME: FIRST; SECOND -->`` for
-the rows that start with one of these words. A line ``<!-- source: FILE -->`` or
-``<!-- source: FILE/PART -->`` is followed by the command, machine, date and seed of a file or of its part.
+In the page, a table follows a line ``<!-- table: NAME -->``. A line ``<!-- table: NAME: FIRST; SECOND -->``
+selects the rows that start with one of these texts. A line ``<!-- source: FILE -->`` or ``<!-- source:
+FILE/PART -->`` is followed by the command, machine, date and seed of a file or of one of its parts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read(name: str) -> Any:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share as per cent."""
+    """Return a share in percent."""
     return f"{100 * share:.{digits}f} %"
 
 
@@ -76,20 +76,20 @@ def mib(size: float) -> str:
 
 
 def rounded(number: float) -> str:
-    """Return three figures, with commas."""
+    """Return a number with three significant figures and commas."""
     size = 10 ** max(0, len(str(int(number))) - 3)
     return f"{round(number / size) * size:,.0f}"
 
 
 def million_of(rows: float) -> str:
-    """Return a count of rows in words."""
+    """Return a number of rows in millions."""
     return f"{rows / 1e6:.0f} million"
 
 
 @shown("architecture|d|test error|validation error|passes")
 def capsule_dims() -> Iterable[Iterable[Any]]:
     found = read("paper_capsule_dims") + read("paper_capsule_architectures")
-    # multiclass, d = 4 is in both files, by the same fit
+    # Both files contain the same fit for multiclass, d = 4.
     fits = {(r["architecture"], r["capsule_dim"]): r for r in reversed(found)}
     kinds = list(dict.fromkeys(r["architecture"] for r in found))
     for (kind, d), r in sorted(fits.items(), key=lambda fit: (kinds.index(fit[0][0]), fit[0][1])):
@@ -142,7 +142,7 @@ def starts() -> Iterable[Iterable[Any]]:
         yield name, ", ".join(percent(error) for error in dict.fromkeys(of))
 
 
-@shown("algorithm|test error|rows read|of batch EM's rows|fit, beside other work")
+@shown("algorithm|test error|rows read|share of batch EM's rows|seconds of the fit, on a busy machine")
 def online() -> Iterable[Iterable[Any]]:
     found = read("online_capsule")
     for key, name in {
@@ -168,7 +168,7 @@ def beside_sklearn() -> Iterable[Iterable[Any]]:
         "em": "batch EM, the paper's schedule",
         "stepwise": "stepwise EM",
         "MLP, 64 units, to the error of stepwise": (
-            "MLPClassifier, 64 units, until it is as good as both on validation"
+            "MLPClassifier, 64 units, until its validation error is as low as both"
         ),
     }.items():
         r = found[key]
@@ -177,7 +177,7 @@ def beside_sklearn() -> Iterable[Iterable[Any]]:
 
 @shown(
     "D|pass / products, nu = 0|pass / products, nu = .8|active rows at nu = .8|plain numpy / pass"
-    "|the paper's form in numpy / pass, both 2 threads"
+    "|numpy in the form of the paper / pass, both with 2 threads"
 )
 def capsule_pass() -> Iterable[Iterable[Any]]:
     found = read("capsule_pass")
@@ -188,8 +188,8 @@ def capsule_pass() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "D|read only|compute only, 1 thread|both|both, rows into fresh pages|both / larger|waited for rows"
-    "|CPU of the computing thread"
+    "D|read only|compute only, 1 thread|both|both, rows into new memory|both / slower of the two"
+    "|wait for rows|CPU of the computing thread"
 )
 def overlap() -> Iterable[Iterable[Any]]:
     for r in read("streamed_pass")["overlap"]:
@@ -200,8 +200,8 @@ def overlap() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "D|spans|in process, 2 threads|LocalCluster 2 x 1|difference|of the fastest passes|allowed"
-    "|of the cluster's pass not computing|CPU of driver and scheduler"
+    "D|spans|in process, 2 threads|LocalCluster 2 x 1|difference|difference of the fastest passes"
+    "|allowed difference|cluster's pass without computing|CPU of driver and scheduler"
 )
 def on_dask() -> Iterable[Iterable[Any]]:
     for r in read("streamed_pass")["dask"]:
@@ -210,7 +210,7 @@ def on_dask() -> Iterable[Iterable[Any]]:
         yield r["D"], r["spans"], f"{r['in_process_s']:.3f} s", f"{r['cluster_s']:.3f} s", *ms
 
 
-@shown("D|reading / computing|rows kept|read again|read again / kept|as a fit decides")
+@shown("D|reading / computing|all rows cached|no rows cached|no rows / all rows cached|choice of the fit")
 def kept_rows() -> Iterable[Iterable[Any]]:
     for r in read("streamed_pass")["kept"]:
         times, again = (f"{r[key]:.3f} s" for key in ("kept_s", "read_again_s")), r["read_again / kept"]
@@ -235,7 +235,7 @@ def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable
 
 
 def _paper(found: dict[str, Any] | None, what: str) -> str:
-    """Return a pair of the paper's tables."""
+    """Return NMI and accuracy from the tables of the paper."""
     if found is None or what not in found["nmi"]:
         return ""
     keys = {"nmi": found["nmi"], "accuracy": found["accuracy"]}
@@ -246,7 +246,8 @@ def _paper(found: dict[str, Any] | None, what: str) -> str:
 
 
 @shown(
-    "set (seeds; of the best)|raw features|PCA, 98 % of the variance|decay .5|paper|best decay|paper's best"
+    "set (seeds; seeds of the best decay)|raw features|PCA, 98 % of the variance|decay .5|paper"
+    "|best decay|paper's best"
     '|`decay="auto"`'
 )
 def clustering() -> Iterable[Iterable[Any]]:
@@ -267,7 +268,7 @@ def clustering() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("set (seeds)|rows, features|4 pools|10|20|40|80|none shared|first layer, 40 pools against none")
+@shown("set (seeds)|rows, features|4 pools|10|20|40|80|no pools|time of the first layer: 40 pools / no pools")
 def pools() -> Iterable[Iterable[Any]]:
     sizes = {"wine": "178, 13", "thyroid": "215, 5", "umist": "575, 10,304", "digits": "1,797, 64"}
     sizes |= {"coil20": "1,440, 1,024", "isolet1": "1,560, 617", "mnist5000": "5,000, 784"}
@@ -286,8 +287,8 @@ def pools() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "set (seeds)|decay .5|chosen|.3, .5 and .7 together|nine together|three by agreement|three by similarity"
-    "|best by labels"
+    'set (seeds)|decay .5|`decay="auto"`|.3, .5 and .7 together|nine together|three by agreement'
+    "|three by similarity|best by labels"
 )
 def ensembles() -> Iterable[Iterable[Any]]:
     for name, found in read("mbn_ensemble").items():
@@ -322,7 +323,7 @@ def few_clusterings() -> Iterable[Iterable[Any]]:
     yield "NMI, %", *pairs, f"{100 * nmi['LSA']:.1f}"
 
 
-@shown("output|1|15|255")
+@shown("output|first document|first 15|first 255")
 def retrieval() -> Iterable[Iterable[Any]]:
     curves = read("mbn_retrieval")["curves"]
     for name in (
@@ -337,7 +338,7 @@ def retrieval() -> Iterable[Iterable[Any]]:
         yield name, *(f"{at[level]:.1f}" for level in (1, 15, 255))
 
 
-@shown("nearest of k centroids|share of sgemm of the same shapes|times faiss `IndexFlatL2.search(x, 1)`")
+@shown("nearest of k centroids|rate / sgemm of the same shapes|rate / faiss `IndexFlatL2.search(x, 1)`")
 def nearest() -> Iterable[Iterable[Any]]:
     for r in read("mbn_kernels")["dense"]:
         yield f"{r['k']:,}", f"{r['share of sgemm']:.2f}", f"{r['times faiss']:.2f}"
@@ -351,12 +352,12 @@ def _layers() -> list[dict[str, Any]]:
 
 @shown("upper layer, k below to k|8,000 to 4,000|4,000|2,000|1,000|500|250|125|62 to 31")
 def upper_layers() -> Iterable[Iterable[Any]]:
-    yield "ns a look-up", *(f"{r['ns a look-up']:.1f}" for r in _layers())
+    yield "ns per look-up", *(f"{r['ns a look-up']:.1f}" for r in _layers())
     name = "times faster than one-hot products"
-    yield "times one-hot products in sgemm", *(rounded(r[name]) for r in _layers())
+    yield "rate / one-hot products in sgemm", *(rounded(r[name]) for r in _layers())
 
 
-@shown("rows|V, k1|layers|seconds|time a row, against one process|peak a worker")
+@shown("rows|V, k1|layers|seconds|time per row / time of one process|peak of a worker")
 def network_million() -> Iterable[Iterable[Any]]:
     found = read("mbn_million")
     for key, name in {"digits": "infinite digits", "documents": "documents, CSR"}.items():
@@ -383,13 +384,13 @@ def propagation() -> Iterable[Iterable[Any]]:
         f"{edges['times the matrix form']:.0f} times the paper's matrix form in numpy with AVX-512, "
         f"{pgmax['the kernel, times faster']:.0f} times PGMax {pgmax['pgmax']} ({pgmax['threads']})",
     )
-    cost = f"the last sweep leaves them behind: they cost {edges['pair beliefs cost, in sweeps']:.1f} sweeps"
+    cost = f"the last sweep also computes them, for {edges['pair beliefs cost, in sweeps']:.1f} sweeps"
     yield "sum-product and pair beliefs", rate["sum_product and pairs"], cost
     yield (
-        "the two divisions an edge alone",
+        "only the two divisions per edge",
         rate["bare divisions"],
-        f"{edges['time over that of the bare divisions']:.2f} times as fast as the whole of sum-product, "
-        "which needs half of one",
+        f"{edges['time over that of the bare divisions']:.2f} times as fast as sum-product, "
+        "which needs half a division per edge",
     )
     others = "; ".join(rate[name] for name in ("mixed_product", "max_product", "mean_field"))
     yield "mixed-product; max-product; mean field", others, ""
@@ -422,8 +423,8 @@ def learners() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "rows a step|default chains|one chain|one chain, `local_steps=16`"
-    "|the three at 32 sweeps, the mean of 50 epochs|2 threads against 1, default chains"
+    "rows per step|default chains|one chain|one chain, `local_steps=16`"
+    "|the three with 32 sweeps (mean of 50 epochs)|rate of 2 threads / 1, default chains"
 )
 def steps() -> Iterable[Iterable[Any]]:
     found = read("crbm_steps")
@@ -447,12 +448,12 @@ _ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28",
 
 
 def _mean(found: dict[str, float]) -> str:
-    """Return mean and spread over seeds."""
+    """Return the mean and the spread over seeds."""
     return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
 
 
 def _setting(given: dict[str, Any]) -> str:
-    """Return settings of a way in short."""
+    """Return the settings of a way as short text."""
     if "n_components" not in given:  # neighbours
         return f"smoothing {given['smoothing']:g}, {len(given['tangents'])} tangents"
     words = [f"k = {given['n_components']}, h = {given['n_dims']}", f"smoothing {given['smoothing']:g}"]
@@ -463,7 +464,7 @@ def _setting(given: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-@shown("rows|way|settings|0 %|1 %|5 %|10 % rejected|images a class")
+@shown("rows|way|settings|0 %|1 %|5 %|10 % rejected|images per class")
 def mixture_errors() -> Iterable[Iterable[Any]]:
     for data, found in _mixtures("table2").items():
         for way, r in (found | _mixtures("neighbours").get(data, {})).items():
@@ -496,7 +497,7 @@ def mixture_search() -> Iterable[Iterable[Any]]:
             yield _ROWS[data], *sizes, *line
 
 
-@shown("rows|that choose|draws|temperature|spread|log-loss of the test rows|the worst draw's")
+@shown("rows|rows that choose|draws|temperature|spread|log-loss of the test rows|log-loss of the worst draw")
 def mixture_temperature() -> Iterable[Iterable[Any]]:
     for data, r in _mixtures("temperature").items():
         for rows, of in r["draws"].items():
@@ -517,8 +518,9 @@ def mixture_ways() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "image|compression: ours, what was put there|ratio: median, worst|the paper's, of its image|kinds found"
-    "|images with all; of the kinds put there twice|shorter than by the true features|wrong pixels: ours, X"
+    "image|compression: ours, generator's|ratio: median, worst|paper, on its image|kinds found"
+    "|images with all kinds; with all kinds placed twice|images shorter than by the true features"
+    "|wrong pixels: ours, noisy image"
 )
 def single_images() -> Iterable[Iterable[Any]]:
     hidden = ("seconds", "nmf")
@@ -543,7 +545,7 @@ def single_images() -> Iterable[Iterable[Any]]:
         )
 
 
-_TABLE_1 = {  # the paper's compression in per cent and minutes: of HCN, and of NOCA
+_TABLE_1 = {  # the paper's compression in percent and minutes, for HCN and for NOCA
     "bars": ((83, 0.07), (84, 0.67)),
     "symbols": ((11, 0.42), (85, 92)),
     "letters": ((38, 25), (98, 662)),
@@ -554,7 +556,7 @@ _TABLE_1 = {  # the paper's compression in per cent and minutes: of HCN, and of 
 
 @shown(
     "image|ours: compression, CPU seconds|NMF of patches: compression, CPU seconds|kinds found: ours, NMF"
-    "|the paper's, of its image and machine: HCN|NOCA"
+    "|paper, on its image and machine: HCN|paper: NOCA"
 )
 def single_images_times() -> Iterable[Iterable[Any]]:
     found = read("hcn_single")
@@ -571,7 +573,8 @@ def single_images_times() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "image|restarts|images with all kinds|kinds found|of those missed: in images shorter than by the truth"
+    "image|restarts|images with all kinds|kinds found"
+    "|missed kinds in images shorter than by the true features"
 )
 def restarts() -> Iterable[Iterable[Any]]:
     found = read("hcn_single")
@@ -592,7 +595,8 @@ def _median(fits: list[dict[str, Any]], key: str) -> float:
 
 
 @shown(
-    "p01, p10 at reading|error: median, worst|images with another class than at 0.001, 0.001: median, worst"
+    "p01, p10 of the images|error: median, worst"
+    "|images with another class than at 0.001, 0.001: median, worst"
 )
 def traits_read() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_traits")["read"].values())
@@ -601,7 +605,7 @@ def traits_read() -> Iterable[Iterable[Any]]:
         yield name, *(f"{percent(statistics.median(of), 1)}, {percent(max(of), 1)}" for of in shares)
 
 
-@shown("images|letters found: median, least|seeds with all|compression over that of what was put there")
+@shown("images|letters found: median, fewest|seeds with all|compression / generator's compression")
 def letters_online() -> Iterable[Iterable[Any]]:
     found = read("hcn_online")
     ways = dict(found["five"]["ways"])
@@ -611,7 +615,7 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
-@shown("two traits|seeds|error: median, worst|the paper's|restarts|weights on, of each layer")
+@shown("two traits|seeds|error: median, worst|paper's error|fits with restarts|weights on in each layer")
 def two_traits() -> Iterable[Iterable[Any]]:
     found = read("hcn_traits")
     kinds = {
@@ -646,7 +650,10 @@ def flipped_traits() -> Iterable[Iterable[Any]]:
             yield f"{100 * float(part.removeprefix('flips ')):g} %", len(errors), *cells
 
 
-@shown("hidden halves|seeds|filled within a pixel of a true one: median, least|hidden within one of a filled")
+@shown(
+    "hidden halves|seeds|filled pixels within 1 of a true one: median, lowest"
+    "|hidden pixels within 1 of a filled"
+)
 def hidden_traits() -> Iterable[Iterable[Any]]:
     fits = list(read("hcn_traits")["filled"].values())
     cells = []
@@ -656,7 +663,7 @@ def hidden_traits() -> Iterable[Iterable[Any]]:
     yield "1,000 test images", len(fits), *cells
 
 
-@shown("400 digits|clean|flips|border|patches|grid|line clutter|deletion|mean of these six")
+@shown("400 digits|clean|flips|border|patches|grid|line clutter|deletion|mean of the six")
 def corrupted_digits() -> Iterable[Iterable[Any]]:
     found = read("hcn_digits") | read("hcn_digits_more")
     kinds = {
@@ -678,20 +685,20 @@ READ_BY = {
 
 
 def over_seeds(shares: list[float]) -> str:
-    """Return the median as per cent, and the least and the most where there are several."""
+    """Return the median in percent and, for several values, the smallest and the largest."""
     reported = percent(statistics.median(shares), 1)
     return reported if len(shares) == 1 else f"{reported} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
 
 
 def spread_of(values: list[float]) -> str:
-    """Return the median, and the least and the most where there are several."""
+    """Return the median and, for several values, the smallest and the largest."""
     reported = f"{statistics.median(values):,.4g}"
     return reported if len(values) == 1 else f"{reported} ({min(values):,.4g} - {max(values):,.4g})"
 
 
 @shown(
-    "templates learned and read by|features on|weights of one|templates on|weights of one|"
-    "edges over those of a digit|training error|CPU ms per image"
+    "network|used features|weights per feature|used templates|weights per template|"
+    "edges / edges of a digit|training error|CPU ms per image"
 )
 def digit_templates() -> Iterable[Iterable[Any]]:
     found = read("hcn_digits") | read("hcn_digits_more")
@@ -713,14 +720,14 @@ def digit_templates() -> Iterable[Iterable[Any]]:
             yield how, *sizes, errors, spread_of(times) if times else ""
 
 
-@shown("digits of a class|error|edges over those of a digit")
+@shown("digits per class|error|edges / edges of a digit")
 def more_digits() -> Iterable[Iterable[Any]]:
     for fit in read("hcn_digits_more")["more"].values():
         for name, r in fit.items():
             yield name.split()[0], percent(r["test_error"], 2), r[DENSITY]
 
 
-@shown("two digits in an image, seeds|both right|digits right|within two pixels of their place")
+@shown("seeds|images with both digits right|digits right|digits within two pixels of their place")
 def digits_side_by_side() -> Iterable[Iterable[Any]]:
     fits = list(read("hcn_digits_more")["objects"].values())
     names = ("both_right", "right", "within_two_pixels")
@@ -749,7 +756,7 @@ def online_epochs() -> Iterable[Iterable[Any]]:
         yield name, r["default_epochs"], *values
 
 
-@shown("templates from digits, by|weights of one|edges over those of a digit|error of 400 held-out digits")
+@shown("templates learned with|weights per template|edges / edges of a digit|error of 400 held-out digits")
 def thinner_templates() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["thin"].values())
     for noise in seeds[0]:
@@ -758,7 +765,7 @@ def thinner_templates() -> Iterable[Iterable[Any]]:
         yield noise, *sizes, over_seeds([r["held_out_error"] for r in found])
 
 
-@shown("400 held-out digits, by what reads them|error")
+@shown("network|error of 400 held-out digits")
 def digit_layers() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["layers"].values())
     for name in seeds[0]:
@@ -767,7 +774,7 @@ def digit_layers() -> Iterable[Iterable[Any]]:
 
 @shown(
     "grey traits|filters|seeds|traits that are a feature|error of four patterns: median, worst|"
-    "weights on; others than ten passes before"
+    "weights on; changed in the last ten passes"
 )
 def grey_traits() -> Iterable[Iterable[Any]]:
     kinds: dict[tuple[bool, int], list[Any]] = {}
@@ -786,7 +793,10 @@ def grey_traits() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("features|that pay|compression of test images|put in an image|error from places|from pixels")
+@shown(
+    "features|features that pay|compression of test images|places per image|error from places"
+    "|error from pixels"
+)
 def digit_parts() -> Iterable[Iterable[Any]]:
     for r in read("hcn_mnist").values():
         n, size = r["features"]
@@ -821,7 +831,7 @@ def parts_sweeps() -> Iterable[Iterable[Any]]:
         yield name, rates, "; ".join(f"{r[key]:.2f}" for r in sizes) + f" {words}" if key else ""
 
 
-@shown("several layers|milliseconds|over|")
+@shown("operations of several layers|milliseconds|ratio|to")
 def parts_layers() -> Iterable[Iterable[Any]]:
     found = read("hcn_layers")
     r, reported = found["pieces"], found["pieces"]["milliseconds"]
@@ -845,8 +855,8 @@ def parts_layers() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "64 features, 32 templates a class|p_weight|digits, leaves|passes|8 bytes a pair, all templates|"
-    "kept of a pass, the most|bytes a pair|run folder, predicted|peak of the process, predicted"
+    "64 features, 32 templates per class|p_weight|digits, leaves|passes|size at 8 bytes per pair|"
+    "largest size of a pass|bytes per pair|run folder: measured, predicted|peak memory: measured, predicted"
 )
 def kept_messages() -> Iterable[Iterable[Any]]:
     for r in read("hcn_layers")["kept"]:
@@ -867,7 +877,7 @@ def kept_messages() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("images, two workers|seconds|over pairs by the rate of two threads|letters found|peak of a worker")
+@shown("images, two workers|seconds|seconds / (pairs / rate of two threads)|letters found|peak of a worker")
 def letters_million() -> Iterable[Iterable[Any]]:
     found = read("hcn_million")
     r, tenth, part = found["fit"], found["memory"], found["chains"]
@@ -885,7 +895,7 @@ def letters_million() -> Iterable[Iterable[Any]]:
 @shown("way|letters found of three, five seeds|compression|iterations")
 def parts_peers() -> Iterable[Iterable[Any]]:
     found = read("hcn_peers")
-    rates = found.get("pairs_per_second", {})  # of a quiet machine
+    rates = found.get("pairs_per_second", {})  # rates of an idle machine
     for way, fits in found["ways"].items():
         name = way + (f", {rates[way]:.1e} pairs/s" if way in rates else "")
         columns = ([fit[key] for fit in fits] for key in ("letters", "compression", "iterations"))
@@ -894,7 +904,7 @@ def parts_peers() -> Iterable[Iterable[Any]]:
         yield name, ", ".join(map(str, letters)), ", ".join(f"{c:.2f}" for c in lengths), n
 
 
-@shown("rows|likelihood|components|h|training rows|test rows, nats a row")
+@shown("rows|likelihood|components|h|training rows|test rows, nats per row")
 def mixture_likelihood() -> Iterable[Iterable[Any]]:
     for part, found in read("linear_mixture_density").items():
         for r in found if part.startswith("likelihood") else ():
@@ -902,13 +912,13 @@ def mixture_likelihood() -> Iterable[Iterable[Any]]:
             yield _ROWS["mnist" + part[-2:]], *sizes, f"{r['train']:.1f}", f"{r['test']:.1f}"
 
 
-@shown("model|test rows, nats a row")
+@shown("model|test rows, nats per row")
 def mixture_beside() -> Iterable[Iterable[Any]]:
     for r in read("linear_mixture_density").get("beside", ()):
         yield r["model"], " ".join(f"{one:.1f}" for one in r["test"])
 
 
-@shown("work|size|measured|beside")
+@shown("work|size|measured|ratio")
 def mixture_kernels() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_kernels")
     for r in found["scan"]:
@@ -919,7 +929,7 @@ def mixture_kernels() -> Iterable[Iterable[Any]]:
             f"{r['share']:.2f} of sgemm",
         )
     for r in found["images"]:
-        size = f"p = {r['p']}, {r['rows a group']} rows a group"
+        size = f"p = {r['p']}, {r['rows a group']} rows per group"
         for work in ("images", "six tangents"):
             yield work, size, "", f"{r[f'{work}, times their products']:.2f} x their products"
     for r in found["distance"]:
@@ -927,7 +937,7 @@ def mixture_kernels() -> Iterable[Iterable[Any]]:
         yield "tangent distance", size, f"{r['rows/s']:,.0f} rows/s", f"{r['times']:.2f} x without"
 
 
-@shown("fit|size|measured|beside")
+@shown("fit|size|measured|ratio")
 def mixture_fits() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_fit")
     for r in found["pass"]:
@@ -962,7 +972,7 @@ def mixture_fits() -> Iterable[Iterable[Any]]:
         yield "`partial_fit` of a row", size, f"{r['ms a row']:.2f} ms", ""
 
 
-@shown("beside|rows|times as fast|log-likelihood of a row, or mean square: ours; theirs")
+@shown("other method|rows|times as fast|log-likelihood per row, or mean square: ours; theirs")
 def mixture_peers() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_peers")
     for p, r in found["gaussian"].items():
@@ -992,7 +1002,7 @@ def mixture_peers() -> Iterable[Iterable[Any]]:
     yield f"plain numpy, a pass, K = {r['K']}", f"{r['rows']:,}", f"{r['times']:.1f}", ""
 
 
-@shown("sub-classes, two workers of|rows|passes|peak of a worker|planned")
+@shown("sub-classes, memory of two workers|rows|passes|peak of a worker|predicted peak")
 def mixture_peaks() -> Iterable[Iterable[Any]]:
     for part, r in read("linear_mixture_million").items():
         if part.startswith("scale"):
@@ -1004,7 +1014,8 @@ def mixture_peaks() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "sub-classes a class|rows|error of rows 50000:60000|of test rows|passes|seconds a pass|read|worker's peak"
+    "sub-classes per class|rows|error of rows 50000:60000|error of test rows|passes|seconds per pass"
+    "|read|peak of a worker"
 )
 def mixture_million() -> Iterable[Iterable[Any]]:
     kept = {part: r for part, r in read("linear_mixture_million").items() if "k = " in part}
@@ -1023,7 +1034,7 @@ def mixture_million() -> Iterable[Iterable[Any]]:
             yield k + (f", {size.strip(', ')}" if size else ""), f"{rows:,}", *errors, of["passes"], *costs
 
 
-@shown("sub-classes|seconds a pass, two threads|two workers|share of the threads' rate")
+@shown("sub-classes|seconds per pass: two threads|two workers|rate of workers / threads")
 def mixture_rates() -> Iterable[Iterable[Any]]:
     for part, r in read("linear_mixture_million").items():
         if part.startswith("rates"):
@@ -1031,7 +1042,7 @@ def mixture_rates() -> Iterable[Iterable[Any]]:
             yield part.split()[1], *seconds, f"{r['of its rate']:.2f}"
 
 
-@shown("loop|workers|a piece of it|tasks of a piece|messages of a piece|scheduler, ms|driver, ms")
+@shown("loop|workers|unit|tasks per unit|messages per unit|scheduler, ms|driver, ms")
 def simulated_loops() -> Iterable[Iterable[Any]]:
     for part, r in read("simulated_cluster").items():
         name = {"batch": "batch", "paced": "batch, spans of 1 s", "map": "map", "online": "online"}
@@ -1055,7 +1066,9 @@ def mixture_clusters() -> Iterable[Iterable[Any]]:
             yield way, _mean(r["nmi"]), _mean(r["accuracy"])
 
 
-@shown("job|predicted|took|predicted / took|predicted peak|peak|predicted / peak")
+@shown(
+    "job|predicted time|measured time|predicted / measured|predicted peak|measured peak|predicted / measured"
+)
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():
         took = f"{r['seconds']:.1f} s ({r['cpu_seconds']:.1f} s of CPU)"
@@ -1063,7 +1076,10 @@ def plans() -> Iterable[Iterable[Any]]:
         yield name, reported, took, f"{r['time_ratio']:.2f}", *peaks, f"{r['peak_ratio']:.2f}"
 
 
-@shown("file|reading its source alone|packed|import|peak, MiB")
+@shown(
+    "file|reading, MB/s|reading, hashing and packing, MB/s|import, MB/s"
+    "|peak of one and of four times the rows, MiB"
+)
 def importers() -> Iterable[Iterable[Any]]:
     found = {r["kind"]: r for r in read("import_rates")}
     for name, kinds in {
@@ -1075,10 +1091,9 @@ def importers() -> Iterable[Iterable[Any]]:
         "png 28 x 28; jpg 256 x 256; jpg to 64 x 64": ("images png", "images jpg", "images jpg 64"),
         "csr; svmlight": ("csr", "svmlight"),
         "parquet, a column a feature; lists": ("parquet wide", "parquet lists"),
-        "arrow; csv": ("arrow", "csv"),
-        "Hugging Face, png 28 x 28": ("hf",),
+        "csv": ("csv",),
     }.items():
-        if not found.keys() >= set(kinds):  # measured by a version that had none
+        if not found.keys() >= set(kinds):  # The results were measured without this kind.
             continue
         of = [found[kind] for kind in kinds]
         keys = ("read_mb_s", "read_hash_pack_mb_s", "import_mb_s")
@@ -1087,27 +1102,18 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown("client of S3|alone|a delay|by the proxy|failed interrupted listings|forked process|its parent then")
-def s3_clients() -> Iterable[Iterable[Any]]:
-    found = read("s3_pass")["clients"]
-    for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):
-        rates = [f"{client[f'{how}_mb_per_s']:.0f} MB/s" for how in ("alone", "delayed", "troubled")]
-        listings = f"{client['failed_listings']} of {client['resets_of_listings']}"
-        yield f"{name} ({client['version']})", *rates, listings, client["forked"], client["forked_from"]
-
-
 @shown("ten passes of a fit from S3|seconds|rate|503s, resets, slow answers|weights")
 def s3_troubled() -> Iterable[Iterable[Any]]:
     r = read("s3_pass")["troubled"]
     yield "the server alone", r["alone_s"], f"{r['alone_mb_per_s']:.0f} MB/s", "none", ""
     troubles = ", ".join(str(r[f"times {what}"]) for what in ("503", "reset", "slow"))
     same = "the same bits" if r["same_bits"] else "other bits"
-    yield "by the proxy", r["troubled_s"], f"{r['troubled_mb_per_s']:.0f} MB/s", troubles, same
+    yield "through the proxy", r["troubled_s"], f"{r['troubled_mb_per_s']:.0f} MB/s", troubles, same
 
 
 @shown(
-    "set|rows x features|capsules|multiclass|the paper's|linear mixtures|logistic regression|3 neighbours"
-    "|RBF SVM"
+    "set|rows x features|capsules|multiclass|capsules of the paper|linear mixtures|logistic regression"
+    "|3 neighbours|RBF SVM"
 )
 def defaults() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["errors"]:
@@ -1128,14 +1134,14 @@ def defaults_architectures() -> Iterable[Iterable[Any]]:
         yield line["set"], line["classes"], *cells
 
 
-@shown("set|capsules: default|found|linear mixtures: default|found")
+@shown("set|capsules: default|capsules: searched|linear mixtures: default|linear mixtures: searched")
 def defaults_found() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["best"]:
         errors = ((model["default"], model["found"]) for model in line["models"].values())
         yield line["set"], *(f"{error:.1f} %" for pair in errors for error in pair)
 
 
-@shown("set|test error|calibration error: validation rows|training rows|temperature 1")
+@shown("set|test error|calibration error: validation rows choose|training rows choose|temperature 1")
 def defaults_calibration() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["calibration"]:
         hows = [line[how] for how in ("validation rows", "training rows", "temperature 1")]
@@ -1152,6 +1158,13 @@ def defaults_subsets() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{value:.1f}" for pair in points for value in pair)
 
 
+@shown("set|reconstruction error|factor analysis|default|RBF SVM")
+def defaults_likelihoods() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["likelihoods"]:
+        names = ("error", "factor analysis", "default", "RBF SVM, standardised")
+        yield line["set"], *(f"{line[name]['error']:.1f} %" for name in names)
+
+
 @shown("set|bootstrap network|k-means|spectral clustering")
 def defaults_clusters() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["clusters"]:
@@ -1164,7 +1177,7 @@ def defaults_parts() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{model['error']:.1f} %" for model in line["models"].values())
 
 
-@shown("task|scalelatent|rivals")
+@shown("task|scalelatent|other methods")
 def defaults_others() -> Iterable[Iterable[Any]]:
     found = read("defaults")
     for line in found["densities"]:
@@ -1178,11 +1191,10 @@ def defaults_others() -> Iterable[Iterable[Any]]:
             yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
 
 
-# Columns of the tables of rivals.py: method and the name of its column, by task. The first ones are ours.
+# Columns of the tables of rivals.py: name of the column of each method, by task. Our methods come first.
 RIVALS: dict[str, dict[str, str]] = {
     "classification": {
         "CapsuleRegression": "capsules",
-        "CapsuleRegression, multiclass": "capsules, multiclass",
         "CapsuleRegression, all_vs_all": "capsules, all_vs_all",
         "LinearMixtureClassifier": "mixtures",
         "LinearMixtureClassifier, chosen": "mixtures, chosen",
@@ -1240,7 +1252,7 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return the records of a task by set and method, of the seeds that all methods of a set have."""
+    """Return the records of a task by set and method, for the seeds that all methods of a set have."""
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
     out = {}
@@ -1255,7 +1267,7 @@ def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return out
 
 
-# Cells are means over the seeds on file, with the median of the CPU seconds.
+# A cell is the mean over the stored seeds, with the median of the CPU seconds.
 def _rival_rows(task: str, *keys: str, digits: int = 1) -> Iterable[Iterable[Any]]:
     for name, methods in rivals(task).items():
         yield name, *(_rival_cell(methods.get(method, []), keys, digits) for method in RIVALS[task])
@@ -1316,7 +1328,7 @@ def rivals_parts() -> Iterable[Iterable[Any]]:
 
 
 def selected(name: str, starts: str | None) -> str:
-    """Return a table, or those of its rows that start with one of the words."""
+    """Return a table, or its rows that start with one of the texts."""
     text = TABLES[name]()
     if starts is None:
         return text
@@ -1326,7 +1338,7 @@ def selected(name: str, starts: str | None) -> str:
 
 
 def source(name: str, part: str | None) -> str:
-    """Return the command, machine, date and seed of a file, or of a part of it."""
+    """Return the command, machine, date and seed of a file or of one of its parts."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     run = content["parts"][part] if part else content
     machine = run["machine"]
@@ -1334,7 +1346,7 @@ def source(name: str, part: str | None) -> str:
 
 
 def rewritten(page: str) -> str:
-    """Return the page with its tables and sources as the files have them."""
+    """Return the page with the tables and sources of the files."""
     page = _SOURCE.sub(lambda found: found[1] + source(found[2], found[3]), page)
     return _TABLE.sub(lambda found: found[1] + selected(found[2], found[3]), page)
 

@@ -1,9 +1,11 @@
-"""Growth of memory, tasks and files over thousands of passes on a cluster.
+"""Measure the growth of memory, tasks and files over thousands of passes on a cluster.
 
-Scheduler, two workers and the driver are processes of their own on loopback. Every few passes the benchmark
-reads the resident memory of each process. Dask keeps the last 1,000 events of each topic and as many stories
-of each worker, so all processes grow a little over the first thousand passes. The result is the slope over
-the last half of several thousand passes, in bytes per pass.
+    python benchmarks/thousand_passes.py [--passes 3000]
+
+Scheduler, two workers and the driver are separate processes on loopback. Every 20 passes the script reads
+the resident memory of each process. Dask keeps the last 1,000 events of each topic and the last 1,000
+stories of each worker, so that all processes grow slightly over the first thousand passes. The result is
+the slope over the last half of several thousand passes, in bytes per pass.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def rss(pid: int | None = None) -> int:
 
 
 def serve(ready: Any, ended: Any) -> None:
-    """Run the scheduler and the workers, in a process that does nothing else."""
+    """Run the scheduler and the workers in this process."""
     cluster = start_cluster(workers=2, threads=1, dashboard_address=None)
     ready.put((cluster.scheduler_address, os.getpid()))
     ended.wait()
@@ -39,7 +41,7 @@ def serve(ready: Any, ended: Any) -> None:
 
 
 class Sizes(sl.Callback):
-    """Looks at all processes now and then."""
+    """Callback that records the memory of all processes every 20 passes."""
 
     def __init__(self, client: Client, scheduler: int, run: Path) -> None:
         self.client, self.scheduler, self.run = client, scheduler, run
@@ -64,7 +66,9 @@ class Sizes(sl.Callback):
 
 
 def growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
-    """Return MiB after each fifth of the fit; bytes a pass over the last half (least squares)."""
+    """Return the MiB after each fifth of the fit, and the bytes per pass over the last half (least
+    squares).
+    """
     fifths = [seen[len(seen) * k // 5 - 1] for k in range(1, 6)]
     half = seen[len(seen) // 2 :]
     slope = np.polyfit([row["pass"] for row in half], [row[what] for row in half], 1)[0]

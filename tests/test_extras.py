@@ -15,7 +15,6 @@ from fsspec.registry import _registry as known
 
 import scalelatent as sl
 from scalelatent import data
-from scalelatent.deploy.connection import gateway_address, open_client
 from scalelatent.deploy.security import make_certificates
 from scalelatent.engine.backend import CupyBackend
 from scalelatent.errors import ScalelatentError
@@ -24,7 +23,6 @@ from scalelatent.storage import objects
 
 ROOT = Path(__file__).parents[1]
 X = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
-ROWS = data.Dataset.from_arrays(X)
 
 
 def _model() -> Any:
@@ -49,17 +47,13 @@ def _jobs_of_slurm(folder: Path) -> Any:
 NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("anndata", "anndata", lambda _: data.Dataset.from_anndata(X)),
     ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
-    ("arrow", "pyarrow", lambda folder: data.import_arrow(folder / "t.arrow", folder / "out")),
     ("arrow", "pyarrow", lambda folder: data.import_csv(folder / "t.csv", folder / "out")),
     ("arrow", "pyarrow", lambda _: data.Dataset.from_dataframe({"a": [1.0]})),
     ("azure", "adlfs", lambda _: data.open_dataset("az://c/a", storage_options={"account_name": "me"})),
     ("cuda12", "cupy", lambda _: CupyBackend()),
-    ("gateway", "dask_gateway", lambda _: open_client(gateway_address("http://hub", "mine"))),
     ("gs", "gcsfs", lambda _: data.open_dataset("gs://bucket/a.zarr")),
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
-    ("hdf5", "h5py", lambda folder: data.import_h5ad(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
-    ("arrow", "pyarrow", lambda folder: data.import_hf(folder, folder / "out")),
     ("mlflow", "mlflow", lambda _: MlflowTracking()),
     ("onnx", "onnx", lambda folder: _model().to_onnx(folder / "m.onnx")),
     ("polars", "polars", _framed),
@@ -67,12 +61,9 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("slurm", "dask_jobqueue", _jobs_of_slurm),
     ("tls", "cryptography.hazmat.primitives", lambda folder: make_certificates(folder / "tls")),
     ("torch", "torch", lambda _: sl.CompressiveMBN().fit(X, X)),
-    ("torch", "torch", lambda _: ROWS.to_torch()),
-    ("xarray", "xarray", lambda _: ROWS.to_xarray()),
 ]
-# Extras for clusters that users start, for the other CUDA version, another name of arrow, and extras
-# for contributors.
-OTHERS = {"k8s", "cuda13", "hf", "bench", "docs", "test"}
+# Extras for clusters that users start, for the other CUDA version, and extras for contributors.
+OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
 
 
 @pytest.mark.parametrize(("extra", "package", "call"), NEEDS)
@@ -84,8 +75,6 @@ def test_the_error_names_the_extra(
     for name in ("a.h5", "a.mat"):
         (tmp_path / name).write_bytes((head if name == "a.mat" else b"") + b"\x89HDF\r\n\x1a\n")
     monkeypatch.setitem(sys.modules, package, None)
-    # Modules that were imported earlier have other names, too.
-    monkeypatch.delitem(sys.modules, "scalelatent.data.torch_rows", raising=False)
     for protocol in ("s3", "gs", "az"):
         monkeypatch.delitem(known, protocol, raising=False)
     objects.forget_connections()

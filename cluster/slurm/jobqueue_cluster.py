@@ -96,7 +96,7 @@ def make_cluster(options: argparse.Namespace) -> Any:
     for number, handler in handlers.items():  # the import has replaced the handlers
         signal.signal(number, handler)
     folder = options.folder.absolute()
-    security, _ = prepare_certificates(folder / "tls", options.host or "0.0.0.0")
+    security, _ = prepare_certificates(folder / "tls")
     files = {"ca": folder / "tls/ca.pem", "cert": folder / "tls/cluster-cert.pem"}
     files = {name: str(file) for name, file in (files | {"key": folder / "tls/cluster-key.pem"}).items()}
     walltime = seconds_of(options.walltime)

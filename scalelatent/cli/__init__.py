@@ -23,11 +23,9 @@ from .show import (
     Overwrite,
     VerbGroup,
     announces_compilation,
-    print_json,
     print_line,
     print_result,
     progress_bar,
-    show_table,
     strip_debug,
 )
 
@@ -55,7 +53,7 @@ data.app.add_typer(imports.app, name="import")
 data.app.add_typer(makes.app, name="make")
 app.add_typer(data.app, name="data")
 app.add_typer(cluster.app, name="cluster")
-for _name in ("plan", "fit", "schema"):
+for _name in ("plan", "fit"):
     app.command(_name)(getattr(run, _name))
 for _name in ("submit", "status", "logs", "attach", "cancel", "resume"):
     app.command(_name)(getattr(jobs, _name))
@@ -196,36 +194,6 @@ def report(
     with progress_bar("report") as progress:
         path = write_report(run, data=shown, print_line=print_line, progress=progress)
     print_result({"report": path}, json, line=path)
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders, finished or not.")],
-    out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="FOLDER", help="Also write a page with a figure to this folder."),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Compare runs: parameters that differ, errors, passes, seconds, rows."""
-    from scalelatent.jobs.comparing import compare_runs
-
-    compared = compare_runs(runs)
-    if out is not None:
-        from scalelatent.report.comparison import write_comparison
-
-        compared["page"] = write_comparison(compared, out)
-    if json:
-        print_json(compared)
-        return
-    from scalelatent.report.comparison import comparison_tables
-
-    for caption, columns, rows in comparison_tables(compared):
-        show_table(columns, rows, title=caption)
-    for note in compared["notes"]:
-        print_line(f"note: {note}")
-    if out is not None:
-        typer.echo(compared["page"])
 
 
 @model_app.command("info")

@@ -75,7 +75,7 @@ def up(
     if tls:
         if any(file is not None for file in tls_files):
             raise typer.BadParameter("give either --tls (creates certificates) or your own files")
-        security, client_files = prepare_certificates(tls_folder, host)
+        security, client_files = prepare_certificates(tls_folder)
     else:
         security = tls_files.security()
     page = None if dashboard.lower() == "none" else dashboard
@@ -147,7 +147,7 @@ def join(
     """Start workers on this machine for a scheduler on another machine, until it ends or Ctrl-C."""
     import asyncio
 
-    from scalelatent.deploy.connection import check_listening_address, check_protocol
+    from scalelatent.deploy.connection import check_addresses
     from scalelatent.deploy.serving import interrupt_on_signals, read_scheduler_address
     from scalelatent.deploy.worker_processes import run_workers
 
@@ -157,9 +157,7 @@ def join(
         try:
             address = read_scheduler_address(scheduler, scheduler_file, wait)
             security = tls_files.security()  # a scheduler creates certificates before it writes its address
-            check_protocol(address, security)
-            if host is not None:
-                check_listening_address(host, address)
+            check_addresses(address, host)
             work = run_workers(
                 address, workers=workers, threads=threads, memory_limit=memory_limit, gpus=gpus,
                 host=host, name=name, security=security, wait_seconds=wait,
@@ -175,57 +173,34 @@ def join(
 @app.command()
 def certificates(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the files.")],
-    host: Annotated[
-        list[str] | None, typer.Option(help="Name or address of a machine of the cluster; repeatable.")
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
     json: Json = False,
 ) -> None:
-    """Create the certificates of a cluster with TLS."""
+    """Create the certificates of a cluster with TLS, which expire after a year."""
     from scalelatent.deploy.security import make_certificates
 
-    made = {name: str(file) for name, file in make_certificates(folder, hosts=host or (), days=days).items()}
+    made = {name: str(file) for name, file in make_certificates(folder).items()}
     print_result(made, json, title="certificates")
 
 
-@with_scheduler
 def warm(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KIND", help="Kinds of models, data, evaluation; by default all kernels."),
+        typer.Argument(metavar="KIND", help="Kinds of models, data; by default all kernels."),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Number of processes; by default one per core.")
     ] = None,
-    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
     """Compile the kernels now, so that the first fit does not wait for the compiler."""
-    if scheduler_options.address is None:
-        from scalelatent.deploy.warm import warm as compile_here
+    from scalelatent.deploy.warm import warm as compile_here
 
-        with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
-            done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
-        hosts = {"": done}
-    else:
-        from scalelatent.deploy.warm import warm_cluster
-
-        if jobs is not None:
-            raise typer.BadParameter("--jobs is only for this machine; with --scheduler, hosts use all cores")
-        with scheduler_options.client() as client:
-            hosts = warm_cluster(client, kinds or ())
-    if json:
-        print_json(hosts[""] if scheduler_options.address is None else {"hosts": hosts})
-        return
-    for host, done in hosts.items():
-        many, seconds = len(done["compiled"]), done["seconds"]
-        text = (
-            f"{many} of {done['kernels']} kernels compiled in {seconds} s"
-            if many
-            else "all kernels are compiled"
-        )
-        card = f"; for the GPU: {', '.join(done['cuda'])}" if done["cuda"] else ""
-        typer.echo(f"{f'{host}: ' if host else ''}{text} ({done['folder']}){card}")
+    with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
+        done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
+    many, folder = len(done["compiled"]), done["folder"]
+    text = f"{many} of {done['kernels']} kernels compiled in {done['seconds']} s"
+    card = f"; for the GPU: {', '.join(done['cuda'])}" if done["cuda"] else ""
+    print_result(done, json, line=f"{text if many else 'all kernels are compiled'} ({folder}){card}")
 
 
 @with_scheduler

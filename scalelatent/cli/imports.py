@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from scalelatent import data
-from scalelatent.errors import DataError, JobError
+from scalelatent.errors import JobError
 
 from .data import KeyOfLabels, KeyOfRows, print_dataset
 from .dataset_verbs import Call, dataset_verb
@@ -23,9 +23,7 @@ app = VerbGroup(help="Import rows from files into a dataset, block by block.")
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example mnist.zarr.")]
 File = Annotated[
     str,
-    typer.Argument(
-        metavar="FILE", help="The file to read: a path, s3://bucket/key, gs://bucket/key, https://…#sha256=…"
-    ),
+    typer.Argument(metavar="FILE", help="The file to read: a path, s3://bucket/key, gs://bucket/key"),
 ]
 Table = Annotated[
     str,
@@ -94,9 +92,7 @@ class ImageFlags(NamedTuple):
 class DownloadFlags(NamedTuple):
     """Options for the files of a public dataset."""
 
-    part: Annotated[str, typer.Option("--part", metavar="train|test|all", help="Part of the dataset.")] = (
-        "train"
-    )
+    part: Annotated[str, typer.Option("--part", metavar="train|test", help="Part of the dataset.")] = "train"
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -127,11 +123,6 @@ def _report(dataset: Dataset, json: bool) -> None:
         print_line(
             f"skipped {skipped['unreadable']} unreadable images and {skipped['unlike_first']} of another "
             f"size or kind; the first: {', '.join(skipped['first'])}"
-        )
-    if provenance.get("left_out"):
-        print_line(
-            f"excluded {provenance['left_out']:,} documents without any of the "
-            f"{len(provenance['stems']):,} stems"
         )
     print_dataset(dataset, json)
 
@@ -170,14 +161,14 @@ def import_csr(
     ] = None,
     y: Annotated[
         str | None,
-        typer.Option(help="Labels: a key, a CSR prefix (multi-labels) or a file; by default y or Y."),
+        typer.Option(help="Labels: a key, or a CSR prefix (multi-labels); by default y or Y."),
     ] = None,
 ) -> Call:
     """Import sparse (CSR) rows of a .npz file, scipy's own or with arrays of any prefix."""
     return functools.partial(data.import_csr, file, out, csr_prefix=csr_prefix, values=values, y=y)
 
 
-@verb("svmlight", has_kernels=True)
+@verb("svmlight")
 def import_svmlight(
     file: File,
     out: Out,
@@ -188,16 +179,10 @@ def import_svmlight(
     features: Annotated[
         int | None, typer.Option(min=1, help="Number of columns; by default up to the highest in the file.")
     ] = None,
-    multilabel: Annotated[
-        bool | None,
-        typer.Option("--multilabel/--single-label", help="Whether rows have several labels, as in 3,17."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float64, or float32 for half the space.")] = "float64",
 ) -> Call:
     """Import svmlight (libsvm) text, plain or gzip, as sparse rows."""
     based: bool | str = "auto" if zero_based is None else zero_based
-    options: dict[str, Any] = {"zero_based": based, "n_features": features, "multilabel": multilabel}
-    return functools.partial(data.import_svmlight, file, out, **options, dtype=dtype)
+    return functools.partial(data.import_svmlight, file, out, zero_based=based, n_features=features)
 
 
 @verb("npy")
@@ -211,38 +196,12 @@ def import_npy(
 
 
 @verb("hdf5")
-def import_hdf5(
-    file: File,
-    out: Out,
-    x: KeyOfRows = None,
-    y: KeyOfLabels = None,
-    allow_external: Annotated[
-        bool,
-        typer.Option("--allow-external", help="Also read arrays that are in other files, whatever files."),
-    ] = False,
-) -> Call:
+def import_hdf5(file: File, out: Out, x: KeyOfRows = None, y: KeyOfLabels = None) -> Call:
     """Import arrays of an HDF5 file.
 
     Keys are paths if the file has groups: --x train/data --y train/target.
     """
-    return functools.partial(data.import_hdf5, file, out, x=x, y=y, allow_external=allow_external)
-
-
-@verb("h5ad")
-def import_h5ad(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="An .h5ad file, or a folder that AnnData.write_zarr wrote.")
-    ],
-    out: Out,
-    layer: Annotated[
-        str | None, typer.Option(metavar="L", help="Layer that holds the rows; X by default.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of obs that holds the labels.")
-    ] = None,
-) -> Call:
-    """Import an AnnData file, with sparse (CSR) or dense rows."""
-    return functools.partial(data.import_h5ad, file, out, layer=layer, label=label)
+    return functools.partial(data.import_hdf5, file, out, x=x, y=y)
 
 
 @verb("mat")
@@ -264,9 +223,11 @@ def import_mat(
 
 @verb("parquet")
 @with_table_flags
-def import_parquet(file: Table, out: Out, *, table_flags: TableFlags) -> Call:
-    """Import columns of Parquet files."""
-    return functools.partial(data.import_parquet, file, out, **table_flags.options())
+@with_image_flags
+def import_parquet(file: Table, out: Out, *, table_flags: TableFlags, image_flags: ImageFlags) -> Call:
+    """Import columns of Parquet files: numbers, or one column of images."""
+    options = {**table_flags.options(), **image_flags.options()}
+    return functools.partial(data.import_parquet, file, out, **options)
 
 
 @verb("csv")
@@ -277,47 +238,6 @@ def import_csv(file: Table, out: Out, *, table_flags: TableFlags) -> Call:
     Features are read as float64.
     """
     return functools.partial(data.import_csv, file, out, **table_flags.options())
-
-
-@verb("arrow")
-@with_table_flags
-def import_arrow(file: Table, out: Out, *, table_flags: TableFlags) -> Call:
-    """Import columns of Arrow (Feather) files."""
-    return functools.partial(data.import_arrow, file, out, **table_flags.options())
-
-
-@verb("hf")
-@with_table_flags
-@with_image_flags
-def import_hf(
-    file: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder that save_to_disk wrote.")],
-    out: Out,
-    split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the split, for example train.")
-    ] = None,
-    *,
-    table_flags: TableFlags,
-    image_flags: ImageFlags,
-) -> Call:
-    """Import a Hugging Face dataset on disk: columns of numbers, or of images."""
-    options = {"split": split, **table_flags.options(), **image_flags.options()}
-    return functools.partial(data.import_hf, file, out, **options)
-
-
-@verb("zarr")
-def import_zarr(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="ZARR|REFS", help="A zarr array or group, or references to parts of files (.json, .parq)."
-        ),
-    ],
-    out: Out,
-    x: KeyOfRows = None,
-    y: KeyOfLabels = None,
-) -> Call:
-    """Import zarr arrays of other programs, also virtual ones (kerchunk)."""
-    return functools.partial(data.import_zarr, file, out, x=x, y=y)
 
 
 @verb("images", unit="images")
@@ -359,48 +279,6 @@ def import_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
 def import_fashion_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
     """Import Fashion-MNIST: downloaded once, checked, kept in a cache."""
     return _download("fashion-mnist", out, download_flags)
-
-
-@verb("rcv1", has_kernels=True)
-@with_download_flags
-def import_rcv1(
-    out: Out,
-    *,
-    download_flags: DownloadFlags,
-    tokens: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="A token file, lyrl2004_tokens_*.dat[.gz]; repeatable, rows in this order."
-        ),
-    ] = None,
-    topics: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --tokens: the topics, rcv1-v2.topics.qrels[.gz]."),
-    ] = None,
-    stems: Annotated[
-        int, typer.Option(min=1, help="With --tokens: number of columns, the most frequent stems.")
-    ] = 2000,
-    leaf_topics: Annotated[
-        bool, typer.Option("--leaf-topics", help="With --tokens: only topics without children.")
-    ] = False,
-    drop_empty: Annotated[
-        bool,
-        typer.Option(
-            "--drop-empty", help="With --tokens: exclude documents without any of the stems (for cosines)."
-        ),
-    ] = False,
-) -> Call:
-    """Import RCV1-v2, news stories with topics, as sparse rows."""
-    if not tokens:
-        if topics is not None or leaf_topics or drop_empty:
-            raise DataError(
-                "--topics, --leaf-topics and --drop-empty go with --tokens FILE: name the token files"
-            )
-        return _download("rcv1", out, download_flags)
-    if topics is None:
-        raise DataError("--tokens needs --topics FILE, the topics of its documents (rcv1-v2.topics.qrels)")
-    options: dict[str, Any] = {"stems": stems, "leaves": leaf_topics, "drop_empty": drop_empty}
-    return functools.partial(data.import_tokens, tokens, topics, out, **options)
 
 
 def _download(name: str, out: str, flags: DownloadFlags) -> Call:

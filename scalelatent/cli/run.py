@@ -1,4 +1,4 @@
-"""The verbs `schema`, `plan`, `fit` and `demo`, and their summary of a run."""
+"""The verbs `plan`, `fit` and `demo`, and their summary of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .exits import notes_run_folder
 from .show import (
     Json,
     Overwrite,
@@ -35,25 +34,6 @@ def _load(job: Path, settings: list[str] | None, out: str | None) -> Job:
 
     extra = [] if out is None else [f"job.out={out}"]
     return load_job(job, settings=[*(settings or []), *extra])
-
-
-def schema(
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write to FILE; by default print.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Print the JSON schema of job files, which lets an editor complete and check keys."""
-    from json import dumps
-
-    from scalelatent.jobs.job_schema import job_schema
-
-    found = job_schema()
-    if out is None:
-        print_json(found) if json else typer.echo(dumps(found, indent=2))
-        return
-    out.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
-    print_result({"out": str(out)}, json, line=f"wrote {out}; start a job file with `#:schema {out}`")
 
 
 @announces_compilation()
@@ -157,7 +137,7 @@ def _run(
         for line in plan_lines(needs):
             print_line(line)
     try:
-        with notes_run_folder(where), ProgressDisplay(stderr_console(), announced=announced) as progress:
+        with ProgressDisplay(stderr_console(), announced=announced) as progress:
             if folder is None:
                 result = run_new_job(job, callbacks=[progress], print_line=print_line)
             else:

@@ -106,10 +106,6 @@ class SchedulerOptions(NamedTuple):
     scheduler_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File in which the scheduler writes its address.")
     ] = None
-    gateway: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="URL CLUSTER", help="Address of a Dask Gateway, and name of its cluster."),
-    ] = None
     tls_ca: TlsCa = None
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
@@ -117,12 +113,6 @@ class SchedulerOptions(NamedTuple):
     @property
     def address(self) -> str | None:
         """Address of the scheduler, or None."""
-        if self.gateway is not None:
-            from scalelatent.deploy.connection import gateway_address
-
-            if self.scheduler is not None or self.scheduler_file is not None:
-                raise JobError("give only one of --gateway, --scheduler and --scheduler-file")
-            return gateway_address(*self.gateway)
         if self.scheduler is None and self.scheduler_file is None:
             return None
         from scalelatent.deploy.serving import read_scheduler_address
@@ -167,8 +157,7 @@ class VerbGroup(typer.Typer):
         def decorate(function: Function) -> Function:
             @functools.wraps(function)
             def command(*args: Any, **kwargs: Any) -> Any:
-                run = kwargs.get("run") or kwargs.get("job")
-                with exits_with_one_line(bool(kwargs.get("json")), run):
+                with exits_with_one_line(bool(kwargs.get("json"))):
                     return function(*args, **kwargs)
 
             register(command)
@@ -238,19 +227,6 @@ def show_values(values: Mapping[str, Any], title: str | None = None) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     for name, text in rows:
         typer.echo(f"  {name:<{width}}  {text}".rstrip())
-
-
-def show_table(columns: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """Print a table with column names; numbers are right-aligned."""
-    if title:
-        typer.echo(typer.style(title, bold=True))
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in [columns, *rows]:
-        cells = [
-            cell.rjust(width) if row is not columns and cell[:1].isdigit() else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        typer.echo("  " + "  ".join(cells).rstrip())
 
 
 def _flatten_values(values: Mapping[str, Any], indent: str = "", unit: str = "") -> Iterator[tuple[str, str]]:

@@ -56,8 +56,6 @@ class Kind:
     report : str
         ``"module:function"`` that makes the model's section of a report (`scalelatent.report.page.Section`);
         "" for reports with only the sections that all models share.
-    compare : str
-        ``"module:function"`` that draws figures of several runs of this kind side by side; "" if none.
     scoring_seconds : float
         Seconds per row that scoring takes in addition to the prediction.
 
@@ -78,7 +76,6 @@ class Kind:
     supervised: bool = False
     scorer: str = "scalelatent.evaluation.scoring:ClassScorer"
     report: str = ""
-    compare: str = ""
     report_seconds: float = 2.0
     report_rows: int | None = None
     scoring_seconds: float = 0.0

@@ -16,23 +16,19 @@ if TYPE_CHECKING:
     from scalelatent.generators.documents import ResampledDocuments, make_documents
     from scalelatent.generators.images import ImageSet, image_set, image_set_of, make_images
     from scalelatent.generators.make import repair_dataset
-    from scalelatent.importers.append_rows import append_rows
-    from scalelatent.importers.arrow_tables import import_arrow, import_csv, import_parquet
+    from scalelatent.importers.arrow_tables import import_csv, import_parquet
     from scalelatent.importers.csr_archive import import_csr
-    from scalelatent.importers.h5ad import import_h5ad
     from scalelatent.importers.hdf5 import import_hdf5
-    from scalelatent.importers.hugging_face import import_hf
     from scalelatent.importers.idx import import_idx
     from scalelatent.importers.image_folder import import_images
     from scalelatent.importers.mat import import_mat
     from scalelatent.importers.named import fetch_named, import_named
     from scalelatent.importers.npy import import_npy, import_npz
     from scalelatent.importers.svmlight import import_svmlight
-    from scalelatent.importers.tokens import import_tokens, leaf_topics
-    from scalelatent.importers.zarr_arrays import import_zarr
 
     from .check import check_dataset
     from .dataset import Dataset, open_dataset
+    from .write.append import append_rows
     from .write.convert import convert_dataset
     from .write.shuffle import shuffle_dataset, shuffled_rows
     from .write.writer import DatasetWriter, create_dataset
@@ -51,12 +47,9 @@ __all__ = [
     "fetch_named",
     "image_set",
     "image_set_of",
-    "import_arrow",
     "import_csr",
     "import_csv",
-    "import_h5ad",
     "import_hdf5",
-    "import_hf",
     "import_idx",
     "import_images",
     "import_mat",
@@ -65,9 +58,6 @@ __all__ = [
     "import_npz",
     "import_parquet",
     "import_svmlight",
-    "import_tokens",
-    "import_zarr",
-    "leaf_topics",
     "make_corrupted",
     "make_digits",
     "make_documents",
@@ -81,6 +71,7 @@ __all__ = [
 _WHERE = {
     ".check": ("check_dataset",),
     ".dataset": ("Dataset", "open_dataset"),
+    ".write.append": ("append_rows",),
     ".write.convert": ("convert_dataset",),
     ".write.shuffle": ("shuffle_dataset", "shuffled_rows"),
     ".write.writer": ("DatasetWriter", "create_dataset"),
@@ -90,20 +81,15 @@ _WHERE = {
     "scalelatent.generators.documents": ("ResampledDocuments", "make_documents"),
     "scalelatent.generators.images": ("ImageSet", "image_set", "image_set_of", "make_images"),
     "scalelatent.generators.make": ("repair_dataset",),
-    "scalelatent.importers.append_rows": ("append_rows",),
-    "scalelatent.importers.arrow_tables": ("import_arrow", "import_csv", "import_parquet"),
+    "scalelatent.importers.arrow_tables": ("import_csv", "import_parquet"),
     "scalelatent.importers.csr_archive": ("import_csr",),
-    "scalelatent.importers.h5ad": ("import_h5ad",),
     "scalelatent.importers.hdf5": ("import_hdf5",),
-    "scalelatent.importers.hugging_face": ("import_hf",),
     "scalelatent.importers.idx": ("import_idx",),
     "scalelatent.importers.image_folder": ("import_images",),
     "scalelatent.importers.mat": ("import_mat",),
     "scalelatent.importers.named": ("fetch_named", "import_named"),
     "scalelatent.importers.npy": ("import_npy", "import_npz"),
     "scalelatent.importers.svmlight": ("import_svmlight",),
-    "scalelatent.importers.tokens": ("import_tokens", "leaf_topics"),
-    "scalelatent.importers.zarr_arrays": ("import_zarr",),
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,9 +29,12 @@ from .warm import count_uncompiled
 if TYPE_CHECKING:
     from distributed import Client
 
+    from scalelatent.engine.backend import GpuMemory
+
 GIB = 2**30
 ANSWER_SECONDS = 60.0  # time limit for an answer of a worker
 SKEW_SECONDS = 1.0  # largest tolerated difference between two clocks
+LEAST_FREE_SHARE = 0.5  # a GPU with a smaller share of free memory is used by other processes
 MAX_NAMED = 3  # upper bound on the workers or texts that a finding lists
 ONE_THREAD = "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
 CUDA_EXTRA = (
@@ -75,29 +76,6 @@ def fail(found: str, fix: str) -> Finding:
 
 
 # -- this machine --------------------------------------------------------------------------------------------
-
-
-def _check_packages(folder: str) -> Iterator[Finding]:
-    """Compare the installed packages with the requirements of scalelatent."""
-    from packaging.requirements import Requirement
-
-    wrong, installed = [], []
-    for text in metadata.requires("scalelatent") or []:
-        need = Requirement(text)
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            version = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
-            wrong.append(f"{need.name} is missing")
-            continue
-        installed.append(f"{need.name} {version}")
-        if version not in need.specifier:
-            wrong.append(f"{need.name} {version} is not {need.specifier}")
-    if wrong:
-        yield fail("; ".join(wrong), "python -m pip install --upgrade scalelatent")
-    else:
-        yield ok(", ".join(installed))
 
 
 def _check_cpu(folder: str) -> Iterator[Finding]:
@@ -182,7 +160,7 @@ def _check_kernels(folder: str) -> Iterator[Finding]:
 
 
 def _check_gpu(folder: str) -> Iterator[Finding]:
-    from scalelatent.engine.backend import check_gpu
+    from scalelatent.engine.backend import check_gpu, read_gpu_memory
 
     wheels = [wheel.split()[0] for wheel in cupy_wheels()]
     cards = list(Path("/proc/driver/nvidia/gpus").glob("*"))
@@ -208,29 +186,19 @@ def _check_gpu(folder: str) -> Iterator[Finding]:
             yield fail(_list(problem), CUDA_EXTRA)
         else:
             yield ok(f"{wheels[0]} {cupy.__version__}: {', '.join(names)}; each GPU compiles and computes")
+            for number, memory in enumerate(map(read_gpu_memory, range(count))):
+                yield from _check_gpu_memory(number, memory)
 
 
-def _check_dashboard(folder: str) -> Iterator[Finding]:
-    try:
-        import bokeh
-    except ImportError:
-        yield warn("bokeh is missing", "python -m pip install 'bokeh>=3.4'")
-        return
-    yield ok(f"bokeh {bokeh.__version__}")
-
-
-def _check_loopback(folder: str) -> Iterator[Finding]:
-    """Check connections to 127.0.0.1, which a local cluster needs and some sandboxes forbid."""
-    with socket.socket() as server, socket.socket() as client:
-        server.bind(("127.0.0.1", 0))
-        server.listen(1)
-        client.settimeout(5)
-        try:
-            client.connect(server.getsockname())
-        except OSError as error:
-            yield fail(f"no connection to 127.0.0.1: {error}", "allow loopback connections")
-            return
-    yield ok("connections to 127.0.0.1 work")
+def _check_gpu_memory(number: int, memory: GpuMemory) -> Iterator[Finding]:
+    text = f"GPU {number}: {memory.describe()}"
+    if memory.free < LEAST_FREE_SHARE * memory.total:
+        fix = (
+            "end the other work on this GPU (nvidia-smi lists it), or set CUDA_VISIBLE_DEVICES to another one"
+        )
+        yield Finding("gpu memory", "warn", text, fix)
+    else:
+        yield Finding("gpu memory", "ok", text)
 
 
 def _check_folder(folder: str) -> Iterator[Finding]:
@@ -432,10 +400,18 @@ def _check_gpus(view: ClusterView) -> Iterator[Finding]:
     if twice:
         yield fail(f"CuPy is installed twice in {_some(twice)}", "pip uninstall all but one of them")
     if idle:
-        fix = "start a GPU worker with --nthreads 1 --resources GPU=1, or set CUDA_VISIBLE_DEVICES=-1"
+        fix = (
+            "start a GPU worker with --nthreads 1 --resources GPU=1 or with dask-cuda, or set "
+            "CUDA_VISIBLE_DEVICES=-1"
+        )
         yield warn(f"{_some(idle)} with an unused GPU, because the worker has no resource GPU", fix)
     if not (blind or broken or wide or twice or idle):
-        yield ok(f"{len(offer)} workers have a GPU and can compute on it" if offer else "no worker has a GPU")
+        memory = _list({facts["gpu_memory"]: None for facts in offer.values()})
+        yield ok(
+            f"{len(offer)} workers have a GPU and can compute on it; {memory}"
+            if offer
+            else "no worker has a GPU"
+        )
 
 
 def _check_caches(view: ClusterView) -> Iterator[Finding]:
@@ -544,7 +520,6 @@ class Check:
 
 
 CHECKS = (
-    Check("packages", "here", _check_packages),
     Check("cpu", "here", _check_cpu),
     Check("memory", "here", _check_memory),
     Check("blas threads", "here", _check_blas),
@@ -552,8 +527,6 @@ CHECKS = (
     Check("numba cache", "here", _check_cache),
     Check("kernels", "here", _check_kernels),
     Check("gpu", "here", _check_gpu),
-    Check("dashboard", "here", _check_dashboard),
-    Check("loopback", "here", _check_loopback),
     Check("folder", "here", _check_folder),
     Check("workers", "cluster", _check_workers, ("host",)),
     Check("versions", "cluster", _check_versions, ("versions",)),
@@ -563,7 +536,7 @@ CHECKS = (
     Check("memory", "cluster", _check_limits, ("host", "machine_bytes")),
     Check("malloc", "cluster", _check_trim, ("glibc", "trim")),
     Check("clock", "cluster", _check_clock, ("skew",)),
-    Check("gpu", "cluster", _check_gpus, ("cupy", "gpus", "gpu_problem")),
+    Check("gpu", "cluster", _check_gpus, ("cupy", "gpus", "gpu_problem", "gpu_memory")),
     Check("numba cache", "cluster", _check_caches, ("cache_problem",)),
     Check("folder", "cluster", _check_shared_folder, ("folder_problem",)),
     Check("device", "cluster", _check_device),

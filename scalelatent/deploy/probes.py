@@ -106,6 +106,13 @@ def _find_gpu_problem() -> str:
     return check_gpu() if _gpus() else ""
 
 
+def _describe_gpu_memory() -> str:
+    """Return the memory of the GPU of this process and its limits as text; empty without a GPU."""
+    from scalelatent.engine.backend import read_gpu_memory
+
+    return read_gpu_memory().describe() if _gpus() else ""
+
+
 def peak_bytes() -> int:
     """Return the peak resident memory of this process, in bytes."""
     try:
@@ -147,6 +154,7 @@ PROBES: dict[str, Callable[[Requirements], object]] = {
     "cupy": lambda requirements: cupy_wheels(),
     "gpus": lambda requirements: _gpus(),
     "gpu_problem": lambda requirements: _find_gpu_problem(),
+    "gpu_memory": lambda requirements: _describe_gpu_memory(),
     "cache_problem": lambda requirements: find_cache_problem(),
     "folder_problem": lambda requirements: (
         find_folder_problem(requirements.folder, requirements.mark) if requirements.folder else ""
@@ -157,6 +165,7 @@ PROBES: dict[str, Callable[[Requirements], object]] = {
     },
 }
 
+ON_GPU = ("gpu_problem", "gpu_memory")
 
 # -- on workers and the scheduler ----------------------------------------------------------------------------
 
@@ -168,8 +177,8 @@ async def probe_worker(
     from scalelatent.engine.dask.hooks import worker_settings
 
     settings = worker_settings(dask_worker)
-    # Workers without the resource GPU must not allocate memory on a GPU.
-    names = [name for name in probes if name != "gpu_problem" or settings["offers_gpu"]]
+    # Workers that compute on their CPU must not allocate memory on a GPU.
+    names = [name for name in probes if name not in ON_GPU or settings["offers_gpu"]]
     # A thread keeps the event loop free during a slow import or a file system that hangs.
     found = await asyncio.to_thread(lambda: {name: PROBES[name](requirements) for name in names})
     return settings | found

@@ -33,9 +33,9 @@ REPEAT_SECONDS = 1.0  # signals within this time count as one
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
 
 
-def prepare_certificates(folder: str | os.PathLike[str], host: str) -> tuple[Security, dict[str, str]]:
+def prepare_certificates(folder: str | os.PathLike[str]) -> tuple[Security, dict[str, str]]:
     """Create or reuse the certificates of a cluster; return its TLS settings and the files for clients."""
-    made = make_certificates(folder, hosts=[] if host in ("0.0.0.0", "::") else [host])
+    made = make_certificates(folder)
     security = make_security(made["ca.pem"], made["cluster-cert.pem"], made["cluster-key.pem"])
     assert security is not None
     client = {"ca": "ca.pem", "cert": "client-cert.pem", "key": "client-key.pem"}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import threading
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import Array
 
 _log = logging.getLogger(__name__)
+_GIB = 2.0**30
 
 
 @cache
@@ -142,6 +146,53 @@ def check_gpu(device_id: int = 0) -> str:
     return "" if is_right else f"GPU {backend.device}: a product is {found.tolist()}"
 
 
+@dataclass(frozen=True)
+class GpuMemory:
+    """Memory of one GPU in bytes, and its upper bounds in this process."""
+
+    total: int
+    free: int
+    limit: int  # memory that CuPy's pool may use
+    uses_rmm: bool  # RMM allocates the memory of CuPy, and CuPy's limit has no effect
+
+    @property
+    def row_limit(self) -> int:
+        """Bytes of rows that all backends of this GPU may keep between passes."""
+        return int(ROWS_SHARE * self.limit)
+
+    def describe(self) -> str:
+        """Return the free memory, the limit and the share of rows as text."""
+        owner = "which RMM allocates" if self.uses_rmm else "CuPy's limit, see CUPY_GPU_MEMORY_LIMIT"
+        return (
+            f"{self.free / _GIB:.1f} of {self.total / _GIB:.1f} GiB free, {self.limit / _GIB:.1f} GiB for "
+            f"fits ({owner}), {self.row_limit / _GIB:.1f} GiB of these for rows"
+        )
+
+
+def read_gpu_memory(device_id: int = 0) -> GpuMemory:
+    """Return the memory of a GPU of this process; raise a RunError without CuPy or GPU."""
+    cupy, _ = _import_cupy()
+    with cupy.cuda.Device(device_id):
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return GpuMemory(total, free, _choose_pool_limit(cupy), _uses_rmm(cupy))
+
+
+def read_used_gpu_memory() -> dict[str, int]:
+    """Return the used and total bytes of the GPUs of this process's backends, and the bytes of kept rows.
+
+    The result is empty if this process has no backend on a GPU.
+    """
+    out = {"gpu_used": 0, "gpu_total": 0, "gpu_rows": 0}
+    with suppress(RuntimeError):  # the GPU is lost, or another thread makes its backend now
+        for device_id, backends in _ON_DEVICE.items():
+            if kept := [backend.kept_rows.used for backend in backends]:
+                memory = read_gpu_memory(device_id)
+                out["gpu_used"] += memory.total - memory.free
+                out["gpu_total"] += memory.total
+                out["gpu_rows"] += sum(kept)
+    return out if out["gpu_total"] else {}
+
+
 def make_backend(device: str, slot: int = 0) -> Backend:
     """Return a new backend for ``"cpu"``, ``"gpu"`` or ``"reference"``; each thread needs its own.
 
@@ -170,6 +221,9 @@ def keep_current_device() -> Iterator[None]:
 # Share of CuPy's memory limit for rows that all backends of a GPU keep between passes.
 ROWS_SHARE = 0.4
 _ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}
+# Threads of a backend that copy rows to page-locked memory, at 6 GB/s each (benchmarks/gpu_model.py), and the
+# fewest bytes for each of them.
+COPY_THREADS, STRIPE_BYTES = 4, 2**21
 STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
 # Codes of cudaErrorMemoryAllocation, and of the two errors of cublasCreate on a GPU without free memory. The
 # GPU can still be used after these errors.
@@ -178,12 +232,56 @@ POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20  # CuPy's pool may use this share of t
 _NATIVE = "?bhilqBHILQefd"
 
 
+def _copy_by_threads(target: np.ndarray, source: np.ndarray, pool: Executor) -> None:
+    """Copy rows between host arrays; one thread would copy more slowly than the bus to the GPU."""
+    stripes = max(1, min(COPY_THREADS, source.nbytes // STRIPE_BYTES, len(source)))
+    cuts = [len(source) * i // stripes for i in range(stripes + 1)]
+    copies = [pool.submit(np.copyto, target[a:b], source[a:b]) for a, b in pairwise(cuts[1:])]
+    np.copyto(target[: cuts[1]], source[: cuts[1]])
+    for copied in copies:
+        copied.result()
+
+
+class _AheadCopy:
+    """Rows of one block that are copied to the GPU before the computation asks for them."""
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self._cupy = cupy
+        self._pinned = np.empty(0, np.uint8)  # page-locked memory that the GPU reads during a copy
+        self.buffer: Any = None  # memory of rows that the GPU does not keep
+        self.source: Any = None  # host array of which ``rows`` is a copy
+        self.rows: Any = None
+        self.filled, self.used = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+
+    def fill(
+        self, x: np.ndarray, stream: cupy.cuda.Stream, pool: Executor, rows: cupy.ndarray | None = None
+    ) -> None:
+        """Copy ``x`` to ``rows``, or to the buffer after all work on its previous rows."""
+        self.source = self.rows = None
+        self.filled.synchronize()
+        if self._pinned.nbytes < x.nbytes:
+            memory = self._cupy.cuda.alloc_pinned_memory(x.nbytes)
+            self._pinned = np.ndarray((x.nbytes,), np.uint8, buffer=memory)
+        if rows is None:
+            stream.wait_event(self.used)
+            if self.buffer is None or self.buffer.nbytes < x.nbytes:
+                self.used.synchronize()
+                self.buffer = None  # frees its memory for the new buffer
+                self.buffer = self._cupy.empty(x.nbytes, np.uint8)
+            rows = self.buffer[: x.nbytes].view(x.dtype).reshape(x.shape)
+        view = self._pinned[: x.nbytes].view(x.dtype).reshape(x.shape)
+        _copy_by_threads(view, x, pool)
+        rows.data.copy_from_host_async(view.ctypes.data, x.nbytes, stream)
+        self.filled.record(stream)
+        self.source, self.rows = x, rows
+
+
 class CupyBackend:
     """CuPy arrays and CUDA kernels, with the methods of :class:`~.backend.HostBackend`.
 
-    All work runs on the backend's own device and non-blocking stream. Each method and each use of `xp` makes
-    them current in the calling thread, and `to_host` waits for the stream. The stream has its own cuBLAS
-    handle, so other threads do not change the bits of matrix products.
+    All work runs on the backend's own device and non-blocking stream, except the copies of `copy_ahead`. Each
+    method and each use of `xp` makes them current in the calling thread, and `to_host` waits for the stream.
+    The stream has its own cuBLAS handle, so other threads do not change the bits of matrix products.
     """
 
     name = "cupy"
@@ -201,6 +299,10 @@ class CupyBackend:
         self._staging: dict[str, tuple[np.ndarray, cupy.cuda.Event]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._rows = 0
+        self._copy_stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._copies = tuple(_AheadCopy(self._cupy) for _ in range(2))
+        self._copy_lock = threading.Lock()  # held by the thread that fills a copy, and to release memory
+        self._copy_owner: object = None
         self.kept_rows, self._has_room = PieceCache(0), True
         _ON_DEVICE.setdefault(device_id, WeakSet()).add(self)
         self.row_limits: dict[str, int] = {}
@@ -242,6 +344,11 @@ class CupyBackend:
         with self._work("moving an array to the GPU"):
             if isinstance(a, self._cupy.ndarray):
                 return self._convert(a, dtype, name)
+            for copy in self._copies:
+                if copy.source is a:
+                    self._rows = len(a)
+                    self.stream.wait_event(copy.filled)
+                    return self._convert(copy.rows, dtype, name)
             if name is None:
                 return self._cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
             self._rows = len(a)
@@ -301,24 +408,62 @@ class CupyBackend:
             self.kept_rows.resize(int(ROWS_SHARE * limit / len(_ON_DEVICE[self._device.id])))
         self.kept_rows.start_pass()
 
-    def keep_rows(self, key: Hashable, block: Block) -> None:
-        """Keep the rows of a block on the GPU, as they are stored, if there is room for them."""
-        x, kept = block.x, self.kept_rows
+    def begin_copies(self) -> object:
+        """Return the owner of the next copies ahead; a thread of a cancelled owner copies nothing."""
+        self._make_current()
+        with self._copy_lock:
+            for copy in self._copies:
+                copy.source = None
+                copy.used.record(self.stream)
+            self._copy_owner = object()
+            return self._copy_owner
+
+    def copy_ahead(self, owner: object, number: int, key: Hashable, block: Block, pool: Executor) -> None:
+        """Copy the rows of the next block to the GPU, as they are stored, for a call of `asarray`.
+
+        A thread of ``pool`` calls this method while the GPU computes on the previous block. Copies run on a
+        stream of their own, in turn from two page-locked buffers, which the other threads of ``pool`` help to
+        fill. The GPU keeps the rows if there is room for them.
+        """
+        x, copy = block.x, self._copies[number % 2]
         if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
             return
-        size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
-        if kept.get(key) is None and kept.make_room(size):
-            # Copies, because labels and weights may be views of larger arrays.
-            y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))
-            with suppress(*self.gpu_errors):  # without free memory, the next pass reads these rows again
-                kept.put(key, (self.asarray(x, x.dtype), y, weight))
+        # The compute thread meets the same error, with advice, when it copies the rows itself.
+        with self._copy_lock, suppress(*self.gpu_errors):
+            if (
+                owner is not self._copy_owner or self.row_limits
+            ):  # halved blocks leave no memory for two of them
+                return
+            self._device.use()
+            self._copy_stream.use()
+            size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
+            if self.kept_rows.make_room(size):
+                copy.fill(x, self._copy_stream, pool, self._cupy.empty(x.shape, x.dtype))
+                # Copies, because labels and weights may be views of larger arrays.
+                y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))
+                self.kept_rows.put(key, (copy.rows, y, weight))
+            else:
+                copy.fill(x, self._copy_stream, pool)
+
+    def finish_block(self, number: int) -> None:
+        """Allow the next copy but one to replace the rows of a block, after all work on these rows so far."""
+        copy = self._copies[number % 2]
+        self._make_current()
+        if copy.source is not None:
+            self.stream.wait_event(copy.filled)  # later passes use kept rows without waiting
+            copy.used.record(self.stream)
+            copy.source = None
 
     def release_memory(self) -> None:
         self._make_current()
         self._has_room = False  # a GPU that was full once keeps no rows
-        self.kept_rows.resize(0)
-        self._buffers.clear()
-        self.stream.synchronize()
+        with self._copy_lock:
+            self._copy_stream.synchronize()
+            self.stream.synchronize()
+            for copy in self._copies:
+                copy.source = copy.rows = copy.buffer = None
+            self.kept_rows.resize(0)
+            self._buffers.clear()
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     def name_error(self, error: Exception) -> Exception:
@@ -434,12 +579,11 @@ class CupyBackend:
     def _memory_message(self, what: str) -> str:
         pool = self._cupy.get_default_memory_pool()
         free, total = self._cupy.cuda.runtime.memGetInfo()
-        gib = 2.0**30
         # A resumed run may use another device, but not another block_rows or model.
         message = (
-            f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / gib:.2f} GiB "
-            f"of its limit of {pool.get_limit() / gib:.2f}, and {free / gib:.2f} of the GPU's "
-            f"{total / gib:.2f} GiB are free. End other work on this GPU, or use device='cpu' ([cluster] "
+            f"GPU {self.device}: no memory for {what}: this process holds {pool.used_bytes() / _GIB:.2f} GiB "
+            f"of its limit of {pool.get_limit() / _GIB:.2f}, and {free / _GIB:.2f} of the GPU's "
+            f"{total / _GIB:.2f} GiB are free. End other work on this GPU, or use device='cpu' ([cluster] "
             "device), then resume the run; or start again in another folder with"
         )
         if self._rows >= 512:
@@ -485,10 +629,21 @@ def _warn_pageable(device: str) -> None:
 
 def _limit_pool(cupy: ModuleType) -> None:
     """Limit CuPy's pool, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a limit."""
+    cupy.get_default_memory_pool().set_limit(size=_choose_pool_limit(cupy))
+
+
+def _choose_pool_limit(cupy: ModuleType) -> int:
+    """Return the limit of CuPy's pool on the current device in bytes: the user's, else one by free memory."""
     pool = cupy.get_default_memory_pool()
-    if not pool.get_limit():
-        free, _ = cupy.cuda.runtime.memGetInfo()
-        pool.set_limit(size=max(int(POOL_SHARE * (free + pool.total_bytes())) - POOL_SPARE, 2**20))
+    if limit := int(pool.get_limit()):
+        return limit
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    return max(int(POOL_SHARE * (free + pool.total_bytes())) - POOL_SPARE, 2**20)
+
+
+def _uses_rmm(cupy: ModuleType) -> bool:
+    """Return whether RMM allocates the memory of CuPy, as on workers of dask-cuda with an RMM pool."""
+    return str(cupy.cuda.get_allocator().__module__).startswith("rmm")
 
 
 def _device_name(cupy: ModuleType) -> str:

@@ -79,6 +79,7 @@ class Resources:
     memory: int  # bytes that each worker may use
     cores: int = 0  # cores of all workers together; 0 means two cores per thread
     on_cluster: bool = False
+    gpu_rows: tuple[int, ...] = ()  # bytes of rows that each GPU may keep between passes
 
     @property
     def slots(self) -> int:
@@ -227,12 +228,28 @@ class Forecast:
         stage = make_stage(f"{self.kind}_{name}", work, self.rows, "cpu", **self._grid)
         memory = stage_memory(stage, self.resources, self.train, constants)
         self._record_stage(name, describe_stage(stage, self.resources), memory, remedy)
+        if self.resources.gpu_rows:
+            self._add_gpu_rows(stage)
         nbytes = sum(ds.nbytes for ds in stage.datasets.values() if ds.is_stored)
         allowed = self._choose_cache(stage)
         self.add_cache(nbytes, allowed)
         if self.measure and self._user_cache is None and allowed == SMALL_BYTES:
             self._suggest_cache(stage, nbytes)
         return stage
+
+    def _add_gpu_rows(self, stage: Stage) -> None:
+        """Add the rows that the GPUs keep between the passes of a stage, if its rows stay there."""
+        parts = [part for part, reduction in stage.reductions.items() if reduction.requests.reads_on_gpu]
+        needed = sum(_gpu_row_bytes(stage.datasets[part]) for part in parts)
+        room, gpus = sum(self.resources.gpu_rows), len(self.resources.gpu_rows)
+        if needed:
+            self.out["gpu_rows"] = {
+                "gpus": gpus,
+                "room_bytes": room,
+                "row_bytes": needed,
+                "kept_share": min(1.0, room / needed),
+                "summary": _describe_gpu_rows(needed, room, gpus),
+            }
 
     def _suggest_cache(self, stage: Stage, nbytes: int) -> None:
         """Suggest a larger cache if reading takes a notable share of the time and all rows would fit."""
@@ -522,6 +539,26 @@ class Forecast:
             out["predicting_seconds_per_row"] = self.row_seconds(predicting, self.reading_seconds(self.train))
         out["shorter"], out["seconds"] = shorter, self.seconds
         return add_totals(out, self.least, self.most)
+
+
+def _gpu_row_bytes(rows: AnyRows) -> int:
+    """Return the bytes that all rows take on GPUs: dense features as stored, class codes and weights."""
+    labels = 0 if isinstance(rows, RowShape) else 4 * rows.has_y + 8 * rows.has_weight
+    return len(rows) * (rows.n_features * rows.dtype.itemsize + labels)
+
+
+def _describe_gpu_rows(needed: int, room: int, gpus: int) -> str:
+    """Return the rows that stay on GPUs as one line of text."""
+    where = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+    if needed <= room:
+        return (
+            f"all rows ({needed / 2**30:.2f} GiB) fit the {room / 2**30:.2f} GiB for rows on {where}: no row "
+            "is copied to a GPU from pass 2 on"
+        )
+    return (
+        f"{room / 2**30:.2f} of {needed / 2**30:.2f} GiB of rows ({room / needed:.0%}) stay on {where}; the "
+        "others are copied to a GPU in each pass"
+    )
 
 
 def _make_map_probe(row_map: RowMap, make_block: Callable[[], Block]) -> Callable[[], object]:

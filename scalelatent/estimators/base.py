@@ -6,14 +6,13 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
-from sklearn.utils import estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent._registry import find_registered
@@ -25,6 +24,7 @@ from scalelatent.data.read.containers import opened
 from scalelatent.data.read.sources import is_dask
 from scalelatent.data.write.create import check_room
 from scalelatent.deploy.clusters import use_client
+from scalelatent.engine.backend import gpu_count, read_gpu_memory
 from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.cache import memory_limit as process_memory
 from scalelatent.engine.callbacks import Callbacks
@@ -47,13 +47,13 @@ from .inputs import (
     validated,
     warn_of_rounding,
 )
-from .learned import learned_table
 from .onnx_graph import RowGraph
 from .session import CallbackList, FitSession, Place, restore_row_ranges
 from .steps import Rows, Steps, first_step
 
 if TYPE_CHECKING:
     import dask.array as da
+    from distributed import Client
 
     from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
@@ -290,8 +290,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             keep_scratch, cache, on_bad_shard; for online learning also checkpoint_steps, report_steps,
             validate_steps, run_rows, buffer_runs.
         verbose : bool or None
-            Show progress: a live display on a terminal and in a notebook, lines elsewhere. None shows it in
-            notebooks only.
+            Show progress: a live display on a terminal and in a notebook with ipywidgets, lines elsewhere.
+            None shows it in notebooks only.
 
         Returns
         -------
@@ -417,9 +417,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         -------
         dict
             ``stages``: rows, tasks or steps, bytes of a statistic and memory by purpose, for each stage.
-            Peak bytes per worker and on a device; bytes of scratch, disk and checkpoints. ``seconds`` by
+            Peak bytes per worker; bytes of scratch, disk and checkpoints. ``seconds`` by
             activity, their sum ``expected_seconds``, and ``seconds_per_pass``. ``passes``: ``at_least``,
-            ``expected`` and ``at_most``. Some models add more entries.
+            ``expected`` and ``at_most``. ``gpu_rows``: bytes and share of the rows that stay on GPUs
+            between passes, for models that keep them. Some models add more entries.
 
         Raises
         ------
@@ -440,7 +441,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         new._check_rows(train, validation_rows)
         validation_rows = new._held_out(train, validation_rows)
         with use_client(client) as found:
-            resources = find_resources(found, self.n_jobs, memory_limit)
+            resources = replace(
+                find_resources(found, self.n_jobs, memory_limit),
+                gpu_rows=_find_gpu_row_limits(found, self.device),
+            )
         return new._plan(Forecast(self._kind, train, validation_rows, resources, engine or {}, measure=True))
 
     # -- outputs as large as the data ------------------------------------------------------------------------
@@ -582,14 +586,6 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Set attributes that users cannot set (see :class:`.learned.Learned`)."""
         self.__dict__.update(learned)
 
-    def _repr_html_(self) -> str:
-        """Return the HTML diagram of scikit-learn and, after a fit, a table of the fitted attributes."""
-        return str(estimator_html_repr(self)) + learned_table(self)
-
-    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
-        bundle = {"text/plain": repr(self)}
-        return bundle | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
-
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
         """Write a page about the fitted model: its numbers, the course of the fit, results on some rows.
 
@@ -724,6 +720,17 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if "feature_names_in" in values:
             model.feature_names_in_ = np.array(values["feature_names_in"], dtype=object)
         return model
+
+
+def _find_gpu_row_limits(client: Client | None, device: str) -> tuple[int, ...]:
+    """Return, for each GPU of a fit, the bytes of rows that it may keep between passes."""
+    if device not in ("auto", "gpu"):
+        return ()
+    if client is None:
+        return tuple(read_gpu_memory(device_id).row_limit for device_id in range(gpu_count()))
+    from scalelatent.engine.dask.pools import find_gpu_row_limits
+
+    return find_gpu_row_limits(client)
 
 
 def _map_block(x: np.ndarray, row_map: RowMap, device: str, block_info: Any = None) -> np.ndarray:

@@ -237,9 +237,9 @@ class FitSession:
         """Return whether the fit computes on GPUs only, judged by the workers that are known now."""
         if self.client is None:
             return computes_on_gpu(self.device)
-        from scalelatent.engine.dask.pools import all_offer_gpu
+        from scalelatent.engine.dask.pools import all_use_gpu
 
-        return self.device == "gpu" or (self.device == "auto" and all_offer_gpu(self.client))
+        return self.device == "gpu" or (self.device == "auto" and all_use_gpu(self.client))
 
     def check_skipping(self, all_rows: str) -> None:
         """Raise ValueError if bad rows are to be skipped but the fit needs all. Call before :meth:`begin`."""

@@ -1,4 +1,4 @@
-"""Import Parquet, CSV and Arrow files as streams of record batches; memory is bounded by a few batches."""
+"""Import Parquet and CSV files as streams of record batches; memory is bounded by a few batches."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import contextlib
 import glob
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import dask.system
 import numpy as np
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns, arrow
 from scalelatent.data.schema import as_classes, n_features
 from scalelatent.errors import DataError
-from scalelatent.storage.disk import is_https, is_local, locate
+from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.objects import ObjectLocation
 
-from .files import PathOrUrl, download
+from .files import PathOrUrl, refuse_web
+from .image_folder import ImageDecoder
 from .stream import PairedReader, RowReader, write_rows
 
 if TYPE_CHECKING:
@@ -44,17 +47,21 @@ def import_parquet(
     label: str | None = None,
     weight: str | None = None,
     features: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    crop: bool = False,
+    color: str | None = None,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import columns of Parquet files; memory is bounded by a row group's columns and a few shards.
+
+    Parquet is also the format in which the Hugging Face Hub stores datasets. Their images are decoded.
 
     Parameters
     ----------
     source : str or path
         A file, a folder of files (also those in its folders, by name), or a pattern with ``*``. Columns are
-        found by their names, so files may have them in different orders. Files are on a disk, in an object
-        store (``s3://``, ``gs://``), or one file as ``https://…#sha256=…``. Needs pyarrow:
-        ``pip install 'scalelatent[arrow]'``.
+        found by their names, so files may have them in different orders. Files are on a disk or in an object
+        store (``s3://``, ``gs://``). Needs pyarrow: ``pip install 'scalelatent[arrow]'``.
     url : str
         Dataset to write.
     label : str, optional
@@ -64,20 +71,24 @@ def import_parquet(
     features : sequence of str, optional
         Columns of a row, in this order; by default all others. Numbers, or lists of numbers of a fixed size;
         a single column of nested lists or tensors gives rows of that shape. Rows have the common dtype of
-        their columns.
+        their columns. Or one column of images, as image files in the field ``bytes`` of a struct.
+    size, crop, color
+        Size and colour of images; see `import_images`.
     **options
         See `import_npy`.
 
     Returns
     -------
     Dataset
-        Rows (n, features), labels and weights; `feature_names` holds the names of the feature columns.
+        Rows (n, features), labels and weights; `feature_names` holds the names of the feature columns. Or
+        images (n, height, width) or (n, height, width, 3).
 
     Raises
     ------
     DataError
         A missing file or column, columns that are not numeric, a null, NaN or infinity (with row and column),
-        a damaged file, an output that exists. No dataset stays behind.
+        an image that cannot be read or has another shape than the first, a damaged file, an output that
+        exists. No dataset stays behind.
 
     Examples
     --------
@@ -88,7 +99,8 @@ def import_parquet(
     ...     import_parquet(f"{folder}/*.parquet", "memory://doc-parquet", label="kind", overwrite=True)
     <Dataset 3 rows x (2,) float64, 2 classes, 'memory://doc-parquet'>
     """
-    return _import("parquet", source, url, label, weight, features, options)
+    decoder = ImageDecoder(size, crop, color)
+    return _import("parquet", source, url, label, weight, features, decoder, options)
 
 
 def import_csv(
@@ -129,45 +141,7 @@ def import_csv(
     ...     import_csv(file, "memory://doc-csv", label="kind", overwrite=True).read_x(0, 2).tolist()
     [[1.0, 2.0], [3.0, 4.5]]
     """
-    return _import("csv", source, url, label, weight, features, options)
-
-
-def import_arrow(
-    source: PathOrUrl,
-    url: PathOrUrl,
-    *,
-    label: str | None = None,
-    weight: str | None = None,
-    features: Sequence[str] | None = None,
-    **options: Unpack[ImportOptions],
-) -> Dataset:
-    """Import columns of Arrow (Feather) files, whose record batches may be compressed.
-
-    Parameters
-    ----------
-    source, url, label, weight, features, **options
-        See `import_parquet`.
-
-    Returns
-    -------
-    Dataset
-        Rows (n, features), labels and weights.
-
-    Raises
-    ------
-    DataError
-        As `import_parquet`.
-
-    Examples
-    --------
-    >>> import tempfile, pyarrow as pa, pyarrow.feather
-    >>> pixels = pa.FixedSizeListArray.from_arrays(pa.array(range(12), pa.uint8()), 4)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     pyarrow.feather.write_feather(pa.table({"pixels": pixels}), f"{folder}/t.arrow")
-    ...     import_arrow(f"{folder}/t.arrow", "memory://doc-arrow", overwrite=True)
-    <Dataset 3 rows x (4,) uint8, 'memory://doc-arrow'>
-    """
-    return _import("arrow", source, url, label, weight, features, options)
+    return _import("csv", source, url, label, weight, features, None, options)
 
 
 def _import(
@@ -177,44 +151,67 @@ def _import(
     label: str | None,
     weight: str | None,
     features: Sequence[str] | None,
+    decoder: ImageDecoder | None,
     options: ImportOptions,
 ) -> Dataset:
     source_name = f"{kind} {os.fspath(source)}"
     arrow(f"importing {source_name}")
-    with arrow_errors(source_name):
+    with _arrow_errors(source_name):
         table = _open_table(kind, os.fspath(source), source_name)
-        columns = FrameColumns(table.schema, source_name, label=label, weight=weight, features=features)
+        image = _image_column(table.schema, label, weight, features, source_name)
+        chosen = features if image is None else []
+        columns = FrameColumns(table.schema, source_name, label=label, weight=weight, features=chosen)
         if kind == "csv":
             table = _as_numbers(table, columns)
-            columns = FrameColumns(table.schema, source_name, label=label, weight=weight, features=features)
+            columns = FrameColumns(table.schema, source_name, label=label, weight=weight, features=chosen)
         n_rows, classes = _count_rows(table, columns, kind)
-        batches = _scan(table, columns, kind, columns.all_names)
-        return write_table(
+        provenance: dict[str, Any] = {"label": columns.label, "weight": columns.weight, "features": features}
+        if image is None or decoder is None:
+            x = _TableReader(_scan(table, columns, kind, columns.all_names), columns, n_rows)
+        else:
+            x = _ImagesReader(table, columns, n_rows, image, decoder)
+            provenance |= {"features": [image], **decoder.provenance()}
+        label_type = columns.label_type
+        return write_rows(
             url,
-            TableReader(batches, columns, n_rows),
-            columns,
+            x,
+            None if label_type is None else PairedReader(x, label_type, lambda: x.labels),
+            weight=None if weight is None else PairedReader(x, np.dtype(np.float64), lambda: x.weights),
             importer=kind,
             sources=[source],
             classes=classes,
-            provenance={"features": None if features is None else columns.names},
+            provenance=provenance,
+            feature_names=columns.feature_names or None,
             **options,
         )
 
 
-def write_table(
-    url: PathOrUrl, x: TableReader, columns: FrameColumns, *, provenance: dict[str, Any], **options: Any
-) -> Dataset:
-    """Write the rows of a table with their labels and weights like `write_rows`."""
-    provenance = {"label": columns.label, "weight": columns.weight, **provenance}
-    label_type = None if columns.label is None else x.label_type
-    y = None if label_type is None else PairedReader(x, label_type, lambda: x.labels)
-    weight = None if columns.weight is None else PairedReader(x, np.dtype(np.float64), lambda: x.weights)
-    names = columns.feature_names or None
-    return write_rows(url, x, y, weight=weight, provenance=provenance, feature_names=names, **options)
+def _image_column(
+    schema: pyarrow.Schema,
+    label: str | None,
+    weight: str | None,
+    features: Sequence[str] | None,
+    source_name: str,
+) -> str | None:
+    """Return the only feature column if it holds images, or None if no feature column holds images."""
+    types = arrow(source_name).types
+    names = [n for n in schema.names if n not in (label, weight)] if features is None else list(features)
+    kinds = {field.name: field.type for field in schema}
+    images = [
+        name
+        for name in names
+        if name in kinds and types.is_struct(kinds[name]) and kinds[name].get_field_index("bytes") >= 0
+    ]
+    if images and len(names) > 1:
+        raise DataError(
+            f"{source_name}: column {images[0]!r} holds images, and there are others ({', '.join(names)}); "
+            "name it alone with --features (features=), and the label with --label (label=)"
+        )
+    return images[0] if images else None
 
 
 @contextlib.contextmanager
-def arrow_errors(source_name: str) -> Iterator[None]:
+def _arrow_errors(source_name: str) -> Iterator[None]:
     """Turn errors of Arrow into a `DataError` that names the file."""
     pa = arrow(source_name)
     try:
@@ -231,8 +228,7 @@ def _open_table(kind: str, source: str, source_name: str) -> pyarrow.dataset.Dat
     """Return the files as one table, in the order of their names; only their schemas are read."""
     import pyarrow.dataset
 
-    if is_https(source):
-        source = str(download(source, source_name))
+    refuse_web(source, f"{kind} file")
     filesystem: pyarrow.fs.FileSystem | None = None
     if is_local(source):
         path = str(locate(source).local_path(""))
@@ -262,8 +258,6 @@ def _file_format(
         # Read pages when they are needed; otherwise Arrow holds several whole row groups.
         scan = tables.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
         return tables.ParquetFileFormat(default_fragment_scan_options=scan)
-    if kind == "arrow":
-        return tables.IpcFileFormat()
     scan = tables.CsvFragmentScanOptions(
         convert_options=_csv_options(column_types),
         read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
@@ -284,20 +278,21 @@ def _as_numbers(table: pyarrow.dataset.Dataset, columns: FrameColumns) -> pyarro
 
 
 def _scan(
-    table: pyarrow.dataset.Dataset, columns: FrameColumns, kind: str, names: list[str]
+    table: pyarrow.dataset.Dataset,
+    columns: FrameColumns,
+    kind: str,
+    names: list[str],
+    row_bytes: int | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Return the record batches of some columns, in order."""
+    """Return the record batches of some columns, in order; `row_bytes` are those of a row in memory."""
     if kind == "csv":
         return _scan_csv(table, columns, names)
-    row_bytes = max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
-    # With threads, a scan of Arrow files reads far ahead and keeps all batches in memory.
-    threads = kind == "parquet"
+    row_bytes = row_bytes or max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
     batches: Iterator[pyarrow.RecordBatch] = table.to_batches(
         columns=names,
         batch_size=max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
-        batch_readahead=_BATCHES_AHEAD if threads else 0,
+        batch_readahead=_BATCHES_AHEAD,
         fragment_readahead=1,
-        use_threads=threads,
     )
     return batches
 
@@ -344,13 +339,12 @@ def _count_rows(
     return n_rows, np.array(sorted(found)) if found else None
 
 
-class TableReader(RowReader):
+class _TableReader(RowReader):
     """Features of a table's rows; `labels` and `weights` hold those of the rows of the last `read`."""
 
     def __init__(self, batches: Iterator[pyarrow.RecordBatch], columns: FrameColumns, n_rows: int) -> None:
         self.name, self.dtype = columns.name, columns.dtype
         self.shape = (n_rows, *columns.feature_shape)
-        self.label_type = columns.label_type
         self._columns, self._batches = columns, batches
         self._rest: pyarrow.RecordBatch | None = None
         self._next_row = 0
@@ -371,7 +365,7 @@ class TableReader(RowReader):
             self._rest = batch.slice(part.num_rows) if part.num_rows < batch.num_rows else None
             out[filled : filled + part.num_rows] = self.rows_of(part, self._next_row)
             if columns.label is not None:
-                labels.append(self.labels_of(part, self._next_row))
+                labels.append(columns.labels(part, self._next_row))
             if columns.weight is not None:
                 weights.append(columns.weights(part, self._next_row))
             filled += part.num_rows
@@ -384,10 +378,6 @@ class TableReader(RowReader):
         """Return the features of a record batch; `first_row` is the number of its first row."""
         return self._columns.rows(part, first_row)
 
-    def labels_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
-        """Return the labels of a record batch; `first_row` is the number of its first row."""
-        return self._columns.labels(part, first_row)
-
     def finish(self) -> None:
         if self._rest is not None or any(batch.num_rows for batch in self._batches):
             raise DataError(
@@ -397,3 +387,51 @@ class TableReader(RowReader):
 
     def close(self) -> None:
         self._batches, self._rest = iter(()), None
+
+
+class _ImagesReader(_TableReader):
+    """A column of images of one shape, decoded by several threads."""
+
+    def __init__(
+        self,
+        table: pyarrow.dataset.Dataset,
+        columns: FrameColumns,
+        n_rows: int,
+        column: str,
+        decoder: ImageDecoder,
+    ) -> None:
+        self.name, self._column, self._decoder = columns.name, column, decoder
+        first = self._decode(table.head(1, columns=[column]).column(column)[0].as_py(), 0)
+        batches = _scan(table, columns, "parquet", [*columns.all_names, column], first.nbytes)
+        super().__init__(batches, columns, n_rows)
+        self.shape, self.dtype = (n_rows, *first.shape), first.dtype
+        self._pool = ThreadPoolExecutor(dask.system.cpu_count(), "scalelatent-decode")
+
+    def rows_of(self, part: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
+        out = np.empty((part.num_rows, *self.shape[1:]), self.dtype)
+
+        def decode_into(i: int, image: dict[str, Any] | None) -> None:
+            row = self._decode(image, first_row + i)
+            if row.shape != out.shape[1:] or row.dtype != out.dtype:
+                raise DataError(
+                    f"{self.name}: the image of row {first_row + i} is {row.shape} {row.dtype}, but that of "
+                    f"row 0 is {out.shape[1:]} {out.dtype}; bring all to one size with --size HxW "
+                    "(size=(height, width)), to one kind with --gray or --rgb (color=)"
+                )
+            out[i] = row
+
+        list(self._pool.map(decode_into, range(len(out)), part[self._column].to_pylist()))
+        return out
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        super().close()
+
+    def _decode(self, image: dict[str, Any] | None, row: int) -> np.ndarray:
+        where = f"{self.name}: row {row}, column {self._column!r}"
+        if image is None or image["bytes"] is None:
+            raise DataError(f"{where} is null; remove these rows")
+        try:
+            return self._decoder(image["bytes"])
+        except Exception as error:  # decoders raise errors of many types for a damaged image
+            raise DataError(f"{where} cannot be used as an image: {error}; remove that row") from error

@@ -16,7 +16,7 @@ from scalelatent.generators.bases import load_base_digits
 
 from .files import PathOrUrl, cache_folder
 from .idx import open_idx
-from .stream import ArrayReader, ConcatenatedReader, write_rows
+from .stream import ArrayReader, import_rows, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -44,12 +44,6 @@ _FASHION = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
 )
-_RCV1_TEST = (
-    (5976069, "ed40f7e418d10484091b059703eeb95ae3199fe042891dcec4be6696b9968374"),
-    (5976066, "87700668ae45d45d5ca1ef6ae9bd81ab0f5ec88cc95dcef9ae7838f727a13aa6"),
-    (5976063, "48143ac703cbe33299f7ae9f4995db49a258690f60e5debbff8995c34841c7f5"),
-    (5976060, "dfcb0d658311481523c6e6ca0c3f5a3e1d3d12cde5d7a8ce629a9006ec7dbb39"),
-)
 
 
 def _make_idx_pair(mirrors: tuple[str, ...], prefix: str, images: str, labels: str) -> tuple[RemoteFile, ...]:
@@ -58,22 +52,7 @@ def _make_idx_pair(mirrors: tuple[str, ...], prefix: str, images: str, labels: s
     return tuple(RemoteFile(name, checksum, tuple(m + name for m in mirrors)) for name, checksum in names)
 
 
-def _make_rcv1_file(title: str, number: int, digest: str) -> RemoteFile:
-    return RemoteFile(title, f"sha256:{digest}", (f"https://ndownloader.figshare.com/files/{number}",))
-
-
-_RCV1_TOPICS = _make_rcv1_file(
-    "rcv1v2.topics.qrels.gz",
-    5976048,
-    "2a98e5e5d8b770bded93afc8930d88299474317fe14181aee1466cc754d0d1c1",
-)
-_RCV1_TRAIN = _make_rcv1_file(
-    "lyrl2004_vectors_train.dat.gz",
-    5976057,
-    "5468f656d0ba7a83afc7ad44841cf9a53048a5c083eedc005dcdb5cc768924ae",
-)
-
-# Checksums: MNIST from the original files, Fashion-MNIST from its authors, RCV1 from scikit-learn.
+# Checksums: MNIST from the original files, Fashion-MNIST from its authors.
 ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
     "mnist": {
         "train": _make_idx_pair(
@@ -103,23 +82,13 @@ ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
             "md5:bb300cfdad3c16e7a12a480ee83cd310",
         ),
     },
-    "rcv1": {
-        "train": (_RCV1_TOPICS, _RCV1_TRAIN),
-        "test": (
-            _RCV1_TOPICS,
-            *(
-                _make_rcv1_file(f"lyrl2004_vectors_test_pt{part}.dat.gz", number, digest)
-                for part, (number, digest) in enumerate(_RCV1_TEST)
-            ),
-        ),
-    },
 }
-"""Name of a dataset -> part -> its files; for RCV1 the topics of all stories come first."""
+"""Name of a dataset -> part -> its files: images, then labels."""
 
 NAMES = ("digits", *ORIGINS)
 """Datasets that `import_named` imports."""
 
-PARTS = ("train", "test", "all")
+PARTS = ("train", "test")
 _TIMEOUT_SECONDS = 30
 
 
@@ -136,15 +105,13 @@ def import_named(
 
     Parameters
     ----------
-    name : {'digits', 'mnist', 'fashion-mnist', 'rcv1'}
+    name : {'digits', 'mnist', 'fashion-mnist'}
         scikit-learn's 1,797 digits 8 x 8, scaled to gray values 0 to 255 (nothing is downloaded); MNIST and
-        Fashion-MNIST, 70,000 images 28 x 28 of 10 classes, uint8; RCV1-v2, 804,414 news stories as weights of
-        47,236 terms (CSR float64), with 103 topics as multi-labels.
+        Fashion-MNIST, 70,000 images 28 x 28 of 10 classes, uint8.
     url : str
         Dataset to write.
-    part : {'train', 'test', 'all'}
-        60,000 rows, 10,000 rows, or both one after the other; for RCV1 23,149, 781,265, or both; ignored for
-        digits.
+    part : {'train', 'test'}
+        60,000 or 10,000 rows; ignored for digits. `append_rows` makes one dataset of both.
     cache : path, optional
         Folder of the downloads; by default the environment variable SCALELATENT_CACHE, else the user's cache.
     mirror : str, optional
@@ -155,7 +122,7 @@ def import_named(
     Returns
     -------
     Dataset
-        Images (n, h, w) and labels; or CSR rows and multi-labels, the names of the topics in the provenance.
+        Images (n, h, w) and labels.
 
     Raises
     ------
@@ -169,20 +136,18 @@ def import_named(
     <Dataset 1,797 rows x (8, 8) uint8, 10 classes, 'memory://doc-named'>
     """
     if name == "digits":
-        images, labels = (ArrayReader(values, "scikit-learn's digits") for values in load_base_digits())
-        return write_rows(url, images, labels, importer="digits", sources=["digits.csv.gz"], **options)
-    paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
-    if name == "rcv1":
-        from .rcv1 import import_rcv1  # this module loads numba, which other names do not need
-
-        return import_rcv1(paths, url, part, options)
-    with contextlib.ExitStack() as opened:
-        readers = []
-        for path in paths:
-            readers.append(open_idx(path, f"file of {name}"))
-            opened.callback(readers[-1].close)
-        x, y = ConcatenatedReader(readers[::2]), ConcatenatedReader(readers[1::2])
-        return write_rows(url, x, y, importer=name, sources=paths, provenance={"part": part}, **options)
+        x, y = (ArrayReader(values, "scikit-learn's digits") for values in load_base_digits())
+        return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **options)
+    images, labels = fetch_named(name, part=part, cache=cache, mirror=mirror)
+    return import_rows(
+        lambda: open_idx(images, f"file of {name}"),
+        lambda: open_idx(labels, f"file of {name}"),
+        url,
+        importer=name,
+        sources=[images, labels],
+        provenance={"part": part},
+        **options,
+    )
 
 
 def fetch_named(
@@ -197,7 +162,7 @@ def fetch_named(
 
     Parameters
     ----------
-    name : {'mnist', 'fashion-mnist', 'rcv1'}
+    name : {'mnist', 'fashion-mnist'}
         Name of the dataset.
     part, cache, mirror
         See `import_named`.
@@ -207,7 +172,7 @@ def fetch_named(
     Returns
     -------
     list of Path
-        Images and labels of each part in turn; for RCV1 the topics and then the stories.
+        Images and labels.
 
     Raises
     ------
@@ -218,17 +183,15 @@ def fetch_named(
     --------
     >>> fetch_named("mnits")
     Traceback (most recent call last):
-    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist, rcv1
+    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist
     """
     if name not in ORIGINS:
         raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")
     if part not in PARTS:
         raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(PARTS)}")
     folder = cache_folder(cache) / name
-    parts = [ORIGINS[name][p] for p in (("train", "test") if part == "all" else (part,))]
-    files = list(dict.fromkeys(file for files in parts for file in files))
     with _quiet_pooch():
-        return [_fetch(name, folder, file, mirror, progress) for file in files]
+        return [_fetch(name, folder, file, mirror, progress) for file in ORIGINS[name][part]]
 
 
 def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None, progress: Progress | None) -> Path:
@@ -245,19 +208,13 @@ def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None, progre
             return Path(pooch.retrieve(url, file.checksum, file.title, folder, downloader=download))
         except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
             problems.append(f"{url} ({_reason(error)})")
+    pair = next(files for files in ORIGINS[name].values() if file in files)
     raise DataError(
         f"{name}: {file.title} is not in the cache and could not be downloaded: {'; '.join(problems)}. "
-        f"Without a network, download it elsewhere and put it into {folder}, then try again"
-        f"{_idx_command(name, file)}. Another server that has it: --mirror URL (mirror=)"
+        f"Without a network, download it elsewhere and put it into {folder}, then try again, or scalelatent "
+        f"data import idx {' '.join(each.title for each in pair)} OUT.zarr. Another server that has it: "
+        "--mirror URL (mirror=)"
     )
-
-
-def _idx_command(name: str, file: RemoteFile) -> str:
-    """Return advice with the command that imports the downloaded files of the part, if they are IDX files."""
-    pair = next(files for files in ORIGINS[name].values() if file in files)
-    if not all("idx" in each.title for each in pair):
-        return ""
-    return f", or scalelatent data import idx {' '.join(each.title for each in pair)} OUT.zarr"
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dask.system
 import numpy as np
 
-from scalelatent.data.csr import canonical, check_finite, concatenate
+from scalelatent.data.csr import canonical, check_finite
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
     LayoutOptions,
@@ -101,13 +101,7 @@ class CsrReader(RowReader):
 
     def canonical_rows(self, data: np.ndarray, columns: np.ndarray, pointers: np.ndarray) -> csr_array:
         """Return the next rows in canonical form: columns sorted, entries of the same place added."""
-        return self.count_repairs(
-            canonical(data, columns, pointers, self.shape[1], self._next_row, self.name)
-        )
-
-    def count_repairs(self, result: tuple[csr_array, int, int]) -> csr_array:
-        """Count the sorted rows and the added entries in a result of `canonical`; return its rows."""
-        rows, n_sorted, n_added = result
+        rows, n_sorted, n_added = canonical(data, columns, pointers, self.shape[1], self._next_row, self.name)
         self._next_row += rows.shape[0]
         self._rows_sorted += n_sorted
         self._entries_added += n_added
@@ -133,41 +127,6 @@ class PairedReader(RowReader):
         values = self._read_last()
         assert values.shape[0] == rows
         return values
-
-
-class ConcatenatedReader(RowReader):
-    """Rows of several readers of one width and dtype, one reader after the other."""
-
-    def __init__(self, readers: Sequence[RowReader]) -> None:
-        self._readers = readers
-        self._index = self._rows_read = 0
-        self.name = " and ".join(reader.name for reader in readers)
-        self.dtype, self.sparse = readers[0].dtype, readers[0].sparse
-        self.shape = (sum(reader.n_rows for reader in readers), *readers[0].shape[1:])
-        self.nnz = sum(reader.nnz or 0 for reader in readers) if self.sparse else None
-
-    def read(self, rows: int) -> DenseOrCsr:
-        parts = []
-        while rows:
-            reader = self._readers[self._index]
-            parts.append(self.read_part(reader, min(rows, reader.n_rows - self._rows_read)))
-            count = parts[-1].shape[0]
-            rows, self._rows_read = rows - count, self._rows_read + count
-            if self._rows_read == reader.n_rows and self._index + 1 < len(self._readers):
-                self._index, self._rows_read = self._index + 1, 0
-        return concatenate(parts)
-
-    def read_part(self, reader: RowReader, rows: int) -> DenseOrCsr:
-        """Return the next rows of one of the readers."""
-        return reader.read(rows)
-
-    def finish(self) -> None:
-        for reader in self._readers:
-            reader.finish()
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
 
 
 class BinaryReader(RowReader):
@@ -273,17 +232,6 @@ class ArrayReader(RowReader):
 
     def close(self) -> None:
         self._values = self._values[:0]
-
-
-@contextlib.contextmanager
-def read_errors(name: str, start: int, stop: int, advice: str) -> Iterator[None]:
-    """Turn any error of a library while it reads rows `start:stop` into a `DataError` that names them."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # h5py, zarr, fsspec and each codec raise errors of their own
-        raise DataError(f"{name}: rows {start}:{stop} cannot be read: {error}; {advice}") from error
 
 
 def import_rows(

@@ -1,188 +1,38 @@
-"""Import svmlight (libsvm) text, plain or gzip, in two passes over the file.
+"""Import svmlight (libsvm) text, plain or gzip, with scikit-learn's parser, in blocks of whole lines.
 
-The first pass parses all lines and counts rows, entries, columns and kinds of labels, so that an unusable
-file is refused before anything is written. The second pass parses the numbers again and keeps them.
-
-scikit-learn's `load_svmlight_file` in blocks of bytes is not used, because it is too slow: with two processes
-it parsed 106 MB/s of text, and the kernel here 908 MB/s (528 MB/s for both passes together). It also refuses
-columns that are not sorted, reads no blocks of gzip files, and does not name the malformed line.
+The file is parsed twice. The first pass counts rows, entries, columns and labels, so that an unusable file is
+refused before anything is written. The second pass returns the rows.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-import dask.system
 import numpy as np
 
-from scalelatent.data.csr import canonical
+from scalelatent.data.csr import canonical, csr_of, index_dtype, stack
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
-from scalelatent.data.write.batches import Progress, map_in_order
+from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 
-from . import svmlight_kernels as kernels
 from .files import PathOrUrl, open_maybe_gzip
-from .stream import CsrReader, PairedReader, write_rows
+from .stream import PairedReader, RowReader, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    import numpy.typing as npt
     from scipy.sparse import csr_array
 
     from .stream import ImportOptions
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 28
-_MAX_THREADS = 4
-_SUMS = ("rows", "entries", "labels", "lines", "commas", "bare", "fractions")
-
-Counts = dict[str, Any]
-"""Counters of `svmlight_kernels.STATE` by name, of one block or of a whole file."""
-
-
-@dataclass
-class ParsedBlock:
-    """Counters and arrays of one block of text; the arrays are empty in the first pass."""
-
-    text: np.ndarray
-    counts: Counts
-    arrays: tuple[np.ndarray, ...]
-    """Values, columns, entries of each row, labels, labels of each row."""
-
-    @property
-    def n_rows(self) -> int:
-        return len(self.arrays[2])
-
-    def split(self, rows: int) -> tuple[ParsedBlock, ParsedBlock]:
-        """Split into two blocks: the first rows and the remaining rows."""
-        _, _, row_entries, _, row_labels = self.arrays
-        entries, labels = int(row_entries[:rows].sum()), int(row_labels[:rows].sum())
-        cuts = list(zip(self.arrays, (entries, entries, rows, labels, rows), strict=True))
-        first, rest = tuple(array[:cut] for array, cut in cuts), tuple(array[cut:] for array, cut in cuts)
-        return ParsedBlock(self.text, self.counts, first), ParsedBlock(self.text, self.counts, rest)
-
-
-def count_lines(file: PathOrUrl, name: str, progress: Progress | None) -> Counts:
-    """Return the counters of a whole file: the first pass.
-
-    `progress` is called with (0, rows so far). The counter `density` of the result is the mean number of
-    entries per row in the block where it is largest.
-    """
-    total = {**_name_counters(kernels.new_state()), "density": 0.0}
-    for block in parse_blocks(file, name, keep=False):
-        found = block.counts
-        check_lines(block, total["lines"], name)
-        total |= {key: total[key] + found[key] for key in _SUMS}
-        total |= {key: min(total[key], found[key]) for key in ("lowest", "lowest_label")}
-        total |= {key: max(total[key], found[key]) for key in ("highest", "highest_label")}
-        total["density"] = max(total["density"], found["entries"] / max(found["rows"], 1))
-        if progress is not None:
-            progress(0, total["rows"])
-    if not total["rows"]:
-        raise DataError(f"{name} holds no rows: it is empty, or has blank lines and comments only")
-    return total
-
-
-def _name_counters(state: np.ndarray) -> Counts:
-    return dict(zip(kernels.STATE, state.tolist(), strict=True))
-
-
-def _parse(text: np.ndarray, keep: bool) -> ParsedBlock:
-    """Parse whole lines; without `keep` the result has counters only."""
-    state = kernels.new_state()
-    size = len(text) if keep else 0
-    # An entry takes at least 3 bytes and a space, a row at least a newline. Unused memory costs nothing.
-    data, cols = np.empty(size // 4 + 1), np.empty(size // 4 + 1, np.int64)
-    row_entries, labels = np.empty(size // 2 + 1, np.int64), np.empty(size // 2 + 1)
-    row_labels, undecided = np.empty(size // 2 + 1, np.int64), np.empty(2 * (size // 20 + 1), np.int64)
-    arrays = data, cols, row_entries, labels, row_labels
-    kernels.parse_lines(text, len(text), keep, *arrays, undecided, state)
-    counts = _name_counters(state)
-    if not keep:
-        return ParsedBlock(text, counts, tuple(array[:0] for array in arrays))
-    for index, position in undecided[: 2 * counts["undecided"]].reshape(-1, 2).tolist():
-        value = float(_token(text, position))
-        if index >= 0:
-            data[index] = value
-        else:
-            labels[-1 - index] = value
-    entries, rows, n_labels = counts["entries"], counts["rows"], counts["labels"]
-    # Copy the used parts, so that the long arrays are freed.
-    used = zip(arrays, (entries, entries, rows, n_labels, rows), strict=True)
-    return ParsedBlock(text, counts, tuple(array[:count].copy() for array, count in used))
-
-
-def _token(text: np.ndarray, position: int) -> str:
-    return bytes(text[position : position + 2000]).split(None, 1)[0].split(b"#")[0].split(b",")[0].decode()
-
-
-def check_lines(block: ParsedBlock, lines_before: int, name: str) -> None:
-    """Raise `DataError` for the malformed line that the kernel found, with its number in the file."""
-    if not block.counts["error"]:
-        return
-    position = block.counts["position"]
-    raw = bytes(block.text[position : position + 41])
-    shown = (raw.split(None, 1) or [b""])[0].decode("utf-8", "backslashreplace")
-    shown = shown if len(shown) <= 40 else shown[:40] + "…"
-    problem = {
-        kernels.BAD_LABEL: f"{shown!r} is not a label: a number, or numbers with commas between",
-        kernels.BAD_COLUMN: f"{shown!r} is not an entry COLUMN:VALUE with a whole COLUMN of at least 0",
-        kernels.NO_VALUE: f"entry {shown!r} has no value after the colon",
-        kernels.BAD_VALUE: f"the value of entry {shown!r} is not a number",
-    }.get(block.counts["error"], "it does not fit into the memory that was reserved; please report this")
-    is_last = block.text[position:].tobytes().find(b"\n") < 0
-    hint = " The file ends in this line: it may be cut short." if is_last else ""
-    raise DataError(
-        f"{name}, line {lines_before + block.counts['lines'] + 1}: {problem}.{hint} Correct the line, or use "
-        "another importer"
-    )
-
-
-def _read_blocks(file: PathOrUrl, name: str) -> Iterator[np.ndarray]:
-    """Yield the bytes of a file in blocks of whole lines."""
-    with open_maybe_gzip(file, "svmlight file") as text:
-        rest, done = b"", 0
-        while True:
-            try:
-                part = text.read(_BLOCK_BYTES)
-            except EOFError as error:
-                raise DataError(
-                    f"{name} is truncated: its gzip data end at byte {done:,} of the text; download or "
-                    "copy it again"
-                ) from error
-            except (OSError, zlib.error) as error:
-                raise DataError(
-                    f"{name} is damaged after byte {done:,} of the text: {error}; copy it again"
-                ) from error
-            done += len(part)
-            cut = part.rfind(b"\n") + 1 if part else 0
-            block, rest = (rest + part[:cut], part[cut:]) if cut else (b"", rest + part)
-            if len(rest) > _MAX_LINE_BYTES:
-                raise DataError(
-                    f"{name} has a line of more than {_MAX_LINE_BYTES:,} bytes: not an svmlight file"
-                )
-            if not part:
-                block = rest  # a last line without a newline
-            if block:
-                yield np.frombuffer(block, np.uint8)
-            if not part:
-                return
-
-
-def parse_blocks(file: PathOrUrl, name: str, *, keep: bool) -> Generator[ParsedBlock]:
-    """Yield the parsed blocks of a file, in order; threads parse a few blocks ahead."""
-    threads = min(dask.system.cpu_count(), _MAX_THREADS)
-
-    def parse(_: int, block: np.ndarray) -> ParsedBlock:
-        return _parse(block, keep)
-
-    return map_in_order(_read_blocks(file, name), parse, threads, "scalelatent-svmlight", ahead=threads)
 
 
 def import_svmlight(
@@ -191,15 +41,12 @@ def import_svmlight(
     *,
     zero_based: bool | str = "auto",
     n_features: int | None = None,
-    multilabel: bool | None = None,
-    dtype: npt.DTypeLike = np.float64,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
     r"""Import svmlight text: lines of a label and pairs COLUMN:VALUE; memory is bounded.
 
-    Several labels in a row, `3,17 COLUMN:VALUE ...`, become CSR multi-labels; rows without any label become a
-    dataset without labels. Columns in any order are sorted and entries of the same place are added; the
-    provenance counts both. 'qid:' and comments are skipped.
+    If rows have several labels, `3,17 COLUMN:VALUE ...`, all labels become CSR multi-labels. Rows without any
+    label become a dataset without labels. The columns of a row must ascend. 'qid:' and comments are skipped.
 
     Parameters
     ----------
@@ -211,10 +58,6 @@ def import_svmlight(
         Whether columns count from 0; 'auto': yes if a column 0 occurs.
     n_features : int, optional
         Number of columns; by default up to the highest that occurs.
-    multilabel : bool, optional
-        Whether labels are lists; by default if a comma occurs.
-    dtype : dtype
-        Dtype of the values: float64 keeps all digits, float32 takes half the space.
     **options
         See `import_npy`; `progress` is called with (0, rows so far) while rows are counted, and `shard_rows`
         is the number of rows of a row group.
@@ -222,7 +65,7 @@ def import_svmlight(
     Returns
     -------
     Dataset
-        CSR rows; labels int64 if all are whole numbers, else float64.
+        CSR rows float64; labels int64 if all are whole numbers, else float64.
 
     Raises
     ------
@@ -241,63 +84,172 @@ def import_svmlight(
     >>> ds.read_x(0, 2).toarray().tolist(), ds.read_y(0, 2).tolist()
     ([[0.5, 0.0, 0.0, 2.0], [0.0, 1.0, 0.0, 0.0]], [1, -1])
     """
-    values_dtype = np.dtype(dtype)
-    if values_dtype not in (np.float32, np.float64):
-        raise DataError(f"dtype is {dtype!r}, but values of text are read as 'float64' or 'float32'")
     name = f"svmlight file {os.fspath(file)}"
-    counts = count_lines(file, name, options.get("progress"))
-    x = SvmlightReader(file, name, counts, _first_column(counts, zero_based, name), n_features, values_dtype)
-    y = _open_labels(x, counts, multilabel)
-    if options.get("shard_rows") is None:
-        options["shard_rows"] = _choose_group_rows(counts, values_dtype)
-    provenance = {"options": {"zero_based": x.first_column == 0, "dtype": str(x.dtype)}}
+    counts = _count(file, name, options.get("progress"))
+    x = _SvmlightReader(file, name, counts, _first_column(counts, zero_based, name), n_features)
+    provenance = {"options": {"zero_based": x.first_column == 0}}
+    y = _open_labels(x, counts)
     return write_rows(url, x, y, importer="svmlight", sources=[file], provenance=provenance, **options)
 
 
-def _first_column(counts: Counts, zero_based: bool | str, name: str) -> int:
+class _Block(NamedTuple):
+    """Rows of some lines of text."""
+
+    rows: csr_array
+    labels: np.ndarray
+    """Labels of all rows, float64, one row after the other."""
+    row_labels: np.ndarray
+    """Number of labels of each row."""
+
+    def split(self, rows: int) -> tuple[_Block, _Block]:
+        """Split into two blocks: the first rows and the remaining rows."""
+        labels = int(self.row_labels[:rows].sum())
+        first = _Block(self.rows[:rows], self.labels[:labels], self.row_labels[:rows])
+        return first, _Block(self.rows[rows:], self.labels[labels:], self.row_labels[rows:])
+
+
+def _read_text(file: PathOrUrl, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a file in blocks of whole lines."""
+    rest, done = b"", 0
+    with open_maybe_gzip(file, "svmlight file") as text:
+        try:
+            while part := text.read(_BLOCK_BYTES):
+                done += len(part)
+                lines, newline, tail = part.rpartition(b"\n")
+                if newline:
+                    yield rest + lines + newline
+                    rest = b""
+                rest += tail
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise DataError(
+                        f"{name} has a line of more than {_MAX_LINE_BYTES:,} bytes: not an svmlight file"
+                    )
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{name} is truncated or damaged after byte {done:,} of the text: {error}; download or copy "
+                "it again"
+            ) from error
+    if rest:
+        yield rest
+
+
+def _parse(text: bytes) -> _Block:
+    """Parse whole lines; raise `ValueError` or `OverflowError` if one is malformed."""
+    from sklearn.datasets import load_svmlight_file
+
+    # Columns stay as they are in the text. Lists of labels also represent rows without a label.
+    rows, lists = load_svmlight_file(io.BytesIO(text), zero_based=True, multilabel=True)
+    row_labels = np.fromiter(map(len, lists), np.int64, len(lists))
+    labels = np.fromiter(itertools.chain.from_iterable(lists), np.float64, int(row_labels.sum()))
+    return _Block(rows, labels, row_labels)
+
+
+def _parse_blocks(file: PathOrUrl, name: str) -> Generator[_Block]:
+    """Yield the blocks of a file that have rows, in order."""
+    lines_before = 0
+    for text in _read_text(file, name):
+        try:
+            block = _parse(text)
+        except (ValueError, OverflowError) as error:
+            raise _malformed(text, lines_before, name) from error
+        lines_before += text.count(b"\n")
+        if block.rows.shape[0]:
+            yield block
+
+
+def _malformed(text: bytes, lines_before: int, name: str) -> DataError:
+    """Return the error for the first malformed line of a block."""
+    lines = text.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            _parse(line)
+        except (ValueError, OverflowError) as error:
+            shown = line[:60].decode("utf-8", "backslashreplace")
+            hint = " The file ends in this line: it may be cut short." if number == len(lines) else ""
+            return DataError(
+                f"{name}, line {lines_before + number}: {shown!r} is not LABEL COLUMN:VALUE … with ascending "
+                f"columns of at least 0 ({error!s:.80}).{hint} Correct the line, or use another importer"
+            )
+    raise AssertionError(f"{name}: no line of a malformed block is malformed")
+
+
+@dataclass
+class _TextCounts:
+    """Counts of a whole file."""
+
+    rows: int = 0
+    entries: int = 0
+    columns: tuple[int, int] | None = None
+    """Lowest and highest column, as they are in the text; None without entries."""
+    bare_rows: int = 0
+    """Number of rows without a label."""
+    has_lists: bool = False
+    """True if a row has several labels."""
+    has_fractions: bool = False
+    """True if a label is not a whole number."""
+    lowest_label: float = np.inf
+    highest_label: float = -np.inf
+
+    def add(self, block: _Block) -> None:
+        """Add the counts of a block."""
+        columns, labels = block.rows.indices, block.labels
+        self.rows += block.rows.shape[0]
+        self.entries += len(columns)
+        if len(columns):
+            low, high = self.columns or (int(columns[0]), int(columns[0]))
+            self.columns = min(low, int(columns.min())), max(high, int(columns.max()))
+        self.bare_rows += int(np.count_nonzero(block.row_labels == 0))
+        self.has_lists |= bool((block.row_labels > 1).any())
+        self.has_fractions |= bool((labels != np.trunc(labels)).any())
+        self.lowest_label = min(self.lowest_label, labels.min(initial=np.inf))
+        self.highest_label = max(self.highest_label, labels.max(initial=-np.inf))
+
+
+def _count(file: PathOrUrl, name: str, progress: Progress | None) -> _TextCounts:
+    """Return the counts of a whole file; `progress` is called with (0, rows so far)."""
+    counts = _TextCounts()
+    for block in _parse_blocks(file, name):
+        counts.add(block)
+        if progress is not None:
+            progress(0, counts.rows)
+    if not counts.rows:
+        raise DataError(f"{name} holds no rows: it is empty, or has blank lines and comments only")
+    return counts
+
+
+def _first_column(counts: _TextCounts, zero_based: bool | str, name: str) -> int:
     """Return the number of the first column: 0 or 1."""
     if zero_based not in (True, False, "auto"):
         raise DataError(f"zero_based is {zero_based!r}, but it must be True, False or 'auto'")
-    if zero_based is False and counts["lowest"] == 0:
+    has_zero = counts.columns is not None and counts.columns[0] == 0
+    if zero_based is False and has_zero:
         raise DataError(
             f"{name} has entries in column 0, so its columns do not count from 1: use zero_based='auto'"
         )
-    return int(counts["lowest"] > 0) if zero_based == "auto" else int(not zero_based)
+    return int(not (has_zero if zero_based == "auto" else zero_based))
 
 
-def _choose_group_rows(counts: Counts, dtype: np.dtype) -> int:
-    """Return the number of rows in a row group, from the mean row size; fewer if one block has long rows."""
-    rows = choose_csr_layout(counts["rows"], counts["entries"], dtype).shard_rows
-    while rows > 1 and rows * counts["density"] * (dtype.itemsize + 4) > 4 * GROUP_BYTES:
-        rows //= 2
-    return rows
-
-
-def _open_labels(x: SvmlightReader, counts: Counts, multilabel: bool | None) -> PairedReader | None:
+def _open_labels(x: _SvmlightReader, counts: _TextCounts) -> PairedReader | None:
     """Return a reader of the labels, or None if no row has one."""
     name = f"labels of {x.name}"
-    if counts["commas"] > 0 if multilabel is None else multilabel:
-        if counts["fractions"] or (counts["labels"] and counts["lowest_label"] < 0):
+    if counts.has_lists:
+        if counts.has_fractions or counts.lowest_label < 0:
             raise DataError(
                 f"{x.name} has rows with several labels, which must be whole numbers of at least 0; correct "
                 "them, or keep one label a row"
             )
-        width = max(counts["highest_label"] + 1, 1)
+        width = int(counts.highest_label) + 1
         return PairedReader(
             x, np.dtype(np.uint8), lambda: _as_multilabels(*x.labels_read, width, name), width, name
         )
-    if counts["commas"]:
-        raise DataError(
-            f"{x.name} has rows with several labels; import it with multilabel=True (--multilabel)"
-        )
-    if counts["bare"] == counts["rows"]:
+    if counts.bare_rows == counts.rows:
         return None
-    if counts["bare"]:
+    if counts.bare_rows:
         raise DataError(
-            f"{x.name}: {counts['bare']} of {counts['rows']} rows have no label; label or drop them, or, if "
-            "rows may have none or several, import with multilabel=True (--multilabel)"
+            f"{x.name}: {counts.bare_rows} of {counts.rows} rows have no label; label these rows, or remove "
+            "them"
         )
-    dtype = np.dtype(np.float64 if counts["fractions"] else np.int64)
+    dtype = np.dtype(np.float64 if counts.has_fractions else np.int64)
     return PairedReader(x, dtype, lambda: x.labels_read[0].astype(dtype, copy=False), name=name)
 
 
@@ -310,56 +262,45 @@ def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name
     return rows
 
 
-class SvmlightReader(CsrReader):
+class _SvmlightReader(RowReader):
     """CSR rows of a file: the second pass.
 
     `labels_read` holds the labels of the rows of the last `read`, and their number in each row.
     """
 
+    sparse = True
+
     def __init__(
-        self,
-        file: PathOrUrl,
-        name: str,
-        counts: Counts,
-        first_column: int,
-        n_features: int | None,
-        dtype: np.dtype,
+        self, file: PathOrUrl, name: str, counts: _TextCounts, first_column: int, n_features: int | None
     ) -> None:
-        self.name, self.dtype, self.first_column = name, dtype, first_column
-        highest = counts["highest"]
-        width = max(highest - first_column + 1, 1)
+        self.name, self.dtype, self.first_column = name, np.dtype(np.float64), first_column
+        highest = first_column if counts.columns is None else counts.columns[1]
+        width = highest - first_column + 1
         if n_features is not None and n_features < width:
             raise DataError(
                 f"{name} has entries in column {highest} (counted from {first_column}), which needs {width} "
                 f"features, not {n_features}; give n_features={width} or more"
             )
-        self.nnz = counts["entries"]
-        self.shape = (counts["rows"], n_features or width)
-        self._blocks = parse_blocks(file, name, keep=True)
-        self._rest = _parse(np.empty(0, np.uint8), keep=True)
-        self._lines = 0
+        self.nnz = counts.entries
+        self.shape = (counts.rows, n_features or width)
+        self._blocks = _parse_blocks(file, name)
+        self._rest = _parse(b"")
         self.labels_read: tuple[np.ndarray, np.ndarray]
 
     def read(self, rows: int) -> csr_array:
         blocks = [self._rest]
-        while (missing := rows - sum(block.n_rows for block in blocks)) > 0:
-            block = next(self._blocks, None) or self._refuse_changed()
-            check_lines(block, self._lines, self.name)
-            self._lines += block.counts["lines"]
-            blocks.append(block)
+        while (missing := rows - sum(block.rows.shape[0] for block in blocks)) > 0:
+            blocks.append(next(self._blocks, None) or self._refuse_changed())
         last = blocks.pop()
-        last, self._rest = last.split(last.n_rows + missing)
-        arrays = zip(*(block.arrays for block in [*blocks, last]), strict=True)
-        data, columns, row_entries, labels, row_labels = (np.concatenate(parts) for parts in arrays)
-        if self.first_column:
-            columns = columns - self.first_column
-        self.labels_read = labels, row_labels
-        with np.errstate(over="ignore"):  # `write_rows` refuses infinity with its place
-            values = data.astype(self.dtype, copy=False)
-        return self.canonical_rows(values, columns, np.concatenate([[0], np.cumsum(row_entries)]))
+        last, self._rest = last.split(last.rows.shape[0] + missing)
+        parts, labels, row_labels = zip(*blocks, last, strict=True)
+        self.labels_read = np.concatenate(labels), np.concatenate(row_labels)
+        joined, width = stack(list(parts)), self.shape[1]
+        columns = (joined.indices - self.first_column).astype(index_dtype(width), copy=False)
+        return csr_of(joined.data, columns, joined.indptr, width)
 
     def finish(self) -> None:
-        if self._rest.n_rows or any(block.n_rows for block in self._blocks):
+        if self._rest.rows.shape[0] or next(self._blocks, None) is not None:
             self._refuse_changed()
 
     def close(self) -> None:

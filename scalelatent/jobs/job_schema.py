@@ -1,14 +1,13 @@
-"""Describe the keys of job files for editors (a JSON schema) and for readers (JOB.md)."""
+"""Describe the keys of job files in JOB.md, from the sections of a job and the parameters of each kind."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.contract.kinds import Kind, import_object, known_kinds, own_kinds
+from scalelatent.contract.kinds import import_object, own_kinds
 from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Satisfies, Whole
 
 from .job_callbacks import KEYS, OWN
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
 NONE = "none"
 """Word that stands for None in a job file."""
-
-CALLBACKS = {
-    "description": "Callbacks that report the run; `kind` selects a callback, other keys are its options.",
-    "type": "array",
-    "items": {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string"}}},
-}
 
 _HEAD = """\
 # Job files
@@ -38,9 +31,7 @@ nearest known key.
 
 A value on the command line (`--set model.capsule_dim=8`) overrides the environment
 (`SCALELATENT_MODEL__CAPSULE_DIM=8`), the environment overrides the job file, and the job file overrides the
-defaults. `scalelatent plan` prints each value with its origin. Editors can complete and check keys: run
-`scalelatent schema --out job.schema.json`, and write `#:schema job.schema.json` as the first line of the job
-file.
+defaults. `scalelatent plan` prints each value with its origin.
 
 `python -m scalelatent.jobs.job_schema` writes this page.
 
@@ -55,21 +46,6 @@ names a
 subclass of `scalelatent.Callback`."""
 
 
-def job_schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a job file."""
-    sections = {name: section for name, section in SECTIONS.items() if section is not None}
-    properties = {name: _in_toml(section.model_json_schema()) for name, section in sections.items()}
-    properties["model"] = _model_schema()
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A job of scalelatent",
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["job", "data", "model"],
-        "properties": {name: properties[name] for name in SECTIONS} | {"callbacks": CALLBACKS},
-    }
-
-
 def job_page() -> str:
     """Return the text of JOB.md, which lists all keys of job files."""
     lines = _HEAD.splitlines()
@@ -77,7 +53,8 @@ def job_page() -> str:
         lines += [f"## [{name}]", ""]
         if section is None:
             lines += ["`kind` selects the model; the other keys are its parameters.", ""]
-            for kind in _fitted_by_jobs(own_kinds()):
+            fitted_by_jobs = [kind for _, kind in sorted(own_kinds().items()) if not kind.python_only]
+            for kind in fitted_by_jobs:
                 lines += [f'### kind = "{kind.name}"', "", *_table(map(_parameter_row, kind.table()))]
         else:
             fields = section.model_json_schema()["properties"]
@@ -92,10 +69,6 @@ def job_page() -> str:
         rows = ((one, *KEYS[callback][one.name]) for one in given)
         lines += _table((f"`{one.name}`", value, _default(one.default), doc) for one, value, doc in rows)
     return "\n".join(lines)
-
-
-def _fitted_by_jobs(kinds: Mapping[str, Kind]) -> list[Kind]:
-    return [kind for _, kind in sorted(kinds.items()) if not kind.python_only]
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -145,76 +118,6 @@ def _allowed_text(allowed: Allowed) -> str:
         bounds += [f"below {allowed.below:g}"] if math.isfinite(allowed.below) else []
     also = [_default(value) for value in allowed.also]
     return ", ".join([" ".join(["whole number" if whole else "number", " and ".join(bounds)]).strip(), *also])
-
-
-def _in_toml(schema: Any) -> Any:
-    """Return a pydantic schema without titles, with the word for None instead of null."""
-    if isinstance(schema, list):
-        return [_in_toml(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema == {"type": "null"}:
-        return {"const": NONE}
-    return {
-        key: _in_toml(value)
-        for key, value in schema.items()
-        if not (key == "title" and isinstance(value, str)) and not (key == "default" and value is None)
-    }
-
-
-def _model_schema() -> dict[str, Any]:
-    """Return the schema of ``[model]``, whose other keys depend on the kind."""
-    kinds = _fitted_by_jobs(known_kinds())
-    return {
-        "description": "Kind of model, and its parameters.",
-        "type": "object",
-        "required": ["kind"],
-        "properties": {"kind": {"enum": [kind.name for kind in kinds]}},
-        "oneOf": [
-            {
-                "properties": {
-                    "kind": {"const": kind.name},
-                    **{one.name: _parameter_schema(one) for one in kind.table()},
-                },
-                "additionalProperties": False,
-            }
-            for kind in kinds
-        ],
-    }
-
-
-def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
-    found = _allowed_schema(parameter.allowed) | {"description": parameter.doc}
-    if parameter.default is None:
-        return found
-    return found | {"default": json.loads(json.dumps(parameter.default))}  # JSON has no tuples
-
-
-def _allowed_schema(allowed: Allowed) -> dict[str, Any]:
-    """Return the part of a parameter's rules that an editor can check; the estimator checks all rules."""
-    if isinstance(allowed, Choice):
-        return {"enum": [NONE if value is None else value for value in allowed.values]}
-    if isinstance(allowed, Flag):
-        return {"type": "boolean"}
-    if isinstance(allowed, Items):
-        item = _allowed_schema(allowed.item)
-        ways = [{"type": "array", "items": item, "minItems": 1}, *([item] if allowed.one else [])]
-        return {"anyOf": [*ways, *({"const": NONE} for _ in allowed.also)]}
-    if not isinstance(allowed, (Number, Whole)):
-        return {}
-    if isinstance(allowed, Whole):
-        number: dict[str, Any] = {"type": "integer", "minimum": allowed.least}
-    else:
-        bounds = {
-            "minimum": allowed.least,
-            "exclusiveMinimum": allowed.above,
-            "maximum": allowed.most,
-            "exclusiveMaximum": allowed.below,
-        }
-        number = {"type": "number"} | {key: bound for key, bound in bounds.items() if math.isfinite(bound)}
-    if not allowed.also:
-        return number
-    return {"anyOf": [number, *({"const": NONE if value is None else value} for value in allowed.also)]}
 
 
 if __name__ == "__main__":

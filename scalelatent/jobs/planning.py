@@ -114,10 +114,11 @@ def _needs(
 
 def _devices(job: Job, client: Client) -> dict[str, Any]:
     """Return the devices that compute, and a message about their effect on the result."""
+    from scalelatent.engine.dask.link import find_gpus
     from scalelatent.engine.dask.pools import devices_event
 
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    cards = sum(bool(worker.get("resources", {}).get("GPU")) for worker in workers)
+    workers = find_gpus(client)
+    cards = list(workers.values()).count("used")
     device = job.estimator_params().get("device", "auto")
     counts = {"gpu": cards, "cpu": len(workers) - cards}
     if device != "auto":
@@ -133,6 +134,8 @@ def outline_plan(needs: Mapping[str, Any]) -> dict[str, Any]:
         "memory per worker": f"{needs['peak_bytes_per_worker'] / 2**20:,.0f} MiB of {limit:,.0f} MiB",
         "disk bytes": needs["disk_bytes"],
     }
+    if "gpu_rows" in needs:
+        outline["GPU memory"] = needs["gpu_rows"]["summary"]
     if "passes" in needs:
         outline["passes"] = "{expected:,} expected, from {at_least:,} to {at_most:,}".format(
             **needs["passes"]
@@ -150,6 +153,8 @@ def plan_lines(needs: Mapping[str, Any]) -> list[str]:
     lines = [f"plan: {needs['summary']}"]
     if text := long_fit(needs):
         lines.append(f"warning: {text}")
+    if "gpu_rows" in needs:
+        lines.append(f"GPU memory: {needs['gpu_rows']['summary']}")
     if "keeping_rows" in needs:
         lines.append(f"[engine] {needs['keeping_rows']}")
     return lines

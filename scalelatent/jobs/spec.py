@@ -197,7 +197,7 @@ class ClusterSection(_Section):
     """``[cluster]``: a running Dask scheduler, or workers to start; by default only this process."""
 
     scheduler: OptText = None
-    """Address of a running Dask scheduler, or `gateway+https://hub/services/dask-gateway#CLUSTER`."""
+    """Address of a running Dask scheduler."""
     workers: OptCount = None
     """Worker processes to start on this machine."""
     threads: OptCount = None

@@ -22,6 +22,7 @@ from .messages import (
 from .times import time_text
 
 COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "round")
+GPU_MEMORY = ("gpu_used", "gpu_total", "gpu_rows")  # bytes of a worker's GPUs
 ENDED = ("done", "failed", "cancelled")
 # A driver sends a message every few seconds; a job counts as silent after this time without a message.
 SILENT_SECONDS = 60.0
@@ -137,12 +138,13 @@ class Rate:
 class WorkerShare:
     """Work that one worker has done for a job: rows, bytes, spans and times."""
 
-    __slots__ = ("address", "bytes", "last", "lost", "name", "pool", "rate", "rows", "rss", "seconds",
-                 "seen", "spans", "wait")  # fmt: skip
+    __slots__ = ("address", "bytes", "gpu_rows", "gpu_total", "gpu_used", "last", "lost", "name", "pool",
+                 "rate", "rows", "rss", "seconds", "seen", "spans", "wait")  # fmt: skip
 
     def __init__(self, address: str) -> None:
         self.address, self.name, self.pool = address, address, "cpu"
         self.rows = self.bytes = self.spans = self.rss = 0
+        self.gpu_used = self.gpu_total = self.gpu_rows = 0
         self.seconds = self.wait = self.seen = 0.0
         self.rate, self.last, self.lost = Rate(), "", False
 
@@ -156,6 +158,9 @@ class WorkerShare:
         self.seconds += seconds
         self.wait += number(message, "wait_seconds")
         self.rss = int(number(message, "rss")) or self.rss
+        if number(message, "gpu_total"):
+            for key in GPU_MEMORY:
+                setattr(self, key, int(number(message, key)))
         self.rate.add(now, rows, seconds)
         self.last, self.seen, self.lost = span_text(message), now, False
 
@@ -171,6 +176,7 @@ class WorkerShare:
             "span_seconds": self.seconds / self.spans if self.spans else None,
             "wait_share": self.wait / self.seconds if self.seconds else None,
             "rss": self.rss or None,
+            **{key: getattr(self, key) if self.gpu_total else None for key in GPU_MEMORY},
             "last_span": self.last,
             "seconds_ago": round(now - self.seen, 1) if self.seen else None,
             "lost": self.lost,

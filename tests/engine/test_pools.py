@@ -5,22 +5,22 @@ which workers take part in a fit, their estimated speeds, and when the queue use
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scalelatent.engine.dask import hooks, link
 from scalelatent.engine.dask.cluster_pass import key_of
-from scalelatent.engine.dask.link import ClusterMember
 from scalelatent.engine.dask.pools import (
     GPU_GUESS,
     POOLED,
     Pace,
     Pools,
     Speeds,
-    all_offer_gpu,
+    all_use_gpu,
     costs,
     devices_event,
 )
@@ -40,9 +40,9 @@ class Link:
     def __init__(self, **gpus: int) -> None:
         self.gpus, self.asked = gpus, 0
 
-    def members(self) -> dict[str, ClusterMember]:
+    def find_gpus(self) -> dict[str, str]:
         self.asked += 1
-        return {name: ClusterMember(1, True, name, "host", 0, 0, gpus) for name, gpus in self.gpus.items()}
+        return {name: "used" if gpus else "none" for name, gpus in self.gpus.items()}
 
     def call(self, what: str, function: Any, *args: Any, **more: Any) -> Any:
         return function(*args, **more)
@@ -85,35 +85,56 @@ def test_a_cluster_without_gpus_is_refused_with_advice() -> None:
         Pools(Link(a=0, b=0, c=0)).compute_on("gpu", THREADS)
 
 
-def test_workers_of_dask_cuda_that_offer_no_gpu_are_reported(caplog: Any) -> None:
-    link = Link(a=0, b=1, c=0)
-    members = {name: replace(member, seen_gpu="H100") for name, member in link.members().items()}
-    link.members = lambda: members  # type: ignore[method-assign]
-    Pools(link).compute_on("auto", THREADS)
-    assert "2 of 3 workers of tcp://head:8786 see a GPU (H100)" in caplog.text
-    assert "LocalCUDACluster(resources={'GPU': 1})" in caplog.text
-    with pytest.raises(RunError, match=r"with dask-cuda LocalCUDACluster\(resources="):
+def test_workers_with_an_unused_gpu_are_reported(caplog: Any) -> None:
+    cluster = Link()
+    cluster.find_gpus = lambda: {"a": "unused", "b": "used", "c": "unused"}  # type: ignore[method-assign]
+    Pools(cluster).compute_on("auto", THREADS)
+    assert "2 of 3 workers of tcp://head:8786 see a GPU" in caplog.text
+    assert "--nthreads 1 --resources GPU=1" in caplog.text
+    with pytest.raises(RunError, match="`dask cuda worker tcp://head:8786`"):
         Pools(Link(a=0, b=0, c=0)).compute_on("gpu", THREADS)
+
+
+def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
+    """Without the resource GPU, only workers that see a GPU are asked whether dask-cuda has started them."""
+    seen = {"gpu": {"name": "H100"}}
+    known = {"a": seen, "b": seen | {"resources": {"GPU": 1}}, "c": {"resources": {"CPU": 1}}, "d": seen}
+    client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
+    asked = []
+
+    def answer(client: Any, function: Any, workers: Any) -> dict[str, Any]:
+        asked.append((function, workers))
+        return {"a": True, "d": TimeoutError("no answer")}
+
+    monkeypatch.setattr(link, "ask_workers", answer)
+    assert link.find_gpus(client) == {"a": "used", "b": "used", "c": "none", "d": "unused"}
+    assert asked == [(hooks.is_gpu_worker, ["a", "d"])]
+    worker: Any = SimpleNamespace(nanny="tcp://n", state=SimpleNamespace(total_resources={}))
+    assert not hooks.is_gpu_worker(worker)
+    monkeypatch.setitem(sys.modules, "dask_cuda.initialize", SimpleNamespace())
+    assert hooks.is_gpu_worker(worker)
+    worker.nanny = None  # a worker within a process that has imported dask-cuda for another cluster
+    assert not hooks.is_gpu_worker(worker)
 
 
 @pytest.mark.parametrize(("device", "asked"), [("cpu", 0), ("reference", 0), ("auto", 1)])
 def test_all_workers_take_part_in_fits_on_cpus(device: str, asked: int) -> None:
     """The scheduler is asked for the resources of workers once, and only if they matter."""
-    link = Link(a=0, b=1, c=0)
-    pools = Pools(link)
+    cluster = Link(a=0, b=1, c=0)
+    pools = Pools(cluster)
     pools.compute_on(device, THREADS)
     for _ in range(3):
         assert pools.chosen(THREADS) == THREADS
-    assert link.asked == asked
+    assert cluster.asked == asked
     assert pools.offers(THREADS) == ({"cpu": 2, "gpu": 1} if device == "auto" else {"cpu": 3})
     assert not pools.bound
 
 
 def test_a_joining_worker_is_checked_for_gpus() -> None:
-    link = Link(a=1)
-    pools = Pools(link)
+    cluster = Link(a=1)
+    pools = Pools(cluster)
     pools.compute_on("gpu", {"a": 1})
-    link.gpus = {"a": 1, "b": 0, "c": 1}
+    cluster.gpus = {"a": 1, "b": 0, "c": 1}
     assert pools.chosen(THREADS) == {"a": 1, "c": 1}
     assert pools.bound
 
@@ -208,8 +229,7 @@ class Future:
 @pytest.fixture
 def case() -> Any:
     sent: list[Any] = []
-    link = Link(a=0, b=0, c=0)
-    pools = Pools(link)
+    pools = Pools(Link(a=0, b=0, c=0))
     for worker, seconds in (("a", 1e-2), ("b", 1e-2), ("c", 5e-4)):
         pools.pace.receive(_make_report(worker, seconds))
         pools.pace.receive(_make_report(worker, seconds, "validation"))
@@ -353,4 +373,4 @@ def test_large_gpu_blocks_need_a_cluster_of_gpus_only(
     """The large blocks that suit a GPU would leave CPU workers idle."""
     known = {str(i): {"resources": offered} for i, offered in enumerate(workers)}
     client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
-    assert all_offer_gpu(client) is all_cards
+    assert all_use_gpu(client) is all_cards

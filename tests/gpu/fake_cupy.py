@@ -28,6 +28,7 @@ from numpy.lib.stride_tricks import as_strided
 _local = threading.local()
 COMPILED: list[str] = []  # texts
 LAUNCHED: list[tuple[str, int]] = []  # (Kernel or product, pointer of its stream).
+EXPRESSIONS: list[str] = []  # Array expressions of CuPy itself, each of which launches a kernel.
 COPIED = {"set": 0, "get": 0}  # Bytes copied to and from the device.
 WAITS: list[int] = []  # Pointers of streams that the host waited for.
 
@@ -81,11 +82,19 @@ class Device:
         _local.device = self.id
         return self
 
+    def __enter__(self) -> Device:
+        self._before = runtime.getDevice()
+        return self.use()
+
+    def __exit__(self, *error: object) -> None:
+        Device(self._before).use()
+
 
 class Stream:
     """cupy.cuda.Stream."""
 
     _number = 0
+    _lock = threading.RLock()  # One for all streams, because they wait for each other.
     _all: ClassVar[weakref.WeakSet[Stream]] = weakref.WeakSet()
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
@@ -94,7 +103,7 @@ class Stream:
         self.device_id = -1 if null else runtime.getDevice()
         self._issued = self._waited_for = 0
         self._pending: deque[tuple[int, Callable[[], None]]] = deque()
-        self._lock = threading.RLock()
+        self._after: dict[Stream, int] = {}  # Numbers of the work of other streams that this one follows.
         Stream._all.add(self)
 
     def use(self) -> Stream:
@@ -106,6 +115,15 @@ class Stream:
         if self._waited_for < self._issued:
             WAITS.append(self.ptr)
         self._wait(self._issued)
+
+    def wait_event(self, event: Event) -> None:
+        other, number = event._mark
+        self._after[other] = max(self._after.get(other, 0), number)
+        self._issue(lambda: other._run(number))
+
+    def _follows(self, other: Stream, number: int) -> bool:
+        """Return whether work from now on comes after some work of another stream."""
+        return other is self or max(other._waited_for, self._after.get(other, 0)) >= number
 
     def _issue(self, work: Callable[[], None] | None = None) -> int:
         """Add work to the queue, or count work that was done at once; return its number."""
@@ -131,18 +149,24 @@ class _Memory:
     """One allocation: its device, and the last work that wrote to it."""
 
     def __init__(self) -> None:
-        self.device, self.stream, self.number = runtime.getDevice(), get_current_stream(), 0
+        self.device, self.readers = runtime.getDevice(), {}
         self.write()
 
-    def check(self) -> None:
-        """Refuse work on the current stream if it is not ordered after the last write."""
+    def check(self, writes: bool = False) -> None:
+        """Refuse work on the current stream if it is not ordered after the last write, and after reads."""
         assert self.device == runtime.getDevice(), "memory of another device"
         stream = get_current_stream()
-        ordered = self.stream is stream or self.stream._waited_for >= self.number
+        ordered = stream._follows(self.stream, self.number)
         assert ordered, f"race: stream {stream.ptr} uses what stream {self.stream.ptr} writes"
+        for reader, number in self.readers.items() if writes else ():
+            assert stream._follows(reader, number), (
+                f"race: stream {stream.ptr} writes what {reader.ptr} reads"
+            )
+        if not writes:
+            self.readers[stream] = stream._issued
 
     def write(self) -> None:
-        self.stream = get_current_stream()
+        self.stream, self.readers = get_current_stream(), {}
         self.number = self.stream._issue()
 
 
@@ -233,6 +257,7 @@ class ndarray:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         assert isinstance(value, (ndarray, int, float)), "CuPy refuses host arrays here"
+        EXPRESSIONS.append("copy")
         _now(value, writes=(self,))
         self._a[key] = value._a.astype(self.dtype) if isinstance(value, ndarray) else value
 
@@ -274,6 +299,7 @@ class ndarray:
         return ndarray(self._a.take(indices, axis=axis))
 
     def fill(self, value: Any) -> None:
+        EXPRESSIONS.append("fill")
         _later(lambda: self._a.fill(value), self)
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
@@ -314,6 +340,7 @@ def _plain(a: Any) -> Any:
 
 def _operator(name: str) -> Any:
     def call(self: ndarray, *others: Any) -> Any:
+        EXPRESSIONS.append(name)
         _now(self, *others)
         return ndarray(np.asarray(getattr(self._a, name)(*map(_plain, others))))
 
@@ -322,6 +349,7 @@ def _operator(name: str) -> Any:
 
 def _in_place(name: str) -> Any:
     def call(self: ndarray, other: Any) -> ndarray:
+        EXPRESSIONS.append(name)
         _now(other, writes=(self,))
         getattr(self._a, name)(_plain(other))
         return self
@@ -332,6 +360,7 @@ def _in_place(name: str) -> Any:
 def _reduction(name: str) -> Any:
     def call(self: ndarray, axis: int | None = None, dtype: Any = None) -> ndarray:
         more = {} if dtype is None else {"dtype": dtype}
+        EXPRESSIONS.append(name)
         _now(self)
         return ndarray(np.asarray(getattr(self._a, name)(axis=axis, **more)))
 
@@ -368,9 +397,11 @@ def get_current_stream(device_id: int = -1) -> Stream:
 def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
     """Run the stream up to an operation that is computed at once."""
     stream = get_current_stream()
-    for operand in (*operands, *writes):
+    for operand in operands:
         if isinstance(operand, ndarray):
             operand._memory.check()
+    for operand in writes:
+        operand._memory.check(writes=True)
     stream._run(stream._issued)
     for operand in writes:
         operand._memory.write()
@@ -380,7 +411,7 @@ def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = (
     """Put an operation into the queue of the current stream."""
     for operand in (writes, *reads):
         if isinstance(operand, ndarray):
-            operand._memory.check()
+            operand._memory.check(writes=True)
     get_current_stream()._issue(work)
     for operand in (writes, *reads):  # The operands that a kernel writes are unknown.
         if isinstance(operand, ndarray):
@@ -515,6 +546,7 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
 
 def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     """cupy.subtract."""
+    EXPRESSIONS.append("subtract")
     _now(a, b, writes=() if out is None else (out,))
     found = np.subtract(_plain(a), _plain(b), out=None if out is None else out._a)
     return ndarray(found) if out is None else out
@@ -522,6 +554,7 @@ def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
 
 def concatenate(parts: list[ndarray]) -> ndarray:
     """cupy.concatenate."""
+    EXPRESSIONS.append("concatenate")
     _now(*parts)
     return ndarray(np.concatenate([part._a for part in parts]))
 
@@ -533,6 +566,7 @@ def nonzero(a: ndarray) -> tuple[ndarray, ...]:
 
 def _elementwise(name: str) -> Any:
     def call(*args: Any) -> ndarray:
+        EXPRESSIONS.append(name)
         _now(*args)
         return ndarray(np.asarray(getattr(np, name)(*map(_plain, args))))
 
@@ -613,6 +647,7 @@ cuda = SimpleNamespace(
     get_current_stream=get_current_stream,
     get_elapsed_time=get_elapsed_time,
     alloc_pinned_memory=lambda size: bytearray(size),
+    get_allocator=lambda: _new,
     runtime=runtime,
     memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     driver=SimpleNamespace(CUDADriverError=CUDADriverError),
@@ -671,6 +706,7 @@ def install(library: Any) -> dict[str, ModuleType | None]:
     RawModule.library = library
     POOL.limit = 0
     LAUNCHED.clear()
+    EXPRESSIONS.clear()
     WAITS.clear()
     COPIED.update(set=0, get=0)
     Device.count, _local.device = 1, 0

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
-from scipy.sparse import csr_array
 from sklearn.datasets import load_digits
 
 from scalelatent.data import fetch_named, import_named
@@ -109,20 +107,16 @@ def unused_url() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(
-    ("part", "parts"), [("train", ["train"]), ("test", ["test"]), ("all", ["train", "test"])]
-)
-def test_every_part_has_its_rows_and_labels(
-    server: Server, tmp_path: Path, part: str, parts: list[str]
-) -> None:
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_every_part_has_its_rows_and_labels(server: Server, tmp_path: Path, part: str) -> None:
     ds = import_named("mnist", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=7)
-    rows = np.concatenate([ROWS[p] for p in parts])
+    rows = ROWS[part]
     np.testing.assert_array_equal(ds.read_x(0, len(ds)), rows.reshape(len(rows), -1))
-    assert ds.read_y(0, len(ds)).tolist() == np.concatenate([LABELS[p] for p in parts]).tolist()
+    assert ds.read_y(0, len(ds)).tolist() == LABELS[part].tolist()
     assert ds.feature_shape == (4, 4)
     provenance = ds.attrs["provenance"]
     assert (provenance["importer"], provenance["part"]) == ("mnist", part)
-    assert len(provenance["source"]) == len(server.asked) == 2 * len(parts)
+    assert len(provenance["source"]) == len(server.asked) == 2
 
 
 def test_files_are_downloaded_once_with_progress(server: Server, tmp_path: Path, caplog: Any) -> None:
@@ -208,7 +202,7 @@ def test_unknown_names_and_parts_are_refused(tmp_path: Path) -> None:
         DataError, match="no dataset 'mnst' is known by name; the known ones are digits, mnist"
     ):
         import_named("mnst", tmp_path / "out")
-    with pytest.raises(DataError, match="mnist has no part 'val'; the parts are train, test, all"):
+    with pytest.raises(DataError, match="mnist has no part 'val'; the parts are train, test"):
         import_named("mnist", tmp_path / "out", part="val")
     assert list(tmp_path.iterdir()) == []
 
@@ -218,82 +212,6 @@ def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
     x, y = load_digits(return_X_y=True)
     np.testing.assert_array_equal(ds.read_x(0, 1797), np.rint(x * (255 / 16)))
     np.testing.assert_array_equal(ds.read_y(0, 1797), y)
-
-
-def _stories(first: int, rows: int) -> tuple[bytes, csr_array]:
-    """Return the svmlight text of stories with these numbers, and their rows."""
-    x = scipy.sparse.random_array((rows, 47_236), density=2e-4, rng=first, format="csr")
-    x.sort_indices()
-    lines = []
-    for row in range(rows):
-        entries = slice(x.indptr[row], x.indptr[row + 1])
-        pairs = zip(x.indices[entries], x.data[entries], strict=True)
-        lines.append(f"{first + row} " + " ".join(f" {c + 1}:{v!r}" for c, v in pairs))
-    return gzip.compress(("\n".join(lines) + "\n").replace("np.float64(", "").replace(")", "").encode()), x
-
-
-@pytest.fixture
-def rcv1(server: Server, monkeypatch: Any) -> dict[str, tuple[csr_array, np.ndarray]]:
-    """Put three files of stories and their topics on the server; return the rows and topics of each part."""
-    rng = np.random.Generator(np.random.Philox(2))
-    y = (rng.random((30, 5)) < 0.4).astype("u1")
-    y[:, 0] |= y.sum(1) == 0
-    names = ["MCAT", "C15", "GPOL", "E12", "C152"]
-    lines = [f"{names[t]} {100 + d} 1" for d in range(30) for t in np.flatnonzero(y[d])[::-1]]
-    y = y[:, np.argsort(names)]
-    texts = [_stories(100, 13), _stories(113, 8), _stories(121, 9)]
-    titles = [file.title for part in ("train", "test") for file in ORIGINS["rcv1"][part][1:]][:3]
-    topics = ORIGINS["rcv1"]["train"][0].title
-    server.files |= {topics: gzip.compress("\n".join(lines).encode())}
-    server.files |= dict(zip(titles, [text for text, _ in texts], strict=True))
-    files = [remote(title, server.files[title], server.url) for title in (topics, *titles)]
-    origin = {"train": (files[0], files[1]), "test": (files[0], files[2], files[3])}
-    monkeypatch.setitem(ORIGINS, "rcv1", origin)
-    rows = [x.toarray() for _, x in texts]
-    expected = {"train": (rows[0], y[:13]), "test": (np.vstack(rows[1:]), y[13:])}
-    return expected | {"all": (np.vstack(rows), y)}
-
-
-@pytest.mark.parametrize("part", ["train", "test", "all"])
-@pytest.mark.slow
-def test_every_part_of_rcv1_has_its_rows_and_topics(
-    rcv1: Any, server: Server, tmp_path: Path, part: str
-) -> None:
-    x, y = rcv1[part]
-    ds = import_named("rcv1", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=6)
-    assert (ds.is_sparse, ds.y_kind, ds.dtype) == (True, "multilabel", np.float64)
-    np.testing.assert_array_equal(ds.read_x(0, len(x)).toarray(), x)
-    np.testing.assert_array_equal(ds.read_y(0, len(x)).toarray(), y)
-    assert ds.attrs["provenance"]["topics"] == ["C15", "C152", "E12", "GPOL", "MCAT"]
-    assert len(server.asked) == len(set(server.asked)) == {"train": 2, "test": 3, "all": 4}[part]
-
-
-def test_messages_about_topics_of_rcv1_name_their_file(rcv1: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    named: list[str] = []
-    monkeypatch.setattr("scalelatent.importers.rcv1.write_rows", lambda url, x, y, **_: named.append(y.name))
-    import_named("rcv1", tmp_path / "ds", cache=tmp_path / "cache")
-    assert named == [f"topics {tmp_path / 'cache' / 'rcv1' / ORIGINS['rcv1']['train'][0].title}"]
-
-
-def test_files_of_rcv1_that_do_not_belong_together_are_refused(
-    rcv1: Any, server: Server, tmp_path: Path, monkeypatch: Any
-) -> None:
-    topics, stories = ORIGINS["rcv1"]["train"]
-    for content, message in (
-        (gzip.compress(b"MCAT 100 1\nMCAT 101 1"), "has no topic of document 102, which the vectors hold"),
-        (gzip.compress(b"MCAT 100"), "topics .* is damaged"),
-        (server.files[topics.title][:-9], "topics .* is damaged"),
-    ):
-        server.files[topics.title] = content
-        monkeypatch.setitem(
-            ORIGINS, "rcv1", {"train": (remote(topics.title, content, server.url), stories), "test": ()}
-        )
-        with pytest.raises(DataError, match=message):
-            import_named("rcv1", tmp_path / "out", cache=tmp_path / "cache")
-        assert not (tmp_path / "out").exists()
-    server.files = {}
-    with pytest.raises(DataError, match=r"rcv1: .*404.*put it into .*empty/rcv1, then try again\. Another"):
-        import_named("rcv1", tmp_path / "out", cache=tmp_path / "empty")
 
 
 @pytest.mark.realdata

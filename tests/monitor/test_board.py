@@ -55,6 +55,16 @@ def test_board_shows_rates_and_remaining_time() -> None:
     assert curve["validation_error"][1] == 0.25
 
 
+def test_board_shows_the_memory_of_gpus() -> None:
+    board, card = Board(), {"gpu_used": 3 << 30, "gpu_total": 80 << 30, "gpu_rows": 1 << 30}
+    now = feed_fit(board, "runs/a", 2)
+    board.update(span("runs/a", "tcp://h:w1", device="cupy", **card), now)
+    board.update(span("runs/a", "tcp://h:w2"), now)
+    first, second = board.jobs["runs/a"].detail(now)["worker_rows"]
+    assert {key: first[key] for key in card} == card
+    assert {second[key] for key in card} == {None}
+
+
 def test_steps_after_the_fit_are_separate_stages() -> None:
     board = Board()
     now = feed_fit(board, "runs/a", 10)

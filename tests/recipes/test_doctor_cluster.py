@@ -17,7 +17,7 @@ SCHEDULER = {"dashboard": True, "versions": {"bokeh": "3.9"}, "page": True}
 WORKER = {
     "name": "w", "threads": 1, "memory_limit": 4 * GIB, "nanny": True, "offers_gpu": False, "host": "a",
     "cores": 4, "machine_bytes": 16 * GIB, "pools": {"BLAS": 1, "numba": 1, "Blosc": 4, "zarr": 0},
-    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "gpu_problem": "",
+    "trim": "65536", "glibc": True, "cupy": [], "gpus": 0, "gpu_problem": "", "gpu_memory": "",
     "cache_problem": "", "folder_problem": "",
     "local_directory": "/tmp",
 }  # fmt: skip

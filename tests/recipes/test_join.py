@@ -57,37 +57,6 @@ def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
     assert "the scheduler has ended" in errors
 
 
-def _refused(*arguments: str) -> str:
-    """Return the message of `cluster join`: one line, long before the end of --wait."""
-    began = time.monotonic()
-    ended = subprocess.run(
-        [sys.executable, "-m", "scalelatent", "cluster", "join", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 2, ended.stderr
-    assert len(ended.stderr.splitlines()) == 1, ended.stderr
-    assert time.monotonic() - began < 60
-    return ended.stderr
-
-
-def test_by_tcp_at_a_scheduler_with_tls(tls_cluster):
-    place = tls_cluster["scheduler"].removeprefix("tls://")
-    for address in (f"tcp://{place}", place):
-        reported = _refused(address)
-        assert (
-            f"scheduler '{address}': the server expects TLS; write tls://{place}, and give --tls-ca-file"
-            in reported
-        )
-
-
-def test_by_tls_at_a_scheduler_without(tls_cluster, up):
-    folder = str(Path(tls_cluster["tls"]["ca"]).parent)
-    with up("--workers", "0") as (_, reported):
-        place = reported["scheduler"].removeprefix("tcp://")
-        said = _refused(f"tls://{place}", "--tls-folder", folder)
-    assert f"scheduler 'tls://{place}': the server does not use TLS; write tcp://{place}" in said
-
-
 def test_missing_scheduler_is_reported_in_time():
     began = time.monotonic()
     with pytest.raises(JobError, match=r"'tcp://127.0.0.1:1' did not accept these workers within 1 s"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 
 import dask
@@ -57,15 +56,14 @@ def test_one_without_the_other(made):
 
 def test_files_that_do_not_serve(made, tmp_path):
     ca, cert, key = client(made)
-    with pytest.raises(JobError, match=r"cannot read .*nothing.pem \(No such file"):
+    with pytest.raises(JobError, match=r"nothing.pem and .*client-key.pem are not .* \(No such file"):
         make_security(ca, tmp_path / "nothing.pem", key)
-    with pytest.raises(JobError, match="do not match"):
-        make_security(ca, cert, made["cluster-key.pem"])
-    with pytest.raises(JobError, match="is not the certificate of an authority"):
-        make_security(cert, cert, key)
+    other = make_certificates(tmp_path / "other")
+    with pytest.raises(JobError, match="are not a readable certificate and its key"):
+        make_security(ca, cert, other["cluster-key.pem"])
     text = tmp_path / "text.pem"
     text.write_text("no certificate")
-    with pytest.raises(JobError, match="not a certificate in PEM form"):
+    with pytest.raises(JobError, match=r"text.pem is not a readable certificate"):
         make_security(text, cert, key)
 
 
@@ -78,13 +76,6 @@ def test_an_encrypted_key_is_refused_and_asks_no_password(made, tmp_path):
     locked.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, wrap))
     with pytest.raises(JobError, match="not encrypted"):
         make_security(made["ca.pem"], made["client-cert.pem"], locked)
-
-
-def test_expired(tmp_path):
-    old = make_certificates(tmp_path / "old", days=0)
-    os.utime(old["ca.pem"])
-    with pytest.raises(JobError, match=r"expired on \d{4}-\d\d-\d\d; create new certificates"):
-        make_security(*client(old))
 
 
 def test_only_the_owner_reads_keys(made):
@@ -102,15 +93,3 @@ def test_a_set_is_taken_as_it_is_and_half_a_set_is_refused(tmp_path):
     (tmp_path / "client-key.pem").unlink()
     with pytest.raises(JobError, match=r"but no client-key.pem; remove these files"):
         make_certificates(tmp_path)
-
-
-def test_names_of_the_cluster(tmp_path):
-    import ipaddress
-
-    from cryptography import x509
-
-    made = make_certificates(tmp_path, hosts=["head", "10.0.0.1"])
-    cert = x509.load_pem_x509_certificate(made["cluster-cert.pem"].read_bytes())
-    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert "head" in names.get_values_for_type(x509.DNSName)
-    assert ipaddress.ip_address("10.0.0.1") in names.get_values_for_type(x509.IPAddress)

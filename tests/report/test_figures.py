@@ -19,7 +19,6 @@ from scalelatent.models.capsule.report_figures import (
     project_on_leading_plane,
     puts_classes_across,
 )
-from scalelatent.report.comparison import error_by_dimension, plot_error_by_dimension
 from scalelatent.report.figures import plot_confusion, plot_reliability
 from scalelatent.report.pictures import choose_tone, image_shape, plot_mistakes
 from scalelatent.report.style import class_style, png_bytes
@@ -159,15 +158,6 @@ def test_one_dimension_is_a_strip_with_lanes():
     assert (np.abs(offsets[:, 1] - 1) < 0.5).all()
 
 
-def test_insets_are_the_given_images():
-    images = np.arange(2 * 64.0).reshape(2, 64)
-    points = [np.zeros((4, 2))] * 2
-    figure = plot_latents(points, np.array([0, 1, 0, 1]), ["a", "b"], images=images,
-                          has_image=np.array([False, True]), shape=(8, 8))  # fmt: skip
-    assert not figure.axes[0].child_axes
-    assert np.array_equal(figure.axes[1].child_axes[0].images[0].get_array(), images[1].reshape(8, 8))
-
-
 def test_prototype_mosaic_holds_every_picture():
     x = np.arange(2 * 3 * 64.0).reshape(2, 3, 64)
     present = np.ones((2, 3), bool)
@@ -188,15 +178,6 @@ def test_few_elements_of_many_classes_are_drawn_in_a_row():
     assert np.array_equal(axes.images[0].get_array()[9:17, 18:26], x[2, 1].reshape(8, 8))
 
 
-def test_rows_that_are_not_images_are_drawn_as_curves():
-    x = np.random.default_rng(0).normal(size=(2, 2, 5))
-    axes = plot_prototypes(x, np.ones((2, 2), bool), ["a", "b"], None).axes[0]
-    curves = axes.collections[-1].get_segments()
-    assert len(curves) == 4
-    drawn = 1 + 0.38 - 0.76 * (x[1, 0] - x.min()) / np.ptp(x)
-    assert curves[2][:, 1] == pytest.approx(drawn)
-
-
 def test_image_shapes_are_guessed_from_the_width():
     assert image_shape((3, 32)) == (3, 32)
     assert image_shape((32, 32, 3)) == (32, 32, 3)
@@ -209,41 +190,6 @@ def test_mistakes_show_class_and_prediction():
     figure = plot_mistakes(x, ["four"] * 12, ["nine"] * 12, [0.9] * 12, (8, 8))
     assert figure.axes[11].get_title() == "four → nine\n90 %"
     assert not figure.axes[12].axison
-
-
-def test_error_by_dimension_has_a_curve_for_each_architecture(tmp_path):
-    records = [
-        {"architecture": a, "capsule_dim": d, "test_error": e / d}
-        for a, e in (("multiclass", 0.08), ("all_vs_all", 0.04))
-        for d in (4, 1, 2)
-    ]
-    records.append({"architecture": "multiclass", "capsule_dim": 1, "test_error": 0.10})
-    records.append(
-        {"architecture": "all_vs_all", "capsule_dim": 4, "test_error": 0.005, "series": "1 million rows"}
-    )
-    axes = error_by_dimension(records).axes[0]
-    assert [drawn.get_label() for drawn in axes.lines] == ["multiclass", "all-versus-all", "1 million rows"]
-    assert axes.lines[0].get_xydata() == pytest.approx(np.array([[1, 9], [2, 4], [4, 2]]))
-    assert len({drawn.get_color() for drawn in axes.lines}) == 3
-    path = plot_error_by_dimension(records, tmp_path / "figure.png")
-    assert path.read_bytes().startswith(PNG)
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ([], "no records"),
-        ([{"architecture": "multiclass", "capsule_dim": 2}], "record 0 has no test_error"),
-        (
-            [{"architecture": "multiclass", "capsule_dim": [1, 2], "test_error": 0.1}],
-            "not a positive whole number",
-        ),
-        ([{"architecture": "multiclass", "capsule_dim": 2, "test_error": 6.2}], "not between 0 and 1"),
-    ],
-)
-def test_records_that_cannot_be_drawn_are_refused(records, message):
-    with pytest.raises(DataError, match=message):
-        error_by_dimension(records)
 
 
 def test_figures_do_not_change_matplotlibs_settings_and_are_reproducible():

@@ -169,7 +169,7 @@ def anndata_parts(
     if not isinstance(adata, AnnData):
         raise DataError(
             f"from_anndata takes an AnnData object, not a {type(adata).__name__}; read a file with "
-            "anndata.read_h5ad(path, backed='r'), or import it with scalelatent.data.import_h5ad"
+            "anndata.read_h5ad(path, backed='r')"
         )
     rows = adata.X if layer is None else adata.layers.get(layer)
     if rows is None:
@@ -188,16 +188,12 @@ def anndata_parts(
     column = adata.obs[label]
     missing_rows = np.flatnonzero(column.isna())
     if missing_rows.size:
-        raise missing_label_error("the AnnData object", label, int(missing_rows[0]))
+        raise DataError(
+            f"the AnnData object: row {missing_rows[0]} has no value in the column {label!r} of obs, but "
+            "every row needs a label; fill the column, or keep only rows with a label, "
+            f"adata[adata.obs[{label!r}].notna()]"
+        )
     return rows, np.asarray(column)
-
-
-def missing_label_error(name: str, label: str, row: int) -> DataError:
-    """Return the error for a row of an AnnData object without a label."""
-    return DataError(
-        f"{name}: row {row} has no value in the column {label!r} of obs, but every row needs a label; fill "
-        f"the column, or keep only rows with a label, adata[adata.obs[{label!r}].notna()]"
-    )
 
 
 def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:

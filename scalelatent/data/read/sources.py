@@ -153,7 +153,13 @@ class ZarrRows(RowSource):
         self._step = int(array.chunks[0]) if array.chunks else 1  # arrays without axes are refused later
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return _in_native_order(np.asarray(self._array[start:stop]))
+        try:
+            return _in_native_order(np.asarray(self._array[start:stop]))
+        except Exception as error:  # zarr, its stores and its codecs raise errors of their own
+            raise DataError(
+                f"zarr array {self._array.store_path}: rows {start}:{stop} cannot be read: {error}; check "
+                "the files that hold its chunks"
+            ) from error
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         return _split_range(start, stop, range((start // self._step + 1) * self._step, stop, self._step))
@@ -311,20 +317,16 @@ class BackedCsr(RowSource):
                 "file again"
             )
 
-    @property
-    def n_stored(self) -> int:
-        """Number of entries in the file, before duplicate entries are summed."""
-        return int(self._data.shape[0])
-
-    def pointers(self, start: int, stop: int) -> np.ndarray:
+    def _pointers(self, start: int, stop: int) -> np.ndarray:
         """Return the checked row pointers of the rows `start:stop`, int64 (stop - start + 1,)."""
         found = np.asarray(self._indptr[start : stop + 1]).astype(np.int64, copy=False)
-        bad = np.flatnonzero((np.diff(found) < 0) | (found[1:] > self.n_stored) | (found[:-1] < 0))
+        n_entries = self._data.shape[0]
+        bad = np.flatnonzero((np.diff(found) < 0) | (found[1:] > n_entries) | (found[:-1] < 0))
         if bad.size:
             i = int(bad[0])
             raise DataError(
                 f"{self._name}: row {start + i} goes from entry {found[i]} to {found[i + 1]} of "
-                f"{self.n_stored}; the array indptr is damaged: write the file again"
+                f"{n_entries}; the array indptr is damaged: write the file again"
             )
         return found
 
@@ -332,15 +334,11 @@ class BackedCsr(RowSource):
         return int(self._indptr[stop]) - int(self._indptr[start])
 
     def read(self, start: int, stop: int) -> csr_array:
-        return self.read_counted(start, stop)[0]
-
-    def read_counted(self, start: int, stop: int) -> tuple[csr_array, int, int]:
-        """Return the rows `start:stop`, the number of sorted rows, and the number of merged entries."""
-        pointers = self.pointers(start, stop)
+        pointers = self._pointers(start, stop)
         a, b = int(pointers[0]), int(pointers[-1])
         data = np.asarray(self._data[a:b]).astype(self.dtype, copy=False)
         indices = np.asarray(self._indices[a:b]).astype(np.int64, copy=False)
-        return csr.canonical(data, indices, pointers - a, self.shape[1], start, self._name)
+        return csr.canonical(data, indices, pointers - a, self.shape[1], start, self._name)[0]
 
 
 def is_dask(x: object) -> bool:

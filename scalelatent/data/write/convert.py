@@ -62,7 +62,8 @@ def convert_dataset(
     ----------
     source : Dataset or url
         A dataset; a zarr array of rows (format 2 or 3); a zarr group with arrays of rows and labels; or
-        references to zarr arrays (``.json``, ``.parq``), as for `import_zarr`.
+        references (``.json``, ``.parq``) that kerchunk or VirtualiZarr wrote: zarr then reads parts of other
+        files, with the codecs of those files.
     out_url : str
         Path or address of the new dataset.
     rows : (int, int), optional

@@ -10,6 +10,7 @@ import copy
 import functools
 import importlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -354,10 +355,17 @@ def topic_handler(client: Client, topic: str) -> Callable[[tuple[float, Any]], o
     return client._event_handlers.get(topic)
 
 
-@_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources")
+@_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources", "nanny")
 def offers_gpu(worker: Worker) -> bool:
-    """Return whether a worker offers the resource ``GPU``."""
-    return bool(worker.state.total_resources.get("GPU"))
+    """Return whether a worker offers the resource ``GPU``, or dask-cuda has started it."""
+    # dask-cuda loads this module in each worker process that it starts, and gives the process one GPU.
+    of_dask_cuda = worker.nanny is not None and "dask_cuda.initialize" in sys.modules
+    return of_dask_cuda or bool(worker.state.total_resources.get("GPU"))
+
+
+def is_gpu_worker(dask_worker: Worker) -> bool:
+    """Return whether the worker on which Dask runs this function computes on a GPU."""
+    return offers_gpu(dask_worker)
 
 
 @_guarded("news of finished spans", lambda: None, "loop.add_callback", "loop.call_later")
@@ -376,7 +384,7 @@ def worker_settings(worker: Worker) -> dict[str, Any]:
         "threads": worker.state.nthreads,
         "memory_limit": worker.memory_manager.memory_limit,
         "nanny": worker.nanny is not None,
-        "offers_gpu": bool(worker.state.total_resources.get("GPU")),
+        "offers_gpu": offers_gpu(worker),
         "local_directory": worker.local_directory,
     }
 

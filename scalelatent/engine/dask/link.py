@@ -9,18 +9,20 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 
-from .requests import ask_every_worker
+from .hooks import is_gpu_worker
+from .requests import ask_every_worker, ask_workers
 
 if TYPE_CHECKING:
     from distributed import Client
 
 CALL_SECONDS = 60.0  # timeout in seconds of an answer that a fit needs
 T = TypeVar("T")
+Gpu = Literal["used", "unused", "none"]  # whether a worker computes on a GPU, or sees one without using it
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,6 @@ class ClusterMember:
     host: str
     memory: int
     memory_limit: int
-    gpus: float = 0.0  # what the worker offers as the resource GPU
-    seen_gpu: str = ""  # name of a GPU that the worker's process sees
 
 
 class Link:
@@ -95,6 +95,10 @@ class Link:
         found = self._asked("its workers were looked at", partial(self.client.scheduler_info, n_workers=-1))
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
+    def find_gpus(self) -> dict[str, Gpu]:
+        """Return which workers compute on a GPU, see :func:`find_gpus`."""
+        return self._asked("its GPUs were looked at", partial(find_gpus, self.client))
+
     def ask_workers(
         self, action: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
@@ -112,6 +116,24 @@ class Link:
         return answers
 
 
+def find_gpus(client: Client) -> dict[str, Gpu]:
+    """Return, by the address of a worker, whether it computes on a GPU.
+
+    It does if it offers the resource GPU, or if dask-cuda has started it, which gives each worker one GPU.
+    """
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    found: dict[str, Gpu] = {
+        address: "used" if info.get("resources", {}).get("GPU") else "none"
+        for address, info in sorted(workers.items())
+    }
+    # Dask reports the GPU that a worker sees if pynvml is installed, which dask-cuda requires.
+    seeing = [a for a, gpu in found.items() if gpu == "none" and workers[a].get("gpu", {}).get("name")]
+    if seeing:
+        answers = ask_workers(client, is_gpu_worker, workers=seeing)
+        found |= {address: "used" if answers[address] is True else "unused" for address in seeing}
+    return found
+
+
 def _member(info: dict[str, Any]) -> ClusterMember:
     return ClusterMember(
         threads=int(info.get("nthreads", 1)),
@@ -120,6 +142,4 @@ def _member(info: dict[str, Any]) -> ClusterMember:
         host=str(info.get("host", "")),
         memory=int(info.get("metrics", {}).get("memory", 0)),
         memory_limit=int(info.get("memory_limit") or 0),
-        gpus=float(info.get("resources", {}).get("GPU", 0)),
-        seen_gpu=str(info.get("gpu", {}).get("name", "")),
     )

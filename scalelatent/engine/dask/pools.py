@@ -1,23 +1,27 @@
 """Heterogeneous workers in one pass: which workers take part, their speeds, and the costs of spans.
 
 Dask estimates one duration for all tasks of a name prefix, so speeds per worker are measured here
-(`benchmarks/device_pools.py`). A worker with a card offers the Dask resource GPU.
+(`benchmarks/device_pools.py`). A worker with a card offers the Dask resource GPU, or dask-cuda has started
+it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.engine.backend import read_gpu_memory
 from scalelatent.engine.grid import FAN_IN, RowGrid
 from scalelatent.engine.passes import Span, Stage, cluster_task_seconds, seconds_per_row
 from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
-from .requests import ask_scheduler
+from .link import find_gpus
+from .requests import ask_scheduler, ask_workers
 from .window import WINDOW, Costs, Window
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from scalelatent.engine.callbacks import Callback
 
     from .executor import DaskExecutor
-    from .link import ClusterMember, Link
+    from .link import Gpu, Link
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +55,6 @@ UNEQUAL = 2.0
 WORTH_SECONDS = 0.25
 # Assumed speed of a card relative to a processor in its first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
-# The argument with which workers of dask-cuda offer their GPU.
-DASK_CUDA = "LocalCUDACluster(resources={'GPU': 1}) or `dask cuda worker ADDRESS --resources GPU=1`"
 # Factor by which the assumed speed of a worker without spans grows per pass, and the maximum total factor, so
 # that the worker is measured again (in test_pools.py: at a tenth of the speed after a hundred passes).
 HOPE, MOST_HOPE = 1.01, 8.0
@@ -142,10 +144,22 @@ def _guessed(
     return {name: fast if name in gpus else slow for name in threads if name not in found}
 
 
-def all_offer_gpu(client: Client) -> bool:
-    """Return whether a cluster has workers and each worker offers the resource GPU."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return bool(workers) and all(worker.get("resources", {}).get("GPU") for worker in workers)
+def all_use_gpu(client: Client) -> bool:
+    """Return whether a cluster has workers and each worker computes on a GPU."""
+    gpus = find_gpus(client)
+    return bool(gpus) and all(gpu == "used" for gpu in gpus.values())
+
+
+def find_gpu_row_limits(client: Client) -> tuple[int, ...]:
+    """Return, per GPU worker that answers, the bytes of rows that its GPU may keep between passes."""
+    gpus = [address for address, gpu in find_gpus(client).items() if gpu == "used"]
+    answers = ask_workers(client, _read_row_limit, workers=gpus) if gpus else {}
+    return tuple(answer for answer in answers.values() if isinstance(answer, int))
+
+
+async def _read_row_limit() -> int:
+    # A thread keeps the event loop of the worker free while CuPy is imported.
+    return await asyncio.to_thread(lambda: read_gpu_memory().row_limit)
 
 
 class Pools:
@@ -172,18 +186,19 @@ class Pools:
             raise RunError(
                 f"device='gpu', but none of the {len(threads)} workers of {address} offers the resource GPU: "
                 f'start one where there is a card (`dask worker {address} --nthreads 1 --resources "GPU=1"`, '
-                f"or `scalelatent cluster up --gpus 1`; with dask-cuda {DASK_CUDA}), or use device='auto' or "
-                "'cpu'"
+                f"`dask cuda worker {address}`, or `scalelatent cluster up --gpus 1`), or use device='auto' "
+                "or 'cpu'"
             )
 
-    def _warn_of_unused_gpus(self, members: Mapping[str, ClusterMember]) -> None:
-        """Warn of workers that compute on their CPU although they see a GPU, such as those of dask-cuda."""
-        unused = [member for member in members.values() if member.seen_gpu and not member.gpus]
+    def _warn_of_unused_gpus(self, gpus: Mapping[str, Gpu]) -> None:
+        """Warn of workers that compute on their CPU although they see a GPU."""
+        unused = [address for address, gpu in gpus.items() if gpu == "unused"]
         if self.device == "auto" and unused:
             _log.warning(
-                "%d of %d workers of %s see a GPU (%s), but do not offer the resource GPU, so that they "
-                "compute on their CPU: %s, or set CUDA_VISIBLE_DEVICES=-1 for workers that shall use no GPU",
-                len(unused), len(members), self._link.address, unused[0].seen_gpu, DASK_CUDA,
+                "%d of %d workers of %s see a GPU, but do not offer the resource GPU, so that they compute "
+                "on their CPU (%s): start them with --nthreads 1 --resources GPU=1 or with dask-cuda, or set "
+                "CUDA_VISIBLE_DEVICES=-1 for workers that shall use no GPU",
+                len(unused), len(gpus), self._link.address, unused[0],
             )  # fmt: skip
 
     def chosen(self, threads: Mapping[str, int]) -> dict[str, int]:
@@ -191,10 +206,10 @@ class Pools:
         if self.device not in ("auto", "gpu") or not threads:
             return dict(threads)
         if not self._cards.keys() >= threads.keys():
-            members = self._link.members()
-            self._warn_of_unused_gpus(members)
+            gpus = self._link.find_gpus()
+            self._warn_of_unused_gpus(gpus)
             # A worker never changes its resources. A worker that joins at this moment is queried next time.
-            self._cards = {name: bool(member.gpus) for name, member in members.items()}
+            self._cards = {name: gpu == "used" for name, gpu in gpus.items()}
         if self.device == "auto":
             return dict(threads)
         self.bound = not all(self._cards.get(name, False) for name in threads)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scalelatent.engine.backend import read_used_gpu_memory
 from scalelatent.engine.callbacks import kernel_event
 from scalelatent.engine.halving import make_split_event
 from scalelatent.engine.plan import KEPT_BYTES
@@ -205,6 +206,7 @@ class WorkReports:
             "worker": worker.address,
             "name": str(worker.name),
             "rss": psutil.Process().memory_info().rss,
+            **read_used_gpu_memory(),
         }
         for message in messages:
             worker.log_event(TOPIC, {**message, **about})

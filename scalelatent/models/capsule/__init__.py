@@ -15,7 +15,6 @@ KINDS = (
         warm="scalelatent.models.capsule",
         supervised=True,
         report="scalelatent.models.capsule.report:section",
-        compare="scalelatent.models.capsule.report:compared",
         report_seconds=2.1,
     ),
 )

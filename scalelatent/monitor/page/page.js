@@ -289,7 +289,14 @@
     if (value >= 1e6) return `${+(value / 1e6).toPrecision(3)} M`;
     return value >= 1e4 ? `${+(value / 1e3).toPrecision(3)} k` : figure(+value.toPrecision(3));
   }
-  function workerRow(worker, fastest) {
+  function gpuMemory(worker) {
+    if (!known(worker.gpu_total)) return el("td", {}, "–");
+    const share = worker.gpu_used / worker.gpu_total;
+    const rows = worker.gpu_rows ? `, ${bytes(worker.gpu_rows)} rows` : "";
+    return el("td", { title: "memory of the GPU in use by all processes, and rows that this worker keeps there between passes" },
+      bar(share, share > 0.97), el("span", {}, bytes(worker.gpu_used), el("span", { class: "muted" }, ` of ${bytes(worker.gpu_total)}${rows}`)));
+  }
+  function workerRow(worker, fastest, gpus) {
     const limit = worker.memory_limit, memory = known(worker.memory) ? worker.memory : worker.rss;
     const share = limit ? memory / limit : null;
     const device = (worker.pool || "cpu").toUpperCase();
@@ -298,6 +305,7 @@
       el("td", {}, device),
       el("td", {}, worker.lost || !known(worker.rows_per_s) ? "–" : bar(worker.rows_per_s / fastest), worker.lost || !known(worker.rows_per_s) ? null : el("span", {}, count(worker.rows_per_s))),
       el("td", {}, limit && known(memory) ? bar(share, share > 0.85) : null, el("span", {}, bytes(memory), limit && known(memory) ? el("span", { class: "muted" }, ` of ${bytes(limit)}`) : null)),
+      gpus ? gpuMemory(worker) : null,
       el("td", { class: "num" }, count(worker.spans)),
       el("td", { class: "part" }, worker.last_span || "–"),
       el("td", { class: "num muted wide" }, known(worker.seconds_ago) ? `${duration(worker.seconds_ago)} ago` : ""));
@@ -306,11 +314,12 @@
     const rows = job.worker_rows;
     if (!rows.length) return null;
     const fastest = Math.max(1, ...rows.map((w) => w.rows_per_s || 0));
+    const gpus = rows.some((w) => known(w.gpu_total));
     const pools = job.pools.length > 1
       ? job.pools.map((p) => `${count(p.workers)} ${p.pool.toUpperCase()}: ${count(p.rows_per_s)} rows/s`).join(" · ") : "";
     const card = el("section", { class: "card" }, el("h3", {}, "Workers", el("small", {}, pools)), table(
-      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ["Parts", "num"], ["Last part"], ["", "num wide"]],
-      rows.map((worker) => workerRow(worker, fastest))));
+      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ...(gpus ? [["GPU memory"]] : []), ["Parts", "num"], ["Last part"], ["", "num wide"]],
+      rows.map((worker) => workerRow(worker, fastest, gpus))));
     if (job.worker_rows_hidden) {
       card.append(el("p", { class: "muted more" }, `and ${count(job.worker_rows_hidden)} more`));
     }

@@ -245,9 +245,8 @@ class Layer:
             empty = np.flatnonzero(_row_counts(x) == 0)
             if len(empty):
                 raise ValueError(
-                    f"row {start + empty[0]} is all zeros, so its cosine is undefined: remove empty rows "
-                    "(for token files: scalelatent data import rcv1 … --drop-empty), or use "
-                    "metric='euclidean'"
+                    f"row {start + empty[0]} is all zeros, so its cosine is undefined: remove empty rows, "
+                    "or use metric='euclidean'"
                 )
 
 

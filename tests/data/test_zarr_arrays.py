@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
-from scalelatent.data import convert_dataset, import_zarr
+from scalelatent.data import convert_dataset
 from scalelatent.errors import DataError
 
 ROWS = np.random.default_rng(0).normal(size=(120, 5)).astype("<f4")
@@ -18,12 +18,11 @@ LABELS = (np.arange(120) % 4).astype("<i8")
 
 def test_groups_and_arrays_are_read(tmp_path: Path) -> None:
     zarr.save_group(tmp_path / "a.zarr", rows=ROWS, labels=LABELS, zarr_format=2)
-    ds = import_zarr(tmp_path / "a.zarr", tmp_path / "ds", "rows", "labels")
+    ds = convert_dataset(tmp_path / "a.zarr", tmp_path / "ds", x="rows", y="labels")
     np.testing.assert_array_equal(ds.read_x(0, 120), ROWS)
     np.testing.assert_array_equal(ds.read_y(0, 120), LABELS)
-    assert ds.attrs["provenance"]["importer"] == "zarr"
     with pytest.raises(DataError, match=r"no array 'x'; it holds labels, rows: name one with --x"):
-        import_zarr(tmp_path / "a.zarr", tmp_path / "other")
+        convert_dataset(tmp_path / "a.zarr", tmp_path / "other")
 
 
 def test_strings_of_any_length_are_labels(tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_strings_of_any_length_are_labels(tmp_path: Path) -> None:
     group.create_array("x", data=ROWS)
     names = np.array(["short", "a longer name"])[LABELS % 2]
     group.create_array("y", shape=names.shape, dtype=str)[:] = names
-    np.testing.assert_array_equal(import_zarr(tmp_path / "a.zarr", tmp_path / "ds").read_y(0, 120), names)
+    np.testing.assert_array_equal(convert_dataset(tmp_path / "a.zarr", tmp_path / "ds").read_y(0, 120), names)
 
 
 def _references(folder: Path) -> Path:
@@ -55,10 +54,9 @@ def _references(folder: Path) -> Path:
 
 def test_virtual_references_are_read(tmp_path: Path) -> None:
     refs = _references(tmp_path)
-    ds = import_zarr(refs, tmp_path / "ds", shard_rows=50)
+    ds = convert_dataset(refs, tmp_path / "ds", shard_rows=50)
     np.testing.assert_array_equal(ds.read_x(0, 120), ROWS)
     np.testing.assert_array_equal(ds.read_y(0, 120), LABELS)
-    assert convert_dataset(refs, tmp_path / "converted", shard_rows=50).fingerprint() == ds.fingerprint()
 
 
 @pytest.mark.parametrize("harm", ["missing", "short"])
@@ -69,8 +67,8 @@ def test_missing_and_short_referenced_files_are_refused(harm: str, tmp_path: Pat
         raw.unlink()
     else:
         raw.write_bytes(raw.read_bytes()[:1000])
-    with pytest.raises(DataError, match=r"refs.json.*: rows 0:\d+ cannot be read: .*check the files"):
-        import_zarr(refs, tmp_path / "ds")
+    with pytest.raises(DataError, match=r"zarr array .*: rows 0:\d+ cannot be read: .*check the files"):
+        convert_dataset(refs, tmp_path / "ds")
     assert not (tmp_path / "ds").exists()
 
 
@@ -83,5 +81,5 @@ def test_references_of_kerchunk_are_read(tmp_path: Path) -> None:
         file["y"] = LABELS
     found = kerchunk.SingleHdf5ToZarr(str(tmp_path / "a.h5")).translate()
     (tmp_path / "refs.json").write_text(json.dumps(found))
-    ds = import_zarr(tmp_path / "refs.json", tmp_path / "ds")
+    ds = convert_dataset(tmp_path / "refs.json", tmp_path / "ds")
     np.testing.assert_array_equal(ds.read_x(0, 120), ROWS)
