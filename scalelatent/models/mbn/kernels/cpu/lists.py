@@ -154,9 +154,9 @@ def _write_lists(
             for s in range(sets):
                 used, mine = units[s, v], turned[v - begin, s * k : s * k + k]
                 for j in range(np.uint64(k)):
-                    code = np.uint64(mine[j])
-                    chosen[count], numbers[count] = code, s << shift | np.int64(j)
-                    count += np.uint64(used[code])
+                    unit = np.uint64(mine[j])
+                    chosen[count], numbers[count] = unit, s << shift | np.int64(j)
+                    count += np.uint64(used[unit])
             place[:] = 0
             for i in range(count):
                 place[np.uint64(chosen[i]) + np.uint64(1)] += 1
@@ -164,9 +164,9 @@ def _write_lists(
                 place[code + 1] += place[code]
                 start[v, code + 1] = place[code + 1]
             for i in range(count):
-                code = np.uint64(chosen[i])
-                members[v, np.uint64(place[code])] = numbers[i]
-                place[code] += 1
+                unit = np.uint64(chosen[i])
+                members[v, np.uint64(place[unit])] = numbers[i]
+                place[unit] += 1
 
 
 @subkernel
