@@ -20,11 +20,11 @@ import warnings
 from typing import Any
 
 import numpy as np
-from common import mnist, parser, rcv1_subset, single_topics, write_part
+from common import lsa, mnist, parser, rcv1_subset, single_topics, write_part
 from threadpoolctl import threadpool_limits
 
 import scalelatent as sl
-from scalelatent.evaluation import lsa, score_output
+from scalelatent.evaluation import kmeans_scores
 
 CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
@@ -43,12 +43,15 @@ def algorithms(a: Any) -> dict[str, Any]:
         out[name] = {"test_error": round(error, 4), "seconds": round(time.perf_counter() - begin, 1), **more}
         print(name, out[name], flush=True)
 
-    warm = sl.CapsuleRegression(max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed)
+    warm = sl.CapsuleRegression(
+        architecture="multiclass", max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed
+    )
     for algorithm in ("em", "stepwise"):  # These fits compile the kernels.
         warm.set_params(algorithm=algorithm).fit(x[:2000], y[:2000])
     targets = {}
     for algorithm in ("em", "stepwise"):
         model = sl.CapsuleRegression(
+            architecture="multiclass",
             algorithm=algorithm,
             capsule_dim=a.dim,
             fit_intercept=False,
@@ -97,12 +100,11 @@ def clusterings(a: Any) -> dict[str, Any]:
     out: dict[str, Any] = {"documents": len(y), "topics": n, "nmi": {}}
 
     def record(name: str, z: np.ndarray) -> None:
-        ds = sl.Dataset.from_arrays(z, y)
-        found = score_output(z, ds, ("nmi",), restarts=a.restarts, random_state=a.seed)
-        out["nmi"][name] = round(float(found["nmi"]), 4)
+        found = kmeans_scores(z, y, restarts=a.restarts, random_state=a.seed)
+        out["nmi"][name] = round(found.nmi, 4)
         print(name, out["nmi"][name], flush=True)
 
-    record("LSA", lsa(n, random_state=a.seed).fit_transform(x))
+    record("LSA", lsa(n, a.seed).fit_transform(x))
     for v in CLUSTERINGS:
         for seed in range(a.seed, a.seed + a.seeds):
             model = sl.MultilayerBootstrapNetwork(

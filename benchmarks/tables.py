@@ -1112,18 +1112,6 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown(
-    "S3 client|server alone|with a delay|through the proxy|failed of interrupted listings|forked process"
-    "|parent afterwards"
-)
-def s3_clients() -> Iterable[Iterable[Any]]:
-    found = read("s3_pass")["clients"]
-    for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):
-        rates = [f"{client[f'{how}_mb_per_s']:.0f} MB/s" for how in ("alone", "delayed", "troubled")]
-        listings = f"{client['failed_listings']} of {client['resets_of_listings']}"
-        yield f"{name} ({client['version']})", *rates, listings, client["forked"], client["forked_from"]
-
-
 @shown("ten passes of a fit from S3|seconds|rate|503s, resets, slow answers|weights")
 def s3_troubled() -> Iterable[Iterable[Any]]:
     r = read("s3_pass")["troubled"]
@@ -1134,8 +1122,8 @@ def s3_troubled() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "set|rows x features|capsules|capsules of the paper|linear mixtures|logistic regression|3 neighbours"
-    "|RBF SVM"
+    "set|rows x features|capsules|multiclass|capsules of the paper|linear mixtures|logistic regression"
+    "|3 neighbours|RBF SVM"
 )
 def defaults() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["errors"]:
@@ -1145,6 +1133,15 @@ def defaults() -> Iterable[Iterable[Any]]:
             for m in line["models"].values()
         )
         yield line["set"], " x ".join(f"{size:,}" for size in line["shape"]), *cells
+
+
+@shown("set|classes|error, %: multiclass, one_vs_all, all_vs_all|calibration error, %|CPU seconds of a fit")
+def defaults_architectures() -> Iterable[Iterable[Any]]:
+    digits = {"error": 1, "calibration_error": 1, "fit_seconds": 2}
+    for line in read("defaults")["architectures"]:
+        models = line["models"].values()
+        cells = (", ".join(f"{m[key]:.{n}f}" for m in models) for key, n in digits.items())
+        yield line["set"], line["classes"], *cells
 
 
 @shown("set|capsules: default|capsules: searched|linear mixtures: default|linear mixtures: searched")
@@ -1162,11 +1159,20 @@ def defaults_calibration() -> Iterable[Iterable[Any]]:
         yield line["set"], f"{hows[1]['test_error']:.1f} %", *errors
 
 
-@shown("set|capsules: mean excess|largest|linear mixtures: mean excess|largest")
+@shown(
+    "set|capsules: mean excess|largest|multiclass: mean excess|largest|linear mixtures: mean excess|largest"
+)
 def defaults_subsets() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["subsets"]:
         points = ((m["mean_excess"], m["largest_excess"]) for m in line["models"].values())
         yield line["set"], *(f"{value:.1f}" for pair in points for value in pair)
+
+
+@shown("set|reconstruction error|factor analysis|default|RBF SVM")
+def defaults_likelihoods() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["likelihoods"]:
+        names = ("error", "factor analysis", "default", "RBF SVM, standardised")
+        yield line["set"], *(f"{line[name]['error']:.1f} %" for name in names)
 
 
 @shown("set|bootstrap network|k-means|spectral clustering")

@@ -13,7 +13,7 @@ from scalelatent.errors import JobError
 
 from .data import KeyOfLabels, KeyOfRows, print_dataset
 from .dataset_verbs import Call, dataset_verb
-from .show import Json, Overwrite, VerbGroup, parse_image_size, print_line, progress_bar, with_options
+from .show import Json, Overwrite, VerbGroup, parse_image_size, print_line, with_options
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
@@ -23,9 +23,7 @@ app = VerbGroup(help="Import rows from files into a dataset, block by block.")
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example mnist.zarr.")]
 File = Annotated[
     str,
-    typer.Argument(
-        metavar="FILE", help="The file to read: a path, s3://bucket/key, gs://bucket/key, https://…#sha256=…"
-    ),
+    typer.Argument(metavar="FILE", help="The file to read: a path, s3://bucket/key, gs://bucket/key"),
 ]
 Table = Annotated[
     str,
@@ -94,9 +92,7 @@ class ImageFlags(NamedTuple):
 class DownloadFlags(NamedTuple):
     """Options for the files of a public dataset."""
 
-    part: Annotated[str, typer.Option("--part", metavar="train|test|all", help="Part of the dataset.")] = (
-        "train"
-    )
+    part: Annotated[str, typer.Option("--part", metavar="train|test", help="Part of the dataset.")] = "train"
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -275,18 +271,11 @@ def import_digits(out: Out) -> Call:
 @with_download_flags
 def import_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
     """Import MNIST: downloaded once, checked, kept in a cache."""
-    return _download("mnist", out, download_flags)
+    return functools.partial(data.import_named, "mnist", out, **download_flags._asdict())
 
 
 @verb("fashion-mnist")
 @with_download_flags
 def import_fashion_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
     """Import Fashion-MNIST: downloaded once, checked, kept in a cache."""
-    return _download("fashion-mnist", out, download_flags)
-
-
-def _download(name: str, out: str, flags: DownloadFlags) -> Call:
-    """Download the files of a public dataset with a progress bar, and return its import."""
-    with progress_bar(f"downloading {name}", "bytes") as progress:
-        data.fetch_named(name, **flags._asdict(), progress=progress)
-    return functools.partial(data.import_named, name, out, **flags._asdict())
+    return functools.partial(data.import_named, "fashion-mnist", out, **download_flags._asdict())

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from scalelatent.generators.documents import ResampledDocuments, make_documents
     from scalelatent.generators.images import ImageSet, image_set, image_set_of, make_images
     from scalelatent.generators.make import repair_dataset
-    from scalelatent.importers.append_rows import append_rows
     from scalelatent.importers.arrow_tables import import_csv, import_parquet
     from scalelatent.importers.csr_archive import import_csr
     from scalelatent.importers.hdf5 import import_hdf5
     from scalelatent.importers.idx import import_idx
     from scalelatent.importers.image_folder import import_images
     from scalelatent.importers.mat import import_mat
-    from scalelatent.importers.named import fetch_named, import_named
+    from scalelatent.importers.named import import_named
     from scalelatent.importers.npy import import_npy, import_npz
     from scalelatent.importers.svmlight import import_svmlight
 
     from .check import check_dataset
     from .dataset import Dataset, open_dataset
+    from .write.append import append_rows
     from .write.convert import convert_dataset
     from .write.shuffle import shuffle_dataset, shuffled_rows
     from .write.writer import DatasetWriter, create_dataset
@@ -44,7 +44,6 @@ __all__ = [
     "check_dataset",
     "convert_dataset",
     "create_dataset",
-    "fetch_named",
     "image_set",
     "image_set_of",
     "import_csr",
@@ -71,6 +70,7 @@ __all__ = [
 _WHERE = {
     ".check": ("check_dataset",),
     ".dataset": ("Dataset", "open_dataset"),
+    ".write.append": ("append_rows",),
     ".write.convert": ("convert_dataset",),
     ".write.shuffle": ("shuffle_dataset", "shuffled_rows"),
     ".write.writer": ("DatasetWriter", "create_dataset"),
@@ -80,14 +80,13 @@ _WHERE = {
     "scalelatent.generators.documents": ("ResampledDocuments", "make_documents"),
     "scalelatent.generators.images": ("ImageSet", "image_set", "image_set_of", "make_images"),
     "scalelatent.generators.make": ("repair_dataset",),
-    "scalelatent.importers.append_rows": ("append_rows",),
     "scalelatent.importers.arrow_tables": ("import_csv", "import_parquet"),
     "scalelatent.importers.csr_archive": ("import_csr",),
     "scalelatent.importers.hdf5": ("import_hdf5",),
     "scalelatent.importers.idx": ("import_idx",),
     "scalelatent.importers.image_folder": ("import_images",),
     "scalelatent.importers.mat": ("import_mat",),
-    "scalelatent.importers.named": ("fetch_named", "import_named"),
+    "scalelatent.importers.named": ("import_named",),
     "scalelatent.importers.npy": ("import_npy", "import_npz"),
     "scalelatent.importers.svmlight": ("import_svmlight",),
 }

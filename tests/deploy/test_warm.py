@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from scalelatent.errors import JobError
 @pytest.mark.slow
 def test_warm_kernels_are_not_compiled_again(tmp_path: Path) -> None:
     def run(*more: str) -> str:
-        command = [sys.executable, "-m", "scalelatent", "warm", "evaluation", *more]
+        command = [sys.executable, "-m", "scalelatent", "warm", "data", *more]
         env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
         return subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=170, check=True
@@ -51,11 +50,9 @@ def test_every_model_has_its_kernels() -> None:
 
 
 def test_the_error_names_a_kernel_that_does_not_compile(monkeypatch) -> None:
-    monkeypatch.setattr(
-        warming, "_find_uncompiled", lambda kinds: (2, [("evaluation", 10**6, "no._such_kernel")])
-    )
+    monkeypatch.setattr(warming, "_find_uncompiled", lambda kinds: (2, [("data", 10**6, "no._such_kernel")]))
     with pytest.raises(JobError, match=r"process that compiled kernel no\._such_kernel ended"):
-        warming.warm(["evaluation"])
+        warming.warm(["data"])
 
 
 @pytest.mark.parametrize("starting", [0.0, 1.0], ids=["while it compiles", "while it is started"])
@@ -64,9 +61,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
 ) -> None:
     """A child that keeps compiling is ended, and does not receive Ctrl-C of the terminal."""
     (tmp_path / "slow.py").write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
-    monkeypatch.setattr(
-        warming, "_find_uncompiled", lambda kinds: (1, [("evaluation", 0, "no._such_kernel")])
-    )
+    monkeypatch.setattr(warming, "_find_uncompiled", lambda kinds: (1, [("data", 0, "no._such_kernel")]))
     begin, children, started = time.monotonic(), [], threading.Event()
 
     class Child(subprocess.Popen):  # type: ignore[type-arg]
@@ -86,7 +81,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
     threading.Thread(target=interrupt).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            warming.warm(["evaluation"])
+            warming.warm(["data"])
     finally:
         signal.siginterrupt(signal.SIGINT, True)
     ((child, group),) = children
@@ -94,34 +89,3 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
     assert group != os.getpgrp()
     assert time.monotonic() - begin < 30
     assert "Traceback" not in capfd.readouterr().err
-
-
-class _Client:
-    """Two hosts with two workers each; one worker has a GPU."""
-
-    def __init__(self, answer: Any) -> None:
-        self.asked: list[str] = []
-        self.answer = answer
-
-    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-        hosts = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b", "tcp://b:2": "b"}
-        cards = {"tcp://b:2": {"GPU": 1.0}}
-        return {"workers": {a: {"host": host, "resources": cards.get(a, {})} for a, host in hosts.items()}}
-
-    def run(self, function: Any, kinds: list[str], *, workers: list[str], on_error: str) -> dict[str, Any]:
-        assert function is warming._warm_here
-        self.asked += workers
-        return dict.fromkeys(workers, self.answer)
-
-
-def test_one_worker_per_host_compiles() -> None:
-    client = _Client({"kernels": 3, "compiled": []})
-    assert sorted(warming.warm_cluster(client, ["mbn"])) == ["a", "b"]
-    assert client.asked == ["tcp://a:1", "tcp://b:2"]  # The worker that compiles for its GPU is one of them.
-
-
-def test_the_error_names_a_host_that_fails() -> None:
-    with pytest.raises(JobError, match="not compiled on [ab]: OSError.*worker tcp://[ab]:[12]"):
-        warming.warm_cluster(_Client(OSError("disk full")), [])
-    with pytest.raises(JobError, match="no workers"):
-        warming.warm_cluster(SimpleNamespace(scheduler_info=lambda n_workers: {"workers": {}}), [])

@@ -234,6 +234,22 @@ def test_the_model_counts_the_work_of_conditional_rbms(fake, counts, model, monk
     assert model.CLUSTER_EDGES == gpu.CLUSTER_EDGES
 
 
+@pytest.mark.parametrize("chains", [2, 4])
+def test_the_model_counts_the_work_of_a_step_of_conditional_rbms(
+    fake, counts, model, emulate, load_helper, chains
+):
+    fake.RawModule.library = emulate("crbm")
+    steps = load_helper("test_crbm_learning").Steps(fake, "mle-bp", chains, 300, v=90)
+    assert steps.learner.factored
+    got = counts.of(steps.run)
+    work = model.crbm_step(90, 5, 300, chains, 8, 2)
+    assert (steps.launches, steps.waits, got[1] / 2) == (work.launches, work.downloads, work.uploads)
+    missing = 3 * (90 + 5 + 3 + 300) * 4 + 3 * 90  # the last chain has three rows less
+    assert 0 <= counts.copied_bytes / 2 - (work.copied_bytes - missing) < 1000
+    before = model.earlier_crbm_step(90, 5, 300, chains, 8, 2)
+    assert (before.launches, before.downloads) == (42 * chains, 4 * chains)
+
+
 def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model):
     from scalelatent.models.hcn.kernels.windows import message_room
 
@@ -324,7 +340,15 @@ def test_a_leaf_of_a_mixture_waits_once_per_block_and_copies_its_sums_once(
     start = start_components(x[:k].astype(float), q, 0).with_n_dims(dims)
     prepared = reduction.prepare(initial_state(settings, start, MAIN), CupyBackend())
     blocks = [Block(x[a : a + n], None if y is None else y[a : a + n], None, a) for a in range(0, 3 * n, n)]
-    got = counts.of(lambda: reduction.accumulate_leaf(prepared, blocks, Stats.zeros(reduction.layout())))
+
+    def leaf() -> None:
+        stats = Stats.zeros(reduction.layout())
+        sums = reduction.open_leaf(prepared, stats)
+        for block in blocks:
+            reduction.add_block(prepared, block, stats, sums)
+        reduction.close_leaf(prepared, stats, sums)
+
+    got = counts.of(leaf)
     work = model.linear_mixture_leaf(3, n, p, k, dims, q, classes)
     assert got == expected(work)
     assert counts.copied_bytes == work.copied_bytes
