@@ -24,13 +24,13 @@ def save73(path: Path, variables: dict[str, Any]) -> None:
     """Write a file as MATLAB does with -v7.3: a header of 512 bytes, then HDF5 with the axes reversed."""
     with h5py.File(path, "w", userblock_size=512) as file:
         for name, value in variables.items():
-            if isinstance(value, list):  # a cell array of strings
+            if isinstance(value, list):  # This array is a cell array of strings.
                 cells = np.empty((1, len(value)), h5py.ref_dtype)
                 for i, text in enumerate(value):
                     cells[0, i] = _save_text(file, f"#refs#/{name}{i}", text).ref
                 file[name] = cells
                 file[name].attrs["MATLAB_class"] = np.bytes_("cell")
-            elif isinstance(value, str):  # a matrix of characters, one string a line
+            elif isinstance(value, str):  # This array is a matrix of characters with one string per line.
                 lines = value.split("\n")
                 codes = np.array([[ord(c) for c in line.ljust(max(map(len, lines)))] for line in lines], "u2")
                 file[name] = codes.T
@@ -111,7 +111,7 @@ def test_every_kind_of_label_is_read(tmp_path: Path, version: str) -> None:
     words = WORDS if version != "4" else np.char.replace(WORDS, "é", "e")
     path = save(tmp_path / "a.mat", version, {"x": X, "y": "\n".join(words)})
     assert import_mat(path, tmp_path / "chars", shard_rows=8).read_y(0, 31).tolist() == words.tolist()
-    if version != "4":  # which has no cells
+    if version != "4":  # This file has no cells.
         path = save(tmp_path / "a.mat", version, {"x": X, "y": WORDS.tolist()})
         assert import_mat(path, tmp_path / "cells", shard_rows=8).read_y(0, 31).tolist() == WORDS.tolist()
 

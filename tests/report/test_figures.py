@@ -104,8 +104,8 @@ def test_confusion_numbers_and_class_errors():
     assert bars.texts[2].get_text().strip() == "no rows"
     colors = matrix.images[0].get_array()
     assert to_hex(colors[1, 0]) == "#ffffff"  # This cell has no mistakes.
-    assert colors[0, 0, 2] > colors[0, 0, 0]  # hits are blue
-    assert colors[0, 1, 0] > colors[0, 1, 2]  # mistakes are orange
+    assert colors[0, 0, 2] > colors[0, 0, 0]  # Hits are blue.
+    assert colors[0, 1, 0] > colors[0, 1, 2]  # Mistakes are orange.
 
 
 def test_votes_are_shown_as_shares_and_losses():
@@ -167,7 +167,7 @@ def test_insets_are_the_given_images():
     assert np.array_equal(figure.axes[1].child_axes[0].images[0].get_array(), images[1].reshape(8, 8))
 
 
-def test_prototype_mosaic_holds_every_picture():
+def test_the_prototype_mosaic_contains_every_picture():
     x = np.arange(2 * 3 * 64.0).reshape(2, 3, 64)
     present = np.ones((2, 3), bool)
     present[1, 2] = False
