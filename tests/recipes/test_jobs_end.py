@@ -13,7 +13,7 @@ import pytest
 
 from scalelatent.cli import main
 from scalelatent.deploy import connection, serving
-from scalelatent.jobs import runner
+from scalelatent.jobs import control, job_cluster, runner
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from tests.helpers import digits_job, files_of, until
@@ -70,7 +70,8 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, output_of: A
     assert "--here" in refused
     assert "no scheduler wrote its address" in output_of("resume", run, *at, code=2)[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "_find_problem", lambda *_: pytest.fail("the scheduler is gone"))
+        for module in (control, job_cluster):
+            patch.setattr(module, "open_client", lambda *_: pytest.fail("resume --here opened a client"))
         assert "done" in output_of("resume", run, "--here")[0]
     oracle = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'oracle'}"]))
     assert files_of(folder) == files_of(oracle.folder)
