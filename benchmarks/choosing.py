@@ -20,11 +20,11 @@ import warnings
 from typing import Any
 
 import numpy as np
-from common import mnist, parser, rcv1_subset, single_topics, write_part
+from common import lsa, mnist, parser, rcv1_subset, single_topics, write_part
 from threadpoolctl import threadpool_limits
 
 import scalelatent as sl
-from scalelatent.evaluation import lsa, score_output
+from scalelatent.evaluation import score_output
 
 CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
@@ -102,7 +102,7 @@ def clusterings(a: Any) -> dict[str, Any]:
         out["nmi"][name] = round(float(found["nmi"]), 4)
         print(name, out["nmi"][name], flush=True)
 
-    record("LSA", lsa(n, random_state=a.seed).fit_transform(x))
+    record("LSA", lsa(n, a.seed).fit_transform(x))
     for v in CLUSTERINGS:
         for seed in range(a.seed, a.seed + a.seeds):
             model = sl.MultilayerBootstrapNetwork(

@@ -202,6 +202,15 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     return x[held], y[held][:, [topics.index(leaf) for leaf in leaves]], leaves
 
 
+def lsa(n_components: int, seed: int) -> Any:
+    """Return latent semantic analysis (Deerwester et al., 1990), a truncated SVD of tf-idf weights."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.pipeline import make_pipeline
+
+    return make_pipeline(TfidfTransformer(sublinear_tf=True), TruncatedSVD(n_components, random_state=seed))
+
+
 def single_topics(topics: Any) -> tuple[Any, Any]:
     """Return (rows, topics) of the documents with one topic, of topics with at least 100 such documents."""
     import numpy as np

@@ -44,6 +44,7 @@ class Card:
 
 # Bytes per second at which one thread of the host copies or adds sums: measured on a CPU, 113 MB in 19 ms.
 HOST_RATE = 6e9
+COPY_THREADS = 4  # as in engine/backend.py
 H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9)
 H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9)
 
@@ -61,6 +62,7 @@ class Work:
     uploads: int = 0  # copies to the card
     downloads: int = 0  # copies to the host; the host waits for each
     copied_bytes: float = 0
+    ahead_bytes: float = 0  # copied to the card by a thread while the card computes
     host_seconds: float = 0  # estimated work of the host that nothing overlaps
     serial_seconds: float = 0  # estimated work whose parts wait for each other
 
@@ -77,7 +79,7 @@ class Work:
             "float64 operations": self.flops64 / card.flops64,
             "divisions": self.divisions / card.divisions,
             "memory of the card": self.bytes / card.memory,
-            "copies to and from the host": self.copied_bytes / card.host,
+            "copies to and from the host": (self.copied_bytes + self.ahead_bytes) / card.host,
             "launches and waits": (self.launches + self.uploads) * card.launch_seconds
             + self.downloads * card.wait_seconds,
         }
@@ -88,11 +90,15 @@ class Work:
         return sum(v for key, v in seconds.items() if not key.startswith(("copies", "launches")))
 
     def predicted(self, card: Card) -> float:
-        """Return the predicted seconds: the limit, copies, waits and work of the host follow one another."""
+        """Return the predicted seconds: the limit, copies, waits and work of the host follow one another.
+
+        Only copies ahead overlap them; threads first copy these rows to page-locked memory.
+        """
         starts = (self.launches + self.uploads) * card.launch_seconds
         kernels = max(self.limit(card), self.serial_seconds, starts)
         waits = self.downloads * card.wait_seconds
-        return kernels + waits + self.copied_bytes / card.host + self.host_seconds
+        serial = kernels + waits + self.copied_bytes / card.host + self.host_seconds
+        return max(serial, self.ahead_bytes / (COPY_THREADS * HOST_RATE), self.ahead_bytes / card.host)
 
     def bound(self, card: Card) -> tuple[float, str]:
         """Return the lower bound of the seconds, and the resource that sets it."""
@@ -105,6 +111,16 @@ def product(m: int, n: int, k: int, item: int = 4) -> Work:
     """Return the work of a matrix product (m, k) x (k, n) in float32."""
     flops = 2.0 * m * n * k
     return Work(bytes=item * (m * k + k * n + m * n), flops=flops, gemm_flops=flops, launches=1)
+
+
+def rows_ahead(work: Work, row_bytes: float) -> Work:
+    """Return work whose rows are copied to the card while it computes, in place of before."""
+    return work + Work(copied_bytes=-row_bytes, ahead_bytes=row_bytes)
+
+
+def rows_before(work: Work, row_bytes: float) -> Work:
+    """Return work that first copies its rows to page-locked memory, as at commit d55ee17a."""
+    return work + Work(host_seconds=row_bytes / HOST_RATE)
 
 
 # -- capsule ----------------------------------------------------------------------------------------------
@@ -391,11 +407,15 @@ _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
 # 128 leaves of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
 _HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
 _CAPSULE = 65_536, 784, 20, 1, None, 4
+_CAPSULE_ROWS, _CAPSULE_BYTES = (65_536, 784, 20, 1, None, 1), 65_536.0 * 784
+_MIXTURE_BYTES = 20 * 32_768 * 784 * 4.0
 # A leaf of 20 blocks on the card, as for 10 million rows: K = 1,000 components of ten classes, 10 dimensions,
 # 16 directions.
 _MIXTURE = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
 EXAMPLES: dict[str, Make] = {
-    "capsule, D = 20, block of 65,536 uint8 rows": lambda: capsule_block(65_536, 784, 20, 1, None, 1),
+    "capsule, D = 20, block of 65,536 uint8 rows": lambda: rows_ahead(
+        capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+    ),
     "capsule, D = 20, 65,536 rows on the card": lambda: capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
@@ -408,8 +428,11 @@ EXAMPLES: dict[str, Make] = {
     "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*_HCN_SWEEP),
     "hcn batch, 128 leaves of 40 images": lambda: hcn_visit(*_HCN_VISIT),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*_MIXTURE),
+    "linear mixture, leaf, rows of the host": lambda: rows_ahead(
+        linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
+    ),
 }
-# Work of the kernels at commit e30a2cb5, for the examples that have changed since.
+# Earlier work, at commit e30a2cb5 (rows of the host: d55ee17a), for the examples that have changed since.
 EARLIER: dict[str, Make] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
@@ -419,6 +442,12 @@ EARLIER: dict[str, Make] = {
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_mixture_leaf(*_MIXTURE),
+    "capsule, D = 20, block of 65,536 uint8 rows": lambda: rows_before(
+        capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+    ),
+    "linear mixture, leaf, rows of the host": lambda: rows_before(
+        linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
+    ),
 }
 
 

@@ -43,13 +43,13 @@ from typing import Any
 
 import numpy as np
 from common import mnist, mnist16, parser, usps, write_part
+from tangent_neighbours import nearest_neighbours
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset, create_dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.evaluation.neighbours import nearest_neighbours
 from scalelatent.models.linear_mixture.fit import make_smoothing_matrix
 from scalelatent.models.linear_mixture.kernels.reference import GAMMA, TangentSpec
 from scalelatent.models.linear_mixture.model.leave_one_out import LeaveOneOut

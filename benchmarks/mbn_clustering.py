@@ -41,11 +41,12 @@ from mbn_figures import (
     plot_sweeps,
     synthetic_points,
 )
+from sklearn.decomposition import PCA
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
-from scalelatent.evaluation import kmeans_scores, pca
+from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows
 from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
@@ -222,7 +223,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
         of = few if len(x) > 2000 else common
         out["raw"] = baseline(rows, *of)
         for key, whiten in (("pca", False), ("pca_whitened", True)):
-            out[key] = baseline(pca(0.98, whiten=whiten).fit_transform(rows), *of)
+            out[key] = baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *of)
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     decays = tuple(float(d) for d in args.decays.split(","))
     out.setdefault("decays", {})
@@ -365,7 +366,7 @@ def figures(args: Any) -> dict[str, Any]:
         examples.append((shape, x, output(x, len(np.unique(y))), y))
     draw(plot_densities(examples), "densities")
     x, y = outlier_example(args.seed)
-    draw(plot_outlier(x, pca(2).fit_transform(x), output(x, 2), y, len(x) - 1), "outlier")
+    draw(plot_outlier(x, PCA(2, svd_solver="full").fit_transform(x), output(x, 2), y, len(x) - 1), "outlier")
     return {"drawn": drawn}
 
 

@@ -1,37 +1,40 @@
-"""Compare criteria that choose a decay without labels.
+"""Compare ways to choose a decay without labels, and the seconds that they take.
 
-    python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 3]
+    python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 10]
 
 The small networks of decay="auto" are fitted for each decay to at most 1,000 rows of each data set: two
 networks with all features, and two with half of the features. The NMI of a decay compares the classes with
-k-means on the output of the first two networks. Each criterion chooses a decay. Its loss is the NMI of the
-best decay minus the NMI of the chosen decay, in points. The criteria are:
+k-means on the output of the first two networks. Each way chooses a decay. Its loss is the NMI of the best
+decay minus the NMI of the chosen decay, in points. The ways are:
 
-    outputs      linear centred kernel alignment of the outputs of two seeds
-    silhouette   silhouette of the clusters in the output
-    seeds        adjusted mutual information between the clusters of two seeds with all features
-    halves       adjusted mutual information between a network with all features and one with half of them
-    auto         mean of the five agreements of seeds and halves, which decay="auto" uses
+    outputs      the best linear centred kernel alignment of the outputs of two seeds
+    silhouette   the best silhouette of the clusters in the output
+    seeds        the best adjusted mutual information between the clusters of two seeds with all features
+    halves       the same between a network with all features and one with half of them
+    grid         the best mean of the five agreements of seeds and halves, over all decays
+    auto         the same, over the decays up to a score far below the best one, which decay="auto" uses
+    tolerant     among decays within one standard error of "grid", the one nearest to 0.5
 
-Each fixed decay of the grid has a loss as well. Needs SCALELATENT_DATA, and half a minute of one core for
-each set and seed.
+Each fixed decay has a loss as well. "cpu_seconds" are the seconds of the small networks and their scores, for
+"grid" and for "auto". Needs SCALELATENT_DATA, and about five seconds of one core for each set and seed.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 from common import parser, write
 from mbn_clustering import load
-from sklearn.cluster import KMeans
 
 import scalelatent as sl
 from scalelatent.engine.threads import single_threaded
 from scalelatent.evaluation import nmi
 from scalelatent.models.mbn import decay as choice
+from scalelatent.models.mbn.model.layers import Layer
 
-CRITERIA = ("outputs", "silhouette", "seeds", "halves", "auto")
+CRITERIA = ("outputs", "silhouette", "seeds", "halves", "grid")
 
 
 def rows_of(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,58 +55,82 @@ def alignment(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
-    """Return the criteria and the NMI of each decay."""
+    """Return the criteria, the NMI and the CPU seconds of each decay."""
     from sklearn.metrics import silhouette_score
 
+    begin = time.process_time()
     k, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
-    model = sl.MultilayerBootstrapNetwork(n_classes=k)
+    model = sl.MultilayerBootstrapNetwork(n_classes=k, n_jobs=1)
     schedules = {decay: choice._choose_schedule(model, len(x), decay) for decay in choice.GRID}
-    outputs: dict[float, list[np.ndarray]] = {decay: [] for decay in choice.GRID}
-    for first in choice._make_first_layers(model, train, len(x), schedules[choice.GRID[0]][0], seed):
-        below = choice.code_rows(first, x, x, None, "cpu")
-        for decay, ks in schedules.items():
-            codes = below
-            for layer in choice._make_upper_layers(first, ks):
-                codes = choice.code_rows(layer, codes, codes, None, "cpu")
-            outputs[decay].append(choice.compute_output(codes, k, "cpu"))
-    found = {}
-    for decay, z in outputs.items():
+    firsts = choice._make_first_layers(model, train, len(x), schedules[choice.GRID[0]][0], seed)
+    below, found = [choice.code_rows(first, x, x, 1, "cpu") for first in firsts], {}
+    for decay, ks in schedules.items():
         labels = [
-            KMeans(k, n_init=choice.RESTARTS, random_state=seed % 2**32).fit(rows).labels_ for rows in z
+            choice._cluster_rows(model, first, ks, codes, seed)[0]
+            for first, codes in zip(firsts, below, strict=True)
         ]
-        seeds = choice.measure_agreement(labels[0], labels[1])
-        halves = float(
-            np.mean([choice.measure_agreement(labels[a], labels[b]) for a in (0, 1) for b in (2, 3)])
+        seeds, *halves = (
+            choice.measure_agreement(labels[a], labels[b])
+            for a, b in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3))
         )
+        seconds, begin = time.process_time() - begin, time.process_time()
+        z = [output(first, ks, codes, k) for first, codes in zip(firsts[:2], below, strict=False)]
         found[decay] = {
             "nmi": float(np.mean([nmi(y, own) for own in labels[:2]])),
-            "outputs": alignment(z[0], z[1]),
+            "outputs": alignment(*z),
             "silhouette": float(silhouette_score(z[0], labels[0])) if len(np.unique(labels[0])) > 1 else 0.0,
             "seeds": seeds,
-            "halves": halves,
-            "auto": (seeds + 4 * halves) / 5,
+            "halves": float(np.mean(halves)),
+            "grid": float(np.mean([seeds, *halves])),
+            "error": float(np.std([seeds, *halves], ddof=1) / 5**0.5),
+            "seconds": seconds,
         }
+        begin = time.process_time()
     return found
 
 
+def output(first: Layer, ks: tuple[int, ...], codes: np.ndarray, d: int) -> np.ndarray:
+    """Return the output of a small network."""
+    for layer in choice._make_upper_layers(first, ks):
+        codes = choice.code_rows(layer, codes, codes, 1, "cpu")
+    return choice.compute_output(codes, d, "cpu")
+
+
+def choose(run: dict[float, dict[str, float]]) -> dict[str, float]:
+    """Return the decay that each way chooses."""
+    chosen = {name: max(run, key=lambda d, n=name: run[d][n]) for name in CRITERIA}  # type: ignore[misc]
+    tried = tried_decays(run)
+    chosen["auto"] = max(tried, key=lambda d: run[d]["grid"])
+    best = run[chosen["grid"]]
+    near = [d for d in run if run[d]["grid"] >= best["grid"] - best["error"]]
+    return chosen | {"tolerant": min(near, key=lambda d: abs(d - 0.5))}
+
+
+def tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
+    """Return the decays that are tried until a score is far below the best one."""
+    best = 0.0
+    for count, (decay, found) in enumerate(run.items(), 1):
+        best = max(best, found["grid"])
+        if decay >= 0.5 and found["grid"] < best - choice.MARGIN:
+            return list(run)[:count]
+    return list(run)
+
+
 def losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
-    """Return the mean loss over seeds of each criterion and each fixed decay, in points of NMI."""
+    """Return the mean loss over seeds of each way and each fixed decay, in points of NMI."""
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
-    best = max(scores.values())
-    lost = {
-        name: float(np.mean([best - scores[max(run, key=lambda d, n=name: run[d][n])] for run in runs]))
-        for name in CRITERIA
-    }
+    best, chosen = max(scores.values()), [choose(run) for run in runs]
+    lost = {name: float(np.mean([best - scores[own[name]] for own in chosen])) for name in chosen[0]}
     return {k: round(100 * v, 2) for k, v in (lost | {f"{d:g}": best - v for d, v in scores.items()}).items()}
 
 
 def main() -> None:
-    """Run all data sets, and write one table."""
+    """One table over all data sets."""
     arguments = parser(__doc__, "mbn_decay")
     arguments.add_argument("--sets", default="wine,thyroid,umist,isolet1,coil20,mnist5000,iris,cancer,digits")
-    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--seeds", type=int, default=10)
     args = arguments.parse_args()
-    result: dict[str, Any] = {"nmi": {}, "chosen": {}, "points_lost": {}}
+    result: dict[str, Any] = {"nmi": {}, "chosen": {}, "points_lost": {}, "cpu_seconds": {}}
     for name in args.sets.split(","):
         runs = []
         for seed in range(args.seeds):
@@ -111,8 +138,14 @@ def main() -> None:
                 runs.append(judged(*rows_of(name, seed), seed))
         scores = {f"{d:g}": round(100 * float(np.mean([r[d]["nmi"] for r in runs])), 2) for d in choice.GRID}
         result["nmi"][name], result["points_lost"][name] = scores, losses(runs)
-        result["chosen"][name] = [max(run, key=lambda d: run[d]["auto"]) for run in runs]  # type: ignore[arg-type]
-        print(name, result["chosen"][name], result["points_lost"][name], flush=True)
+        chosen = [choose(run) for run in runs]
+        result["chosen"][name] = {way: [own[way] for own in chosen] for way in ("grid", "auto", "tolerant")}
+        tried = [(run, list(run), tried_decays(run)) for run in runs]
+        seconds = [[sum(run[d]["seconds"] for d in some) for some in both] for run, *both in tried]
+        result["cpu_seconds"][name] = dict(
+            zip(("grid", "auto"), np.median(seconds, axis=0).round(2).tolist(), strict=True)
+        )
+        print(name, *(result[part][name] for part in ("chosen", "points_lost", "cpu_seconds")), flush=True)
     table = result["points_lost"].values()
     result["mean_points_lost"] = {
         k: round(float(np.mean([row[k] for row in table])), 2) for k in next(iter(table))

@@ -14,10 +14,10 @@ import time
 from typing import Any
 
 import numpy as np
-from common import RESULTS, parser, rcv1_subset, write
+from common import RESULTS, lsa, parser, rcv1_subset, write
 
 import scalelatent as sl
-from scalelatent.evaluation import lsa, retrieval_accuracy
+from scalelatent.evaluation import retrieval_accuracy
 
 
 def curve_of(output: Any, topics: Any, metric: str, jobs: int | None) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def main() -> None:
         print(name, curves[name]["accuracy"], more, flush=True)
 
     for d in (args.components, 125):
-        record(f"LSA, {d} components", lsa(d, random_state=args.seed).fit(x).transform(xt))
+        record(f"LSA, {d} components", lsa(d, args.seed).fit(x).transform(xt))
     record("counts, cosine", xt)
     for k1 in map(int, args.k1.split(",")):
         model = sl.MultilayerBootstrapNetwork(

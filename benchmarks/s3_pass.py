@@ -1,6 +1,6 @@
 """Measure passes from S3 on loopback, compared with local disk.
 
-    python benchmarks/s3_pass.py [--parts pass,troubled,clients]
+    python benchmarks/s3_pass.py [--parts pass,troubled]
 
 pass      A capsule E-step (D = 80) over stored float32 rows without a cache, on one computing thread. The
           same rows come in turn from the disk and from an S3 server (moto, in a separate process on
@@ -10,12 +10,6 @@ troubled  A fit of ten passes without a cache, from the server alone and through
           503, resets the connection in the middle of one answer of a hundred, and sends one answer of a
           hundred in pieces over half a second. The results are seconds, rates, the proxy's failures, and
           whether the weights have the same bits.
-clients   The same rows read by s3fs (with the retries of `storage/objects.py`), and by an obstore `S3Store`
-          that is passed to `open_dataset` (with its own retries). The results are the seconds of reading
-          all rows, in turn, from the server alone, with a delay of --delay, and through the proxy; the
-          failures of several hundred listings if one answer of a hundred is interrupted; and whether a
-          forked process can read, and its parent afterwards.
-
 The figures of the part pass are:
 
     compute_s      seconds with the rows in memory
@@ -54,7 +48,6 @@ from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
-from scalelatent.storage.disk import locate
 from scalelatent.storage.objects import forget_connections
 
 BUCKET = "benchmark"
@@ -326,125 +319,10 @@ def troubled(folder: Path, a: Any) -> dict[str, Any]:
     return found | {"same_bits": bool(np.array_equal(*weights))}
 
 
-CLIENTS = ("s3fs", "obstore")
-PASSES, LISTINGS, FORK_SECONDS, MARK = 10, 500, 15.0, "zarr.json"
-
-
-def opened(client: str) -> sl.Dataset:
-    """Return the rows as read by one of the clients, with new connections."""
-    if client == "s3fs":
-        forget_connections()
-        return sl.open_dataset(f"s3://{BUCKET}/noise.zarr")
-    return sl.open_dataset(obstore_bucket("noise.zarr"))
-
-
-def obstore_bucket(prefix: str | None = None) -> Any:
-    """Return the bucket, or a prefix of it, in obstore, which retries up to ten times."""
-    from obstore.store import S3Store
-
-    return S3Store(BUCKET, prefix=prefix, client_options={"allow_http": True, "timeout": "60s"})
-
-
-def failed_listings(client: str) -> int:
-    """Return the number of listings of a folder that end in an error."""
-    import obstore
-
-    forget_connections()
-    place, bucket = locate(f"s3://{BUCKET}/noise.zarr"), obstore_bucket()
-    failed = 0
-    for _ in range(LISTINGS):
-        try:
-            if client == "s3fs":
-                place.keys("x/c")
-            else:
-                obstore.list_with_delimiter(bucket, "noise.zarr/x/c")
-        except Exception:  # noqa: BLE001
-            failed += 1
-    return failed
-
-
-def after_fork(client: str) -> tuple[str, str]:
-    """Read the dataset in a forked process and then in this one; return both results as text."""
-    import obstore
-
-    forget_connections()
-    place, bucket = locate(f"s3://{BUCKET}/noise.zarr"), obstore_bucket()
-    context = multiprocessing.get_context("fork")
-
-    def read() -> bytes | None:
-        return (
-            place.read(MARK) if client == "s3fs" else bytes(obstore.get(bucket, f"noise.zarr/{MARK}").bytes())
-        )
-
-    def send_result(pipe: Any) -> None:
-        try:
-            pipe.send("reads" if read() == expected else "reads other bytes")
-        except Exception as error:  # noqa: BLE001
-            pipe.send(f"{type(error).__name__}: {error}")
-
-    expected = read()
-    reported = []
-    for kind in (context.Process, threading.Thread):
-        here, there = context.Pipe()
-        reader = kind(target=send_result, args=(there,), daemon=True)
-        reader.start()
-        reported.append(here.recv() if here.poll(FORK_SECONDS) else f"no answer in {FORK_SECONDS:.0f} s")
-        if kind is context.Process:
-            reader.kill()
-            reader.join(10)
-    return reported[0], reported[1]
-
-
-def clients(folder: Path, a: Any) -> dict[str, Any]:
-    """Return the rates of our S3 client and of obstore."""
-    from importlib.metadata import version
-
-    disk = stored_rows(folder, a.rows, a.seed)
-    megabytes = a.rows * disk.n_features * 4 / 1e6
-    found: dict[str, Any] = {client: {"version": version(client)} for client in CLIENTS}
-    with s3_server() as (port, delay):
-        lead_to(port)
-        forget_connections()
-        make_bucket()
-        disk.save(f"s3://{BUCKET}/noise.zarr")
-        reads = {client: read_all(opened(client)) for client in CLIENTS}
-        for name, milliseconds, rounds in (("alone", 0.0, a.rounds), ("delayed", a.delay, 3)):
-            delay.value = milliseconds / 1e3
-            for client, seconds in fastest(reads, rounds).items():
-                found[client][f"{name}_s"] = round(seconds, 3)
-                found[client][f"{name}_mb_per_s"] = round(megabytes / seconds, 1)
-        delay.value = 0.0
-        for client in CLIENTS:
-            with troubled_proxy(port, a.latency / 1e3, a.seed) as (through, counts):
-                lead_to(through)
-                rows = opened(client)
-                begin = time.perf_counter()
-                for _ in range(PASSES):
-                    read_all(rows)()
-                seconds = time.perf_counter() - begin
-                same = bool(np.array_equal(rows.read_x(0, a.rows), disk.read_x(0, a.rows)))
-                found[client] |= {"troubled_s": round(seconds, 2), "same_rows": same}
-                found[client] |= {"troubled_mb_per_s": round(PASSES * megabytes / seconds, 1)}
-                found[client] |= {f"times {w}": int(n) for w, n in zip(TROUBLES, counts, strict=True)}
-            with troubled_proxy(port, 0.0, a.seed) as (through, counts):
-                lead_to(through)
-                found[client]["failed_listings"] = failed_listings(client)
-                found[client]["resets_of_listings"] = int(counts[TROUBLES.index("reset")])
-            lead_to(port)
-        for client in CLIENTS:  # This comes last, because the parent of a fork may hang.
-            found[client]["forked"], found[client]["forked_from"] = after_fork(client)
-    faster = {
-        k: found["s3fs"][f"{k}_s"] / found["obstore"][f"{k}_s"] for k in ("alone", "delayed", "troubled")
-    }
-    found |= {"obstore_is_faster": {k: round(v, 2) for k, v in faster.items()}}
-    about = {"rows": a.rows, "megabytes": megabytes, "passes_troubled": PASSES, "listings": LISTINGS}
-    return found | about | {"delay_ms": a.delay, "latency_ms": a.latency, "share_of_each_trouble": SHARE}
-
-
 def main() -> None:
     """Run each part, and write its figures."""
     args = parser(__doc__, "s3_pass")
-    args.add_argument("--parts", default="pass,troubled,clients")
+    args.add_argument("--parts", default="pass,troubled")
     args.add_argument("--rows", type=int, default=400_000)
     args.add_argument("--rounds", type=int, default=5)
     args.add_argument(
@@ -459,7 +337,7 @@ def main() -> None:
             if part == "pass":
                 result = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
             else:
-                result = {"troubled": troubled, "clients": clients}[part](Path(folder), a)
+                result = troubled(Path(folder), a)
         print(part, result, flush=True)
         write_part(a.out, part, a.seed, result)
 

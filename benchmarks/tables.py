@@ -1102,18 +1102,6 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown(
-    "S3 client|server alone|with a delay|through the proxy|failed of interrupted listings|forked process"
-    "|parent afterwards"
-)
-def s3_clients() -> Iterable[Iterable[Any]]:
-    found = read("s3_pass")["clients"]
-    for name, client in (("s3fs, with our retries", found["s3fs"]), ("obstore", found["obstore"])):
-        rates = [f"{client[f'{how}_mb_per_s']:.0f} MB/s" for how in ("alone", "delayed", "troubled")]
-        listings = f"{client['failed_listings']} of {client['resets_of_listings']}"
-        yield f"{name} ({client['version']})", *rates, listings, client["forked"], client["forked_from"]
-
-
 @shown("ten passes of a fit from S3|seconds|rate|503s, resets, slow answers|weights")
 def s3_troubled() -> Iterable[Iterable[Any]]:
     r = read("s3_pass")["troubled"]

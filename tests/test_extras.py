@@ -23,7 +23,6 @@ from scalelatent.storage import objects
 
 ROOT = Path(__file__).parents[1]
 X = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
-ROWS = data.Dataset.from_arrays(X)
 
 
 def _model() -> Any:
@@ -62,8 +61,6 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("slurm", "dask_jobqueue", _jobs_of_slurm),
     ("tls", "cryptography.hazmat.primitives", lambda folder: make_certificates(folder / "tls")),
     ("torch", "torch", lambda _: sl.CompressiveMBN().fit(X, X)),
-    ("torch", "torch", lambda _: ROWS.to_torch()),
-    ("xarray", "xarray", lambda _: ROWS.to_xarray()),
 ]
 # Extras for clusters that users start, for the other CUDA version, and extras for contributors.
 OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
@@ -78,8 +75,6 @@ def test_the_error_names_the_extra(
     for name in ("a.h5", "a.mat"):
         (tmp_path / name).write_bytes((head if name == "a.mat" else b"") + b"\x89HDF\r\n\x1a\n")
     monkeypatch.setitem(sys.modules, package, None)
-    # Modules that were imported earlier have other names, too.
-    monkeypatch.delitem(sys.modules, "scalelatent.data.torch_rows", raising=False)
     for protocol in ("s3", "gs", "az"):
         monkeypatch.delitem(known, protocol, raising=False)
     objects.forget_connections()

@@ -16,10 +16,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import scipy.sparse as sp
 from sklearn.cluster import KMeans
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.pipeline import make_pipeline
 
 import scalelatent as sl
 from scalelatent.data import make_documents
-from scalelatent.evaluation import lsa, nmi
+from scalelatent.evaluation import nmi
 
 rng = np.random.default_rng(0)
 n_topics, n_words = 12, 1000
@@ -40,7 +43,8 @@ network = sl.MultilayerBootstrapNetwork(
     n_clusterings=100, k1=400, metric="cosine", n_classes=n_topics, n_components=n_topics, random_state=0
 )
 x, y = documents.read_x(0, 4000), documents.read_y(0, 4000)
-outputs = {"bootstrap network": network.fit_transform(documents), "LSA": lsa(n_topics).fit_transform(x)}
+lsa = make_pipeline(TfidfTransformer(sublinear_tf=True), TruncatedSVD(n_topics, random_state=0))
+outputs = {"bootstrap network": network.fit_transform(documents), "LSA": lsa.fit_transform(x)}
 scores = {}
 for name, output in outputs.items():
     clusters = KMeans(n_topics, n_init=5, random_state=0).fit_predict(output)

@@ -186,7 +186,7 @@ def certificates(
 def warm(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KIND", help="Kinds of models, data, evaluation; by default all kernels."),
+        typer.Argument(metavar="KIND", help="Kinds of models, data; by default all kernels."),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Number of processes; by default one per core.")

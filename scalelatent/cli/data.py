@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,63 +153,6 @@ def repair(
     with progress_bar("generating missing rows") as progress:
         dataset = repair_dataset(url, n_jobs=jobs, progress=progress)
     print_dataset(dataset, json)
-
-
-@app.command("head")
-def head(
-    url: Annotated[str, typer.Argument(metavar="DATA", help="A dataset.")],
-    rows: Annotated[int, typer.Option("--rows", "-n", metavar="N", min=1, help="Number of rows.")] = 5,
-    json: Json = False,
-) -> None:
-    """Show the first rows: labels, some values, and images as text."""
-    from scalelatent.data import open_dataset
-    from scalelatent.data.preview import first_rows
-
-    dataset = open_dataset(url)
-    found = first_rows(dataset, rows)
-    if json:
-        print_json({"url": dataset.url, "n_rows": dataset.n_rows, "rows": found})
-        return
-    typer.echo(repr(dataset))
-    for line in _row_lines(found, dataset.n_features):
-        typer.echo(line)
-
-
-def _row_lines(found: list[dict[str, Any]], n_features: int) -> list[str]:
-    """Return the lines that show rows: one line per row, or images next to each other."""
-    names = [_row_name(record) for record in found]
-    if "image" not in found[0]:
-        width = max(map(len, names))
-        return [
-            f"{name:<{width}}  {_row_numbers(record, n_features)}"
-            for name, record in zip(names, found, strict=True)
-        ]
-    width = max(len(found[0]["image"][0]), *map(len, names)) + 2
-    across = max(1, shutil.get_terminal_size().columns // width)
-    lines = []
-    for first in range(0, len(found), across):
-        some = slice(first, first + across)
-        columns = [
-            [name, *record["image"], ""] for name, record in zip(names[some], found[some], strict=True)
-        ]
-        lines += [
-            "".join(f"{text:<{width}}" for text in line).rstrip() for line in zip(*columns, strict=True)
-        ]
-    return lines
-
-
-def _row_name(record: dict[str, Any]) -> str:
-    y = record.get("label", record.get("targets"))
-    weight = f" (weight {record['weight']:g})" if "weight" in record else ""
-    return f"{record['row']}" + ("" if y is None else f": {y}") + weight
-
-
-def _row_numbers(record: dict[str, Any], n_features: int) -> str:
-    values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in record["values"]]
-    if "columns" in record:
-        values = [f"{column}:{value}" for column, value in zip(record["columns"], values, strict=True)]
-        n_features = record["entries"]
-    return " ".join(values) + (f" … {n_features:,} values" if n_features > len(values) else "")
 
 
 @app.command("check")

@@ -165,7 +165,7 @@ def import_csr(
     ] = None,
     y: Annotated[
         str | None,
-        typer.Option(help="Labels: a key, a CSR prefix (multi-labels) or a file; by default y or Y."),
+        typer.Option(help="Labels: a key, or a CSR prefix (multi-labels); by default y or Y."),
     ] = None,
 ) -> Call:
     """Import sparse (CSR) rows of a .npz file, scipy's own or with arrays of any prefix."""
@@ -200,21 +200,12 @@ def import_npy(
 
 
 @verb("hdf5")
-def import_hdf5(
-    file: File,
-    out: Out,
-    x: KeyOfRows = None,
-    y: KeyOfLabels = None,
-    allow_external: Annotated[
-        bool,
-        typer.Option("--allow-external", help="Also read arrays that are in other files, whatever files."),
-    ] = False,
-) -> Call:
+def import_hdf5(file: File, out: Out, x: KeyOfRows = None, y: KeyOfLabels = None) -> Call:
     """Import arrays of an HDF5 file.
 
     Keys are paths if the file has groups: --x train/data --y train/target.
     """
-    return functools.partial(data.import_hdf5, file, out, x=x, y=y, allow_external=allow_external)
+    return functools.partial(data.import_hdf5, file, out, x=x, y=y)
 
 
 @verb("mat")

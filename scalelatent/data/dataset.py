@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.errors import DataError
-from scalelatent.storage.stores import find_location, locate_recorded
+from scalelatent.storage.storage_options import find_location, locate_recorded
 
 from . import schema
 from .columns import Columns, OffsetColumn, PairedRows, as_binary, label_source
 from .csr import index_dtype, unpack_csr
-from .export import as_dask, as_xarray
+from .export import as_dask
 from .feature_names import as_names, frame_names
 from .preview import as_html, shorten
 from .read.containers import anndata_parts, frame_parts, opened
@@ -31,18 +31,12 @@ if TYPE_CHECKING:
 
     import anndata
     import dask.array as da
-    import xarray
-    from fsspec.mapping import FSMap
-    from zarr.abc.store import Store
-    from zarr.storage import StorePath
 
     from scalelatent.data.schema import LayoutOptions
     from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.storage.access import Access
     from scalelatent.storage.location import Location
     from scalelatent.typing import FrameLike, LabelsLike, RowsLike, WeightsLike
-
-    from .torch_rows import TorchRows
 
 _HASH_ROWS = 4096  # rows per hash update; a fixed number, because the hash of CSR rows depends on it
 
@@ -359,7 +353,7 @@ class Dataset:
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """Stores and storage options that other processes need, besides addresses, to open all `places`."""
+        """Storage options that other processes need, besides addresses, to open all `places`."""
         return tuple(place.access for place in self.places if place.access is not None)
 
     @property
@@ -666,77 +660,6 @@ class Dataset:
         """
         return as_dask(self)
 
-    def to_xarray(self) -> xarray.Dataset:
-        """Return the arrays of `to_dask` as an xarray dataset with named dimensions.
-
-        ``xarray.open_zarr(url, consolidated=False)`` also opens a stored dataset of dense rows.
-
-        Returns
-        -------
-        xarray.Dataset
-            ``x`` (row, feature_0, …), and, if the dataset has them, ``y`` (row) or (row, target_0) and
-            ``weight`` (row).
-
-        Raises
-        ------
-        DataError
-            If a column is CSR, or xarray is not installed.
-
-        Examples
-        --------
-        >>> Dataset.from_arrays(np.zeros((4, 2, 3)), [0, 1, 0, 1]).to_xarray().x.dims
-        ('row', 'feature_0', 'feature_1')
-        """
-        return as_xarray(self)
-
-    def to_torch(
-        self, *, seed: int | None = None, batch_size: int | None = None, piece_rows: int = 4096
-    ) -> TorchRows:
-        """Return an ``IterableDataset`` for PyTorch's ``DataLoader``, with or without workers.
-
-        The order of pieces and the order of rows inside each piece are shuffled. The order depends on the
-        seed, the epoch (``set_epoch``) and the number of workers, because each of n workers reads every n-th
-        piece. Neighbouring rows stay near each other: shuffle the dataset once before (`shuffle_dataset`).
-
-        Parameters
-        ----------
-        seed : int, optional
-            Seed of the order; by default rows keep their order.
-        batch_size : int, optional
-            Yield batches of this size (the last batch of a piece may be smaller), for ``DataLoader(…,
-            batch_size=None)``. By default single rows, which the loader combines: much slower.
-        piece_rows : int, default 4096
-            Maximum number of rows that are read and shuffled together.
-
-        Returns
-        -------
-        TorchRows
-            Iterable over tensors x, or tuples (x, y) or (x, y, weight). y holds indices into ``classes``,
-            int64, or targets. CSR rows are converted to dense rows.
-
-        Raises
-        ------
-        DataError
-            If PyTorch is not installed: ``pip install 'scalelatent[torch]'``.
-
-        Examples
-        --------
-        ::
-
-            rows = ds.to_torch(seed=0, batch_size=256)
-            for epoch in range(10):
-                rows.set_epoch(epoch)
-                for x, y in DataLoader(rows, batch_size=None, num_workers=2):
-                    ...
-        """
-        try:
-            from .torch_rows import TorchRows
-        except ImportError as error:
-            raise DataError(
-                "to_torch needs PyTorch, which is not installed here: pip install 'scalelatent[torch]'"
-            ) from error
-        return TorchRows(self, seed, batch_size, piece_rows)
-
     def __repr__(self) -> str:
         y = f", {outputs}" if (outputs := self._outputs()) else ""
         weight = ", weighted" if self.has_weight else ""
@@ -798,24 +721,20 @@ class Dataset:
 
 
 def open_dataset(
-    url: str | os.PathLike[str] | Location | Store | StorePath | FSMap,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
+    url: str | os.PathLike[str] | Location, *, storage_options: Mapping[str, Any] | None = None
 ) -> Dataset:
     """Open a stored dataset.
 
     Parameters
     ----------
-    url : str, path-like or store
+    url : str or path-like
         A local path, `file:///path`, `s3://bucket/key`, `az://container/key`, `memory://name`, or another
-        address. Or a store with the dataset at its root: of zarr (``zarr.storage.ObjectStore``,
-        ``FsspecStore``, ``ZipStore``, …, or a ``StorePath`` in a store), of obstore
-        (``obstore.store.S3Store``, which reads faster than the address), or fsspec (``fs.get_mapper(path)``).
+        address.
     storage_options : dict, optional
         Options of fsspec's file system for the address, for example ``{"anon": True}`` or
         ``{"endpoint_url": …, "key": …, "secret": …}`` for `s3://`; by default the environment has them.
-        Options and stores are sent to the workers of a Dask cluster and are part of a pickled dataset, but
-        they are never written to a run folder or a model.
+        Options are sent to the workers of a Dask cluster and are part of a pickled dataset, but they are
+        never written to a run folder or a model.
 
     Returns
     -------
@@ -835,10 +754,6 @@ def open_dataset(
     >>> _ = rows.save("memory://doc-open", overwrite=True)
     >>> open_dataset("memory://doc-open")
     <Dataset 4 rows x (3,) uint8, 2 classes, 'memory://doc-open'>
-
-    >>> import fsspec
-    >>> open_dataset(fsspec.filesystem("memory").get_mapper("/doc-open")).read_y(0, 4).tolist()
-    [0, 1, 0, 1]
     """
     return Dataset(Columns(**open_columns(find_location(url, storage_options))))
 

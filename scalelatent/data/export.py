@@ -1,4 +1,4 @@
-"""Convert a dataset to lazy arrays of Dask and xarray."""
+"""Convert a dataset to lazy arrays of Dask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from .read.containers import SlicedRows
 
 if TYPE_CHECKING:
     import dask.array as da
-    import xarray
 
     from .dataset import Dataset
 
@@ -33,25 +32,6 @@ def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
         dtype = one.dtype if ds.classes is None else ds.classes.dtype
         y = _column(ds, "y", (len(ds), *one.shape[1:]), dtype)
     return x, y, _column(ds, "weight", (len(ds),), np.dtype("f8")) if ds.has_weight else None
-
-
-def as_xarray(ds: Dataset) -> xarray.Dataset:
-    """Return the columns as an xarray dataset; see `Dataset.to_xarray`."""
-    try:
-        import xarray
-    except ImportError as error:
-        raise DataError(
-            "to_xarray needs xarray: install it with pip install 'scalelatent[xarray]'"
-        ) from error
-    columns = zip(("x", "y", "weight"), as_dask(ds), strict=True)
-    named = {name: (_dimensions(name, column.ndim), column) for name, column in columns if column is not None}
-    names = {} if ds.feature_names is None else {"feature_0": ds.feature_names}
-    return xarray.Dataset(named, names, attrs={"url": ds.url} if ds.url else {})
-
-
-def _dimensions(name: str, ndim: int) -> tuple[str, ...]:
-    """Return the names of a column's dimensions, which are the same as in the stored array."""
-    return "row", *(f"{'feature' if name == 'x' else 'target'}_{i}" for i in range(ndim - 1))
 
 
 def _read_column(

@@ -10,11 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,29 +76,6 @@ def fail(found: str, fix: str) -> Finding:
 
 
 # -- this machine --------------------------------------------------------------------------------------------
-
-
-def _check_packages(folder: str) -> Iterator[Finding]:
-    """Compare the installed packages with the requirements of scalelatent."""
-    from packaging.requirements import Requirement
-
-    wrong, installed = [], []
-    for text in metadata.requires("scalelatent") or []:
-        need = Requirement(text)
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            version = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
-            wrong.append(f"{need.name} is missing")
-            continue
-        installed.append(f"{need.name} {version}")
-        if version not in need.specifier:
-            wrong.append(f"{need.name} {version} is not {need.specifier}")
-    if wrong:
-        yield fail("; ".join(wrong), "python -m pip install --upgrade scalelatent")
-    else:
-        yield ok(", ".join(installed))
 
 
 def _check_cpu(folder: str) -> Iterator[Finding]:
@@ -224,29 +199,6 @@ def _check_gpu_memory(number: int, memory: GpuMemory) -> Iterator[Finding]:
         yield Finding("gpu memory", "warn", text, fix)
     else:
         yield Finding("gpu memory", "ok", text)
-
-
-def _check_dashboard(folder: str) -> Iterator[Finding]:
-    try:
-        import bokeh
-    except ImportError:
-        yield warn("bokeh is missing", "python -m pip install 'bokeh>=3.4'")
-        return
-    yield ok(f"bokeh {bokeh.__version__}")
-
-
-def _check_loopback(folder: str) -> Iterator[Finding]:
-    """Check connections to 127.0.0.1, which a local cluster needs and some sandboxes forbid."""
-    with socket.socket() as server, socket.socket() as client:
-        server.bind(("127.0.0.1", 0))
-        server.listen(1)
-        client.settimeout(5)
-        try:
-            client.connect(server.getsockname())
-        except OSError as error:
-            yield fail(f"no connection to 127.0.0.1: {error}", "allow loopback connections")
-            return
-    yield ok("connections to 127.0.0.1 work")
 
 
 def _check_folder(folder: str) -> Iterator[Finding]:
@@ -568,7 +520,6 @@ class Check:
 
 
 CHECKS = (
-    Check("packages", "here", _check_packages),
     Check("cpu", "here", _check_cpu),
     Check("memory", "here", _check_memory),
     Check("blas threads", "here", _check_blas),
@@ -576,8 +527,6 @@ CHECKS = (
     Check("numba cache", "here", _check_cache),
     Check("kernels", "here", _check_kernels),
     Check("gpu", "here", _check_gpu),
-    Check("dashboard", "here", _check_dashboard),
-    Check("loopback", "here", _check_loopback),
     Check("folder", "here", _check_folder),
     Check("workers", "cluster", _check_workers, ("host",)),
     Check("versions", "cluster", _check_versions, ("versions",)),

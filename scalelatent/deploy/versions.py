@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 
-from .clusters import current_client
-
 _PACKAGES = (
     "numpy", "numba", "llvmlite", "scipy", "scikit-learn", "zarr", "numcodecs", "dask", "distributed",
     "bokeh", "fsspec", "s3fs", "pydantic", "typer", "rich", "threadpoolctl", "psutil", "matplotlib", "pandas",
@@ -100,16 +98,13 @@ def format_differences(rows: list[Difference]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return settings of CPU, libraries and cluster that affect results or speed; import the libraries."""
+    """Return settings of CPU and libraries that affect results or speed; import the libraries."""
     probes: dict[str, Callable[[], Iterator[str]]] = {
         "cpu": _describe_cpu,
         "threads": _describe_threads,
         "blas": _describe_blas,
         "compiler": _describe_compiler,
         "gpu": _describe_gpu,
-        "zarr config": _describe_zarr,
-        "codecs": _describe_codecs,
-        "cluster": _describe_cluster,
     }
     found = {}
     for name, probe in probes.items():
@@ -196,28 +191,3 @@ def _describe_gpu() -> Iterator[str]:
     for i in range(runtime.getDeviceCount()):
         card = runtime.getDeviceProperties(i)
         yield f"{card['name'].decode()} ({card['totalGlobalMem'] / 2**30:.0f} GiB)"
-
-
-def _describe_zarr() -> Iterator[str]:
-    import zarr
-
-    for name in ("codec_pipeline.path", "async.concurrency", "threading.max_workers"):
-        yield f"{name} {zarr.config.get(name)}"
-
-
-def _describe_codecs() -> Iterator[str]:
-    import numcodecs.blosc
-    import zarr.codecs
-
-    yield from sorted(name.removesuffix("Codec") for name in zarr.codecs.__all__ if name.endswith("Codec"))
-    yield f"Blosc with {' '.join(numcodecs.blosc.list_compressors())}"
-
-
-def _describe_cluster() -> Iterator[str]:
-    client = current_client()
-    if client is None:
-        yield "none: fits run in this process"
-        return
-    assert client.scheduler is not None
-    threads = client.nthreads()
-    yield f"{client.scheduler.address}, {len(threads)} workers, {sum(threads.values())} threads"

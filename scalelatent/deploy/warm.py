@@ -34,7 +34,6 @@ def kernel_families() -> dict[str, str]:
     return {package.rpartition(".")[2]: package for package in of_models} | {
         "kernels": "scalelatent.kernels",
         "data": "scalelatent.generators",
-        "evaluation": "scalelatent.evaluation",
     }
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import threading
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
@@ -218,6 +221,9 @@ def keep_current_device() -> Iterator[None]:
 # Share of CuPy's memory limit for rows that all backends of a GPU keep between passes.
 ROWS_SHARE = 0.4
 _ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}
+# Threads of a backend that copy rows to page-locked memory, at 6 GB/s each (benchmarks/gpu_model.py), and the
+# fewest bytes for each of them.
+COPY_THREADS, STRIPE_BYTES = 4, 2**21
 STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
 # Codes of cudaErrorMemoryAllocation, and of the two errors of cublasCreate on a GPU without free memory. The
 # GPU can still be used after these errors.
@@ -226,12 +232,56 @@ POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20  # CuPy's pool may use this share of t
 _NATIVE = "?bhilqBHILQefd"
 
 
+def _copy_by_threads(target: np.ndarray, source: np.ndarray, pool: Executor) -> None:
+    """Copy rows between host arrays; one thread would copy more slowly than the bus to the GPU."""
+    stripes = max(1, min(COPY_THREADS, source.nbytes // STRIPE_BYTES, len(source)))
+    cuts = [len(source) * i // stripes for i in range(stripes + 1)]
+    copies = [pool.submit(np.copyto, target[a:b], source[a:b]) for a, b in pairwise(cuts[1:])]
+    np.copyto(target[: cuts[1]], source[: cuts[1]])
+    for copied in copies:
+        copied.result()
+
+
+class _AheadCopy:
+    """Rows of one block that are copied to the GPU before the computation asks for them."""
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self._cupy = cupy
+        self._pinned = np.empty(0, np.uint8)  # page-locked memory that the GPU reads during a copy
+        self.buffer: Any = None  # memory of rows that the GPU does not keep
+        self.source: Any = None  # host array of which ``rows`` is a copy
+        self.rows: Any = None
+        self.filled, self.used = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+
+    def fill(
+        self, x: np.ndarray, stream: cupy.cuda.Stream, pool: Executor, rows: cupy.ndarray | None = None
+    ) -> None:
+        """Copy ``x`` to ``rows``, or to the buffer after all work on its previous rows."""
+        self.source = self.rows = None
+        self.filled.synchronize()
+        if self._pinned.nbytes < x.nbytes:
+            memory = self._cupy.cuda.alloc_pinned_memory(x.nbytes)
+            self._pinned = np.ndarray((x.nbytes,), np.uint8, buffer=memory)
+        if rows is None:
+            stream.wait_event(self.used)
+            if self.buffer is None or self.buffer.nbytes < x.nbytes:
+                self.used.synchronize()
+                self.buffer = None  # frees its memory for the new buffer
+                self.buffer = self._cupy.empty(x.nbytes, np.uint8)
+            rows = self.buffer[: x.nbytes].view(x.dtype).reshape(x.shape)
+        view = self._pinned[: x.nbytes].view(x.dtype).reshape(x.shape)
+        _copy_by_threads(view, x, pool)
+        rows.data.copy_from_host_async(view.ctypes.data, x.nbytes, stream)
+        self.filled.record(stream)
+        self.source, self.rows = x, rows
+
+
 class CupyBackend:
     """CuPy arrays and CUDA kernels, with the methods of :class:`~.backend.HostBackend`.
 
-    All work runs on the backend's own device and non-blocking stream. Each method and each use of `xp` makes
-    them current in the calling thread, and `to_host` waits for the stream. The stream has its own cuBLAS
-    handle, so other threads do not change the bits of matrix products.
+    All work runs on the backend's own device and non-blocking stream, except the copies of `copy_ahead`. Each
+    method and each use of `xp` makes them current in the calling thread, and `to_host` waits for the stream.
+    The stream has its own cuBLAS handle, so other threads do not change the bits of matrix products.
     """
 
     name = "cupy"
@@ -249,6 +299,10 @@ class CupyBackend:
         self._staging: dict[str, tuple[np.ndarray, cupy.cuda.Event]] = {}
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._rows = 0
+        self._copy_stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._copies = tuple(_AheadCopy(self._cupy) for _ in range(2))
+        self._copy_lock = threading.Lock()  # held by the thread that fills a copy, and to release memory
+        self._copy_owner: object = None
         self.kept_rows, self._has_room = PieceCache(0), True
         _ON_DEVICE.setdefault(device_id, WeakSet()).add(self)
         self.row_limits: dict[str, int] = {}
@@ -290,6 +344,11 @@ class CupyBackend:
         with self._work("moving an array to the GPU"):
             if isinstance(a, self._cupy.ndarray):
                 return self._convert(a, dtype, name)
+            for copy in self._copies:
+                if copy.source is a:
+                    self._rows = len(a)
+                    self.stream.wait_event(copy.filled)
+                    return self._convert(copy.rows, dtype, name)
             if name is None:
                 return self._cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
             self._rows = len(a)
@@ -349,24 +408,62 @@ class CupyBackend:
             self.kept_rows.resize(int(ROWS_SHARE * limit / len(_ON_DEVICE[self._device.id])))
         self.kept_rows.start_pass()
 
-    def keep_rows(self, key: Hashable, block: Block) -> None:
-        """Keep the rows of a block on the GPU, as they are stored, if there is room for them."""
-        x, kept = block.x, self.kept_rows
+    def begin_copies(self) -> object:
+        """Return the owner of the next copies ahead; a thread of a cancelled owner copies nothing."""
+        self._make_current()
+        with self._copy_lock:
+            for copy in self._copies:
+                copy.source = None
+                copy.used.record(self.stream)
+            self._copy_owner = object()
+            return self._copy_owner
+
+    def copy_ahead(self, owner: object, number: int, key: Hashable, block: Block, pool: Executor) -> None:
+        """Copy the rows of the next block to the GPU, as they are stored, for a call of `asarray`.
+
+        A thread of ``pool`` calls this method while the GPU computes on the previous block. Copies run on a
+        stream of their own, in turn from two page-locked buffers, which the other threads of ``pool`` help to
+        fill. The GPU keeps the rows if there is room for them.
+        """
+        x, copy = block.x, self._copies[number % 2]
         if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
             return
-        size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
-        if kept.get(key) is None and kept.make_room(size):
-            # Copies, because labels and weights may be views of larger arrays.
-            y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))
-            with suppress(*self.gpu_errors):  # without free memory, the next pass reads these rows again
-                kept.put(key, (self.asarray(x, x.dtype), y, weight))
+        # The compute thread meets the same error, with advice, when it copies the rows itself.
+        with self._copy_lock, suppress(*self.gpu_errors):
+            if (
+                owner is not self._copy_owner or self.row_limits
+            ):  # halved blocks leave no memory for two of them
+                return
+            self._device.use()
+            self._copy_stream.use()
+            size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
+            if self.kept_rows.make_room(size):
+                copy.fill(x, self._copy_stream, pool, self._cupy.empty(x.shape, x.dtype))
+                # Copies, because labels and weights may be views of larger arrays.
+                y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))
+                self.kept_rows.put(key, (copy.rows, y, weight))
+            else:
+                copy.fill(x, self._copy_stream, pool)
+
+    def finish_block(self, number: int) -> None:
+        """Allow the next copy but one to replace the rows of a block, after all work on these rows so far."""
+        copy = self._copies[number % 2]
+        self._make_current()
+        if copy.source is not None:
+            self.stream.wait_event(copy.filled)  # later passes use kept rows without waiting
+            copy.used.record(self.stream)
+            copy.source = None
 
     def release_memory(self) -> None:
         self._make_current()
         self._has_room = False  # a GPU that was full once keeps no rows
-        self.kept_rows.resize(0)
-        self._buffers.clear()
-        self.stream.synchronize()
+        with self._copy_lock:
+            self._copy_stream.synchronize()
+            self.stream.synchronize()
+            for copy in self._copies:
+                copy.source = copy.rows = copy.buffer = None
+            self.kept_rows.resize(0)
+            self._buffers.clear()
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     def name_error(self, error: Exception) -> Exception:

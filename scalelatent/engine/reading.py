@@ -9,10 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.kernels.sparse_rows import CsrRows
 
+from .backend import COPY_THREADS
 from .cache import Piece, PieceCache
 from .quarantine import Ranges
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 TARGET_BYTES = 2**24  # upper bound on the bytes of outputs in one piece; outputs may be wider than rows
 _NO_REQUESTS = Requests()
+T = TypeVar("T")
 
 
 @contextmanager
@@ -289,25 +292,82 @@ def iter_blocks(
 def iter_gpu_blocks(
     reader: Reader, blocks: list[tuple[int, int]], stop_event: StopEvent, backend: CupyBackend
 ) -> Generator[Block, None, None]:
-    """Yield the same blocks as :func:`iter_blocks`; take them from the GPU if it has them all.
+    """Yield the same blocks as :func:`iter_blocks`, with rows on the GPU if it has kept them.
 
-    The first pass yields rows of the host, which some models check, and copies them to the GPU.
+    For other blocks a thread copies the rows of the next block to the GPU while the caller computes. These
+    blocks have rows of the host, which some models check, and ``backend.asarray`` returns the copies.
     """
     keys = [(reader.name, *block) for block in blocks]
     pieces = [backend.kept_rows.get(key) for key in keys]
-    if None not in pieces:
-        for (start, stop), piece in zip(blocks, pieces, strict=True):
+    if stop_event.notes:
+        yield from iter_blocks(reader, blocks, stop_event)
+    elif None in pieces:
+        yield from _iter_copied_blocks(reader, blocks, keys, pieces, stop_event, backend)
+    else:
+        for (start, _), piece in zip(blocks, pieces, strict=True):
             if stop_event.is_set():
                 raise Stopped
             stop_event.moved()
-            stop_event.note("computing on", start, stop)
             assert piece is not None
             yield reader.block(*piece, start)
-        return
-    with closing(iter_blocks(reader, blocks, stop_event)) as source:
-        for key, block in zip(keys, source, strict=True):
-            backend.keep_rows(key, block)
+
+
+def _iter_copied_blocks(
+    reader: Reader,
+    blocks: list[tuple[int, int]],
+    keys: list[tuple[Hashable, int, int]],
+    pieces: list[Piece | None],
+    stop_event: StopEvent,
+    backend: CupyBackend,
+) -> Generator[Block, None, None]:
+    own_stop, own_reader = StopEvent(), copy(reader)  # only this thread may use those of the caller
+    own_reader.meter = Meter()
+
+    def read() -> Generator[Block, None, None]:
+        for kept, group in itertools.groupby(
+            zip(blocks, pieces, strict=True), lambda one: one[1] is not None
+        ):
+            if kept:
+                yield from (reader.block(*piece, start) for (start, _), piece in group if piece is not None)
+            else:
+                yield from iter_blocks(own_reader, [block for block, _ in group], own_stop)
+
+    source, owner = read(), backend.begin_copies()
+
+    def copy_next(number: int) -> Block:
+        block = next(source)
+        backend.copy_ahead(owner, number, keys[number], block, pool)
+        return block
+
+    pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="scalelatent-copy")
+    future = pool.submit(copy_next, 0)
+    try:
+        for number in range(len(blocks)):
+            if stop_event.is_set():
+                raise Stopped
+            block = _wait_for_rows(future, reader.meter, stop_event)
+            if number + 1 < len(blocks):
+                future = pool.submit(copy_next, number + 1)
+            stop_event.moved()
             yield block
+            backend.finish_block(number)
+    finally:
+        own_stop.set()
+        pool.submit(source.close)
+        # A cancelled pass does not wait for a read that hangs.
+        pool.shutdown(wait=not stop_event.is_set())
+        reader.meter.count(own_reader.meter.bytes_read)
+
+
+def _wait_for_rows(future: Future[T], meter: Meter, stop_event: StopEvent) -> T:
+    """Return the result of a thread that reads rows, and count the seconds of waiting."""
+    begin = time.perf_counter()
+    while not wait([future], timeout=_POLL_SECONDS).done:
+        if stop_event.is_set():
+            raise Stopped
+    rows = future.result()
+    meter.wait_seconds += time.perf_counter() - begin
+    return rows
 
 
 def _read_noted(
@@ -388,12 +448,7 @@ def _read_concurrently(
             waiting.append((piece, pool.submit(reader.read, *piece)))
         while waiting:
             piece, future = waiting.popleft()
-            begin = time.perf_counter()
-            while not wait([future], timeout=_POLL_SECONDS).done:
-                if stop_event.is_set():
-                    raise Stopped
-            rows = future.result()
-            reader.meter.wait_seconds += time.perf_counter() - begin
+            rows = _wait_for_rows(future, reader.meter, stop_event)
             for following in itertools.islice(rest, 1):
                 waiting.append((following, pool.submit(reader.read, *following)))
             yield piece, rows

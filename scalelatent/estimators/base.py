@@ -293,8 +293,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             keep_scratch, cache, on_bad_shard; for online learning also checkpoint_steps, report_steps,
             validate_steps, run_rows, buffer_runs.
         verbose : bool or None
-            Show progress: a live display on a terminal and in a notebook, lines elsewhere. None shows it in
-            notebooks only.
+            Show progress: a live display on a terminal and in a notebook with ipywidgets, lines elsewhere.
+            None shows it in notebooks only.
 
         Returns
         -------

@@ -106,9 +106,9 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
     before: list[Callback] = [passes]  # first: it records a pass before a callback raises
     with ExitStack() as stack:
         if shows_display(call.verbose) and not given.shows_progress:
-            from scalelatent.monitor.progress import make_fit_display  # imports rich
+            from scalelatent.monitor.progress import ProgressDisplay  # imports rich
 
-            before.append(stack.enter_context(make_fit_display(call.client)))
+            before.append(stack.enter_context(ProgressDisplay()))
         if call.run_dir is not None and not given.keeps_run_folder:
             before.append(stack.enter_context(find_registered("fit recorder")(call)))
         inside = _WITHIN.set(True)

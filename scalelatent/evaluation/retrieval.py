@@ -9,13 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.errors import DataError
-from scalelatent.kernels.jit import entry, in_array, out_array
 from scalelatent.kernels.onehot_compiled import count_matches
 from scalelatent.kernels.streams import resolve_seed, stream
 
@@ -92,7 +90,6 @@ def _score_by_overlap(rows: DenseOrCsr) -> ScoreBlock:
 
 # Bytes of the scores of one block of queries, and its largest number of queries.
 BLOCK_BYTES, MAX_BLOCK_ROWS = 2**26, 256
-WORD_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ def retrieval_accuracy(
     rows, given_labels = _get_rows_and_labels(output, labels)
     score_block = make_scores(rows, metric)
     n = rows.shape[0] if hasattr(rows, "tocsr") else len(rows)
-    words, same = _encode_topics(given_labels, n)
+    find_relevant = _relevance(given_labels, n)
     levels_to_score = _check_levels(levels, n)
     query_rows = _draw_queries(queries, n, resolve_seed(random_state))
     step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * n)))
@@ -183,7 +180,7 @@ def retrieval_accuracy(
 
     def work(block: np.ndarray) -> np.ndarray:
         nonlocal done
-        found = _sum_accuracy(score_block(block), block, words, same, levels_to_score)
+        found = _sum_accuracy(score_block(block), block, find_relevant(block), levels_to_score)
         with lock:
             done += len(block)
             if progress is not None:
@@ -209,21 +206,18 @@ def _get_rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[A
     return output, labels
 
 
-def _encode_topics(labels: Any, n: int) -> tuple[np.ndarray, bool]:
-    """Return the topics of each document as bits, uint64 (n, words), or one class each (n, 1), and True."""
+def _relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function from queries to the documents (queries, n) that share a topic or the class."""
     if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
         topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))
         _check_length(topics.shape[0], n)
-        words = np.zeros((n, -(-topics.shape[1] // WORD_BITS)), dtype=np.uint64)
-        rows = np.repeat(np.arange(n), np.diff(topics.indptr))
-        nonzero = topics.data != 0
-        rows, columns = rows[nonzero], topics.indices[nonzero]
-        bits = np.uint64(1) << (columns % WORD_BITS).astype(np.uint64)
-        np.bitwise_or.at(words, (rows, columns // WORD_BITS), bits)
-        return words, False
+        present = (topics != 0).astype(np.int32).tocsr()
+        columns = present.T.tocsr()
+        return lambda queries: (present[queries] @ columns).toarray() > 0
     classes = np.asarray(labels)
     _check_length(len(classes), n)
-    return np.unique(classes, return_inverse=True)[1].astype(np.uint64)[:, None], True
+    codes = np.unique(classes, return_inverse=True)[1]
+    return lambda queries: codes[queries][:, None] == codes
 
 
 def _dense_topics(labels: np.ndarray) -> csr_array:
@@ -261,59 +255,19 @@ def _draw_queries(queries: int | None, n: int, seed: int) -> np.ndarray:
 
 
 def _sum_accuracy(
-    scores: np.ndarray, queries: np.ndarray, words: np.ndarray, same: bool, levels: np.ndarray
+    scores: np.ndarray, queries: np.ndarray, relevant: np.ndarray, levels: np.ndarray
 ) -> np.ndarray:
-    """Return the sum over the queries of their accuracy at each level."""
-    found = scores.astype(np.float64, copy=False)
-    found[np.arange(len(queries)), queries] = -np.inf  # a query does not find itself
-    ranks = found.shape[1] - levels
-    thresholds = np.ascontiguousarray(np.partition(found, ranks, axis=1)[:, ranks])
-    out = np.zeros((len(queries), len(levels)))
-    _count_relevant(found, queries.astype(np.int64), words, same, thresholds, levels, out)
+    """Return the sum over the queries of their accuracy at each level, from scores (queries, n)."""
+    scores = scores.astype(np.float64, copy=False)
+    scores[np.arange(len(queries)), queries] = -np.inf  # a query does not find itself
+    n, out = scores.shape[1], np.zeros((len(queries), len(levels)))
+    for i, (row, hits) in enumerate(zip(scores, relevant, strict=True)):
+        order = np.argsort(row)
+        rising, nearest_hits = row[order], np.concatenate([[0], np.cumsum(hits[order[::-1]])])
+        thresholds = rising[n - levels]  # score of the last document of each level
+        above = n - np.searchsorted(rising, thresholds, "right")
+        reached = n - np.searchsorted(rising, thresholds, "left")
+        # Documents with the score of the threshold share the remaining places.
+        tied_share = (nearest_hits[reached] - nearest_hits[above]) / (reached - above)
+        out[i] = (nearest_hits[above] + (levels - above) * tied_share) / levels
     return out.sum(axis=0)
-
-
-@entry(
-    in_array("f8", 2),
-    in_array("i8", 1),
-    in_array("u8", 2),
-    numba.boolean,
-    in_array("f8", 2),
-    in_array("i8", 1),
-    out_array("f8", 2),
-)
-def _count_relevant(scores, queries, words, same, thresholds, levels, out):  # type: ignore[no-untyped-def]
-    m = len(levels)
-    above, above_hits = np.empty(m + 1, np.int64), np.empty(m + 1, np.int64)
-    tied, tied_hits = np.empty(m, np.int64), np.empty(m, np.int64)
-    for i in range(len(queries)):
-        q = queries[i]
-        above[:], above_hits[:], tied[:], tied_hits[:] = 0, 0, 0, 0
-        for j in range(scores.shape[1]):
-            if j == q:
-                continue
-            hit = False
-            for w in range(words.shape[1]):
-                if same:
-                    hit = bool(words[q, w] == words[j, w])
-                elif words[q, w] & words[j, w]:
-                    hit = True
-            score = scores[i, j]
-            # Thresholds decrease from level to level; `first` is the first level with one below the score.
-            first = m
-            while first > 0 and thresholds[i, first - 1] < score:
-                first -= 1
-            above[first] += 1
-            above_hits[first] += hit
-            level = first - 1
-            while level >= 0 and thresholds[i, level] == score:
-                tied[level] += 1
-                tied_hits[level] += hit
-                level -= 1
-        for level in range(m):
-            if level:
-                above[level] += above[level - 1]
-                above_hits[level] += above_hits[level - 1]
-            # The document at the threshold has the score of the threshold, so ``tied`` is at least 1.
-            shared = (levels[level] - above[level]) * (tied_hits[level] / tied[level])
-            out[i, level] = (above_hits[level] + shared) / levels[level]

@@ -14,12 +14,11 @@ import numpy as np
 
 from scalelatent.data.csr import check_dtype
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.layout import GROUP_BYTES, choose_csr_layout
 from scalelatent.data.read.array_names import choose_array
 from scalelatent.errors import DataError
 
 from .files import PathOrUrl
-from .npy import array_names, open_member, open_npy, open_npz, read_small
+from .npy import array_names, open_member, open_npz, read_small
 from .stream import BinaryReader, CsrReader, import_rows
 
 if TYPE_CHECKING:
@@ -29,36 +28,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from .stream import ImportOptions, RowReader
-
-# Number of column indices that are read at a time to find the highest one.
-_SCAN_ENTRIES = 1 << 20
-
-
-def choose_group_rows(
-    read_pointers: Callable[[int, int], np.ndarray],
-    n_rows: int,
-    nnz: int,
-    dtype: np.dtype,
-    group_rows: int | None,
-) -> tuple[int, int]:
-    """Return how many rows a row group holds, so that every group is small, and the last row pointer.
-
-    All row pointers are read once, in order: `read_pointers(a, b)` returns those of the rows `a:b`. A number
-    of rows in `group_rows` is kept.
-    """
-    rows = choose_csr_layout(n_rows, nnz, dtype, shard_rows=group_rows).shard_rows
-    sizes = [rows >> k for k in range(rows.bit_length())] if group_rows is None else [rows]
-    largest = dict.fromkeys(sizes, 0)
-    last = 0
-    for first in range(0, n_rows, rows):
-        part = read_pointers(first, min(first + rows, n_rows))
-        for size in sizes:
-            edges = np.append(part[:-1:size], part[-1])
-            largest[size] = max(largest[size], int(np.diff(edges).max()))
-        last = int(part[-1])
-    entry_bytes = dtype.itemsize + 4
-    fitting = [size for size in sizes if largest[size] * entry_bytes <= 4 * GROUP_BYTES]
-    return max(fitting, default=1 if group_rows is None else rows), last
 
 
 class NpzCsrReader(CsrReader):
@@ -100,20 +69,6 @@ class NpzCsrReader(CsrReader):
         self.nnz = self._columns.n_rows
         self.shape = self._find_shape(self._pointers.n_rows - 1)
 
-    def plan(self, group_rows: int | None) -> int:
-        """Check all row pointers, and return the number of rows of a row group."""
-        rows, last = choose_group_rows(
-            lambda a, b: self._read_pointers(b - a, a), self.n_rows, self.nnz, self.dtype, group_rows
-        )
-        if last != self.nnz:
-            raise DataError(
-                f"{self._pointers.name} ends at {last}, but there are {self.nnz} entries; the arrays do not "
-                "belong together"
-            )
-        self._pointers.finish()
-        self._pointers = self._open_vector("indptr")
-        return rows
-
     def read(self, rows: int) -> csr_array:
         pointers = self._read_pointers(rows, self._next_row)
         count = int(pointers[-1] - pointers[0])
@@ -124,7 +79,12 @@ class NpzCsrReader(CsrReader):
         return self.canonical_rows(data, columns, pointers - pointers[0])
 
     def finish(self) -> None:
-        for vector in (self._columns, self._data):
+        if self._last_pointer != self.nnz:
+            raise DataError(
+                f"{self._pointers.name} ends at {self._last_pointer}, but there are {self.nnz} entries; the "
+                "arrays do not belong together"
+            )
+        for vector in (self._pointers, self._columns, self._data):
             if vector is not None:
                 vector.finish()
 
@@ -175,16 +135,13 @@ class NpzCsrReader(CsrReader):
         )
 
     def _find_shape(self, n_rows: int) -> tuple[int, int]:
-        """Return (rows, columns) from the array `shape`, or else from the highest column of all entries."""
-        if n_rows < 1:
-            raise DataError(f"{self.name} holds no rows ({self._pointers.name} is too short)")
+        """Return (rows, columns) from the array `shape`, after a comparison with the row pointers."""
         key = f"{self._prefix}shape"
         if key not in array_names(self._archive):
-            highest = -1
-            columns = self._open_vector("indices")
-            for first in range(0, self.nnz, _SCAN_ENTRIES):
-                highest = max(highest, int(columns.read(min(_SCAN_ENTRIES, self.nnz - first)).max()))
-            return n_rows, max(highest + 1, 1)
+            raise DataError(
+                f"npz file {os.fspath(self._path)} has no array {key!r}, which holds the numbers of rows and "
+                "columns; save it too"
+            )
         shape = read_small(self._archive, self._path, key)
         if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
             raise DataError(
@@ -196,8 +153,8 @@ class NpzCsrReader(CsrReader):
                 f"{self.name}: the shape says {rows} rows, but {self._pointers.name} has {n_rows}; the "
                 "arrays do not belong together"
             )
-        if width < 1:
-            raise DataError(f"{self.name}: the shape says {width} columns; at least one is needed")
+        if rows < 1 or width < 1:
+            raise DataError(f"{self.name} has shape ({rows}, {width}), which is empty: nothing to import")
         return rows, width
 
     def _open_vector(self, name: str) -> BinaryReader:
@@ -247,18 +204,17 @@ def import_csr(
     Parameters
     ----------
     file : path
-        What `scipy.sparse.save_npz` writes, or any npz archive with the arrays of CSR rows.
+        What `scipy.sparse.save_npz` writes, or any npz archive with the four arrays of CSR rows.
     url : str
         Dataset to write.
     csr_prefix : str, optional
-        The rows are the arrays `P_data`, `P_indices`, `P_indptr` and, if it exists, `P_shape`. By default the
-        arrays without a prefix, or with the prefix `x` (any case), or with the only prefix.
+        The rows are the arrays `P_data`, `P_indices`, `P_indptr` and `P_shape`. By default the arrays without
+        a prefix, or with the prefix `x` (any case), or with the only prefix.
     values : str, optional
         Use the values `P_<values>` instead of `P_data`: one pattern with several kinds of values.
     y : str, optional
-        Labels (n,), targets (n, v) or multi-labels: the name of an array of the archive, the prefix of CSR
-        arrays in the archive (ones if it has no values), or an npy or npz file. By default `y` or `Y`, if it
-        exists.
+        Labels (n,), targets (n, v) or multi-labels: the name of an array of the archive, or the prefix of CSR
+        arrays in the archive (ones if it has no values). By default `y` or `Y`, if it exists.
     **options
         See `import_npy`; `shard_rows` is the number of rows of a row group.
 
@@ -287,8 +243,7 @@ def import_csr(
         prefix = _choose_prefix(archive, file, csr_prefix)
         x = NpzCsrReader(archive, file, prefix, values)
         opened.callback(x.close)
-        options["shard_rows"] = group_rows = x.plan(options.get("shard_rows"))
-        y_name, open_y = _find_y(archive, file, y, group_rows, opened)
+        y_name, open_y = _find_y(archive, file, y, opened)
         return import_rows(
             lambda: x,
             open_y,
@@ -325,38 +280,13 @@ def _choose_prefix(archive: zipfile.ZipFile, path: PathOrUrl, prefix: str | None
 
 
 def _find_y(
-    archive: zipfile.ZipFile,
-    path: PathOrUrl,
-    y: str | None,
-    group_rows: int,
-    opened: contextlib.ExitStack,
+    archive: zipfile.ZipFile, path: PathOrUrl, y: str | None, opened: contextlib.ExitStack
 ) -> tuple[str | None, Callable[[], RowReader] | None]:
     """Return the name of the labels in the provenance and a function that opens them, or None and None."""
-
-    def multilabels(archive: zipfile.ZipFile, path: PathOrUrl, prefix: str) -> RowReader:
-        reader = NpzCsrReader(archive, path, prefix, is_pattern=True)
-        opened.callback(reader.close)
-        reader.plan(group_rows)
-        return reader
-
-    if y is not None and y not in array_names(archive) and os.path.exists(y):
-        shown = os.path.basename(y)
-        if not zipfile.is_zipfile(y):
-            return shown, lambda: open_npy(y, "labels")
-        labels = opened.enter_context(open_npz(y))
-        if _find_prefixes(labels):
-            return shown, lambda: multilabels(labels, y, _choose_prefix(labels, y, None))
-        names = array_names(labels)
-        found = names if len(names) == 1 else [name for name in names if name.lower() == "y"]
-        if len(found) != 1:
-            raise DataError(
-                f"npz file {y} of labels holds {', '.join(names) or 'nothing'}: it must hold one array, or "
-                "one called y, or CSR arrays of multi-labels; save the labels alone, for example as an npy "
-                "file"
-            )
-        return shown, lambda: open_member(labels, y, found[0])
     prefixes = [p for p in _find_prefixes(archive) if p and (p == y or (y is None and p.lower() == "y"))]
     if prefixes:
-        return prefixes[0], lambda: multilabels(archive, path, prefixes[0])
+        labels = NpzCsrReader(archive, path, prefixes[0], is_pattern=True)
+        opened.callback(labels.close)
+        return prefixes[0], lambda: labels
     name = choose_array(array_names(archive), "y", y, f"npz file {os.fspath(path)}")
     return name, None if name is None else lambda: open_member(archive, path, name)

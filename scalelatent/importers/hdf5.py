@@ -23,98 +23,10 @@ if TYPE_CHECKING:
 
     from .stream import ImportOptions
 
-_MAX_SHOWN = 3
 # A band holds about this many bytes, or one chunk if that is larger.
 _BAND_BYTES = 2 << 20
 # A band holds at most this many bytes; larger chunks are unpacked several times.
 _MAX_BAND_BYTES = 64 << 20
-
-_ABSENT_ADVICE = "put that file there, or copy the whole array to a file of its own"
-_SILENT = "and HDF5 would read fill values instead"
-
-
-def check_storage(
-    array: h5py.Dataset,
-    array_name: str,
-    allow_external: bool = False,
-    visited: frozenset[tuple[str, str]] = frozenset(),
-) -> None:
-    """Raise `DataError` if numbers of the array are in other files, or absent from those files.
-
-    HDF5 reads zeros or fill values for absent numbers, without an error. `visited` has the file and the name
-    of each virtual dataset that refers to this array.
-    """
-    external = list(array.external or ())
-    sources = array.virtual_sources() if array.is_virtual else []
-    if (external or sources) and not allow_external:
-        names = list(dict.fromkeys([name for name, _, _ in external] + [s.file_name for s in sources]))
-        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-        kind = "by external raw storage" if external else "as a virtual dataset"
-        raise DataError(
-            f"{array_name} does not hold its numbers: {kind} it takes them from "
-            f"{', '.join(map(repr, names[:_MAX_SHOWN]))}{more}. Look at these files, then import the array "
-            "with `scalelatent data import hdf5 --allow-external` (allow_external=True)"
-        )
-    bytes_left = array.nbytes if external else 0
-    for name, offset, size in external:
-        path = os.path.join(os.environ.get("HDF5_EXTFILE_PREFIX", ""), name)
-        needed = offset + min(size, bytes_left)
-        found = os.path.getsize(path) if os.path.isfile(path) else None
-        if found is None or found < needed:
-            problem = "is missing" if found is None else f"has {found:,} bytes of {needed:,}"
-            raise DataError(
-                f"{array_name}: its raw storage {path!r} {problem}, and HDF5 would read zeros instead; put "
-                "that file there (a relative name counts from the current folder)"
-            )
-        bytes_left -= needed - offset
-    here = (os.path.realpath(array.file.filename), array.name)
-    if here in visited:
-        raise DataError(f"{array_name} is a virtual dataset of itself; nothing to import")
-    for source in sources:
-        _check_source(array, source, array_name, visited | {here})
-
-
-def _check_source(
-    array: h5py.Dataset, source: Any, array_name: str, visited: frozenset[tuple[str, str]]
-) -> None:
-    """Raise `DataError` if a source of a virtual dataset is absent or too small."""
-    import h5py
-
-    source_name = f"{array_name}: its source {source.dset_name!r} in {source.file_name!r}"
-    if "%" in source.file_name + source.dset_name:
-        raise DataError(
-            f"{source_name} is a pattern of names, so a missing file cannot be detected; copy the array to a "
-            "file of its own first"
-        )
-    if source.file_name == ".":
-        _check_source_array(array.file, source, source_name, visited)
-        return
-    # HDF5 looks for the file next to the virtual one first, then from the current folder.
-    folder = os.environ.get("HDF5_VDS_PREFIX") or os.path.dirname(array.file.filename)
-    sibling = os.path.join(folder, source.file_name)
-    try:
-        with h5py.File(sibling if os.path.exists(sibling) else source.file_name, "r") as file:
-            _check_source_array(file, source, source_name, visited)
-    except OSError as error:
-        raise DataError(f"{source_name} cannot be opened, {_SILENT}: {error}; {_ABSENT_ADVICE}") from error
-
-
-def _check_source_array(
-    file: h5py.File, source: Any, source_name: str, visited: frozenset[tuple[str, str]]
-) -> None:
-    import h5py
-
-    found = file.get(source.dset_name)
-    if not isinstance(found, h5py.Dataset):
-        raise DataError(f"{source_name} is not in that file, {_SILENT}; {_ABSENT_ADVICE}")
-    declared = source.src_space.shape  # empty if the virtual dataset takes the whole source
-    is_short = any(needed > have for needed, have in zip(declared, found.shape, strict=False))
-    if is_short or (not declared and found.size < source.vspace.get_select_npoints()):
-        raise DataError(
-            f"{source_name} has shape {found.shape}, which is less than the virtual dataset takes from it, "
-            f"{_SILENT}; {_ABSENT_ADVICE}"
-        )
-    check_storage(found, source_name, True, visited)
 
 
 def import_hdf5(
@@ -122,8 +34,6 @@ def import_hdf5(
     url: PathOrUrl,
     x: str | None = None,
     y: str | None = None,
-    *,
-    allow_external: bool = False,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
     """Import rows and labels from an HDF5 file; memory is bounded by a few shards.
@@ -140,9 +50,6 @@ def import_hdf5(
     x, y : str, optional
         Names of the arrays, with the path of their groups (``train/data``). By default the only array called
         ``x`` or ``X`` in any group, and ``y`` or ``Y`` in the same group if it exists.
-    allow_external : bool
-        Import arrays whose numbers are in other files: external raw storage can name any file of this
-        machine, and virtual datasets can name any other HDF5 file.
     **options
         See `import_npy`.
 
@@ -155,7 +62,8 @@ def import_hdf5(
     ------
     DataError
         A file that is missing, truncated, damaged or no HDF5 file; an array that is missing (the message
-        lists the arrays of the file), is in other files, or has a wrong dtype or shape; NaN or infinity;
+        lists the arrays of the file), takes its numbers from other files (external raw storage, virtual
+        datasets), or has a wrong dtype or shape; NaN or infinity;
         another number of labels than rows; rows that the disk cannot hold; an output that exists. No dataset
         stays behind.
 
@@ -174,9 +82,7 @@ def import_hdf5(
         x_name, y_name = choose_arrays(describe_arrays(opened), x, y, source_name)
 
         def reader(name: str) -> Hdf5Reader:
-            array_name = f"{source_name}, array {name!r}"
-            check_storage(opened[name], array_name, allow_external)
-            return Hdf5Reader(opened[name], array_name)
+            return Hdf5Reader(opened[name], f"{source_name}, array {name!r}")
 
         return import_rows(
             lambda: reader(x_name),
@@ -184,7 +90,7 @@ def import_hdf5(
             url,
             importer="hdf5",
             sources=[file],
-            provenance={"x": x_name, "y": y_name} | ({"external": True} if allow_external else {}),
+            provenance={"x": x_name, "y": y_name},
             **options,
         )
 
@@ -200,7 +106,7 @@ def open_h5(path: PathOrUrl, kind: str) -> h5py.File:
             f"{source_name} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
         ) from error
     try:
-        if is_local(path):  # h5py must know the name, because virtual datasets are relative to it
+        if is_local(path):  # HDF5 reads files faster than Python objects
             raw.close()
             return h5py.File(path, "r")
         return h5py.File(raw, "r")
@@ -227,7 +133,11 @@ def describe_arrays(file: h5py.File) -> dict[str, str]:
 
 
 class Hdf5Reader(RowReader):
-    """Rows of an HDF5 array; with `is_matlab` its axes are in reverse order, as MATLAB writes them."""
+    """Rows of an HDF5 array; with `is_matlab` its axes are in reverse order, as MATLAB writes them.
+
+    Arrays whose numbers are in other files are refused: these can be any files of this machine, and HDF5
+    reads zeros without an error if they are absent.
+    """
 
     def __init__(
         self, array: h5py.Dataset, name: str, *, is_matlab: bool = False, rows_last: bool = False
@@ -237,6 +147,11 @@ class Hdf5Reader(RowReader):
         if array.shape is None or len(array.shape) == 0:
             raise DataError(
                 f"{name} holds no array, but a single value or nothing; rows x features are needed"
+            )
+        if array.external or array.is_virtual:
+            raise DataError(
+                f"{name} takes its numbers from other files (external raw storage or a virtual dataset); "
+                "copy the array to a file of its own"
             )
         self.name = name
         is_text = h5py.check_string_dtype(array.dtype) is not None

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.array_names import choose_arrays
 from scalelatent.errors import DataError
 
 from .files import PathOrUrl, open_file
-from .hdf5 import Hdf5Reader, check_storage, describe_arrays, open_h5
-from .stream import LABEL_ROWS, ArrayReader, RowReader, import_rows
+from .hdf5 import Hdf5Reader, describe_arrays, open_h5
+from .stream import ArrayReader, RowReader, import_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    import h5py
-
     from .stream import ImportOptions
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
-# Bytes of one value of each MATLAB type (which MATLAB calls a class), as scipy stores it in memory.
-_ITEM_BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
-_ITEM_BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 4}
 
 
 def import_mat(
@@ -42,9 +35,9 @@ def import_mat(
 ) -> Dataset:
     """Import rows and labels from a MATLAB file.
 
-    Files of version 7.3 are streamed: memory is bounded by a few shards. Older files store a variable column
-    by column in one compressed piece, which must be read whole: at most 2 GB by the format. A variable that
-    is larger than the free memory is refused before it is read.
+    Rows of version 7.3 are streamed: memory is bounded by a few shards. Older files store a variable column
+    by column in one compressed piece, which must be read whole: at most 2 GB by the format. Labels are read
+    whole.
 
     Parameters
     ----------
@@ -62,16 +55,15 @@ def import_mat(
     Returns
     -------
     Dataset
-        Rows (n, ...) in the dtype of the file; labels (n,) from a vector, a matrix of characters or a cell
-        array of strings, or targets (n, v). Labels that are whole numbers become integers, also if MATLAB
-        stored them as floats.
+        Rows (n, ...) in the dtype of the file; labels (n,) from a vector, or targets (n, v). Labels that are
+        whole numbers become integers, also if MATLAB stored them as floats.
 
     Raises
     ------
     DataError
-        A file that is missing, truncated, damaged, no MATLAB file or too large for the memory; a variable
-        that is missing (the message lists the variables of the file) or has a wrong type or shape; NaN or
-        infinity; another number of labels than rows; an output that exists. No dataset stays behind.
+        A file that is missing, truncated, damaged or no MATLAB file; a variable that is missing (the message
+        lists the variables of the file) or has a wrong type or shape; NaN or infinity; another number of
+        labels than rows; an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -85,12 +77,15 @@ def import_mat(
     source_name = f"MATLAB file {os.fspath(file)}"
     with contextlib.closing(_open_mat(file, source_name)) as source:
         x_name, y_name = choose_arrays(source.variables, x, y, source_name)
-        source.load([name for name in (x_name, y_name) if name is not None])
+        rows = source.rows(x_name, rows_last)
+        labels = None
         if y_name is not None:
-            _check_row_axis(source, x_name, source.labels(y_name).n_rows, rows_last)
+            found = source.rows(y_name, False)
+            labels = ArrayReader(_as_labels(np.asarray(found.read(found.n_rows))), found.name)
+            _check_row_axis(rows, labels.n_rows, rows_last)
         return import_rows(
-            lambda: source.rows(x_name, rows_last),
-            None if y_name is None else lambda: _whole_numbers(source, y_name),
+            lambda: rows,
+            None if labels is None else lambda: labels,
             url,
             importer="mat",
             sources=[file],
@@ -112,144 +107,49 @@ class _Version73:
     def close(self) -> None:
         self._file.close()
 
-    def load(self, names: list[str]) -> None:
-        """Raise `DataError` if a variable cannot be read: a sparse or an empty one."""
-        for name in names:
-            if self.variables[name] == "sparse":
-                _refuse_sparse(self._source_name, name)
-            if self._file[name].attrs.get("MATLAB_empty"):
-                raise DataError(f"{self._source_name}, variable {name!r} is empty; nothing to import")
-
     def rows(self, name: str, rows_last: bool) -> RowReader:
         full_name = f"{self._source_name}, variable {name!r}"
-        check_storage(self._file[name], full_name)
-        return Hdf5Reader(self._file[name], full_name, is_matlab=True, rows_last=rows_last)
-
-    def labels(self, name: str) -> RowReader:
-        array, full_name = self._file[name], f"{self._source_name}, variable {name!r}"
-        check_storage(array, full_name)
-        matlab_class = array.attrs.get("MATLAB_class", b"")
-        if matlab_class == b"char":
-            return _TextReader(array, full_name)
-        is_row_vector = len(array.shape) == 2 and array.shape[1] == 1
-        reader = _CellReader if matlab_class == b"cell" else Hdf5Reader
-        return reader(array, full_name, is_matlab=True, rows_last=is_row_vector)
-
-
-class _TextReader(Hdf5Reader):
-    """Labels in a matrix of characters, one label per row."""
-
-    def __init__(self, array: h5py.Dataset, name: str) -> None:
-        super().__init__(array, name, is_matlab=True)
-        self.dtype, self.shape = np.dtype(str), self.shape[:1]
-
-    def read_band(self) -> np.ndarray:
-        return np.array([_text(codes) for codes in super().read_band()], object)
-
-
-class _CellReader(Hdf5Reader):
-    """Labels in a cell array of strings: references to arrays of characters in the same file."""
-
-    def __init__(self, array: h5py.Dataset, name: str, **axes: bool) -> None:
-        super().__init__(array, name, **axes)
-        self._file = array.file
-        self.dtype = np.dtype(str)
-
-    def read_band(self) -> np.ndarray:
-        band = super().read_band()
-        texts = []
-        for row, reference in enumerate(band.reshape(len(band), -1)[:, 0], self._row - len(band)):
-            cell = self._file[reference]
-            if cell.attrs.get("MATLAB_class") != b"char":
-                raise DataError(
-                    f"{self.name}: the label of row {row} is not a string; labels must be strings"
-                )
-            check_storage(cell, f"{self.name}, row {row}")
-            texts.append("" if cell.attrs.get("MATLAB_empty") else _text(cell[()].ravel()))
-        return np.array(texts, object).reshape(band.shape)
-
-
-def _text(codes: np.ndarray) -> str:
-    """Return a string from its UTF-16 code units, without the blanks that pad the rows of a matrix."""
-    return codes.astype("<u2").tobytes().decode("utf-16-le").rstrip()
+        array = self._file[name]
+        if self.variables[name] == "sparse":
+            raise _sparse_error(full_name, name)
+        if array.attrs.get("MATLAB_empty"):
+            raise DataError(f"{full_name} is empty; nothing to import")
+        if array.attrs.get("MATLAB_class") in (b"char", b"cell"):
+            raise _text_error(full_name)
+        return Hdf5Reader(array, full_name, is_matlab=True, rows_last=rows_last)
 
 
 class _Version5:
-    """MATLAB file of version 4 to 7, whose variables are read whole, once, in column order."""
+    """MATLAB file of version 4 to 7, whose variables are read whole."""
 
     def __init__(self, path: PathOrUrl, source_name: str) -> None:
         from scipy.io import whosmat
 
         self._path, self._source_name = path, source_name
-        self._found = {name: (shape, kind) for name, shape, kind in self._read(whosmat, path)}
-        self.variables = {name: f"{shape} {kind}" for name, (shape, kind) in self._found.items()}
-        self._values: dict[str, Any] = {}
+        self.variables = {name: f"{shape} {kind}" for name, shape, kind in self._read(whosmat)}
 
     def close(self) -> None:
-        self._values.clear()
+        """Do nothing: the file is not open."""
 
-    def _read(self, read: Any, *args: Any, **kwargs: Any) -> Any:
+    def _read(self, read: Any, **options: Any) -> Any:
         try:
-            return read(*args, **kwargs)
+            return read(self._path, **options)
         except Exception as error:  # scipy's readers raise errors of many types for a damaged file
             raise DataError(
                 f"{self._source_name} is no MATLAB file, or is truncated or damaged: {error}; download or "
                 "copy it again"
             ) from error
 
-    def load(self, names: list[str]) -> None:
-        """Read the variables; raise `DataError` if they do not fit into memory."""
+    def rows(self, name: str, rows_last: bool) -> RowReader:
         from scipy.io import loadmat
 
-        needed = sum(math.prod(self._found[n][0]) * _ITEM_BYTES.get(self._found[n][1], 8) for n in names)
-        free = psutil.virtual_memory().available
-        if needed > free:
-            raise DataError(
-                f"{self._source_name}: variables {', '.join(names)} take {needed / 1e6:,.0f} MB and must be "
-                f"read whole, because files before version 7.3 are stored column by column; only "
-                f"{free / 1e6:,.0f} MB of memory are free. Save them with save(..., '-v7.3') in MATLAB: such "
-                "files are streamed"
-            )
-        for name in names:
-            if self._found[name][1] == "sparse":
-                _refuse_sparse(self._source_name, name)
-        self._values = self._read(loadmat, self._path, variable_names=names)
-
-    def rows(self, name: str, rows_last: bool) -> RowReader:
-        values = np.asarray(self._values[name])
-        return ArrayReader(np.moveaxis(values, -1, 0) if rows_last else values, self._describe(name))
-
-    def labels(self, name: str) -> RowReader:
-        values = np.asarray(self._values[name])
-        if values.ndim == 2 and 1 in values.shape:
-            values = values.ravel()
-        if values.dtype == object:
-            values = np.array([self._read_label(name, row, cell) for row, cell in enumerate(values)])
-        if values.dtype.kind == "U":
-            values = np.char.rstrip(values)
-        return ArrayReader(values, self._describe(name))
-
-    def _read_label(self, name: str, row: int, cell: Any) -> str:
-        text = np.asarray(cell)
-        if text.dtype.kind != "U" or text.size > 1:
-            raise DataError(
-                f"{self._describe(name)}: the label of row {row} is not a string; labels must be strings"
-            )
-        return str(text.reshape(-1)[0]) if text.size else ""
-
-    def _describe(self, name: str) -> str:
-        return f"{self._source_name}, variable {name!r}"
-
-
-class _IntegerReader(RowReader):
-    """Labels that are floats without fraction, as integers."""
-
-    def __init__(self, labels: RowReader, dtype: np.dtype) -> None:
-        self.name, self.shape, self.dtype = labels.name, labels.shape, dtype
-        self._labels = labels
-
-    def read(self, rows: int) -> np.ndarray:
-        return np.asarray(self._labels.read(rows)).astype(self.dtype)
+        values = self._read(loadmat, variable_names=[name])[name]
+        full_name = f"{self._source_name}, variable {name!r}"
+        if not isinstance(values, np.ndarray):
+            raise _sparse_error(full_name, name)
+        if values.dtype.kind in "OU":
+            raise _text_error(full_name)
+        return ArrayReader(np.moveaxis(values, -1, 0) if rows_last else values, full_name)
 
 
 def _open_mat(path: PathOrUrl, source_name: str) -> _Version73 | _Version5:
@@ -267,35 +167,38 @@ def _open_mat(path: PathOrUrl, source_name: str) -> _Version73 | _Version5:
     return _Version5(path, source_name)
 
 
-def _whole_numbers(source: _Version73 | _Version5, name: str) -> RowReader:
-    """Return a reader of the labels; as int32 or int64 if all of them are whole numbers."""
-    labels = source.labels(name)
-    if labels.dtype.kind != "f" or labels.shape[1:] not in ((), (1,)):
-        return labels
-    low = high = 0.0
-    for a in range(0, labels.n_rows, LABEL_ROWS):
-        part = labels.read(min(LABEL_ROWS, labels.n_rows - a))
-        if not np.array_equal(part, np.trunc(part)) or not np.isfinite(part).all():
-            return source.labels(name)
-        low, high = min(low, float(part.min())), max(high, float(part.max()))
-    dtype = np.int32 if low >= -(2**31) and high < 2**31 else np.int64
-    return _IntegerReader(source.labels(name), np.dtype(dtype))
+def _as_labels(values: np.ndarray) -> np.ndarray:
+    """Return labels as (n,), integers if all are whole numbers; targets stay (n, v)."""
+    if values.ndim == 2 and 1 in values.shape:
+        values = values.ravel()
+    if values.dtype.kind != "f" or values.ndim > 1 or not np.isfinite(values).all():
+        return values
+    if not np.array_equal(values, np.trunc(values)):
+        return values
+    is_small = values.min() >= -(2**31) and values.max() < 2**31
+    return values.astype(np.int32 if is_small else np.int64)
 
 
-def _check_row_axis(source: _Version73 | _Version5, name: str, n_labels: int, rows_last: bool) -> None:
+def _check_row_axis(rows: RowReader, n_labels: int, rows_last: bool) -> None:
     """Raise `DataError` with the right option if the rows are along the other axis, as the labels show."""
-    wrong, right = source.rows(name, rows_last), source.rows(name, not rows_last)
-    if wrong.n_rows != n_labels == right.n_rows:
+    if rows.n_rows != n_labels and len(rows.shape) > 1 and rows.shape[1 if rows_last else -1] == n_labels:
         here, there = ("last", "first") if rows_last else ("first", "last")
         step = "leave --rows-last out (rows_last=False)" if rows_last else "add --rows-last (rows_last=True)"
         raise DataError(
-            f"{wrong.name} has {wrong.n_rows} rows along its {here} axis, but there are {n_labels} labels, "
+            f"{rows.name} has {rows.n_rows} rows along its {here} axis, but there are {n_labels} labels, "
             f"as many as rows along the {there}; {step}"
         )
 
 
-def _refuse_sparse(source_name: str, name: str) -> None:
-    raise DataError(
-        f"{source_name}, variable {name!r} is a sparse matrix; save it with scipy.sparse.save_npz and use "
-        f"`scalelatent data import csr`, or make it dense in MATLAB: {name} = full({name})"
+def _sparse_error(full_name: str, name: str) -> DataError:
+    return DataError(
+        f"{full_name} is a sparse matrix; save it with scipy.sparse.save_npz and use `scalelatent data "
+        f"import csr`, or make it dense in MATLAB: {name} = full({name})"
+    )
+
+
+def _text_error(full_name: str) -> DataError:
+    return DataError(
+        f"{full_name} holds text or cells, and rows and labels are numbers; number the labels in MATLAB: "
+        "[names, ~, y] = unique(y)"
     )

@@ -242,7 +242,7 @@ def why_python_only(job: Job) -> str:
     if job.keys_in_memory:
         return (
             f"its rows ({', '.join(job.keys_in_memory)}) were given in Python: they were in memory, or were "
-            "opened with storage options or a store object"
+            "opened with storage options"
         )
     if job.origins.get("model.kind") == SEARCH:
         return (

@@ -152,7 +152,7 @@ def _job_rows(folder: RunFolder, print_line: Callable[[str], None]) -> Dataset |
         if job.keys_in_memory:
             print_line(
                 f"the report shows no rows, because the rows of {folder.url} were in memory, or were opened "
-                "in Python with storage options or a store object; to show rows, run in Python: "
+                "in Python with storage options; to show rows, run in Python: "
                 f"scalelatent.load_model({folder.url!r}).report({folder.url!r}, data=(X, y))"
             )
             return None

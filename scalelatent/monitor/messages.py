@@ -67,7 +67,7 @@ def describe_part(info: Mapping[str, Any]) -> str:
     layer, layers, k, tries = (int(number(info, key)) for key in ("layer", "layers", "k", "tries"))
     if layer:
         return f"layer {layer} of {layers}, k = {k:,}"
-    return f"{tries} values tried" if tries else ""
+    return f"up to {tries} values tried" if tries else ""
 
 
 def scalars(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Progress of a fit: a live display on a terminal or in a notebook, printed lines elsewhere."""
+"""Progress of a fit: a live display on a terminal or in a notebook (ipywidgets), printed lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from html import escape
-from typing import TYPE_CHECKING, Any, Self
+from importlib.util import find_spec
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,18 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from scalelatent.engine.callbacks import COMPILING, Callback, in_notebook
-from scalelatent.engine.dask.requests import worker_infos
-from scalelatent.errors import RunError
+from scalelatent.engine.callbacks import COMPILING, Callback
 
 from .messages import AFTER_FIT, ERRORS, MEASURED, describe_part
-
-if TYPE_CHECKING:
-    from distributed import Client
-
-REFRESH_SECONDS = 0.25  # shortest time between two updates of the output of a notebook cell
-# Shortest time between two requests to the scheduler for its number of workers; a guess, not measured.
-COUNT_SECONDS = 5.0
 
 
 def format_duration(seconds: float) -> str:
@@ -85,7 +76,7 @@ class ProgressDisplay(Callback):
         self.console = console or Console(stderr=True)
         self.every_passes = every_passes
         self.every_seconds = every_seconds
-        self._live: Live | _Cell | None = None
+        self._live: Live | None = None
         self._info: dict[str, Any] = {}
         self._classes = 0
         self._now: dict[str, Any] = {}
@@ -111,9 +102,10 @@ class ProgressDisplay(Callback):
         if self._live is None:
             self._live = self._open()
 
-    def _open(self) -> Live | _Cell | None:
-        """Start and return the live display, or return None if the console is not a terminal."""
-        if not self.console.is_terminal:
+    def _open(self) -> Live | None:
+        """Start and return the live display, or return None if the console cannot update its output."""
+        # rich needs ipywidgets to update the output of a notebook cell.
+        if not (self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets"))):
             return None
         live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4, transient=False)
         live.start()
@@ -244,103 +236,3 @@ class ProgressDisplay(Callback):
         if limit is None or number is None or self._pass_seconds is None:
             return ""
         return f"at most {format_duration(max(0, limit - number) * self._pass_seconds)} left"
-
-
-class NotebookProgress(ProgressDisplay):
-    """Callback that displays the progress of a fit in the output of a notebook cell.
-
-    The output is updated when a callback is called, at most four times a second. For a fit on a cluster it
-    also shows the number of workers and a link to the dashboard.
-    """
-
-    def __init__(self, client: Client | None = None) -> None:
-        # The base class prints nothing, because the output of the notebook cell shows all lines.
-        super().__init__(Console(quiet=True))
-        self._client = client
-        self._workers: int | None = None
-        self._counted = -COUNT_SECONDS
-        self._page = ""
-
-    def on_fit_start(self, info: dict[str, Any]) -> None:
-        """Open the display, with the dashboard link and the number of workers of a cluster."""
-        if self._client is not None and not self._page:
-            with suppress(KeyError):  # distributed.dashboard.link names a variable that is not set
-                self._page = self._client.dashboard_link or ""
-        self._count_workers()
-        super().on_fit_start(info)
-
-    def on_stage(self, info: dict[str, Any]) -> None:
-        super().on_stage(info)
-        self._count_workers()
-        self._renew()
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        super().on_progress(info)
-        self._renew()
-
-    def on_wait(self) -> None:
-        """Update the displayed time while the fit waits."""
-        self._renew()
-
-    def on_pass_end(self, record: dict[str, Any]) -> None:
-        super().on_pass_end(record)
-        self._count_workers()
-        self._renew()
-
-    def _count_workers(self) -> None:
-        if self._client is not None and time.monotonic() - self._counted >= COUNT_SECONDS:
-            self._counted = time.monotonic()
-            with suppress(OSError, RunError):  # the fit itself reports a lost scheduler
-                self._workers = len(worker_infos(self._client))
-
-    def _progress_texts(self) -> list[str]:
-        workers = self._workers
-        count = "" if workers is None else f"{workers:,} worker{'' if workers == 1 else 's'}"
-        return [*super()._progress_texts(), count]
-
-    def _open(self) -> _Cell:
-        return _Cell(self)
-
-    def _renew(self) -> None:
-        if isinstance(self._live, _Cell):
-            self._live.update_output()
-
-    def mime_bundle(self) -> dict[str, str]:
-        """Return the display as text and as HTML, by MIME type."""
-        done, total = self._rows()
-        words = [word for word in self._progress_texts() if word]
-        pairs = self._describe(self._record)
-        bar = f'<progress value="{done}" max="{total}" style="width:14em"></progress>' if total else ""
-        html = f"<div><b>{escape(self._where())}</b> {bar} {escape(' · '.join(words))}"
-        if self._page:
-            html += f' · <a href="{escape(self._page)}" target="_blank">dashboard</a>'
-        if pairs:
-            html += "<br><small>" + escape("   ".join(f"{name} {text}" for name, text in pairs)) + "</small>"
-        lines = ["  ".join([self._where(), *words]), "   ".join(f"{name} {text}" for name, text in pairs)]
-        lines += [f"dashboard: {self._page}"] if self._page else []
-        return {"text/plain": "\n".join(filter(None, lines)), "text/html": html + "</div>"}
-
-
-class _Cell:
-    """Output of a notebook cell that is updated in place."""
-
-    def __init__(self, shown: NotebookProgress) -> None:
-        from IPython.display import display
-
-        self._shown, self._at = shown, time.monotonic()
-        self._handle = display(shown.mime_bundle(), raw=True, display_id=True)
-
-    def update_output(self, *, now: bool = False) -> None:
-        """Update the output if the last update is at least REFRESH_SECONDS ago or ``now`` is set."""
-        if now or time.monotonic() - self._at >= REFRESH_SECONDS:
-            self._at = time.monotonic()
-            self._handle.update(self._shown.mime_bundle(), raw=True)
-
-    def stop(self) -> None:
-        """Update the output for the last time."""
-        self.update_output(now=True)
-
-
-def make_fit_display(client: Client | None = None) -> ProgressDisplay:
-    """Return the display of a fit called from Python: for a notebook, or for standard error."""
-    return NotebookProgress(client) if in_notebook() else ProgressDisplay(Console(stderr=True))

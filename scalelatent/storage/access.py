@@ -1,4 +1,4 @@
-"""Information to open a location that its address lacks: fsspec options, or a store object of zarr."""
+"""Storage options, which a location needs besides its address."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _lock = threading.Lock()
 
 
 class Access:
-    """Options of fsspec, or a zarr store; records store only its random mark, pickles store everything."""
+    """Options of fsspec; records store only its random mark, pickles store everything."""
 
-    def __init__(self, mark: str, options: dict[str, Any], store: object = None) -> None:
-        self.mark, self.options, self.store = mark, options, store
+    def __init__(self, mark: str, options: dict[str, Any]) -> None:
+        self.mark, self.options = mark, options
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], store: object = None) -> Access:
-        """Return the access of some options or of a store; equal arguments give the same object."""
+    def from_options(cls, options: Mapping[str, Any]) -> Access:
+        """Return the access of some options; equal options give the same object."""
         with _lock:
             for known in list(_known.values()):
-                if known.store is store and known.options == options:
+                if known.options == options:
                     return known
-            return _enter(cls(uuid.uuid4().hex[:16], dict(options), store))
+            return _enter(cls(uuid.uuid4().hex[:16], dict(options)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _received, (self.mark, self.options, self.store)
+        return _received, (self.mark, self.options)
 
     def __repr__(self) -> str:
-        return f"Access({self.mark}: {', '.join(self.options) or type(self.store).__name__})"
+        return f"Access({self.mark}: {', '.join(self.options)})"
 
     def hide(self, text: str) -> str:
         """Return a text in which the secrets of the options are replaced by "…"."""
@@ -58,9 +58,9 @@ def _enter(access: Access) -> Access:
     return access
 
 
-def _received(mark: str, options: dict[str, Any], store: object) -> Access:
+def _received(mark: str, options: dict[str, Any]) -> Access:
     with _lock:
-        return _known.get(mark) or _enter(Access(mark, options, store))
+        return _known.get(mark) or _enter(Access(mark, options))
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:

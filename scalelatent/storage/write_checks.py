@@ -57,19 +57,11 @@ def check_not_own_input(
     if source is None:
         return
     location, read = locate(url), locate(source)
-    if contains(location, read) or _is_same_dataset(read, location):
+    if contains(location, read):
         raise DataError(
             f"{read.url}: a dataset cannot replace itself (the output is {location.url}); choose "
             "another output"
         )
-
-
-def _is_same_dataset(read: Location, location: Location) -> bool:
-    """Return whether both are one dataset; `read` is a store object, which has no address to compare."""
-    if read.access is None or read.access.store is None:
-        return False
-    raw = read.read("zarr.json")
-    return raw is not None and raw == location.read("zarr.json")
 
 
 def _real(location: Location) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,62 +44,6 @@ class WatchedStore(WrapperStore[Store]):
         if self._watch is not None:
             self._watch(key, np.asarray(value.as_numpy_array()))
         await self._store.set(key, value)
-
-
-class FolderStore(WrapperStore[Store]):
-    """A read-only view of the keys below a path of another store."""
-
-    def __init__(self, store: Store, path: str) -> None:
-        super().__init__(store)
-        self._path = path
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FolderStore) and (self._store, self._path) == (other._store, other._path)
-
-    def __hash__(self) -> int:
-        return hash((FolderStore, self._path))
-
-    @property
-    def read_only(self) -> bool:
-        return True
-
-    def with_read_only(self, read_only: bool = False) -> FolderStore:
-        return self
-
-    def at(self, key: str) -> str:
-        """Return the key in the wrapped store."""
-        return "/".join(filter(None, (self._path, key.strip("/"))))
-
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        return await self._store.get(self.at(key), prototype, byte_range)
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        return await self._store.get_partial_values(
-            prototype, [(self.at(key), part) for key, part in key_ranges]
-        )
-
-    async def _get_many(
-        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
-    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
-        for key, *options in requests:
-            yield key, await self.get(key, *options)
-
-    async def exists(self, key: str) -> bool:
-        return await self._store.exists(self.at(key))
-
-    def list(self) -> AsyncIterator[str]:
-        return self.list_prefix("")
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        async for key in self._store.list_prefix(f"{self._path}/{prefix}" if self._path else prefix):
-            yield key.removeprefix(self._path).lstrip("/")
-
-    def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        return self._store.list_dir(self.at(prefix))
 
 
 class LocationStore(Store):

@@ -1,18 +1,14 @@
-"""Previews of a dataset: repr, notebooks, first rows."""
+"""Previews of a dataset: repr and notebooks."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from scipy.sparse import csr_array
 
-from scalelatent.cli import main
-from scalelatent.data import Dataset, append_rows, make_digits, open_dataset
-from scalelatent.data.preview import first_rows, thumbnail
+from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.data.read.sources import WrappedRows
 from scalelatent.data.write.convert import convert_dataset
 
@@ -96,54 +92,3 @@ def test_the_repr_of_reshaped_rows_reads_no_rows(tmp_path: Path) -> None:
     )
     assert "entries" not in sparse._repr_html_()
     assert "240 B in memory" in dense._repr_html_()
-
-
-def test_first_rows_of_all_kinds_are_shown(tmp_path: Path) -> None:
-    found = {name: first_rows(ds, 2)[1] for name, ds in _datasets(tmp_path).items()}
-    assert found["stored"] == {"row": 1, "label": "b<", "values": [3.0, 4.0, 5.0]}
-    assert found["slice"] == {"row": 3, "label": "c", "values": [9.0, 10.0, 11.0]}
-    assert found["weighted"] == {
-        "row": 1,
-        "targets": [3.0, 4.0, 5.0],
-        "weight": 1.0,
-        "values": [3.0, 4.0, 5.0],
-    }
-    sparse = {"row": 1, "targets": [], "columns": [0, 1, 2], "values": [3.0, 4.0, 5.0], "entries": 3}
-    assert found["csr"] == sparse
-    assert len(first_rows(Dataset.from_arrays(X), 100)) == 20
-    json.dumps(found)
-
-
-@pytest.mark.parametrize("shape", [(28, 28), (8, 8), (200, 300, 3), (2, 5), (3, 2, 1), (1000, 2)])
-def test_thumbnails_fit_a_terminal(shape: tuple[int, ...]) -> None:
-    lines = thumbnail(np.random.default_rng(0).integers(0, 256, shape).astype("u1"))
-    assert {len(line) for line in lines} == {min(shape[1], 28)}
-    assert len(lines) >= 1
-    assert thumbnail(np.zeros((4, 4))) == ["    ", "    "]
-    top = np.zeros((40, 40))
-    top[:20] = 1
-    assert (thumbnail(top)[0], thumbnail(top)[-1]) == ("@" * 28, " " * 28)
-
-
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["data", "head", *arguments])
-    assert not ended.value.code
-    return capsys.readouterr().out
-
-
-def test_the_command_shows_the_first_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    _datasets(tmp_path)
-    text = _run(capsys, str(tmp_path / "a"), "-n", "2").splitlines()
-    assert text == [EXPECTED["stored"].format(tmp_path), "0: a   0 1 2", "1: b<  3 4 5"]
-    assert "1: []  0:3 1:4 2:5" in _run(capsys, str(tmp_path / "b"), "-n", "2")
-    reported = json.loads(_run(capsys, str(tmp_path / "a"), "--rows", "3", "--json"))
-    assert (reported["n_rows"], [row["label"] for row in reported["rows"]]) == (20, ["a", "b<", "a"])
-    make_digits(tmp_path / "digits", 10, seed=0)
-    lines = _run(capsys, str(tmp_path / "digits")).splitlines()
-    assert max(map(len, lines)) <= max(60, len(lines[0]))
-    assert sum(line.count("0: ") + line.count("4: ") for line in lines[1:]) == 2
-    assert any("@" in line for line in lines)

@@ -23,7 +23,7 @@ from scalelatent.errors import JobError
 @pytest.mark.slow
 def test_warm_kernels_are_not_compiled_again(tmp_path: Path) -> None:
     def run(*more: str) -> str:
-        command = [sys.executable, "-m", "scalelatent", "warm", "evaluation", *more]
+        command = [sys.executable, "-m", "scalelatent", "warm", "data", *more]
         env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
         return subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=170, check=True
@@ -51,11 +51,9 @@ def test_every_model_has_its_kernels() -> None:
 
 
 def test_the_error_names_a_kernel_that_does_not_compile(monkeypatch) -> None:
-    monkeypatch.setattr(
-        warming, "_find_uncompiled", lambda kinds: (2, [("evaluation", 10**6, "no._such_kernel")])
-    )
+    monkeypatch.setattr(warming, "_find_uncompiled", lambda kinds: (2, [("data", 10**6, "no._such_kernel")]))
     with pytest.raises(JobError, match=r"process that compiled kernel no\._such_kernel ended"):
-        warming.warm(["evaluation"])
+        warming.warm(["data"])
 
 
 @pytest.mark.parametrize("starting", [0.0, 1.0], ids=["while it compiles", "while it is started"])
@@ -64,9 +62,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
 ) -> None:
     """A child that keeps compiling is ended, and does not receive Ctrl-C of the terminal."""
     (tmp_path / "slow.py").write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
-    monkeypatch.setattr(
-        warming, "_find_uncompiled", lambda kinds: (1, [("evaluation", 0, "no._such_kernel")])
-    )
+    monkeypatch.setattr(warming, "_find_uncompiled", lambda kinds: (1, [("data", 0, "no._such_kernel")]))
     begin, children, started = time.monotonic(), [], threading.Event()
 
     class Child(subprocess.Popen):  # type: ignore[type-arg]
@@ -86,7 +82,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
     threading.Thread(target=interrupt).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            warming.warm(["evaluation"])
+            warming.warm(["data"])
     finally:
         signal.siginterrupt(signal.SIGINT, True)
     ((child, group),) = children

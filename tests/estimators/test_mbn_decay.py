@@ -67,6 +67,21 @@ def test_the_decay_with_the_best_score_is_chosen() -> None:
     assert max(_scores(noise).values()) < max(scores.values()) - 0.3
 
 
+def test_decays_beyond_one_that_is_far_below_the_best_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = _groups()
+    monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.5, 0.6, 0.9))
+    monkeypatch.setattr(mbn_decay, "MARGIN", np.inf)
+    every = _scores(x)
+    # All five are tried, so the decay that ends the grid can be foreseen.
+    best = np.maximum.accumulate(list(every.values()))
+    gap = next(float(best[i] - every[d]) for i, d in enumerate(every) if d >= 0.5 and every[d] < best[i])
+    monkeypatch.setattr(mbn_decay, "MARGIN", 0.9 * gap)
+    tried = _scores(x)
+    assert tried == dict(list(every.items())[: len(tried)])
+    assert 3 <= len(tried) < len(every)
+    assert max(tried.values()) - list(tried.values())[-1] > 0.9 * gap
+
+
 def test_among_equal_scores_the_decay_nearest_to_the_default_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

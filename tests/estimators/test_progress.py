@@ -11,7 +11,6 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 import scalelatent as sl
-from scalelatent.monitor import progress
 
 X, Y = np.random.default_rng(0).normal(size=(80, 6)), np.arange(80) % 2
 V = (X > 0).astype("u1")
@@ -55,92 +54,33 @@ def test_verbose_shows_progress_and_without_it_nothing_is_shown(name, capsys):
     assert "pass 1" in err or "layer" in err
 
 
-class Notebook:
-    """Imitation of IPython in the kernel of a notebook."""
-
-    def __init__(self) -> None:
-        self.cells: list[list[dict[str, str]]] = []
-        self.kernel = object()
-
-    def get_ipython(self) -> Notebook:
-        return self
-
-    def display(self, mime_bundle: dict[str, str], *, raw: bool, display_id: bool) -> Any:
-        assert raw
-        assert display_id
-        self.cells.append([mime_bundle])
-        return SimpleNamespace(update=lambda mime_bundle, raw: self.cells[-1].append(mime_bundle))
-
-
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    shell = Notebook()
-    for name in ("IPython", "IPython.display"):
-        monkeypatch.setitem(sys.modules, name, shell)
+def notebook(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Imitate IPython in the kernel of a notebook."""
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     return shell
 
 
 @pytest.mark.parametrize("name", ["capsule", "search"])
-def test_a_notebook_shows_one_bar_a_fit(name, notebook, capsys):
+@pytest.mark.usefixtures("notebook")
+def test_a_notebook_shows_progress(name, capsys):
     fresh(name).fit(*MODELS[name][1])
-    assert len(notebook.cells) == 1  # The refit of a search is a part of it.
-    last = notebook.cells[0][-1]
-    assert "pass 4" in last["text/plain"]
-    assert "80/80 rows" in last["text/plain"]
-    assert '<progress value="80" max="80"' in last["text/html"]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "pass 4" in err
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_notebook_shows_nothing_if_verbose_is_false(capsys):
+    fresh("capsule").fit(X, Y, verbose=False)
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.cluster
-def test_a_notebook_shows_the_cluster_of_a_fit(notebook, monkeypatch):
-    from distributed import LocalCluster
-
-    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "COUNT_SECONDS", 0.0)
-    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
-
-        class Joins(sl.Callback):
-            def on_pass_end(self, record: dict[str, Any]) -> None:
-                if record["pass"] == 2:
-                    cluster.scale(2)
-                    cluster.wait_for_workers(2)
-
-        fresh("capsule").fit(X, Y, client=cluster, callbacks=Joins())
-        page = cluster.dashboard_link
-    (reported,) = notebook.cells
-    assert "1 worker\n" in reported[0]["text/plain"]
-    assert "2 workers\n" in reported[-1]["text/plain"]
-    # The text contains the remaining time.
-    assert any("at most" in mime_bundle["text/html"] for mime_bundle in reported)
-    assert "objective" in reported[-1]["text/html"]
-    assert f'<a href="{page}" target="_blank">dashboard</a>' in reported[-1]["text/html"]
-    assert f"dashboard: {page}" in reported[-1]["text/plain"]
-
-
-@pytest.mark.cluster
-def test_a_notebook_links_no_dashboard_that_it_cannot_name(notebook):
-    import dask
-    from distributed import LocalCluster
-
-    with (
-        dask.config.set({"distributed.dashboard.link": "{NO_SUCH_VARIABLE}/status"}),
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-    ):
-        fresh("capsule").fit(X, Y, client=cluster)
-    last = notebook.cells[0][-1]
-    assert "1 worker" in last["text/html"]
-    assert "dashboard" not in last["text/html"] + last["text/plain"]
-
-
-def test_a_notebook_shows_nothing_if_verbose_is_false(notebook):
-    fresh("capsule").fit(X, Y, verbose=False)
-    assert notebook.cells == []
-
-
-def test_ipython_on_a_terminal_is_not_a_notebook(notebook):
+def test_ipython_on_a_terminal_is_not_a_notebook(notebook, capsys):
     del notebook.kernel
     fresh("capsule").fit(X, Y)
-    assert notebook.cells == []
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_partly_imported_ipython_is_not_a_notebook(monkeypatch):

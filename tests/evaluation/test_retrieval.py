@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalelatent import Dataset
 from scalelatent.errors import DataError
-from scalelatent.evaluation import lsa, pca, retrieval, retrieval_accuracy, retrieval_levels
+from scalelatent.evaluation import retrieval, retrieval_accuracy, retrieval_levels
 
 
 def in_full(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
@@ -140,19 +140,3 @@ def test_bad_input_raises_an_error_that_names_it(given: dict[str, Any], message:
 def test_levels_are_powers_of_two_minus_one() -> None:
     assert retrieval_levels(402_207)[-1] == 262_143
     assert retrieval_levels(2).tolist() == [1]
-
-
-def test_lsa_finds_the_topics_of_documents() -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(240) % 3
-    rates = rng.gamma(0.3, size=(3, 80))[y]
-    counts = scipy.sparse.csr_array(rng.poisson(rates).astype(np.uint16))
-    output = lsa(3).fit(counts[:120]).transform(counts[120:])
-    assert retrieval_accuracy(output, y[120:]).accuracy[0] > 0.9
-
-
-def test_baselines_refuse_no_components() -> None:
-    with pytest.raises(DataError, match="n_components=0"):
-        lsa(0)
-    with pytest.raises(DataError, match=r"n_components=1\.5"):
-        pca(1.5)

@@ -95,6 +95,7 @@ class Stream:
     """cupy.cuda.Stream."""
 
     _number = 0
+    _lock = threading.RLock()  # One for all streams, because they wait for each other.
     _all: ClassVar[weakref.WeakSet[Stream]] = weakref.WeakSet()
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
@@ -103,7 +104,7 @@ class Stream:
         self.device_id = -1 if null else runtime.getDevice()
         self._issued = self._waited_for = 0
         self._pending: deque[tuple[int, Callable[[], None]]] = deque()
-        self._lock = threading.RLock()
+        self._after: dict[Stream, int] = {}  # Numbers of the work of other streams that this one follows.
         Stream._all.add(self)
 
     def use(self) -> Stream:
@@ -115,6 +116,15 @@ class Stream:
         if self._waited_for < self._issued:
             WAITS.append(self.ptr)
         self._wait(self._issued)
+
+    def wait_event(self, event: Event) -> None:
+        other, number = event._mark
+        self._after[other] = max(self._after.get(other, 0), number)
+        self._issue(lambda: other._run(number))
+
+    def _follows(self, other: Stream, number: int) -> bool:
+        """Return whether work from now on comes after some work of another stream."""
+        return other is self or max(other._waited_for, self._after.get(other, 0)) >= number
 
     def _issue(self, work: Callable[[], None] | None = None) -> int:
         """Add work to the queue, or count work that was done at once; return its number."""
@@ -140,18 +150,24 @@ class _Memory:
     """One allocation: its device, and the last work that wrote to it."""
 
     def __init__(self) -> None:
-        self.device, self.stream, self.number = runtime.getDevice(), get_current_stream(), 0
+        self.device, self.readers = runtime.getDevice(), {}
         self.write()
 
-    def check(self) -> None:
-        """Refuse work on the current stream if it is not ordered after the last write."""
+    def check(self, writes: bool = False) -> None:
+        """Refuse work on the current stream if it is not ordered after the last write, and after reads."""
         assert self.device == runtime.getDevice(), "memory of another device"
         stream = get_current_stream()
-        ordered = self.stream is stream or self.stream._waited_for >= self.number
+        ordered = stream._follows(self.stream, self.number)
         assert ordered, f"race: stream {stream.ptr} uses what stream {self.stream.ptr} writes"
+        for reader, number in self.readers.items() if writes else ():
+            assert stream._follows(reader, number), (
+                f"race: stream {stream.ptr} writes what {reader.ptr} reads"
+            )
+        if not writes:
+            self.readers[stream] = stream._issued
 
     def write(self) -> None:
-        self.stream = get_current_stream()
+        self.stream, self.readers = get_current_stream(), {}
         self.number = self.stream._issue()
 
 
@@ -377,9 +393,11 @@ def get_current_stream(device_id: int = -1) -> Stream:
 def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
     """Run the stream up to an operation that is computed at once."""
     stream = get_current_stream()
-    for operand in (*operands, *writes):
+    for operand in operands:
         if isinstance(operand, ndarray):
             operand._memory.check()
+    for operand in writes:
+        operand._memory.check(writes=True)
     stream._run(stream._issued)
     for operand in writes:
         operand._memory.write()
@@ -389,7 +407,7 @@ def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = (
     """Put an operation into the queue of the current stream."""
     for operand in (writes, *reads):
         if isinstance(operand, ndarray):
-            operand._memory.check()
+            operand._memory.check(writes=True)
     get_current_stream()._issue(work)
     for operand in (writes, *reads):  # The operands that a kernel writes are unknown.
         if isinstance(operand, ndarray):

@@ -481,42 +481,6 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
     np.testing.assert_array_equal(gpu.predict(x), cpu.predict(x))
 
 
-@pytest.mark.parametrize("stored", ["f4", "u1"])
-def test_rows_stay_on_the_gpu_between_passes(fake, tmp_path, stored):
-    from scalelatent.engine.backend import CupyBackend
-    from scalelatent.engine.cache import PieceCache
-    from scalelatent.engine.passes import PassContext, Span, make_stage
-    from scalelatent.engine.reading import StopEvent
-    from scalelatent.models.capsule.model.em import CapsulePass, initial_state
-    from scalelatent.models.capsule.model.members import build_members
-
-    members, rng = build_members("multiclass", 4, 3), np.random.default_rng(0)
-    x, y = (rng.random((20_000, 6)) * 255).astype(stored), np.arange(20_000, dtype=np.int32) % 4
-    work = CapsulePass(members, 6, np.array([0.0]), None, train=True)
-    state = initial_state(rng.normal(size=(members.total_dim, 6)) / 1000, 1)
-    data = sl.Dataset.from_arrays(x, y)
-    data.save(str(tmp_path / "rows.zarr"))
-    for dataset in (data, sl.open_dataset(str(tmp_path / "rows.zarr"))):
-        stage = make_stage("toy", {"train": work}, {"train": dataset}, "gpu", data.classes, block_rows=2048)
-        backend, found = CupyBackend(), []
-        for _ in range(3):
-            context = PassContext(stage, state, backend, PieceCache(0))
-            fake.COPIED.update(set=0, get=0)
-            span = Span("train", stage.grids["train"].depth, 0)
-            vector = context.run_span(span, StopEvent())
-            found.append((vector[:-2].tobytes(), fake.COPIED["set"]))
-        # Classes and weights have 12 bytes per row, and the weights of the model are copied too.
-        assert found[1] == found[2]
-        assert 12 * len(x) <= found[1][1] < 12 * len(x) + 5000
-        assert found[0][0] == found[1][0]
-        assert (
-            0 <= found[0][1] - found[1][1] - 2 * x.nbytes < 10**5
-        )  # The first pass computes on rows of the host.
-        assert backend.kept_rows.used == x.nbytes + 4 * len(x)
-        backend.release_memory()
-        assert (backend.kept_rows.used, backend.kept_rows.limit) == (0, 0)
-
-
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
     """In the whole E-step no row counts twice, and sums stay within the stated tolerance."""

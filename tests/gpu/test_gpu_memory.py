@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,7 +77,9 @@ def test_workers_report_the_memory_of_their_gpu(fake, monkeypatch, rows):
     assert "gpu_total" not in sent[0]
     backend = CupyBackend()
     backend.start_pass()
-    backend.keep_rows("key", SimpleNamespace(x=rows[0], y=None, weight=None))
+    block = SimpleNamespace(x=rows[0], y=None, weight=None)
+    with ThreadPoolExecutor(2) as pool:
+        backend.copy_ahead(backend.begin_copies(), 0, "key", block, pool)
     monkeypatch.setattr(fake.runtime, "memGetInfo", lambda: (6 * GIB, 8 * GIB))
     reports._waiting["key"] = {"kind": "span"}
     reports._flush(worker)

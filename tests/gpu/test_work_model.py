@@ -154,6 +154,38 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
     assert (before.uploads, before.downloads) == (3, 2)
 
 
+def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, model, emulate, monkeypatch):
+    import scalelatent as sl
+    from scalelatent.engine import backend
+    from scalelatent.engine.passes import PassContext, Span, make_stage
+    from scalelatent.engine.reading import StopEvent
+    from scalelatent.models.capsule.model.em import CapsulePass, initial_state
+    from scalelatent.models.capsule.model.members import build_members
+
+    monkeypatch.setattr(backend, "ROWS_SHARE", 0.0)
+    fake.RawModule.library = emulate("capsule")
+    rng, members = np.random.default_rng(0), build_members("multiclass", 10, 2)
+    data = sl.Dataset.from_arrays((rng.random((6144, 30)) * 255).astype("u1"), np.arange(6144) % 10)
+    work = CapsulePass(members, 30, np.array([0.0]), None, True)
+    stage = make_stage("toy", {"train": work}, {"train": data}, "gpu", data.classes, block_rows=2048)
+    context = PassContext(
+        stage, initial_state(rng.normal(size=(20, 30)) / 100, 1), backend.CupyBackend(), None
+    )
+    span = Span("train", stage.grids["train"].depth, 0)
+    context.run_span(span, StopEvent())  # prepares the state
+    got = counts.of(lambda: context.run_span(span, StopEvent()))
+    block = model.rows_ahead(model.capsule_block(2048, 30, 20, 1, None, 1), 2048 * 30)
+    assert got == expected(block * 3)
+    assert counts.copied_bytes == 3 * (block.copied_bytes + block.ahead_bytes)
+    assert counts.waits == 3
+    card = model.H100
+    before = model.rows_before(model.capsule_block(65_536, 784, 20, 1, None, 1), 65_536.0 * 784)
+    now = model.rows_ahead(model.capsule_block(65_536, 784, 20, 1, None, 1), 65_536.0 * 784)
+    assert now.bound(card) == before.bound(card)
+    assert now.predicted(card) < before.predicted(card) / 3
+    assert model.COPY_THREADS == backend.COPY_THREADS
+
+
 @pytest.mark.parametrize("on_card", [True, False])
 def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, monkeypatch, on_card):
     from scalelatent.kernels.sparse_rows import CsrRows

@@ -56,16 +56,15 @@ def test_archives_of_scipy_are_read(packed: bool, kind: Any, tmp_path: Path) -> 
 def test_prefixes_values_and_shape_are_found(index: str, tmp_path: Path) -> None:
     arrays = _arrays(X_tf=np.arange(X.nnz, dtype="u2"), unrelated=np.zeros(3))
     arrays["X_indices"] = arrays["X_indices"].astype(index)
-    del arrays["X_shape"]  # Without a shape the highest index gives the number of columns.
     path = _npz(tmp_path / "x.npz", arrays)
-    _same(import_csr(path, tmp_path / "1"), X[:, : X.indices.max() + 1])
+    _same(import_csr(path, tmp_path / "1"), X)
     counts = import_csr(path, tmp_path / "2", values="tf", csr_prefix="X_")
     assert counts.dtype == np.uint16
     np.testing.assert_array_equal(counts.read_x(0, 200).data, np.arange(X.nnz))
     _same(import_csr(_npz(tmp_path / "y.npz", _arrays("words_")), tmp_path / "3"), X)
 
 
-@pytest.mark.parametrize("where", ["key", "prefix", "found", "npy", "npz"])
+@pytest.mark.parametrize("where", ["key", "prefix", "found"])
 def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> None:
     labels, names, targets = np.arange(200) % 4, np.array(["a", "b"])[np.arange(200) % 2], X.toarray()[:, :3]
     topics = _arrays("Y_", TOPICS)
@@ -77,13 +76,6 @@ def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> 
             more, name = dict(y), "Y"
         elif where == "found":
             more = {"Y": y}
-        if where in ("npy", "npz"):
-            more, name = {}, str(tmp_path / f"y.{where}")
-            if many:
-                name = str(_npz(tmp_path / "topics.npz", _arrays("Y_", TOPICS)))
-            else:
-                np.save(tmp_path / "y.npy", y)
-                name = str(tmp_path / "y.npy")
         path = _npz(tmp_path / "x.npz", _arrays(**more))
         ds = import_csr(path, tmp_path / f"{i}", y=None if where == "found" else name, shard_rows=70)
         _same(ds, X)
@@ -94,33 +86,6 @@ def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> 
         else:
             np.testing.assert_array_equal(found, y[50:150])
         assert str(tmp_path) not in json.dumps(ds.attrs)
-
-
-@pytest.mark.parametrize("keys", [("labels",), ("Y", "other")])
-def test_labels_are_read_from_a_second_npz_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
-) -> None:
-    labels = np.array(["a", "b"])[np.arange(200) % 2]
-    np.savez(tmp_path / "y.npz", **dict.fromkeys(keys, labels))
-    opened: list[zipfile.ZipFile] = []
-    begin = zipfile.ZipFile.__init__
-
-    def counting(self: zipfile.ZipFile, *a: Any, **k: Any) -> None:
-        begin(self, *a, **k)
-        opened.append(self)
-
-    path = _npz(tmp_path / "x.npz", _arrays())
-    monkeypatch.setattr(zipfile.ZipFile, "__init__", counting)
-    ds = import_csr(path, tmp_path / "ds", y=str(tmp_path / "y.npz"))
-    assert opened
-    assert all(archive.fp is None or archive.fp.closed for archive in opened)
-    np.testing.assert_array_equal(ds.read_y(0, 200), labels)
-
-
-def test_an_ambiguous_npz_file_of_labels_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "y.npz", a=np.arange(200), b=np.arange(200))
-    with pytest.raises(DataError, match=r"y\.npz of labels holds a, b: it must hold one array"):
-        import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds", y=str(tmp_path / "y.npz"))
 
 
 def test_a_file_is_appended_to_sparse_rows(tmp_path: Path) -> None:
@@ -144,21 +109,7 @@ def test_unsorted_and_duplicate_entries_are_repaired_and_counted(tmp_path: Path)
     assert ds.attrs["provenance"]["entries_added"] == 1
 
 
-def test_long_rows_make_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelatent.importers.csr_archive.GROUP_BYTES", 200)
-    monkeypatch.setattr("scalelatent.data.layout.GROUP_BYTES", 200)
-    counts = np.r_[np.ones(256, int), np.full(8, 20)]  # 8 rows of 160 bytes after many short ones
-    x = sp.csr_array(
-        (
-            np.ones(counts.sum(), "f4"),
-            np.concatenate([np.arange(c) for c in counts]),
-            np.r_[0, counts.cumsum()],
-        )
-    )
-    sp.save_npz(tmp_path / "x.npz", x)
-    ds = import_csr(tmp_path / "x.npz", tmp_path / "ds")
-    _same(ds, x)
-    assert max(ds[a:b].nnz for a, b in ds.pieces()) * 8 <= 800
+def test_rows_without_entries_are_read(tmp_path: Path) -> None:
     empty = sp.csr_array((7, 3), dtype="f4")
     sp.save_npz(tmp_path / "empty.npz", empty)
     _same(import_csr(tmp_path / "empty.npz", tmp_path / "empty"), empty)
@@ -196,7 +147,9 @@ def _put(place: int, value: Any) -> Any:
         (_bad(indptr=_put(70, 0)), ["'indptr' falls from", "at row 69"]),
         (_bad(indptr=_put(-1, 10**6)), ["row 199 ends at entry 1000000, but there are 600"]),
         (_bad(indptr=lambda a: a[:-5]), ["the shape says 200 rows, but", "has 195"]),
-        (_bad(indptr=lambda a: a[:1]), ["holds no rows"]),
+        (_bad(indptr=lambda a: a[:1]), ["the shape says 200 rows, but", "has 0"]),
+        (_bad(indptr=lambda a: np.minimum(a, 590)), ["'indptr' ends at 590, but there are 600 entries"]),
+        ({k: v for k, v in _arrays("").items() if k != "shape"}, ["has no array 'shape'"]),
         (_bad(indptr=lambda a: a * 1.0), ["'indptr' has dtype float64; integers are needed"]),
         (_bad(indices=_put(400, 30)), ["has an entry in column 30, but columns are 0 to 29", "row 1"]),
         (_bad(indices=_put(3, -2)), ["row 2 has an entry in column -2"]),
@@ -207,7 +160,7 @@ def _put(place: int, value: Any) -> Any:
         (_bad(data=lambda a: a.astype("f2")), ["convert the values to float32"]),
         (_bad(data=lambda a: a.astype(object)), ["Python objects"]),
         (_bad(shape=np.array([200])), ["two numbers are needed"]),
-        (_bad(shape=np.array([200, 0])), ["0 columns"]),
+        (_bad(shape=np.array([200, 0])), ["has shape (200, 0), which is empty"]),
         (_bad(format=np.array(b"csc")), ["format 'csc'", "tocsr()"]),
         (_bad(y=np.zeros(7)), ["holds 200 rows, but", "7 labels"]),
         (_bad(y=np.zeros((200, 2, 2))), ["labels must be one per row, shape (n,), or targets"]),

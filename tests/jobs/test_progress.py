@@ -85,7 +85,7 @@ def test_a_layer_is_shown_with_its_number_in_lines():
     show.on_progress({**LAYER, "pass": 0, "rows_done": 20, "rows_total": 60})
     show.on_event({"event": "layer_written", **LAYER, "rows": 60, "seconds": 2.0})
     assert show.console.file.getvalue().splitlines() == [
-        "mbn_decay, 9 values tried on 1,000 rows",
+        "mbn_decay, up to 9 values tried on 1,000 rows",
         "mbn_code-l3, layer 3 of 7, k = 250: 20 of 60 rows",
         "mbn_code-l3, layer 3 of 7, k = 250: 60 rows in 2.0 s, 0.0 s so far",
     ]

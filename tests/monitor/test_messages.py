@@ -40,7 +40,7 @@ def test_spans_are_described_in_words() -> None:
     assert span_text({"stage": "mbn_code", "part": "output", "shard": 0}) == "mbn_code, shard 0"
     assert span_text({"part": "validation"}) == ""
     assert describe_part({"stage": "code-l3", "layer": 3, "layers": 7, "k": 250}) == "layer 3 of 7, k = 250"
-    assert describe_part({"tries": 9}) == "9 values tried"
+    assert describe_part({"tries": 9}) == "up to 9 values tried"
     assert describe_part({"stage": "em"}) == ""
     assert sorted(["w-10", "w-2"], key=natural_sort_key) == ["w-2", "w-10"]
     assert [format_duration(s) for s in (4.21, 75, 7384)] == ["4.2 s", "1 min 15 s", "2 h 03 min"]

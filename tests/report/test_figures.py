@@ -158,15 +158,6 @@ def test_one_dimension_is_a_strip_with_lanes():
     assert (np.abs(offsets[:, 1] - 1) < 0.5).all()
 
 
-def test_insets_are_the_given_images():
-    images = np.arange(2 * 64.0).reshape(2, 64)
-    points = [np.zeros((4, 2))] * 2
-    figure = plot_latents(points, np.array([0, 1, 0, 1]), ["a", "b"], images=images,
-                          has_image=np.array([False, True]), shape=(8, 8))  # fmt: skip
-    assert not figure.axes[0].child_axes
-    assert np.array_equal(figure.axes[1].child_axes[0].images[0].get_array(), images[1].reshape(8, 8))
-
-
 def test_the_prototype_mosaic_contains_every_picture():
     x = np.arange(2 * 3 * 64.0).reshape(2, 3, 64)
     present = np.ones((2, 3), bool)
@@ -185,15 +176,6 @@ def test_few_elements_of_many_classes_are_drawn_in_a_row():
     axes = plot_prototypes(x, np.ones((10, 2), bool), list("abcdefghij"), (8, 8)).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == list("abcdefghij")
     assert np.array_equal(axes.images[0].get_array()[9:17, 18:26], x[2, 1].reshape(8, 8))
-
-
-def test_rows_that_are_not_images_are_drawn_as_curves():
-    x = np.random.default_rng(0).normal(size=(2, 2, 5))
-    axes = plot_prototypes(x, np.ones((2, 2), bool), ["a", "b"], None).axes[0]
-    curves = axes.collections[-1].get_segments()
-    assert len(curves) == 4
-    drawn = 1 + 0.38 - 0.76 * (x[1, 0] - x.min()) / np.ptp(x)
-    assert curves[2][:, 1] == pytest.approx(drawn)
 
 
 def test_image_shapes_are_guessed_from_the_width():

@@ -16,7 +16,6 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.report import collect_parts, parts_numbers
 from scalelatent.models.hcn.report_figures import (
     count_sign_changes,
-    plot_bits,
     plot_evidence,
     plot_features,
     plot_filled,
@@ -27,7 +26,7 @@ from scalelatent.report.style import ACCENT, COLORS, LINE, WARN
 from scalelatent.storage.disk import locate
 
 X = image_set("letters", alphabet="AKT", noise=0.02, seed=1).rows(0, 420)[0]
-PICTURES = ["bits", "features", "filled", "learning", "parts"]
+PICTURES = ["features", "filled", "learning", "parts"]
 
 PageOf = Callable[..., tuple[str, list[str]]]
 
@@ -125,8 +124,6 @@ def test_figures_show_the_given_data() -> None:
     upper, lower = plot_evidence(records, before=50).axes
     assert upper.lines[0].get_xydata().tolist() == [[150, 3], [250, 3], [450, 3]]
     assert lower.lines[0].get_ydata().tolist() == [50, 50, 50]
-    bars = plot_bits(100.0, {"places": 20.0, "errors": 30.0}).axes[0].patches
-    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 100), (0, 20), (20, 30)]
     known = np.ones_like(image)
     known[..., 2, :] = False
     given = plot_filled(image, known, made).axes[1].images[0].get_array()

@@ -1,8 +1,7 @@
-"""Datasets opened with storage options, or from stores of zarr, obstore and fsspec."""
+"""Datasets opened with storage options."""
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import shutil
 import socket
@@ -13,13 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import fsspec
 import numpy as np
 import pytest
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, StorePath, ZipStore
 
 import scalelatent as sl
 from scalelatent import Dataset, open_dataset
@@ -33,7 +28,6 @@ from scalelatent.jobs.submit import submit_job
 from scalelatent.storage import objects
 from scalelatent.storage.access import Access
 from scalelatent.storage.disk import locate
-from scalelatent.storage.stores import find_location
 
 from .conftest import S3, SECRET
 
@@ -50,154 +44,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def filled(store: Any, source: Path) -> Any:
-    """Return a zarr store with the files of a folder."""
-    make = default_buffer_prototype().buffer.from_bytes
-    for file in source.rglob("*"):
-        if file.is_file():
-            sync(store.set(str(file.relative_to(source)), make(file.read_bytes())))
-    return store
-
-
-def of_obstore(folder: Path) -> Any:
-    return pytest.importorskip("obstore.store").LocalStore(str(folder))
-
-
-def zipped(folder: Path) -> ZipStore:
-    path = folder / "a.zip"
-    if not path.exists():
-        filled(ZipStore(path, mode="w"), folder / "a.zarr").close()
-    return ZipStore(path, mode="r")
-
-
-STORES = {
-    "memory": lambda folder: filled(MemoryStore(), folder / "a.zarr"),
-    "zip": zipped,
-    "local": lambda folder: LocalStore(folder / "a.zarr"),
-    "path in a store": lambda folder: StorePath(
-        LoggingStore(LocalStore(folder), log_level="ERROR"), "a.zarr"
-    ),
-    "fsspec": lambda folder: FsspecStore.from_url(f"file://{folder}/a.zarr"),
-    "mapper": lambda folder: fsspec.filesystem("file").get_mapper(str(folder / "a.zarr")),
-    "obstore": lambda folder: of_obstore(folder / "a.zarr"),
-    "path in obstore": lambda folder: StorePath(ObjectStore(of_obstore(folder)), "a.zarr"),
-}
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_rows_of_a_store_equal_those_of_its_files(kind: str, folder: Path) -> None:
-    plain, ds = open_dataset(folder / "a.zarr"), open_dataset(STORES[kind](folder))
-    assert ds.fingerprint() == plain.fingerprint()
-    np.testing.assert_array_equal(ds.read_x(0, 650), X)
-    np.testing.assert_array_equal(ds[590:640].read_y(0, 50), Y[590:640])
-    assert ds.to_dask()[0].sum().compute(scheduler="threads") == X.sum()
-    assert ds.is_stored == (kind != "memory")
-    if ds.is_stored:
-        again = pickle.loads(pickle.dumps(ds[3:7]))
-        np.testing.assert_array_equal(again.read_x(0, 4), X[3:7])
-        np.testing.assert_array_equal(Dataset.from_spec(ds.spec()).read_x(0, 2), X[:2])
-
-
-def test_rows_of_a_store_in_memory_are_in_memory(folder: Path) -> None:
-    ds = open_dataset(STORES["memory"](folder))
-    with pytest.raises(DataError, match=r"store://MemoryStore\(.*is in the memory of this process"):
-        ds.spec()
-    code = (
-        "import sys, cloudpickle, scalelatent; print(cloudpickle.load(sys.stdin.buffer).read_x(0, 650).sum())"
-    )
-    reported = subprocess.run(
-        [sys.executable, "-c", code], input=cloudpickle.dumps(ds), capture_output=True, timeout=100
-    )
-    assert int(reported.stdout) == X.sum(), reported.stderr.decode()
-
-
-def test_a_fit_on_a_store_equals_that_on_its_files(folder: Path) -> None:
-    def fitted(rows: Any) -> Any:
-        return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(rows)
-
-    plain, ds = open_dataset(folder / "a.zarr"), open_dataset(STORES["memory"](folder))
-    np.testing.assert_array_equal(fitted(ds).predict_proba(X), fitted(plain).predict_proba(X))
-
-
-def test_a_store_is_read_and_not_written(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "a.zarr", tmp_path / "a.zarr")
-    store = FsspecStore.from_url(f"file://{tmp_path}/a.zarr")
-    with pytest.raises(StoreError, match=r"is a store object, which can only be read"):
-        find_location(store).write("new", b"")
-    with pytest.raises(DataError, match="cannot replace itself"):
-        open_dataset(store).save(tmp_path / "a.zarr", overwrite=True)
-    np.testing.assert_array_equal(open_dataset(store).save(tmp_path / "b.zarr").read_x(0, 650), X)
-
-
-def test_the_error_of_damage_names_file_and_rows(folder: Path) -> None:
-    store = STORES["memory"](folder)
-    ds = open_dataset(store)
-    sync(store.delete("x/c/3/0"))
-    with pytest.raises(DataError, match=r"MemoryStore\(\d+\)/x/c/3/0 \(rows 300:400 of 'x'\) is missing"):
-        ds.read_x(250, 350)
-    sync(store.set("x/c/3/0", default_buffer_prototype().buffer.from_bytes(b"?" * 900)))
-    with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged"):
-        ds.read_x(250, 350)
-
-
-def test_objects_that_are_not_a_store_are_refused(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"a builtins.dict is not a location: give a path"):
-        open_dataset({})  # type: ignore[arg-type]
+def test_objects_that_are_not_an_address_are_refused(folder: Path) -> None:
+    for thing in ({}, fsspec.filesystem("file").get_mapper(str(folder / "a.zarr"))):
+        with pytest.raises(DataError, match=r" is not a location: give a path, or an address"):
+            open_dataset(thing)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no storage_options"):
         open_dataset(folder / "a.zarr", storage_options={"anon": True})
-    with pytest.raises(DataError, match="but a MemoryStore was given"):
-        open_dataset(MemoryStore(), storage_options={})
-    with pytest.raises(DataError, match=r"store://MemoryStore\(.*does not exist"):
-        open_dataset(MemoryStore())
 
 
 def test_the_error_of_options_of_another_process_names_the_next_step(folder: Path) -> None:
-    spec = open_dataset(STORES["fsspec"](folder)).spec() | {"access": "0" * 16}
+    spec = open_dataset(folder / "a.zarr").spec() | {"access": "0" * 16}
     with pytest.raises(DataError, match="open it again with open_dataset"):
         Dataset.from_spec(spec)
-
-
-@pytest.mark.parametrize("kind", ["fsspec", "path in obstore"])
-def test_a_store_in_a_forked_process_reads_or_is_refused(kind: str, folder: Path) -> None:
-    """In a forked process, obstore would wait forever, and so would this process."""
-    ds = open_dataset(STORES[kind](folder))
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-
-    def read() -> None:
-        try:
-            there.send(ds.read_x(0, 650).sum())
-        except DataError as error:
-            there.send(str(error))
-
-    child = context.Process(target=read)
-    child.start()
-    try:
-        assert here.poll(60)
-        reported = here.recv()
-    finally:
-        child.kill()
-        child.join(10)
-    if kind == "fsspec":
-        assert reported == X.sum()
-    else:
-        assert "Start processes with 'spawn' or 'forkserver'" in reported
-        assert "try again when this process can read" in reported
-        assert "Restore" not in reported  # This advice is for lost rows.
-    assert ds.read_x(0, 650).sum() == X.sum()
-
-
-ONE_THREAD = """
-import sys, zarr
-from concurrent.futures import ThreadPoolExecutor
-from zarr.storage import FsspecStore
-from scalelatent.storage.stores import find_location
-zarr.config.set({"threading.max_workers": 1})
-place = find_location(FsspecStore.from_url(sys.argv[1]))
-x = zarr.open_group(place.zarr_store(read_only=True), mode="r")["x"]
-with ThreadPoolExecutor(4) as pool:
-    print(sum(pool.map(lambda a: int(x[a : a + 100].sum()), range(0, 600, 100))))
-"""
 
 
 def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Path) -> None:
@@ -210,13 +68,6 @@ def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Pa
     (tmp_path / "away.zarr").rename(tmp_path / "a.zarr")
     rows = pickle.loads(passed_on)
     np.testing.assert_array_equal(rows.read_x(0, len(rows)), X[5:9])
-
-
-def test_stores_are_read_without_waiting_threads(folder: Path) -> None:
-    reported = subprocess.run(
-        [sys.executable, "-c", ONE_THREAD, f"file://{folder}/a.zarr"], capture_output=True, timeout=100
-    )
-    assert int(reported.stdout) == X[:600].sum(), reported.stderr.decode()
 
 
 # -- storage options ---------------------------------------------------------------------------------------
@@ -278,7 +129,7 @@ def test_run_folders_and_models_contain_no_secret(s3: S3, options: dict[str, Any
     )
     from scalelatent.jobs.recorder import check_resumable
 
-    with pytest.raises(JobError, match="opened with storage options or a store object"):
+    with pytest.raises(JobError, match="opened with storage options; resume"):
         check_resumable(RunFolder.open(str(tmp_path / "run")))
 
 
@@ -399,14 +250,11 @@ def test_datasets_in_azure_are_read_and_written(azure: str, monkeypatch: pytest.
 # -- clusters ----------------------------------------------------------------------------------------------
 
 
-class NotToBeSent(LoggingStore):
-    """A store that exists only in this process."""
+class NotToBeSent(dict[str, Any]):
+    """Option that cannot be pickled."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(LocalStore(folder), "ERROR")
-
-    def __reduce__(self) -> Any:
-        raise TypeError("it lives only here")
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("only here")
 
 
 def capsule(**fit: Any) -> Any:
@@ -438,31 +286,12 @@ def test_workers_receive_the_options(s3: S3, options: dict[str, Any], tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_stores_are_read_on_a_cluster(folder: Path, tmp_path: Path) -> None:
-    plain = capsule(rows=open_dataset(folder / "a.zarr")).predict_proba(X)
-    with sl.cluster("local", workers=2, threads=1) as client:
-        for kind in ("fsspec", "zip", "memory"):  # The last one is written to a place that the workers find.
-            ds = open_dataset(STORES[kind](folder))
-            model = capsule(rows=ds, client=client, run_dir=tmp_path / kind)
-            np.testing.assert_array_equal(model.predict_proba(X), plain)
-        filled(FsspecStore.from_url("memory://only-here/a.zarr"), folder / "a.zarr")
-        cached = open_dataset(FsspecStore.from_url("simplecache::memory://only-here/a.zarr", read_only=True))
-        with pytest.raises(
-            RunError, match=r"worker\(s\) tcp://.* cannot open store://.*memory of this process.*save it"
-        ):
-            capsule(rows=cached, client=client)
-        workers = set(client.nthreads())
-        with pytest.raises(DataError, match=r"store://.* cannot see it .*Dataset\.save"):
-            client.submit(lambda rows: rows.read_x(0, 1), cached).result(timeout=60)
-        assert set(client.nthreads()) == workers  # They unpickle it while they listen.
-        paired = open_dataset(folder / "a.zarr").without_labels().with_target(cached)
-        with pytest.raises(RunError, match=r"worker\(s\) tcp://.* cannot open store://.*only-here"):
-            send_access(client, paired)
-        with pytest.raises(RunError, match=r"do not see the output memory://only-here/out.zarr .*out=…"):
-            model.predict(ds, out="memory://only-here/out.zarr", client=client)
-        refused = open_dataset(NotToBeSent(folder / "a.zarr"))
-        with pytest.raises(RunError, match="a store that cannot be sent to the workers .*only here"):
-            capsule(rows=refused, client=client)
+def test_options_that_cannot_be_pickled_are_refused(s3: S3, options: dict[str, Any]) -> None:
+    ds = open_dataset(s3.at("digits.zarr"), storage_options={**options, "config_kwargs": NotToBeSent()})
+    message = r"storage options that cannot be sent to the workers \(TypeError: .*only here"
+    with sl.cluster("local", workers=1, threads=1) as client, pytest.raises(RunError, match=message) as error:
+        send_access(client, ds)
+    assert SECRET not in str(error.value)
 
 
 @pytest.mark.slow

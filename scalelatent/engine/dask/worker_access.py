@@ -1,4 +1,4 @@
-"""Send storage options and stores to the workers once, so that small tasks refer to them by an id.
+"""Send storage options to the workers once, so that small tasks refer to them by an id.
 
 A worker plugin sends them to workers that join later, too (law 7: small tasks).
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from distributed import WorkerPlugin
 
 from scalelatent.errors import RunError
-from scalelatent.storage.stores import locate_recorded
+from scalelatent.storage.storage_options import locate_recorded
 
 from .requests import GONE_ERRORS, ask_workers
 
@@ -37,9 +37,9 @@ def send_access(client: Client, ds: Dataset) -> None:
             client.register_plugin(SentAccess(access), name=f"scalelatent-access-{access.mark}")
         except Exception as error:
             raise RunError(
-                f"{ds.url} was opened with storage options or a store that cannot be sent to the workers "
-                f"({type(error).__name__}: {access.hide(str(error))}): install its package on the workers, "
-                "use options that can be pickled, or set them in the environment of the workers"
+                f"{ds.url} was opened with storage options that cannot be sent to the workers "
+                f"({type(error).__name__}: {access.hide(str(error))}): use options that can be pickled, or "
+                "set them in the environment of the workers"
             ) from error
     for place in ds.places:
         if place.access is not None:

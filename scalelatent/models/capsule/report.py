@@ -254,7 +254,8 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
 def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
     """Return all figures of the rows, in the order of the page."""
     found = [_latents(shown, rows) if shown.sample is not None else _votes(shown, rows)]
-    found.append(_prototypes(shown, rows))
+    if (shape := image_shape(shown.feature_shape)) is not None:
+        found.append(_prototypes(shown, rows, shape))
     if shown.confusion is not None:
         found.append(draw_confusion(shown.confusion, shown.class_names, rows))
     score = "share of votes" if shown.members.architecture == "all_vs_all" else "probability"
@@ -269,11 +270,7 @@ def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
 def _latents(shown: ReportData, rows: str) -> Picture:
     sample, members = shown.sample, shown.members
     assert sample is not None
-    shape = image_shape(shown.feature_shape)
-    figure = plot_latents(
-        sample.points, sample.codes, shown.class_names,
-        images=shown.confident.x, has_image=shown.confident.rows >= 0, shape=shape,
-    )  # fmt: skip
+    figure = plot_latents(sample.points, sample.codes, shown.class_names)
     k, large = len(sample.rows), max(members.class_dims) > 2
     which = "all" if k == shown.n_rows else f"{k:,} evenly spaced of {shown.n_rows:,}"
     own = "class of a row" if shown.labelled else "predicted class of a row"
@@ -300,8 +297,6 @@ def _latents(shown: ReportData, rows: str) -> Picture:
             "A capsule of dimension 1 is a strip from -1 to 1 with a row of points for each class; "
             "the row of its own class is shaded."
         )
-    if shape is not None:
-        words.append("In the corner: the most confidently recognised image of the class.")
     length = [np.linalg.norm(p[sample.codes == c], axis=1) for c, p in enumerate(sample.points)]
     typical = np.median(np.concatenate(length)) if sum(map(len, length)) else float("nan")
     alt = (
@@ -336,8 +331,8 @@ def _votes(shown: ReportData, rows: str) -> Picture:
     )
 
 
-def _prototypes(shown: ReportData, rows: str) -> Picture:
-    kept, shape = shown.prototypes, image_shape(shown.feature_shape)
+def _prototypes(shown: ReportData, rows: str, shape: tuple[int, ...]) -> Picture:
+    kept = shown.prototypes
     present = np.asarray(kept.rows >= 0)
     own = "of the class" if shown.labelled else "predicted as the class"
     words = [
@@ -349,8 +344,6 @@ def _prototypes(shown: ReportData, rows: str) -> Picture:
             f"The {shown.members.n_classes - 1} members that know a class are combined by the "
             "mean of (h_iα / |h|)²."
         )
-    if shape is None:
-        words.append("Rows are drawn as curves over their features.")
     if present.shape[1] > MAX_ELEMENTS:
         words.append(f"The first {MAX_ELEMENTS} of {present.shape[1]} elements.")
     missing = [shown.class_names[c] for c in np.flatnonzero(~present.any(axis=1))]
@@ -359,7 +352,7 @@ def _prototypes(shown: ReportData, rows: str) -> Picture:
     best = np.sqrt(kept.score[present])
     alt = (
         f"A grid of {count(present.shape[0], 'class', 'classes')} by {count(present.shape[1], 'element')} "
-        f"of {'images' if shape else 'curves'}."
+        "of images."
     )
     if best.size:
         alt += f" The elements' shares |h_iα| / |h| range from {best.min():.2f} to {best.max():.2f}."

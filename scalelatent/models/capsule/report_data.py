@@ -42,7 +42,6 @@ class ReportData:
     reliability: Reliability | None  # None without labels, and for all-versus-all, whose scores are votes
     sample: Sample | None  # None for all-versus-all
     votes: Votes | None  # only for all-versus-all
-    confident: Confident
     prototypes: Prototypes
     mistakes: Mistakes
 
@@ -67,7 +66,6 @@ def collect_report_data(
         Reliability.empty() if data.has_y and not votes_only else None,
         None if votes_only else Sample.empty(members, data.n_rows, sample_rows),
         Votes.empty(members) if votes_only else None,
-        Confident.empty(m, data.n_features, data.dtype),
         Prototypes.empty(members, data.n_features, data.dtype),
         Mistakes(),
     )
@@ -188,30 +186,6 @@ class Votes:
             out[a, b] = self.wins[a, r] / self.rows[a] if self.rows[a] else np.nan
             out[b, a] = 1 - self.wins[b, r] / self.rows[b] if self.rows[b] else np.nan
         return out
-
-
-@dataclass
-class Confident:
-    """Row of each class with the largest score of its class."""
-
-    rows: np.ndarray  # int64 (classes,), -1 if the class has no row
-    score: np.ndarray  # float64 (classes,)
-    x: np.ndarray  # (classes, features)
-
-    @classmethod
-    def empty(cls, n_classes: int, n_features: int, dtype: np.dtype) -> Confident:
-        return cls(
-            np.full(n_classes, -1), np.full(n_classes, -np.inf), np.zeros((n_classes, n_features), dtype)
-        )
-
-    def add(self, block: LatentBlock) -> None:
-        """Keep rows with larger scores; of equal scores, the first row."""
-        for c in np.unique(block.codes):
-            own = np.flatnonzero(block.codes == c)
-            best = own[block.score[own, c].argmax()]
-            if block.score[best, c] > self.score[c]:
-                self.rows[c], self.score[c] = block.start + best, block.score[best, c]
-                self.x[c] = block.x[best]
 
 
 @dataclass

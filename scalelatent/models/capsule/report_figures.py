@@ -7,17 +7,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.collections import LineCollection
 from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
 from scalelatent.errors import DataError
 from scalelatent.report.figures import column, draw_errors, marker_style, pass_positions
-from scalelatent.report.pictures import choose_tone, draw_image
+from scalelatent.report.pictures import choose_tone, draw_mosaic
 from scalelatent.report.style import (
     ACCENT,
     INK,
@@ -59,25 +57,13 @@ def project_on_leading_plane(points: np.ndarray, own: np.ndarray) -> tuple[np.nd
     return points @ leading, float(values[-2:].sum() / total) if total > 0 else 1.0
 
 
-def plot_latents(
-    points: Sequence[np.ndarray],
-    codes: np.ndarray,
-    names: Sequence[str],
-    *,
-    images: np.ndarray | None = None,
-    has_image: np.ndarray | None = None,
-    shape: tuple[int, ...] | None = None,
-) -> Figure:
+def plot_latents(points: Sequence[np.ndarray], codes: np.ndarray, names: Sequence[str]) -> Figure:
     """Draw a panel for each capsule: squashed vectors in the unit circle, coloured by class."""
     m = len(points)
     columns = m if m <= 5 else 5
     rows = -(-m // columns)
     figure = new_figure(2.3 * columns, 2.5 * rows)
     panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
-    shown = None
-    if images is not None and shape is not None:
-        there = np.ones(m, dtype=bool) if has_image is None else has_image
-        shown = images, there, shape, choose_tone(images[there])
     for c, axes in enumerate(panels):
         axes.set_axis_off()
         if c >= m:
@@ -94,12 +80,6 @@ def plot_latents(
         axes.plot(
             0.04, 1.013, transform=axes.transAxes, marker=marker, color=color, markersize=7, clip_on=False
         )
-        if shown is not None and shown[1][c]:
-            # The unit circle does not cover this corner of the panel.
-            corner = axes.inset_axes((0.82, 0.84, 0.2, 0.2))
-            draw_image(corner, shown[0][c], *shown[2:])
-            for side in corner.spines.values():
-                side.set(color=LINE, linewidth=0.8)
     return figure
 
 
@@ -121,7 +101,7 @@ def _draw_strip(axes: Axes, values: np.ndarray, codes: np.ndarray, c: int, m: in
     for edge in (-1, 0, 1):
         axes.plot([edge, edge], [-0.5, m - 0.5], color=MUTED if edge else LINE, linewidth=0.8, zorder=0)
     _draw_points(axes, values, codes + 0.8 * jitter, codes, c)
-    # Leave space above the rows of points for the name and the image.
+    # Leave space above the rows of points for the name.
     axes.set(xlim=(-1.06, 1.06), ylim=(m - 0.4, -0.6 - 0.22 * m))
 
 
@@ -238,22 +218,24 @@ def puts_classes_across(n_classes: int, n_dims: int) -> bool:
 
 
 def plot_prototypes(
-    x: np.ndarray, present: np.ndarray, names: Sequence[str], shape: tuple[int, ...] | None
+    x: np.ndarray, present: np.ndarray, names: Sequence[str], shape: tuple[int, ...]
 ) -> Figure:
-    """Draw the row that each element of each capsule contributes most to (equation 3.2, Figure 4)."""
+    """Draw the image that each element of each capsule contributes most to (equation 3.2, Figure 4)."""
     x, present = x[:, :MAX_ELEMENTS], present[:, :MAX_ELEMENTS]
     across = puts_classes_across(*present.shape)
     if across:
         x, present = x.swapaxes(0, 1), present.T
     rows, columns = present.shape
-    cell = 0.66 if shape is not None else 0.95
-    figure = new_figure(max(cell * columns, 1.5) + 0.9, cell * rows + 0.65)
+    figure = new_figure(max(0.66 * columns, 1.5) + 0.9, 0.66 * rows + 0.65)
     axes = figure.subplots()
-    (_draw_curves if shape is None else partial(_draw_images, shape=shape))(axes, x, present)
-    elements = [str(a + 1) for a in range(columns if not across else rows)]
+    tiles = np.where(present[:, :, None], x.astype(np.float64), np.nan)
+    centres, lower = draw_mosaic(axes, tiles, shape, choose_tone(x[present]))
+    axes.set_axis_on()
+    elements = [str(a + 1) for a in range(rows if across else columns)]
     below, beside = (names, elements) if across else (elements, names)
-    class_ticks(axes, below, y=False)
-    class_ticks(axes, beside, x=False)
+    rotation = 90 if need_rotation(below) else 0
+    axes.set_xticks(centres, [short_name(name) for name in below], fontsize=9, rotation=rotation)
+    axes.set_yticks(lower - shape[0] / 2, [short_name(name) for name in beside], fontsize=9)
     axes.set_xlabel("class" if across else "element of the latent vector", color=INK, fontsize=10)
     axes.set_ylabel("element" if across else "class", color=INK, fontsize=10)
     axes.tick_params(length=0, colors=INK)
@@ -262,40 +244,3 @@ def plot_prototypes(
     for side in axes.spines.values():
         side.set_visible(False)
     return figure
-
-
-def _draw_images(axes: Axes, x: np.ndarray, present: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Draw all pictures as one array, because the layout of hundreds of axes takes minutes."""
-    (m, d), (height, width) = present.shape, shape[:2]
-    gap = max(1, height // 14)
-    colors, low, high = choose_tone(x[present])
-    blank = np.full((m * (height + gap) - gap, d * (width + gap) - gap, *shape[2:]), np.nan)
-    for c, a in np.argwhere(present):
-        top, left = c * (height + gap), a * (width + gap)
-        blank[top : top + height, left : left + width] = x[c, a].reshape(shape)
-    if len(shape) == 3:
-        blank = np.nan_to_num(np.clip((blank - low) / (high - low), 0, 1), nan=1.0)
-    # Each image and its gap are 1 unit wide and high, so that axis ticks at whole numbers label the images.
-    right, bottom = (d - gap / (width + gap)), (m - gap / (height + gap))
-    off = (-0.5 + 0.5 * gap / (width + gap), -0.5 + 0.5 * gap / (height + gap))
-    extent = (off[0], off[0] + right, off[1] + bottom, off[1])
-    aspect = (height + gap) / (width + gap)
-    axes.imshow(blank, cmap=colors, vmin=low, vmax=high, extent=extent, aspect=aspect)
-
-
-def _draw_curves(axes: Axes, x: np.ndarray, present: np.ndarray) -> None:
-    """Draw every row as a small curve over its features, all on one scale."""
-    m, d = present.shape
-    shown = x[present].astype(np.float64)
-    low, high = (shown.min(), shown.max()) if shown.size else (0.0, 1.0)
-    span = high - low if high > low else 1.0
-    across = np.linspace(-0.42, 0.42, max(x.shape[2], 2))
-    curves = []
-    for c, a in np.argwhere(present):
-        y = c + 0.38 - 0.76 * (x[c, a].astype(np.float64) - low) / span
-        curves.append(np.column_stack([across + a, np.resize(y, len(across))]))
-    if low < 0 < high:
-        zero = 0.38 + 0.76 * low / span
-        axes.hlines([c + zero for c in range(m)], -0.45, d - 0.55, color=MUTED, linewidth=0.4)
-    axes.add_collection(LineCollection(curves, colors=ACCENT, linewidths=0.9))
-    axes.set(xlim=(-0.5, d - 0.5), ylim=(m - 0.5, -0.5))

@@ -1,4 +1,4 @@
-"""Report of a compositional network of one layer: images with their parts, features, bits."""
+"""Report of a compositional network of one layer: images with their parts, features."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.grid import space_ranges
 from scalelatent.engine.threads import single_threaded
-from scalelatent.models.hcn.model.compression import DescriptionLength, bits, compression, part_lengths
+from scalelatent.models.hcn.model.compression import DescriptionLength, compression
 from scalelatent.models.hcn.model.decode import reconstruct
 from scalelatent.report.interpretation import usage_snippet
-from scalelatent.report.page import Picture, Section, count, join_words
+from scalelatent.report.page import Picture, Section, count
 from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
 from .parameters import has_templates, is_online
-from .report_figures import plot_bits, plot_parts
+from .report_figures import plot_parts
 from .report_multi_layer import layers_section
 from .report_shared import (
     N_COMPLETED,
@@ -227,11 +227,8 @@ def parts_pictures(
     often = None if evidence is None else evidence.stats["placed"] / evidence.sampled
     found.append(features_picture(model.weights_[0], model.used_[0], often))
     found += learning_pictures(run)
-    if evidence is not None:
-        if evidence.filled.has_hidden_pixels:
-            found.append(filled_picture(evidence.filled, rows, "the features"))
-        if float(bits(evidence.stats["ones"], evidence.stats["known"])) > 0:
-            found.append(_bits_picture(model, evidence, rows))
+    if evidence is not None and evidence.filled.has_hidden_pixels:
+        found.append(filled_picture(evidence.filled, rows, "the features"))
     return found
 
 
@@ -248,21 +245,3 @@ def _parts_picture(model: HierarchicalCompositionalNetwork, evidence: PartsEvide
     )
     drawn = evidence.images, evidence.places, model.weights_[0], evidence.made, evidence.unknown
     return Picture("parts", "Images and their parts", words, alt, plot_parts(*drawn), wide=True)
-
-
-def _bits_picture(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
-    places, features, errors = part_lengths(model._layer, model._decoder().weights, evidence.stats)
-    whole = float(bits(evidence.stats["ones"], evidence.stats["known"]))
-    parts = {"places": places, "features, once": features, "pixels not explained": errors}
-    words = (
-        f"Bits of {count(evidence.sampled, f'{rows} image')}: pixel by pixel, and described by features. "
-        "The features are described once, so their share shrinks with more images."
-    )
-    shares = [f"{name} {percent(number / whole)}" for name, number in parts.items()]
-    return Picture(
-        "bits",
-        "Bits",
-        words,
-        f"Shares of the bits of the pixels: {join_words(shares)}.",
-        plot_bits(whole, parts),
-    )

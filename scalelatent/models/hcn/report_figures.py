@@ -229,25 +229,6 @@ def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     return np.array(out)
 
 
-def plot_bits(whole: float, parts: Mapping[str, float]) -> Figure:
-    """Plot the bits of images as they are, and described by features."""
-    figure = new_figure(8, 1.9)
-    axes = figure.subplots()
-    unit, name = (2**13, "kB") if whole >= 2**15 else (1, "bits")
-    axes.barh([0], [whole / unit], color=LINE, height=0.62, label="pixels")
-    left = 0.0
-    for (part, bits), color in zip(parts.items(), (ACCENT, "#ffa90e", WARN), strict=False):
-        axes.barh([1], [bits / unit], left=left / unit, color=color, height=0.62, label=part)
-        left += bits
-    axes.set_yticks([0, 1], ["as they are", "by features"])
-    axes.invert_yaxis()
-    axes.set_xlabel(name)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.legend(fontsize=8.5, frameon=False, ncols=4, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1))
-    style_axes(axes, grid=False)
-    return figure
-
-
 def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Figure:
     """Plot images, their given pixels and their completions; arrays are (n, channels, height, width)."""
     n = len(images)

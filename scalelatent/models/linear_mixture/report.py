@@ -22,10 +22,9 @@ from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .kernels.reference import tangent_rows
 from .model.components import DENSITY_LIKELIHOODS
 from .model.density import main_directions
-from .model.recognition import N_CANDIDATES, REJECTED, errors_at_rejects, reject_curve
+from .model.recognition import N_CANDIDATES, errors_at_rejects
 from .output import density_likelihood
 from .report_data import ClassReportData, DensityReportData, collect_classes, collect_density, list_phases
 from .report_figures import (
@@ -34,10 +33,7 @@ from .report_figures import (
     plot_means,
     plot_passes,
     plot_reconstructions,
-    plot_rejects,
     plot_rows,
-    plot_spectra,
-    plot_tangents,
 )
 
 if TYPE_CHECKING:
@@ -82,14 +78,13 @@ def section(
         pictures.append(_draw_reconstructions(model, collected, rows, shape))
         if collected.confusion is not None and collected.reliability is not None:
             pictures.append(draw_confusion(collected.confusion, names, rows))
-            pictures.append(_draw_rejects(model, collected, rows))
             if (mistakes := draw_mistakes(collected.mistakes, names, shape or (), rows)) is not None:
                 pictures.append(mistakes)
             pictures.append(draw_reliability(collected.reliability, rows))
             explained.append(("Calibration error", explain_calibration(collected.reliability)))
         else:
             run.notes.append(f"The {rows} rows have no labels, so there is no error.")
-    pictures += _draw_model(run, model, names, shape)
+    pictures += _draw_passes(run, model)
     subtitle = f"Mixtures of linear models, {count(len(names), 'class', 'classes')}, {_describe_sizes(model)}"
     return Section(subtitle, head + more_head, table + more, pictures, explained, usage_snippet(run, model))
 
@@ -103,7 +98,7 @@ def density_section(
 ) -> Section:
     """Return the section of a density; see `scalelatent.contract.kinds.Kind.report`."""
     shape = _image_shape(model, data)
-    collect = partial(collect_density, model, shape=shape, progress=progress)
+    collect = partial(collect_density, model, progress=progress)
     collected = run.collect(data, "figures of rows are missing", collect)
     head, table = _list_numbers(run, model)
     if collected is not None:
@@ -121,7 +116,6 @@ def density_section(
     if found:
         values = ", ".join(f"{name} {value:.3f}" for name, value in found.items() if value is not None)
         table.append(("components compared with the classes of the test rows", values))
-    names = [f"{q}" for q in range(len(model.means_))]
     pictures = [
         _draw_samples(model, shape),
         _draw_means(model, None, shape),
@@ -129,7 +123,7 @@ def density_section(
     ]
     if collected is not None:
         pictures += _draw_density(model, collected, rows, shape)
-    pictures += _draw_model(run, model, names, shape)
+    pictures += _draw_passes(run, model)
     subtitle = f"Density: mixture of linear models, {_describe_sizes(model)}"
     snippet = usage_snippet(run, model, verb="predict", gives="components")
     return Section(subtitle, head, table, pictures, _explain_density(model), snippet)
@@ -286,50 +280,6 @@ def _draw_deviations(
     return [Picture("directions", "Along the first directions", words, alt, figure, wide=True)]
 
 
-def _draw_model(
-    run: RunFiles, model: AnyMixture, names: list[str], shape: tuple[int, ...] | None
-) -> list[Picture]:
-    """Return the pictures of tangents, spectra and passes."""
-    classes = names if hasattr(model, "classes_") else None
-    return [*_draw_tangents(model, classes, shape), *_draw_spectra(model), *_draw_passes(run, model)]
-
-
-def _draw_tangents(
-    model: AnyMixture, names: list[str] | None, shape: tuple[int, ...] | None
-) -> list[Picture]:
-    if not model.tangents or shape is None or len(shape) != 2:
-        return []
-    own, labels = _select_largest(model, names)
-    means, flat = model.means_[own[:SHOWN]], (int(shape[0]), int(shape[1]))
-    tangents = tangent_rows(means, flat, tuple(model.tangents), float(model.tangent_smoothing))
-    words = (
-        "Pixels that become brighter (red) or darker (blue) by a small change of each kind. Each tangent "
-        "has its own scale."
-    )
-    alt = f"{count(len(means), 'mean')} with {count(len(model.tangents), 'tangent')} each."
-    figure = plot_tangents(means, tangents, labels, tuple(model.tangents), flat)
-    return [Picture("tangents", "Tangents of a mean", words, alt, figure, wide=len(model.tangents) > 5)]
-
-
-def _draw_spectra(model: AnyMixture) -> list[Picture]:
-    if not model.n_dims_:
-        return []
-    fitted = model._fitted
-    ways = [
-        (main_directions(fitted.components, fitted.likelihood, q) ** 2).sum(axis=1)
-        for q in range(len(model.means_))
-    ]
-    variances = np.maximum(np.array(ways), fitted.floor)
-    noise = model.noise_.reshape(len(variances), -1).mean(axis=1)
-    words = (
-        "Variance of the rows along the directions of each component (grey), their median and middle 80 % "
-        "(blue), and the median variance in each direction outside of the model (dashed)."
-    )
-    first, last, rest = np.median(variances[:, 0]), np.median(variances[:, -1]), np.median(noise)
-    alt = f"Curves that fall from {first:.3g} to {last:.3g}; {rest:.3g} in each other direction."
-    return [Picture("spectra", "Variance along the directions", words, alt, plot_spectra(variances, noise))]
-
-
 def _draw_passes(run: RunFiles, model: AnyMixture) -> list[Picture]:
     records = [record for record in run.history if record.get("objective") is not None]
     if not records:
@@ -381,24 +331,6 @@ def _draw_reconstructions(
     return Picture("reconstructions", "Rows by the models of each class", words, alt, figure, wide=True)
 
 
-def _draw_rejects(model: LinearMixtureClassifier, collected: ClassReportData, rows: str) -> Picture:
-    wrong = np.concatenate(collected.are_wrong)
-    by = (
-        "best to second class"
-        if model._fitted.likelihood not in DENSITY_LIKELIHOODS
-        else "second to best probability"
-    )
-    certain = np.concatenate(collected.certainties)
-    found = errors_at_rejects(certain, wrong)
-    errors = ", ".join(f"{percent(error)} at {share}" for share, error in found.items())
-    words = (
-        f"Error of the {rows} rows that remain when the least certain rows are rejected. The ratio of {by} "
-        f"measures certainty. The error is {errors} rejects."
-    )
-    alt = f"A falling curve; error at {', '.join(f'{share:.0%}' for share in REJECTED)} rejects: {errors}."
-    return Picture("rejects", "Error and rejects", words, alt, plot_rejects(*reject_curve(certain, wrong)))
-
-
 def _draw_samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
     drawn, _ = model.sample(SAMPLES)
     tiles = drawn.reshape(-1, 10, drawn.shape[1])
@@ -412,22 +344,11 @@ def _draw_samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Pictur
 def _draw_density(
     model: LinearMixture, collected: DensityReportData, rows: str, shape: tuple[int, ...] | None
 ) -> list[Picture]:
-    x, hidden, found = collected.examples, collected.hidden, []
-    if hidden.any():
-        seen, part = np.where(hidden, np.nan, x), "upper half" if shape else "first half of features"
-        lines = [("row", x), ("visible", seen), ("filled in", collected.completed)]
-        words = (
-            f"Some of the {rows} rows, their {part}, and the rest filled in by its conditional mean given "
-            "the visible features."
-        )
-        error = float(((collected.completed - x)[:, hidden] ** 2).mean())
-        alt = f"{count(len(x), 'row')} completed; mean squared error of hidden features {error:.3g}."
-        figure = plot_image_rows(lines, shape)
-        found.append(Picture("inpainting", "Hidden parts filled in", words, alt, figure, wide=True))
+    x = collected.examples
     words = f"Some of the {rows} rows, and their reconstructions by their best components."
     alt = f"{count(len(x), 'row')} above their reconstructions."
     figure = plot_image_rows([("row", x), ("model", collected.reconstructed)], shape)
-    found.append(Picture("reconstructions", "Rows and reconstructions", words, alt, figure, wide=True))
+    found = [Picture("reconstructions", "Rows and reconstructions", words, alt, figure, wide=True)]
     n = len(collected.least_likely) // 10 * 10 or len(collected.least_likely)
     tiles = collected.least_likely[:n].reshape(-1, min(n, 10), x.shape[1])
     logs = [f"{value:,.0f}" for value in collected.least_log_likelihoods[:n]]

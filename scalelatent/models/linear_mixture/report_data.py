@@ -11,7 +11,6 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.data import Dataset
-from scalelatent.data.feature_names import without_names
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import Meter, Reader, StopEvent, iter_blocks
 from scalelatent.engine.threads import single_threaded
@@ -63,8 +62,6 @@ class DensityReportData:
     log_likelihood: float  # mean, in nats per row
     examples: np.ndarray  # (n, features), evenly spaced rows
     reconstructed: np.ndarray  # the examples as their best components reconstruct them
-    completed: np.ndarray  # the examples with hidden features filled in
-    hidden: np.ndarray  # bool (features,): the hidden features; empty if the model cannot fill in
     least_likely: np.ndarray  # (n, features): the least likely rows
     least_log_likelihoods: np.ndarray  # their log-likelihoods in nats
     least_row_indices: np.ndarray  # their indices in the dataset
@@ -137,7 +134,6 @@ def _reconstruct(model: AnyMixture, x: np.ndarray, label: int, backend: Backend)
 def collect_density(
     model: LinearMixture,
     data: Dataset,
-    shape: Sequence[int] | None,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> DensityReportData:
@@ -160,23 +156,12 @@ def collect_density(
         if progress is not None:
             progress(block.start + len(found), data.n_rows)
     x = np.stack(examples).astype(np.float32)
-    hidden = np.zeros(0, dtype=bool)
-    completed = np.empty((0, data.n_features))
-    if model.basis_ is None:
-        hidden = np.arange(data.n_features) >= data.n_features // 2
-        if shape is not None:
-            hidden = np.zeros(shape, dtype=bool)
-            hidden[-(shape[0] // 2) :] = True
-            hidden = hidden.ravel()
-        completed = without_names(model).reconstruct(x, observed=~hidden)
     return DensityReportData(
         data.n_rows,
         data.feature_shape,
         total / weighed if weighed else float("nan"),
         x,
         _reconstruct(model, x, -1, backend),
-        completed,
-        hidden,
         np.stack([row[2] for row in least]).astype(np.float32),
         np.array([row[0] for row in least]),
         np.array([row[1] for row in least]),

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from scalelatent.report.figures import column, marker_style
 from scalelatent.report.pictures import choose_tone, draw_mosaic
-from scalelatent.report.style import ACCENT, INK, LINE, MUTED, WARN, new_figure, short_name, style_axes
+from scalelatent.report.style import ACCENT, INK, MUTED, new_figure, short_name, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,29 +109,6 @@ def plot_reconstructions(
     return figure
 
 
-def plot_tangents(
-    means: np.ndarray,
-    tangents: np.ndarray,
-    names: Sequence[str],
-    kinds: Sequence[str],
-    shape: tuple[int, ...],
-) -> Figure:
-    """Plot means (n, p) and their tangents (n, kinds, p), each tangent in its own scale."""
-    n, across = tangents.shape[:2]
-    figure = new_figure(_TILE * 1.3 * (across + 1) + 0.5, _TILE * 1.3 * n + 0.4)
-    left, right = figure.subplots(1, 2, width_ratios=[1, across])
-    _, y = draw_mosaic(left, means[:, None], shape, choose_tone(means))
-    _write_row_names(left, y - shape[0] / 2, names)
-    left.text((shape[1] - 1) / 2, -1, "mean", ha="center", va="bottom", fontsize=_SMALL, color=INK)
-    largest = np.abs(tangents).max(axis=2, keepdims=True)
-    scaled = tangents / np.where(largest > 0, largest, 1.0)
-    x, _ = draw_mosaic(right, scaled, shape, ("RdBu_r", -1.0, 1.0))
-    for j, kind in enumerate(kinds):
-        text = kind.replace("-", "\n", 1)
-        right.text(x[j], -1, text, ha="center", va="bottom", fontsize=_SMALL, color=INK)
-    return figure
-
-
 def plot_rows(
     tiles: np.ndarray,
     shape: tuple[int, ...] | None,
@@ -163,41 +140,6 @@ def plot_image_rows(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ..
     _, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[0]))
     for centre, (name, _) in zip(y - shape[0] / 2, rows, strict=True):
         axes.text(-2, centre, name, ha="right", va="center", fontsize=9, color=INK, clip_on=False)
-    return figure
-
-
-def plot_rejects(rejected: np.ndarray, error: np.ndarray, most: float = 0.3) -> Figure:
-    """Plot the error of the remaining rows against the share of rejected rows, up to ``most``."""
-    figure = new_figure(7, 4)
-    axes = figure.subplots()
-    shown = rejected <= most
-    axes.plot(100 * rejected[shown], 100 * error[shown], color=ACCENT, linewidth=1.7)
-    axes.set(xlabel="rows rejected, %", ylabel="error of the others, %", xlim=(0, 100 * most))
-    axes.set_ylim(bottom=0)
-    style_axes(axes)
-    return figure
-
-
-def plot_spectra(variances: np.ndarray, noise: np.ndarray) -> Figure:
-    """Plot variances (K, h) along the directions, and the noise (K,) in each other direction."""
-    figure = new_figure(7, 4)
-    axes = figure.subplots()
-    h = np.arange(1, variances.shape[1] + 1)
-    low, middle, high = np.percentile(variances, [10, 50, 90], axis=0)
-    axes.plot(h, variances.T, color=LINE, linewidth=0.6, alpha=min(1.0, 30 / len(variances)), zorder=1)
-    axes.fill_between(h, low, high, color=ACCENT, alpha=0.15, linewidth=0)
-    axes.plot(h, middle, color=ACCENT, linewidth=1.8, marker="o", markersize=4, label="along the directions")
-    axes.axhline(
-        float(np.median(noise)),
-        color=WARN,
-        linestyle=(0, (4, 3)),
-        linewidth=1.3,
-        label="in each other direction",
-    )
-    axes.set(xlabel="direction", ylabel="variance", yscale="log")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
-    style_axes(axes)
     return figure
 
 

@@ -75,7 +75,7 @@ _NO_SETS = ArraySets(np.empty((0, 0)), 0)
 # Decay whose seconds `plan` expects of decay="auto".
 USUAL_DECAY = 0.5
 # Typical seconds of choosing the decay.
-DECAY_SECONDS = 30.0
+DECAY_SECONDS = 5.0
 
 
 def plan_layers(

@@ -122,23 +122,16 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
     """Return the bits of S, of the used features (None: those with a place) and of wrong pixels."""
-    return sum(part_lengths(layer, weights, stats, used))
-
-
-def part_lengths(
-    layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None
-) -> tuple[float, float, float]:
-    """Return the three parts of :func:`length`: bits of S, of the features and of the wrong pixels."""
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
-        return 0.0, 0.0, float(bits(stats["ones"], stats["known"]))
+        return float(bits(stats["ones"], stats["known"]))
     sent, high, wide = weights[..., used], *layer.places[:2]
     n_places = float(stats["rows"]) * high * wide * int(used.sum())
     errors = stats["errors"] + stats["explained"][~used].sum()
     errors = np.clip(errors, 0, stats["known"])
     placed = stats["placed"][used].sum()
     parts = bits(placed, n_places), bits(sent.sum(), sent.size), bits(errors, stats["known"])
-    return float(parts[0]), float(parts[1]), float(parts[2])
+    return float(parts[0]) + float(parts[1]) + float(parts[2])
 
 
 def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float:

@@ -6,12 +6,15 @@ stream, which no version of numpy changes, so a draw can be repeated wherever it
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 # A draw of less than this share of n numbers draws single numbers; a larger draw draws a mask of all n.
 _FEW = 1 / 16
 
 
+@lru_cache(maxsize=64)  # a fit draws for each clustering of each layer with few keys
 def make_key(seed: int, purpose: str) -> np.ndarray:
     """Return the key of the streams of one kind of draw; ``purpose`` is a short name, such as "columns"."""
     return np.array([seed % 2**64, int.from_bytes(purpose.encode(), "little")], dtype=np.uint64)
@@ -34,13 +37,8 @@ def choose_numbers(seed: int, purpose: str, layer: int, which: int, *, n: int, m
     # The high words of the counter differ, so that streams of different layers never overlap.
     counter = np.array([0, 0, which, layer], dtype=np.uint64)
     bits = np.random.Philox(key=make_key(seed, purpose), counter=counter)
-    found = np.empty(0, dtype=np.int64)
+    found: dict[int, None] = {}  # the different numbers in the order of their first appearance
     while len(found) < m:
-        drawn = (np.asarray(bits.random_raw(m - len(found) + 8)) % np.uint64(n)).astype(np.int64)
-        found = _drop_repeats(np.concatenate([found, drawn]))
-    return np.sort(found[:m])
-
-
-def _drop_repeats(numbers: np.ndarray) -> np.ndarray:
-    """Return the different numbers in the order of their first appearance."""
-    return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
+        drawn = np.asarray(bits.random_raw(m - len(found) + 8)) % np.uint64(n)
+        found |= dict.fromkeys(drawn.tolist())
+    return np.sort(np.fromiter(found, dtype=np.int64)[:m])

@@ -10,8 +10,6 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 
-from .clustering import Progress
-
 Tangents = Callable[[np.ndarray], np.ndarray]
 # Rows whose neighbours are searched at a time, and training rows per block.
 QUERY_ROWS, BLOCK_ROWS = 256, 4096
@@ -36,47 +34,13 @@ def nearest_neighbours(
     sides: int = 0,
     n_candidates: int = 40,
     damping: float = 1e-3,
-    progress: Progress | None = None,
 ) -> Neighbours:
     """Find the nearest training row of each row; the training rows are read block by block.
 
-    Parameters
-    ----------
-    train : Dataset
-        Dense rows with labels.
-    x : ndarray, shape (n, features)
-        Rows whose neighbours are searched.
-    tangents : callable, optional
-        Function from rows (n, features) to tangents (n, kinds, features); needed for ``sides`` above 0.
-    sides : {0, 1, 2}
-        0: Euclidean distance. 1: distance from a training row to the plane of a row's tangents. 2: distance
-        between the planes of both (P. Simard, Y. LeCun, J. Denker, 1993).
-    n_candidates : int
-        With ``sides=2``, the number of nearest rows by one side that are compared by both sides.
-    damping : float
-        With ``sides=2``, the penalty on steps along unit tangents, so that nearly crossing planes stay apart.
-    progress : callable, optional
-        Called with the completed and the total number of training rows.
-
-    Returns
-    -------
-    Neighbours
-
-    Raises
-    ------
-    ValueError
-        Tangents are missing, or ``sides`` is not 0, 1 or 2.
-    DataError
-        The training rows have no labels, have another width, or are CSR.
-
-    Examples
-    --------
-    >>> train = Dataset.from_arrays(np.array([[0.0, 0.0], [3.0, 3.0]]), np.array(["a", "b"]))
-    >>> nearest_neighbours(train, np.array([[2.0, 2.0]])).labels.tolist()
-    ['b']
-    >>> along_x = lambda rows: np.tile([[[1.0, 0.0]]], (len(rows), 1, 1))
-    >>> nearest_neighbours(train, np.array([[5.0, 1.0]]), tangents=along_x, sides=1).labels.tolist()
-    ['a']
+    ``sides`` is 0 (Euclidean distance), 1 (distance from a training row to the plane of a row's tangents) or
+    2 (distance between the planes of both; P. Simard, Y. LeCun, J. Denker, 1993). With 2, the nearest
+    ``n_candidates`` rows by one side are compared by both sides; ``damping`` is the penalty on steps along
+    unit tangents, so that nearly crossing planes stay apart.
     """
     if sides not in (0, 1, 2):
         raise ValueError(f"sides={sides!r}: give 0 (Euclidean), 1 or 2")
@@ -108,8 +72,6 @@ def nearest_neighbours(
             order = np.lexsort((all_found, all_best), axis=1)[:, :keep]
             best[part] = np.take_along_axis(all_best, order, axis=1)
             found[part] = np.take_along_axis(all_found, order, axis=1)
-        if progress is not None:
-            progress(first + len(rows), len(train))
     if sides == 2 and tangents is not None:
         best = _two_sided_distances(train, x, planes, found, tangents, damping)
     nearest = best.argmin(axis=1)[:, None]

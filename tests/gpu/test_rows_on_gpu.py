@@ -1,0 +1,178 @@
+"""Rows of passes: kept on the GPU, or copied there by a thread while the GPU computes on earlier rows."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.engine import backend as backends
+from scalelatent.engine.cache import PieceCache
+from scalelatent.engine.passes import PassContext, Span, make_stage
+from scalelatent.engine.reading import StopEvent, Stopped
+from scalelatent.models.capsule.model.em import CapsulePass, initial_state
+from scalelatent.models.capsule.model.members import build_members
+
+N, P, BLOCK = 20_000, 6, 2048
+BLOCKS = -(-N // BLOCK)
+
+
+class Passes:
+    """Passes of a capsule model over 20,000 rows, in ten blocks."""
+
+    def __init__(self, fake, monkeypatch, stored="f4", stored_at=None) -> None:
+        members, rng = build_members("multiclass", 4, 3), np.random.default_rng(0)
+        self.x = (rng.random((N, P)) * 255).astype(stored)
+        data = sl.Dataset.from_arrays(self.x, np.arange(N, dtype=np.int32) % 4)
+        if stored_at is not None:
+            data.save(str(stored_at))
+        dataset = data if stored_at is None else sl.open_dataset(str(stored_at))
+        work = CapsulePass(members, P, np.array([0.0]), None, train=True)
+        self.state = initial_state(rng.normal(size=(members.total_dim, P)) / 1000, 1)
+        self.stage = make_stage("toy", {"train": work}, {"train": dataset}, "gpu", data.classes,
+                                block_rows=BLOCK)  # fmt: skip
+        self.backend, self.fake = backends.CupyBackend(), fake
+        self.copies: list[tuple[int, int]] = []  # bytes and stream of each copy of rows
+        copy = fake.MemoryPointer.copy_from_host_async
+
+        def count(pointer, mem, size, stream=None):
+            if size % (P * self.x.itemsize) == 0 and size != 12 * BLOCK:
+                self.copies.append((size, stream.ptr))
+            copy(pointer, mem, size, stream)
+
+        monkeypatch.setattr(fake.MemoryPointer, "copy_from_host_async", count)
+
+    def run(self, stop: StopEvent | None = None) -> tuple[bytes, int]:
+        """Return the sums of a pass, and the bytes that were copied to the GPU."""
+        self.copies.clear()
+        self.fake.WAITS.clear()
+        self.fake.COPIED.update(set=0, get=0)
+        context = PassContext(self.stage, self.state, self.backend, PieceCache(0))
+        span = Span("train", self.stage.grids["train"].depth, 0)
+        vector = context.run_span(span, stop or StopEvent())
+        return vector[:-2].tobytes(), self.fake.COPIED["set"]
+
+
+# Classes and weights have 12 bytes per row, and the weights of the model are copied too.
+OTHER_BYTES = 12 * N, 12 * N + 5000
+
+
+@pytest.mark.parametrize("stored", ["f4", "u1"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_rows_stay_on_the_gpu_between_passes(fake, monkeypatch, tmp_path, stored, in_memory):
+    passes = Passes(fake, monkeypatch, stored, None if in_memory else tmp_path / "rows.zarr")
+    found = [passes.run() for _ in range(3)]
+    assert found[1] == found[2]
+    assert OTHER_BYTES[0] <= found[1][1] < OTHER_BYTES[1]
+    assert found[0][0] == found[1][0]
+    assert 0 <= found[0][1] - found[1][1] - passes.x.nbytes < 10**5  # each row is copied once
+    assert passes.backend.kept_rows.used == passes.x.nbytes + 4 * N
+    passes.backend.release_memory()
+    assert (passes.backend.kept_rows.used, passes.backend.kept_rows.limit) == (0, 0)
+
+
+@pytest.mark.parametrize("stored", ["f4", "u1"])
+def test_other_rows_are_copied_on_another_stream(fake, monkeypatch, stored):
+    """Sums have the bits of kept rows, and the host waits once per block, for its sums."""
+    kept = Passes(fake, monkeypatch, stored).run()[0]
+    monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
+    monkeypatch.setattr(backends, "STRIPE_BYTES", BLOCK)  # several threads copy a block
+    passes = Passes(fake, monkeypatch, stored)
+    assert passes.run()[0] == kept  # and copies tables
+    for _ in range(2):
+        sums, copied = passes.run()
+        assert sums == kept
+        assert OTHER_BYTES[0] <= copied - passes.x.nbytes < OTHER_BYTES[1]
+        assert sum(size for size, _ in passes.copies) == passes.x.nbytes
+        assert {stream for _, stream in passes.copies} == {passes.backend._copy_stream.ptr}
+        assert [stream == passes.backend.stream.ptr for stream in fake.WAITS] == BLOCKS * [True]
+    assert passes.backend.kept_rows.used == 0
+
+
+def test_copies_do_not_wait_for_the_computation(fake, monkeypatch):
+    monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
+    passes = Passes(fake, monkeypatch)
+    want, accumulate, copy_ahead = passes.run()[0], CapsulePass.accumulate, backends.CupyBackend.copy_ahead
+    copied, computing = [threading.Event() for _ in range(BLOCKS)], []
+
+    def compute(self, prepared, block, stats):
+        number = block.start // BLOCK
+        computing.append(number)
+        # The thread has copied the next rows before this computation begins, and not those after them.
+        assert copied[min(number + 1, BLOCKS - 1)].wait(30)
+        assert not any(event.is_set() for event in copied[number + 2 :])
+        accumulate(self, prepared, block, stats)
+
+    def copy(self, owner, number, *more):
+        copy_ahead(self, owner, number, *more)
+        copied[number].set()
+
+    monkeypatch.setattr(CapsulePass, "accumulate", compute)
+    monkeypatch.setattr(backends.CupyBackend, "copy_ahead", copy)
+    assert passes.run()[0] == want
+    assert computing == list(range(BLOCKS))
+
+
+def test_a_gpu_keeps_the_rows_that_fit(fake, monkeypatch):
+    """Blocks that the GPU has kept are not copied, although others of the same task are."""
+    want = Passes(fake, monkeypatch).run()[0]
+    row_bytes = 4 * P + 4
+    monkeypatch.setattr(backends, "ROWS_SHARE", 3.5 * BLOCK * row_bytes / 2**30)
+    fake.POOL.limit = 2**30
+    passes = Passes(fake, monkeypatch)
+    monkeypatch.setattr(backends, "_ON_DEVICE", {0: {passes.backend}})
+    for missing in (N, N - 3 * BLOCK, N - 3 * BLOCK):
+        assert passes.run()[0] == want
+        assert sum(size for size, _ in passes.copies) == 4 * P * missing
+        assert passes.backend.kept_rows.used == 3 * BLOCK * row_bytes
+
+
+def test_rows_without_memory_for_a_copy_are_copied_as_before(fake, monkeypatch):
+    want = Passes(fake, monkeypatch).run()[0]
+    monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
+    passes = Passes(fake, monkeypatch)
+
+    def fail(size):
+        raise MemoryError(size)
+
+    monkeypatch.setattr(fake.cuda, "alloc_pinned_memory", fail)
+    assert passes.run()[0] == want
+    assert passes.copies == []
+
+
+def test_a_cancelled_pass_stops_the_copies(fake, monkeypatch):
+    monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
+    passes = Passes(fake, monkeypatch)
+    want, accumulate, stop = passes.run()[0], CapsulePass.accumulate, StopEvent()
+
+    def compute(self, prepared, block, stats):
+        accumulate(self, prepared, block, stats)
+        if block.start == BLOCK:
+            stop.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CapsulePass, "accumulate", compute)
+        with pytest.raises(Stopped):
+            passes.run(stop)
+    for thread in threading.enumerate():
+        if thread.name.startswith("scalelatent-copy"):
+            thread.join(30)
+            assert not thread.is_alive()
+    assert passes.run()[0] == want
+
+
+def test_a_thread_of_a_cancelled_pass_copies_nothing(fake, monkeypatch):
+    """A read that hangs may end only after the next pass has begun."""
+    passes = Passes(fake, monkeypatch)
+    backend, block = passes.backend, Block(passes.x, None, None, 0)
+    backend.start_pass()
+    cancelled, owner = backend.begin_copies(), backend.begin_copies()
+    with ThreadPoolExecutor(2) as pool:
+        backend.copy_ahead(cancelled, 0, "key", block, pool)
+        assert passes.copies == []
+        backend.copy_ahead(owner, 0, "key", block, pool)
+    assert [size for size, _ in passes.copies] == [passes.x.nbytes]
