@@ -405,20 +405,6 @@ def test_unexpected_error_is_one_line_with_the_path_of_its_traceback(scalelatent
         main(["data", "info", "x.zarr", "--debug"])
 
 
-def test_traceback_of_a_run_is_written_to_its_folder(scalelatent, monkeypatch, tmp_path):
-    from scalelatent.jobs import runfolder
-
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "job.json").write_text("{}")
-    (run / "state.json").write_text("{}")
-    monkeypatch.setattr(runfolder.RunFolder, "read_state", lambda self: 1 / 0)
-    output = scalelatent("status", run, code=70).err
-    (file,) = run.glob("traceback-*.txt")
-    assert str(file) in output
-    assert "ZeroDivisionError" in file.read_text()
-
-
 def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
     from scalelatent.cli import exits
 
@@ -428,11 +414,11 @@ def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
             return datetime(2026, 1, 2, tzinfo=zone)
 
     monkeypatch.setattr(exits, "datetime", Clock)
-    monkeypatch.setattr(exits, "_traceback_folders", lambda run: [tmp_path, tmp_path / "next"])
+    monkeypatch.setattr(exits, "_traceback_folders", lambda: [tmp_path, tmp_path / "next"])
     private = tmp_path / "private"
     private.write_text("mine")
     (tmp_path / f"traceback-20260102T000000000000-{os.getpid()}.txt").symlink_to(private)
-    kept = exits._write_traceback(ValueError("no"), None)
+    kept = exits._write_traceback(ValueError("no"))
     assert Path(kept).parent == tmp_path / "next"
     assert private.read_text() == "mine"
 

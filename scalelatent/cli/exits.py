@@ -39,7 +39,6 @@ DEBUG_VARIABLE = "SCALELATENT_DEBUG"
 FAILED, REFUSED, UNEXPECTED, INTERRUPTED, PIPE_GONE = 1, 2, 70, 130, 141
 MAX_CHARACTERS = 1000
 """Upper bound on the printed characters of an error, because some libraries print whole arrays."""
-_RUN = "_scalelatent_run"
 _STEPS = {
     errno.ENOSPC: "free some space, then try again",
     errno.EDQUOT: "free some space, or ask for a larger quota, then try again",
@@ -51,18 +50,8 @@ _STEPS = {
 
 
 @contextmanager
-def notes_run_folder(folder: str) -> Iterator[None]:
-    """Note the run folder on errors in the ``with`` block, so that the traceback is written there."""
-    try:
-        yield
-    except Exception as error:
-        setattr(error, _RUN, folder)
-        raise
-
-
-@contextmanager
-def exits_with_one_line(as_json: bool, run: object = None) -> Iterator[None]:
-    """Print errors in the ``with`` block as one line, and exit with a code; ``run`` may be a run folder."""
+def exits_with_one_line(as_json: bool) -> Iterator[None]:
+    """Print errors in the ``with`` block as one line, and exit with a code."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -76,7 +65,7 @@ def exits_with_one_line(as_json: bool, run: object = None) -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and _is_pipe_closed():
             raise typer.Exit(PIPE_GONE) from None
         _raise_if_debugged(error)
-        _end_unexpected(error, as_json, run)
+        _end_unexpected(error, as_json)
 
 
 def is_usage(error: Exception) -> bool:
@@ -137,8 +126,8 @@ def _raise_if_debugged(error: Exception) -> None:
         raise error
 
 
-def _end_unexpected(error: Exception, as_json: bool, run: object) -> None:
-    file = _write_traceback(error, run)
+def _end_unexpected(error: Exception, as_json: bool) -> None:
+    file = _write_traceback(error)
     where = f"the traceback is in {file}" if file else "--debug shows the traceback"
     if isinstance(error, OSError) and error.filename is not None:  # a problem of the disk, not of the code
         code, hint = REFUSED, _STEPS.get(error.errno or 0, "check this location, or choose another one")
@@ -163,14 +152,14 @@ def _find_own_line(error: BaseException) -> str:
     return f"{name}:{frame.lineno}"
 
 
-def _write_traceback(error: BaseException, run: object) -> str | None:
-    """Write the traceback to the run folder, the user cache or the temporary folder; return its path."""
+def _write_traceback(error: BaseException) -> str | None:
+    """Write the traceback to the user cache or to the temporary folder; return its path."""
     from scalelatent import __version__
 
     text = "".join(traceback.format_exception(error))
     head = f"scalelatent {__version__}, Python {sys.version.split()[0]}: {' '.join(sys.argv)}\n\n"
     name = f"traceback-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.txt"
-    for folder in _traceback_folders(getattr(error, _RUN, None) or run):
+    for folder in _traceback_folders():
         with suppress(OSError, ValueError):
             folder.mkdir(parents=True, exist_ok=True)
             # Mode "x" fails for an existing file, which another user may have put into the temporary folder.
@@ -180,10 +169,7 @@ def _write_traceback(error: BaseException, run: object) -> str | None:
     return None
 
 
-def _traceback_folders(run: object) -> Iterator[Path]:
-    with suppress(OSError, ValueError):
-        if isinstance(run, str | os.PathLike) and Path(run, "job.json").is_file():
-            yield Path(run).absolute()
+def _traceback_folders() -> Iterator[Path]:
     with suppress(RuntimeError):  # a user without a home
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "scalelatent"
     yield Path(tempfile.gettempdir())

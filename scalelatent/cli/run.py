@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .exits import notes_run_folder
 from .show import (
     Json,
     Overwrite,
@@ -138,7 +137,7 @@ def _run(
         for line in plan_lines(needs):
             print_line(line)
     try:
-        with notes_run_folder(where), ProgressDisplay(stderr_console(), announced=announced) as progress:
+        with ProgressDisplay(stderr_console(), announced=announced) as progress:
             if folder is None:
                 result = run_new_job(job, callbacks=[progress], print_line=print_line)
             else:

@@ -157,8 +157,7 @@ class VerbGroup(typer.Typer):
         def decorate(function: Function) -> Function:
             @functools.wraps(function)
             def command(*args: Any, **kwargs: Any) -> Any:
-                run = kwargs.get("run") or kwargs.get("job")
-                with exits_with_one_line(bool(kwargs.get("json")), run):
+                with exits_with_one_line(bool(kwargs.get("json"))):
                     return function(*args, **kwargs)
 
             register(command)

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
-from sklearn.utils import estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from scalelatent._registry import find_registered
@@ -49,7 +47,6 @@ from .inputs import (
     validated,
     warn_of_rounding,
 )
-from .learned import learned_table
 from .onnx_graph import RowGraph
 from .session import CallbackList, FitSession, Place, restore_row_ranges
 from .steps import Rows, Steps, first_step
@@ -588,14 +585,6 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _set_learned(self, **learned: object) -> None:
         """Set attributes that users cannot set (see :class:`.learned.Learned`)."""
         self.__dict__.update(learned)
-
-    def _repr_html_(self) -> str:
-        """Return the HTML diagram of scikit-learn and, after a fit, a table of the fitted attributes."""
-        return str(estimator_html_repr(self)) + learned_table(self)
-
-    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
-        bundle = {"text/plain": repr(self)}
-        return bundle | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
         """Write a page about the fitted model: its numbers, the course of the fit, results on some rows.

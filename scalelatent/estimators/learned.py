@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from sklearn.exceptions import NotFittedError
@@ -69,12 +68,3 @@ def shorten_value(value: Any) -> object:
     if isinstance(value, str | int | float | bool | type(None)):
         return value
     return str(value)
-
-
-def learned_table(model: object) -> str:
-    """Return the fitted attributes of a model as an HTML table; an empty string before a fit."""
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
-        for name, value in learned_of(model).items()
-    )
-    return f"<table>{rows}</table>" if rows else ""

@@ -8,9 +8,9 @@ from scalelatent._lazy import attach
 
 if TYPE_CHECKING:
     from .clustering import KMeansScores, clustering_accuracy, kmeans_scores, nmi
-    from .output_scores import METRICS, score_clusters, score_output
+    from .output_scores import METRICS, score_clusters
     from .retrieval import RETRIEVAL_METRICS, RetrievalCurve, retrieval_accuracy, retrieval_levels
-    from .structured import OutputErrors, all_error, changed_error, occlusion_errors, output_errors
+    from .structured import OutputErrors, occlusion_errors, output_errors
 
 __all__ = [
     "METRICS",
@@ -18,8 +18,6 @@ __all__ = [
     "KMeansScores",
     "OutputErrors",
     "RetrievalCurve",
-    "all_error",
-    "changed_error",
     "clustering_accuracy",
     "kmeans_scores",
     "nmi",
@@ -28,14 +26,13 @@ __all__ = [
     "retrieval_accuracy",
     "retrieval_levels",
     "score_clusters",
-    "score_output",
 ]
 
 _WHERE = {
     ".clustering": ("KMeansScores", "clustering_accuracy", "kmeans_scores", "nmi"),
-    ".output_scores": ("METRICS", "score_clusters", "score_output"),
+    ".output_scores": ("METRICS", "score_clusters"),
     ".retrieval": ("RETRIEVAL_METRICS", "RetrievalCurve", "retrieval_accuracy", "retrieval_levels"),
-    ".structured": ("OutputErrors", "all_error", "changed_error", "occlusion_errors", "output_errors"),
+    ".structured": ("OutputErrors", "occlusion_errors", "output_errors"),
 }
 
 __getattr__, __dir__ = attach(__name__, _WHERE)

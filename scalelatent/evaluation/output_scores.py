@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from scalelatent.data import Dataset
 from scalelatent.data.csr import concatenate
 from scalelatent.engine.grid import space_ranges
-from scalelatent.errors import DataError, JobError
+from scalelatent.errors import JobError
 
 from .clustering import Progress, kmeans_scores, read_labels
-from .retrieval import retrieval_accuracy
+from .retrieval import RetrievalCurve, retrieval_accuracy
 
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
     from scalelatent.kernels.arrays import DenseOrCsr
-    from scalelatent.typing import RandomState
 
 METRICS = ("nmi", "accuracy", "retrieval")
 """Metrics of an output: NMI and accuracy of its k-means clusters, and retrieval accuracy."""
@@ -97,89 +94,18 @@ def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
     return concatenate([dataset.read_x(a, b) for a, b in pieces]), y
 
 
-def score_output(
-    output: np.ndarray,
-    dataset: Dataset,
-    metrics: Sequence[str] = ("nmi", "accuracy"),
-    *,
-    metric: str = "cosine",
-    n_clusters: int | None = None,
-    restarts: int = RESTARTS,
-    random_state: RandomState = SEED,
-    n_jobs: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Score the output of an unsupervised model for labelled rows.
-
-    Parameters
-    ----------
-    output : ndarray, shape (n, d)
-        Output for the rows of the dataset.
-    dataset : Dataset
-        Rows with labels, or with topics (multi-labels) for retrieval.
-    metrics : sequence of str
-        Any of `METRICS`. ``nmi`` and ``accuracy`` belong to the best of ``restarts`` k-means clusterings,
-        with mean and spread over all of them; ``retrieval`` uses at most 10,000 queries.
-    metric : {"cosine", "euclidean", "overlap"}
-        Similarity for the ranking of ``retrieval``. "overlap" is for the codes of a bootstrap network, which
-        k-means cannot cluster, because codes have no mean.
-    n_clusters : int, optional
-        Number of clusters; by default the number of classes.
-    restarts, random_state, n_jobs, progress
-        See :func:`kmeans_scores`.
-
-    Returns
-    -------
-    dict
-        The metrics by name.
-
-    Raises
-    ------
-    JobError
-        A metric is unknown, or clusters of codes were requested.
-    DataError
-        There are no labels, or labels that a metric cannot use.
-
-    Examples
-    --------
-    >>> x, y = np.eye(2).repeat(10, axis=0), np.repeat([0, 1], 10)
-    >>> score_output(x, Dataset.from_arrays(x, y), ["accuracy"], restarts=2)["accuracy"]
-    1.0
-    """
-    for name in metrics:
-        if name not in METRICS:
-            raise JobError(f"unknown metric {name!r}: the metrics of an output are {', '.join(METRICS)}")
-    check_clusters(metrics, metric)
-    if not dataset.has_y:
-        raise DataError(
-            f"{dataset.url or 'the rows'}: there are no labels, which {', '.join(metrics)} needs; import the "
-            "rows with their labels"
-        )
-    found: dict[str, Any] = {}
-    if requested := [name for name in CLUSTER_METRICS if name in metrics]:
-        scores = kmeans_scores(
-            output,
-            read_labels(dataset),
-            n_clusters,
-            restarts=restarts,
-            random_state=random_state,
-            n_jobs=n_jobs,
-            progress=progress,
-        ).to_dict()
-        for name in requested:
-            found |= {key: value for key, value in scores.items() if key.startswith(name)}
-        found["restarts"] = restarts
-    if "retrieval" in metrics:
-        found["retrieval"] = retrieval_accuracy(
-            output,
-            dataset.read_y(0, len(dataset)),
-            metric=metric,
-            queries=min(QUERIES, len(output)),
-            random_state=random_state,
-            n_jobs=n_jobs,
-            progress=progress,
-        ).to_dict()
-    return found
+def score_retrieval(
+    model: StreamedEstimator, dataset: Dataset, *, progress: Progress | None = None
+) -> RetrievalCurve:
+    """Return the retrieval accuracy of a model's output for labelled rows, with at most 10,000 queries."""
+    return retrieval_accuracy(
+        model.transform(dataset),
+        dataset.read_y(0, len(dataset)),
+        metric=model._output_metric,
+        queries=min(QUERIES, len(dataset)),
+        random_state=SEED,
+        progress=progress,
+    )
 
 
 def check_clusters(metrics: Sequence[str], metric: str) -> None:

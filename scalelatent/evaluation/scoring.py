@@ -14,7 +14,7 @@ from scalelatent.errors import DataError, JobError, nearest
 from scalelatent.reductions.confusion import CONFUSION_METRICS
 
 from .clustering import Progress
-from .output_scores import CLUSTER_METRICS, METRICS, check_clusters, score_clusters, score_output
+from .output_scores import CLUSTER_METRICS, METRICS, check_clusters, score_clusters, score_retrieval
 
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
@@ -157,7 +157,7 @@ class TargetScorer(_PredictionScorer):
 
 
 class OutputScorer(Scorer):
-    """Scorer of the ``transform`` of a model without classes, see :func:`.score_output`."""
+    """Scorer of the ``transform`` of a model without classes, see :mod:`.output_scores`."""
 
     metrics = METRICS
     reason = "predicts no classes"
@@ -173,17 +173,16 @@ class OutputScorer(Scorer):
         batch_rows: int,
         progress: Progress | None,
     ) -> dict[str, Any]:
-        metric = model._output_metric
         # The check comes before the transform, which may take long.
-        check_clusters(metrics, metric)
+        check_clusters(metrics, model._output_metric)
         _check(model, dataset, dataset.url or "the data")
         found: dict[str, Any] = {}
         if requested := tuple(name for name in CLUSTER_METRICS if name in metrics):
             scores = score_clusters(model, dataset, progress=progress)
             selected = (*requested, "restarts", "clustered_rows")
             found |= {key: value for key, value in scores.items() if key.startswith(selected)}
-        if others := [name for name in metrics if name not in CLUSTER_METRICS]:
-            found |= score_output(model.transform(dataset), dataset, others, metric=metric, progress=progress)
+        if "retrieval" in metrics:
+            found["retrieval"] = score_retrieval(model, dataset, progress=progress).to_dict()
         return found
 
     def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:

@@ -70,16 +70,6 @@ class OutputErrors:
         return self.changed_wrong / self.changed if self.changed else float("nan")
 
 
-def all_error(v: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Return the share of wrong outputs, "All" in the tables of the paper."""
-    return OutputErrors().add(v, predicted).all_error
-
-
-def changed_error(v: npt.ArrayLike, x: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Return the share of wrong outputs among those that the corruption changed; NaN if it changed none."""
-    return OutputErrors().add(v, predicted, x).changed_error
-
-
 def output_errors(
     model: Predicts, data: Dataset, *, corruption: dict[str, Any] | None = None, batch_rows: int = BATCH_ROWS
 ) -> OutputErrors:

@@ -15,7 +15,7 @@ from scalelatent.engine.cache import memory_limit
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import OUTPUT_SHARE
 from scalelatent.estimators.session import FitSession
-from scalelatent.evaluation.output_scores import CLUSTER_METRICS, METRICS, score_clusters, score_output
+from scalelatent.evaluation.output_scores import CLUSTER_METRICS, METRICS, score_clusters, score_retrieval
 from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 
 if TYPE_CHECKING:
@@ -123,6 +123,6 @@ def _score_by_clusters(name: str) -> Callable[[StreamedEstimator, Dataset], floa
     def score(model: StreamedEstimator, rows: Dataset) -> float:
         if name in CLUSTER_METRICS:
             return float(score_clusters(model, rows)[name])
-        return float(score_output(model.transform(rows), rows, (name,), metric=model._output_metric)[name])
+        return float(score_retrieval(model, rows).accuracy[0])
 
     return score

@@ -7,13 +7,10 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn import get_config
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
-from sklearn.utils import estimator_html_repr
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -57,8 +54,6 @@ if TYPE_CHECKING:
 
     from .candidates import CrossValidation
 
-# Upper bound on the candidates that a notebook displays.
-SHOWN_CANDIDATES = 20
 _LEARNED = (
     "cv_results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
     "seed_", "scoring_", "n_features_in_", "feature_names_in_", "refit_time_",
@@ -105,8 +100,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         ``scoring(model, X, y)``, or a function ``scoring(model, dataset)``. Rows have weights if
         scikit-learn's metric supports weights. For classifiers "accuracy", "balanced_accuracy", "f1_macro"
         and "neg_log_loss" are computed in one shared pass. A bootstrap network is scored by "nmi",
-        "accuracy" (of clusters) or "retrieval", which need labels. None means accuracy for a classifier,
-        "nmi" for a bootstrap network, and ``score`` of the estimator for other models.
+        "accuracy" (of clusters) or "retrieval" (of the nearest row), which need labels. None means accuracy
+        for a classifier, "nmi" for a bootstrap network, and ``score`` of the estimator for other models.
     refit : bool
         After cross-validation, fit the best parameters on all rows. With validation rows the best candidate
         is fitted already.
@@ -578,31 +573,6 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             )
         return scoring(best, rows)
 
-    def _repr_html_(self) -> str:
-        """Return the HTML diagram of scikit-learn and, after a fit, a table of the best candidates."""
-        drawn = str(estimator_html_repr(self))
-        if not hasattr(self, "cv_results_"):
-            return drawn
-        found = self.cv_results_
-        best_first = np.argsort(found["rank_test_score"], kind="stable")
-        rows = "".join(
-            f"<tr><td>{found['rank_test_score'][i]}</td><td>{escape(_describe(found['params'][i]))}</td>"
-            f"<td>{found['mean_test_score'][i]:.4g}</td><td>{found['std_test_score'][i]:.2g}</td>"
-            f"<td>{found['mean_fit_time'][i]:.2f}</td></tr>"
-            for i in best_first[:SHOWN_CANDIDATES]
-        )
-        more = (
-            f"<p>{len(best_first) - SHOWN_CANDIDATES} more in cv_results_</p>"
-            if len(best_first) > SHOWN_CANDIDATES
-            else ""
-        )
-        head = "<tr><th>rank</th><th>parameters</th><th>score</th><th>± folds</th><th>seconds a fit</th></tr>"
-        return f"{drawn}<table>{head}{rows}</table>{more}"
-
-    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
-        bundle = {"text/plain": repr(self)}
-        return bundle | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
-
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         own = self.estimator.__sklearn_tags__()
@@ -610,7 +580,3 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         tags.target_tags, tags.input_tags = own.target_tags, own.input_tags
         tags.transformer_tags = own.transformer_tags
         return tags
-
-
-def _describe(params: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in params.items()) or "as the estimator"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,57 +109,6 @@ def test_graphs_of_compressive_networks_agree_with_predictions(tmp_path: Path) -
     np.testing.assert_allclose(run(model, tmp_path, x)["output"], model.transform(x), rtol=1e-4, atol=1e-4)
 
 
-NETWORKS: dict[str, dict[str, Any]] = {
-    "labels": {},
-    "clusters": {"labels": False},
-    "threshold, unknown pixels": {"threshold": 0.5, "missing": float("nan")},
-    "a value that is unknown": {"missing": 7.0},
-    "no pools": {"pool": 1, "p_weight": 0.4},
-    "two layers, own noise of reading": {"layers": [(3, 3), (3, 2)], "read_noise": (0.1, 0.02)},
-    "filters": {"filters": 8, "threshold": 20.0},
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_graphs_of_compositional_networks_agree_with_predictions(tmp_path: Path, name: str) -> None:
-    given: dict[str, Any] = {"layers": [(3, 4)], "labels": True} | NETWORKS[name]
-    labelled, grey = given.pop("labels"), "filters" in given
-    rng = np.random.default_rng(6)
-    x = (rng.random((1000, 9, 10)) > 0.6).astype(np.float32)
-    x[np.arange(1000) % 2 == 1, :4] = 0
-    x[np.arange(1000) % 2 == 0, 5:] = 0
-    if grey:
-        x = np.rint(x * 150 + 40 * rng.random(x.shape)).astype(np.float32)
-    m = sl.HierarchicalCompositionalNetwork(templates=2, n_epochs=3, random_state=0, n_jobs=1, **given)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # The warning is about weights that have not converged.
-        m.fit(x[:40], np.where(np.arange(40) % 2, "low", "high") if labelled else None)
-    if "missing" in given:
-        x[:, 2:4, 3:5] = given["missing"]
-    ours = m.decision_function(x)
-    assert len(np.unique(ours, axis=0)) > 5
-    found = run(m, tmp_path, x.reshape(1000, -1))
-    np.testing.assert_array_equal(found["scores"], ours)
-    np.testing.assert_array_equal(np.asarray(found["label"]), m.predict(x))
-
-
-def test_graphs_of_compositional_networks_with_two_classes_agree(tmp_path: Path) -> None:
-    rng, n = np.random.default_rng(7), 200
-    x, names = np.zeros((n, 9, 10), np.float32), np.array(["bar", "column"])
-    truth = np.arange(n) % 2
-    for image, code, place in zip(x, truth, rng.integers(3, 6, n), strict=True):
-        image[(slice(2, 8), place) if code else (place, slice(2, 8))] = 1
-    m = sl.HierarchicalCompositionalNetwork([(3, 4)], templates=2, n_epochs=3, random_state=0, n_jobs=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # The warning is about weights that have not converged.
-        m.fit(x[:60], names[truth[:60]])
-    found = run(m, tmp_path, x.reshape(n, -1))
-    np.testing.assert_array_equal(found["scores"], m.decision_function(x))
-    np.testing.assert_array_equal(found["label"], m.predict(x))
-    assert set(found["label"]) == set(names)
-    assert (found["label"] == names[truth]).mean() > 0.6
-
-
 def test_models_without_a_graph_are_refused(tmp_path: Path) -> None:
     x, _ = rows(100, 5)
     density = sl.LinearMixture(n_components=2, n_dims=1, max_iter=2, random_state=0).fit(x)
@@ -177,7 +125,4 @@ def test_models_without_a_graph_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="recognises rows by tangent distance"):
         tangents.fit(images, np.arange(60) % 2).to_onnx(tmp_path / "m.onnx")
-    parts = sl.HierarchicalCompositionalNetwork([(2, 3)], image_shape=(8, 8), n_epochs=1)
-    with pytest.raises(DataError, match="a network without templates finds places by message passing"):
-        parts.fit(images > 0.5).to_onnx(tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())

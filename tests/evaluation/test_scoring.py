@@ -10,7 +10,6 @@ from sklearn import metrics as reference
 
 from scalelatent import Dataset
 from scalelatent.errors import DataError, JobError
-from scalelatent.evaluation import score_output
 from scalelatent.evaluation.scoring import ClassScorer, score_dataset
 
 
@@ -115,5 +114,3 @@ def test_codes_are_ranked_by_the_codes_that_rows_share():
         )
         with pytest.raises(JobError, match=reported):
             score_dataset(Coded(), ds, ["retrieval", name])
-        with pytest.raises(JobError, match=reported):
-            score_output(x, ds, [name], metric="overlap")

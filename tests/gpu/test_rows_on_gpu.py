@@ -166,7 +166,7 @@ def test_a_cancelled_pass_stops_the_copies(fake, monkeypatch):
 
 
 def test_a_thread_of_a_cancelled_pass_copies_nothing(fake, monkeypatch):
-    """A read that hangs may end only after the next pass has begun."""
+    """A read that hangs may end only after the next pass has started."""
     passes = Passes(fake, monkeypatch)
     backend, block = passes.backend, Block(passes.x, None, None, 0)
     backend.start_pass()

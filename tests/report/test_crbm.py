@@ -12,7 +12,7 @@ import pytest
 
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.errors import DataError
-from scalelatent.evaluation import OutputErrors, all_error, changed_error, occlusion_errors
+from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.generators.bases import load_base_digits
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.report import collect_rbm, rbm_numbers
@@ -123,25 +123,25 @@ def test_a_sample_is_predicted_as_the_model_does() -> None:
     assert sorted(whole.occlusion) == list(range(9))
     full = whole.occlusion[8]
     assert full.changed == V.sum()  # All units are hidden.
-    assert full.changed_error == pytest.approx(
-        changed_error(V.reshape(260, -1), np.zeros((260, 64)), model.predict(np.zeros((260, 64), np.uint8)))
-    )
+    zeros = np.zeros((260, 64), np.uint8)
+    expected = OutputErrors().add(V.reshape(260, -1), model.predict(zeros), zeros)
+    assert full.changed_error == pytest.approx(expected.changed_error)
 
 
 def test_errors_match_their_definition() -> None:
     rng = np.random.default_rng(0)
     v, x, p = (rng.integers(0, 2, (50, 7)) for _ in range(3))
-    assert all_error(v, p.astype(bool)) == (v != p).mean()
-    assert changed_error(v.astype("u1"), x, p) == (v != p)[x != v].mean()
+    assert OutputErrors().add(v, p.astype(bool)).all_error == (v != p).mean()
+    assert OutputErrors().add(v.astype("u1"), p, x).changed_error == (v != p)[x != v].mean()
     added = OutputErrors()
     for a in range(0, 50, 8):
         added.add(v[a : a + 8], p[a : a + 8], x[a : a + 8])
     assert added == OutputErrors().add(v, p, x)
-    assert np.isnan(changed_error(v, v, p))
+    assert np.isnan(OutputErrors().add(v, p, v).changed_error)
     with pytest.raises(DataError, match=r"v has shape \(50, 7\), but predicted \(7, 50\)"):
-        all_error(v, p.T)
+        OutputErrors().add(v, p.T)
     with pytest.raises(DataError, match="omit x for the error of all outputs"):
-        changed_error(v, x[:, :3], p)
+        OutputErrors().add(v, p, x[:, :3])
 
 
 def test_occlusions_have_their_side_length() -> None:

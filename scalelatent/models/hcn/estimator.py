@@ -28,7 +28,6 @@ from scalelatent.estimators.classifier import predict_by
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
-from scalelatent.estimators.onnx_graph import RowGraph
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import Rows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
@@ -57,7 +56,6 @@ from .fit import (
     replace_nan,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
-from .onnx_export import draw_scores
 from .output import PlaceBeliefs, TemplateBeliefs
 from .parameters import (
     N_FEATURES,
@@ -680,23 +678,13 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         ConvolutionalForm
-            Evidence of pixels, and pools and weights of each layer for ``torch.nn.functional.conv2d``.
+            Evidence of pixels, and pools and weights of each layer for ``torch.nn.functional.conv2d``, for
+            runtimes without this package.
         """
         check_is_fitted(self)
         network = self._network_for_reading
         classes = self.classes_[network.template_classes]
         return convolutional_form(network.coded, self._stream.beliefs, classes)
-
-    def _add_prediction_nodes(self, graph: RowGraph) -> None:
-        if not isinstance(self._network, MultiLayer):
-            raise DataError(
-                "to_onnx: a network without templates finds places by message passing, for which ONNX has no "
-                "operators: save the model, and use this package"
-            )
-        network = self._network_for_reading
-        form = convolutional_form(network.coded, self._stream.beliefs, network.template_classes)
-        scores = draw_scores(graph, network.coded.layers[0], form, network.template_classes)
-        graph.classes(scores, self.classes_, "scores")
 
     @available_if(has_templates)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
