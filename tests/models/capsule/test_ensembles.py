@@ -108,7 +108,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     members = build_members(architecture, 10, 2)
     if weights == "fitted":
         w = _fit(members, X, Y, None, "reference", 2).w
-    else:  # Members are uncertain, so many votes are close.
+    else:  # The members are uncertain: many votes are close.
         w = np.random.Generator(np.random.Philox(1)).normal(size=(members.total_dim, 64)) * 0.02
     p = _scores(members, w, "probabilities")
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-12)

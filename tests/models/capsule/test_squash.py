@@ -138,7 +138,7 @@ def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsul
 @pytest.mark.parametrize("tabled", [False, True])
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: int, tabled: bool) -> None:
-    """With equal dimensions, P grows with |h_i|^2.
+    """P grows with |h_i|^2 if all dimensions are equal.
 
     Rounding of P hides a last bit of float32 in h only in rows of |h|^2 < 1e-6 D, whose classes are
     nearly equally likely.
