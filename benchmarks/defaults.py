@@ -1,6 +1,7 @@
 """Measure the models with default parameters, and compare with scikit-learn and with searched parameters.
 
-    python benchmarks/defaults.py errors subsets calibration best clusters densities outputs parts documents
+    python benchmarks/defaults.py errors subsets likelihoods calibration best clusters densities outputs
+        parts documents
 
 The sets are breast cancer, wine, iris and digits of scikit-learn and, with SCALELATENT_DATA, New-Thyroid,
 Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds split each set into 70 % training rows
@@ -11,6 +12,9 @@ errors       Test errors and seconds, including the paper's capsule regression (
              ridge).
 subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset
              has between one and all features.
+likelihoods  Test errors and seconds of mixtures by the reconstruction error, by factor analysis, and by the
+             choice of the default; errors of an RBF SVM on standardised rows. Rows come in their own units,
+             and generated rows are added. Three splits.
 calibration  Expected calibration error of capsules on test rows, in 15 bins of equal size. A tenth of the
              training rows chooses the temperature, or the training rows themselves do.
 best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
@@ -34,18 +38,28 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from common import data_folder, mnist, parser, rcv1_subset, single_topics, usps, write_part
 from sklearn.cluster import KMeans, SpectralClustering
-from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+from sklearn.datasets import (
+    load_breast_cancer,
+    load_digits,
+    load_iris,
+    load_wine,
+    make_classification,
+    make_hastie_10_2,
+    make_moons,
+)
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import train_test_split
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize
 from sklearn.svm import SVC
 
@@ -173,6 +187,51 @@ def subsets(seed: int) -> list[dict[str, Any]]:
                 for model, d in found.items()
             },
         }
+        print(line, flush=True)
+        lines.append(line)
+    return lines
+
+
+def rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield (name, rows, labels) of measurements in their own units, of generated rows, and of digits."""
+    for name, load in {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}.items():
+        yield name, *load(return_X_y=True)
+    yield "half moons", *make_moons(1000, noise=0.2, random_state=seed)
+    yield "sums of squares", *make_hastie_10_2(3000, random_state=seed)
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(3000, 8))
+    yield "equal signs of two columns", x, (x[:, 0] > 0) ^ (x[:, 1] > 0)
+    x = np.eye(10)[rng.integers(0, 10, (2000, 4))].reshape(2000, 40)
+    yield "one-hot columns", x, (x @ rng.normal(size=(40, 3)) + rng.normal(0, 0.3, (2000, 3))).argmax(axis=1)
+    x = rng.lognormal(0, 2, (1500, 15))
+    yield "log-normal columns", x, np.log(x) @ rng.normal(size=15) > 0
+    for p in (20, 50, 100):
+        made = {"n_informative": p // 3, "n_redundant": p // 5, "n_classes": 5, "random_state": seed}
+        yield f"make_classification, {p} features", *make_classification(3000, p, **made)
+    yield "digits", *load_digits(return_X_y=True)
+
+
+def likelihoods(seed: int) -> list[dict[str, Any]]:
+    """Return errors and seconds of mixtures by likelihood on three splits, and errors of an RBF SVM."""
+    kinds = {"error": "error", "factor analysis": "factor-analysis", "default": None}
+    lines = []
+    given = [(name, [split]) for name, split in given_sets()]
+    for name, found in [(name, splits(x, y, False, seed)) for name, x, y in rows_in_units(seed)] + given:
+        tried = list(islice(found, 3))
+        line: dict[str, Any] = {"set": name, "shape": list(tried[0][0].shape), "splits": len(tried)}
+        for kind, likelihood in kinds.items():
+            errors, seconds, chosen = [], [], []
+            for number, (train, codes, test, other) in enumerate(tried):
+                model = sl.LinearMixtureClassifier(likelihood=likelihood, random_state=seed + number)
+                begin = time.perf_counter()
+                model.fit(train, codes)
+                seconds.append(time.perf_counter() - begin)
+                errors.append(100 * float((model.predict(test) != other).mean()))
+                chosen.append(model.likelihood_)
+            line[kind] = {"error": round(float(np.mean(errors)), 2), "seconds": round(min(seconds), 2)}
+        line["default"]["chosen"] = chosen
+        svm = [make_pipeline(StandardScaler(), SVC()).fit(s[0], s[1]).score(s[2], s[3]) for s in tried]
+        line["RBF SVM, standardised"] = {"error": round(100 * (1 - float(np.mean(svm))), 2)}
         print(line, flush=True)
         lines.append(line)
     return lines
@@ -363,6 +422,7 @@ def documents(seed: int) -> list[dict[str, Any]]:
 PARTS = {
     "errors": errors,
     "subsets": subsets,
+    "likelihoods": likelihoods,
     "calibration": calibration,
     "best": best,
     "clusters": clusters,

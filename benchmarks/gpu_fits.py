@@ -128,7 +128,8 @@ def make_model(model: str, device: str, quick: bool) -> Any:
             warmup_rows=10 if quick else None, **common,
         )  # fmt: skip
     sizes = {"n_components": 2, "n_dims": 2} if quick else {"n_components": 20, "n_dims": 8}
-    return sl.LinearMixtureClassifier(**sizes, max_iter=2 if quick else 4, **common)
+    passes = 2 if quick else 4
+    return sl.LinearMixtureClassifier(**sizes, likelihood="error", max_iter=passes, **common)
 
 
 class Tracer:

@@ -139,7 +139,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     y = np.arange(n) % 2
     x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
     x /= np.abs(x).max()
-    options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 3}
+    options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "likelihood": "error", "max_iter": 3}
     reported = [
         sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
         for device in ("cpu", card_device())

@@ -154,6 +154,7 @@ def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str
                 model = sl.LinearMixtureClassifier(
                     n_components=k // CLASSES if not quick else 2,
                     n_dims=DIMS,
+                    likelihood="error",
                     max_iter=3,
                     tol=0.0,
                     n_jobs=jobs,
@@ -191,7 +192,7 @@ def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
         for _ in range(1 if quick else 2):
             begin = time.perf_counter()
             model = sl.LinearMixtureClassifier(
-                n_components=k, n_dims=DIMS, n_jobs=2, random_state=0, tol=1e-4
+                n_components=k, n_dims=DIMS, likelihood="error", n_jobs=2, random_state=0, tol=1e-4
             ).fit(x, y)
             seconds = time.perf_counter() - begin
             flops = 0.0
@@ -264,7 +265,13 @@ def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
 def row(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure `partial_fit` of single rows."""
     x, y = rng.random((2000, 256), dtype=np.float32), np.arange(2000) % CLASSES
-    common: dict[str, Any] = {"n_dims": 12, "max_iter": 2, "n_jobs": 1, "random_state": 0}
+    common: dict[str, Any] = {
+        "n_dims": 12,
+        "likelihood": "error",
+        "max_iter": 2,
+        "n_jobs": 1,
+        "random_state": 0,
+    }
     classifier = sl.LinearMixtureClassifier(n_components=10, **common).fit(x, y)
     density = sl.LinearMixture(n_components=100, **common).fit(x)
     found = []

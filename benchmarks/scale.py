@@ -141,7 +141,7 @@ CASES = {
         "batch",
         "digits",
         "linear_mixture_em",
-        lambda: sl.LinearMixtureClassifier(n_components=10, n_dims=10, random_state=0),
+        lambda: sl.LinearMixtureClassifier(n_components=10, n_dims=10, likelihood="error", random_state=0),
         50,
         "50 of EM",
     ),

@@ -1147,6 +1147,13 @@ def defaults_subsets() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{value:.1f}" for pair in points for value in pair)
 
 
+@shown("set|reconstruction error|factor analysis|default|RBF SVM")
+def defaults_likelihoods() -> Iterable[Iterable[Any]]:
+    for line in read("defaults")["likelihoods"]:
+        names = ("error", "factor analysis", "default", "RBF SVM, standardised")
+        yield line["set"], *(f"{line[name]['error']:.1f} %" for name in names)
+
+
 @shown("set|bootstrap network|k-means|spectral clustering")
 def defaults_clusters() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["clusters"]:

@@ -164,7 +164,7 @@ MODELS = {
     ),
     "classes": Model(
         sl.LinearMixtureClassifier,
-        {"n_components": 2, "n_dims": 2, "max_iter": 6},
+        {"n_components": 2, "n_dims": 2, "likelihood": "error", "max_iter": 6},
         spread=FIVE_PERCENT,
         **MIXTURES,
     ),

@@ -178,11 +178,17 @@ class ConditionalRBM(StreamedEstimator):
     seed_ : int
     n_features_in_ : int
 
-    Notes ----- ``X`` are the observed rows and ``y`` the outputs v, 0 or 1: (n, v), dense, CSR, or a Dataset;
-    ``X`` may be a Dataset with targets. With ``corruption`` ``X`` are the clean rows, and with
-    ``conditional=False`` the rows of a plain RBM (``y`` is ignored). If ``X`` is None or has width 0, ``y``
-    are these rows. ``validation`` has the same form. A resumed fit may change ``learning_rate`` and
-    ``n_epochs``, unless the fit holds out rows (``n_epochs=None``).
+    Notes
+    -----
+    ``X`` are the observed rows and ``y`` the outputs v, 0 or 1: (n, v), dense, CSR, or a Dataset; ``X`` may
+    be a Dataset with targets. With ``corruption`` ``X`` are the clean rows, and with ``conditional=False``
+    the rows of a plain RBM (``y`` is ignored). If ``X`` is None or has width 0, ``y`` are these rows.
+    ``validation`` has the same form. A resumed fit may change ``learning_rate`` and ``n_epochs``, unless the
+    fit holds out rows (``n_epochs=None``).
+
+    A fit standardises dense columns of ``X`` unless all of them are 0 or 1: units and offsets of columns do
+    not change the predictions. The learned parameters are those for ``X`` as it is. ``partial_fit`` does not
+    standardise columns, so scale them first.
 
     ``transform`` returns the beliefs of the hidden units, float32 (n, h); for a plain RBM their probabilities
     given v.

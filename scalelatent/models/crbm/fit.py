@@ -21,7 +21,7 @@ from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
 from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
-from scalelatent.estimators.steps import Begin, LearnOnline, Remember, Rows, Steps
+from scalelatent.estimators.steps import Begin, Derive, LearnOnline, Remember, Rows, Steps
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
 from scalelatent.models.crbm.kernels.inference import (
@@ -31,6 +31,7 @@ from scalelatent.models.crbm.kernels.inference import (
     largest_magnitude,
 )
 from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
+from scalelatent.models.crbm.model.columns import ColumnUnits
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from scalelatent.models.crbm.model.online import CrbmLearner
@@ -61,6 +62,8 @@ ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some 
 # Advice for rows that do not meet the tolerance.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
 SMALLER = "lower n_hidden, or set n_chains lower"
+# The units of columns are measured on at most this many rows, in so many ranges, and on this many bytes.
+SAMPLE_ROWS, SAMPLE_RUNS, SAMPLE_BYTES = 10_000, 64, 2**28
 # `plan` measures the seconds of these two numbers of sweeps and assumes that seconds are linear in sweeps.
 TIMED = (4, 12)
 
@@ -321,7 +324,9 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
     model.batch_size_ = size
     learner = make_learner(model, train, validation, model.seed_)
-    theta = choose_start(model, learner.shape)
+    if model._source == "pairs":
+        learner = replace(learner, units=(yield Derive(measure_columns, (train,))))
+    theta = choose_start(model, learner)
     start = yield Remember("start", {"theta": theta})
 
     def order(options: Mapping[str, Any]) -> RowOrder:
@@ -333,11 +338,23 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     warn_unconverged(model, result.history)
 
 
-def choose_start(model: ConditionalRBM, shape: CrbmShape) -> np.ndarray:
+def measure_columns(train: Dataset) -> ColumnUnits | None:
+    """Return the units of the columns of dense rows, from ranges of at most ``SAMPLE_ROWS`` rows."""
+    n = len(train)
+    if train.is_sparse:
+        return None
+    size = min(n, SAMPLE_ROWS, max(SAMPLE_BYTES // max(train.nbytes // n, 1), 1))
+    run = -(-size // SAMPLE_RUNS) if size < n else n
+    starts = np.linspace(0, n - run, size // run, dtype=int)
+    return ColumnUnits.measure(np.concatenate([train.read_x(a, a + run) for a in starts]))
+
+
+def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:
     """Return the parameters of the last fit for a warm start, else small random ones."""
+    shape, units = learner.shape, learner.units
     if model.warm_start and hasattr(model, "W_"):
         check_shape(model, shape, "warm_start", "fit with warm_start=False")
-        return model._theta
+        return model._theta if units is None else units.for_standardised(shape, model._theta)
     return shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
 
 

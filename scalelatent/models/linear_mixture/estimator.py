@@ -30,17 +30,11 @@ from scalelatent.models.linear_mixture.model import density
 from scalelatent.models.linear_mixture.model.components import DENSITY_LIKELIHOODS, Components
 from scalelatent.models.linear_mixture.model.recognition import confidence, probabilities, reject_curve
 
-from .fit import (
-    STEPWISE_PARAMETERS,
-    apply_recognition,
-    check_n_dims,
-    find_image_shape,
-    fit_steps,
-    plan_fit,
-)
+from .fit import STEPWISE_PARAMETERS, apply_recognition, fit_steps, plan_fit
 from .onnx_export import draw_probabilities
 from .output import FittedMixture, MixtureRowMap, density_likelihood
 from .parameters import DENSITY_PARAMETERS, PARAMETERS
+from .settings import check_n_dims, find_image_shape
 
 if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
@@ -62,9 +56,9 @@ n_dims : int, float or None
     assignment : {{"hard", "soft"}}
         "hard": a row belongs to the component with the best score; "soft": to each in proportion to
         exp(-score / 2 sigma²).
-    likelihood : {{"error", "code-cost", "ppca", "factor-analysis"}}
+    likelihood : {{"error", "code-cost", "ppca", "factor-analysis"}}{or_none}
         Score of a row: squared reconstruction error; that plus the cost of the code; -2 log density of
-        probabilistic PCA or of factor analysis.
+        probabilistic PCA or of factor analysis. {likelihood}
     tangents : sequence of str
         Small changes of images that do not change their class: some of "shift-x", "shift-y", "rotation",
         "scaling", "hyperbolic-axis", "hyperbolic-diagonal", "thickness".
@@ -113,6 +107,8 @@ means_ : ndarray of float64, shape (K, p)
     component_classes_ : ndarray of int, shape (K,)
         Index of the class of each component; 0 without labels.
     n_dims_ : int
+    likelihood_ : str
+        Score of a row that the fit used.
     basis_ : ndarray of float64, shape (p, p), or None
         Matrix by which rows are multiplied to smooth them.
     n_iter_ : int
@@ -126,17 +122,17 @@ means_ : ndarray of float64, shape (K, p)
 }
 
 
-def _share_docs(n_dims: str) -> Callable[[_Class], _Class]:
+def _share_docs(**sentences: str) -> Callable[[_Class], _Class]:
     """Return a decorator that inserts the shared parts into the docstring of a class.
 
-    ``n_dims`` is the sentence on the default of that parameter.
+    ``sentences`` describe the defaults of parameters that differ between the classes.
     """
 
     def insert(cls: _Class) -> _Class:
         # Python 3.13 removes the indentation of docstrings, earlier versions keep it.
         text = cleandoc(cls.__doc__ or "")
         for name, part in _SHARED_DOCS.items():
-            text = text.replace(f"<{name}>", cleandoc(part.format(n_dims=n_dims)))
+            text = text.replace(f"<{name}>", cleandoc(part.format(**sentences)))
         cls.__doc__ = text
         return cls
 
@@ -157,11 +153,13 @@ class _LinearMixtures(StreamedEstimator):
     component_classes_ = Learned(FIT_AGAIN, lambda model: model._fitted.classes)
     basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.matrix)
     n_dims_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.n_dims)
+    likelihood_ = Learned(FIT_AGAIN, lambda model: model._fitted.likelihood)
     recognition = "error"  # only the classifier has this parameter
     _fitted: FittedMixture
-    # A fit replaces None by numbers that it chooses from its rows.
+    # A fit replaces None by values that it chooses from its rows.
     n_components: Any
     n_dims: Any
+    likelihood: Any
 
     def __init__(
         self,
@@ -170,7 +168,7 @@ class _LinearMixtures(StreamedEstimator):
         n_dims: int | float | None = None,
         max_dims: int = 40,
         assignment: str = "hard",
-        likelihood: str = "error",
+        likelihood: str | None = "error",
         tangents: Sequence[str] = (),
         temperature: float | None = None,
         noise_floor: float = 1e-6,
@@ -256,8 +254,8 @@ class _LinearMixtures(StreamedEstimator):
     ) -> Self:
         if self._fitted.likelihood == "factor-analysis":
             raise ValueError(
-                "likelihood='factor-analysis' cannot learn from single rows: fit again with all rows, or "
-                "choose likelihood='ppca'"
+                "the fit used likelihood='factor-analysis', which cannot learn from single rows: fit again "
+                "with all rows, or set another likelihood, such as 'error', before the fit"
             )
         ds = self._training_rows(X, y, sample_weight, reset=False)
         check_any_weight(ds.read_weight(0, len(ds)))
@@ -352,10 +350,16 @@ class _LinearMixtures(StreamedEstimator):
 
 
 @_share_docs(
-    "None takes the number with the fewest errors in three-fold cross-validation of one\n"
+    n_dims="None takes the number with the fewest errors in three-fold cross-validation of one\n"
     "        component per class on at most 400 rows of each class. It is at most one per 16 features\n"
     "        and at most 10. If classes have 60 rows or more, it is at most one per 20 rows, half the\n"
-    "        number of features and 20. Several given components need 5 rows per direction each."
+    "        number of features and 20. Several given components need 5 rows per direction each.",
+    or_none=" or None",
+    likelihood="None\n"
+    "        takes factor analysis, or factor analysis with one component per class if ``n_components``\n"
+    "        is None, where it has clearly fewer errors than the reconstruction error in three-fold\n"
+    "        cross-validation on the rows that choose ``n_dims``. It takes the reconstruction error for\n"
+    "        sparse rows and with ``tangents``. ``likelihood_`` is the choice.",
 )
 class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     """Classification by mixtures of linear models, fitted by streamed EM.
@@ -420,7 +424,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         n_dims: int | float | None = None,
         max_dims: int = 40,
         assignment: str = "hard",
-        likelihood: str = "error",
+        likelihood: str | None = None,
         tangents: Sequence[str] = (),
         temperature: float | None = None,
         noise_floor: float = 1e-6,
@@ -531,7 +535,12 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
                         f"class {missing[0]!s} has no rows, and the first rows must include every class: "
                         "collect more rows first"
                     )
-            return self.fit(X, y, sample_weight=sample_weight)
+            # Only the classifier has this default; factor analysis could not learn the rows that follow.
+            given, self.likelihood = self.likelihood, self.likelihood or "error"
+            try:
+                return self.fit(X, y, sample_weight=sample_weight)
+            finally:
+                self.likelihood = given
         if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
                 f"classes={np.unique(classes).tolist()} are not those that the model knows, "
@@ -639,7 +648,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         return self._mapped_rows(X, ("reconstructions", self._class_number(label)))
 
 
-@_share_docs("None takes half the number of features, at most 10.")
+@_share_docs(n_dims="None takes half the number of features, at most 10.", or_none="", likelihood="")
 class LinearMixture(DensityMixin, _LinearMixtures):
     """Density of rows without labels: a mixture of linear models, fitted by streamed EM.
 

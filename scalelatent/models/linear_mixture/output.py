@@ -16,10 +16,13 @@ from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, all
 from scalelatent.models.linear_mixture.model import density
 from scalelatent.models.linear_mixture.model.components import (
     DENSITY_LIKELIHOODS,
+    LEAST_FLOOR,
     Components,
     make_scores,
+    remove_missing_directions,
     score_few_rows,
 )
+from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings, MixtureState
 from scalelatent.models.linear_mixture.model.incremental import add_rows
 from scalelatent.models.linear_mixture.model.recognition import (
     PreparedRecogniser,
@@ -76,6 +79,32 @@ class FittedMixture:
     counts: np.ndarray
     floor: float
     owns_arrays: bool = False
+
+    @classmethod
+    def from_state(
+        cls,
+        settings: MixtureSettings,
+        state: MixtureState,
+        matrix: np.ndarray | None = None,
+        spec: TangentSpec | None = None,
+    ) -> FittedMixture:
+        """Return the result of a fit, without the components that were dropped."""
+        is_alive = state.components.weights > 0
+        components = remove_missing_directions(state.components, state.counts, settings.likelihood)
+        per_class = np.add.reduceat(state.counts, settings.starts[:-1])
+        likelihood = settings.likelihood if state.phase >= MAIN else "error"
+        scale = max(state.objective if np.isfinite(state.objective) else 1.0, LEAST_FLOOR)
+        return cls(
+            components.select(is_alive),
+            settings.classes[is_alive],
+            per_class / max(float(per_class.sum()), LEAST_FLOOR),
+            likelihood,
+            1.0 if likelihood in DENSITY_LIKELIHOODS else scale,
+            matrix,
+            spec,
+            np.maximum(state.counts[is_alive], LEAST_FLOOR),
+            settings.floor,
+        )
 
     @property
     def starts(self) -> np.ndarray:

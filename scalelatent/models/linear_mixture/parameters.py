@@ -26,7 +26,7 @@ from .model.components import DENSITY_LIKELIHOODS, LIKELIHOODS
 
 if TYPE_CHECKING:
     from .estimator import LinearMixtureClassifier
-    from .fit import AnyMixture
+    from .settings import AnyMixture
 
 
 def _are_tangents(value: Any) -> bool:
@@ -68,7 +68,7 @@ def _check_recognition(model: LinearMixtureClassifier) -> None:
 _NOT_NEGATIVE = Number("give a number of at least 0", least=0)
 
 
-def _common(components: Parameter) -> tuple[Parameter, ...]:
+def _common(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ...]:
     return (
         components,
         Parameter(
@@ -84,7 +84,7 @@ def _common(components: Parameter) -> tuple[Parameter, ...]:
             Choice(("hard", "soft")),
             "a row belongs to one component, or in part to each",
         ),
-        Parameter("likelihood", "error", Choice(LIKELIHOODS), "score of a row under a component"),
+        likelihood,
         Parameter(
             "tangents",
             (),
@@ -157,7 +157,13 @@ PARAMETERS = Parameters(
                     also=(None,),
                 ),
                 "components of each class, or one number for each class",
-            )
+            ),
+            Parameter(
+                "likelihood",
+                None,
+                Choice((None, *LIKELIHOODS)),
+                "score of a row under a component; None: error or factor-analysis, by cross-validation",
+            ),
         ),
         Parameter(
             "recognition",
@@ -171,7 +177,13 @@ PARAMETERS = Parameters(
     removed={**_REMOVED, "n_candidates": 10},
 )
 DENSITY_PARAMETERS = Parameters(
-    (*_common(Parameter("n_components", None, Whole(also=(None,)), "components")), *_LAST),
+    (
+        *_common(
+            Parameter("n_components", None, Whole(also=(None,)), "components"),
+            Parameter("likelihood", "error", Choice(LIKELIHOODS), "score of a row under a component"),
+        ),
+        *_LAST,
+    ),
     rules=(_check_tangents, _check_steps),
     removed=_REMOVED,
 )

@@ -38,7 +38,7 @@ from .report_figures import (
 
 if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
-    from .fit import AnyMixture
+    from .settings import AnyMixture
 
 # Upper bounds of a figure: means in a line, classes, components, directions of a component, samples.
 MOST_ACROSS, MOST_CLASSES, SHOWN, DIRECTIONS, SAMPLES = 20, 26, 10, 4, 40
@@ -136,7 +136,7 @@ def _explain_density(model: LinearMixture) -> list[tuple[str, str]]:
     )
     if model.basis_ is not None:
         words += " The rows are smoothed first."
-    if model.likelihood not in DENSITY_LIKELIHOODS:
+    if model.likelihood_ not in DENSITY_LIKELIHOODS:
         words += (
             " This model was fitted by its reconstruction error; its density is that of probabilistic PCA in "
             "the fitted bases."
@@ -173,7 +173,7 @@ def _list_class_numbers(
 def _list_numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     fitted, history = model._fitted, run.history
     head = [("passes", f"{model.n_iter_:,}")]
-    table = [("passes", f"{model.n_iter_:,}"), ("score of a row", LIKELIHOODS[model.likelihood])]
+    table = [("passes", f"{model.n_iter_:,}"), ("score of a row", LIKELIHOODS[model.likelihood_])]
     if model.tangents:
         table.append(("tangents", ", ".join(model.tangents)))
     if model.recognition == "tangent-distance":
@@ -335,7 +335,7 @@ def _draw_samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Pictur
     drawn, _ = model.sample(SAMPLES)
     tiles = drawn.reshape(-1, 10, drawn.shape[1])
     words = f"{SAMPLES} rows drawn from the density with its noise, in the grey scale of the means."
-    if density_likelihood(model.likelihood) != model.likelihood:
+    if density_likelihood(model.likelihood_) != model.likelihood_:
         words += " The density is that of probabilistic PCA in the fitted bases."
     alt = f"{SAMPLES} drawn {'images' if shape else 'rows'}."
     return Picture("samples", "Samples", words, alt, plot_rows(tiles, shape, like=model.means_))

@@ -22,7 +22,7 @@ from .output import MixtureRowMap
 
 if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
-    from .fit import AnyMixture
+    from .settings import AnyMixture
 
 # Upper bounds of a block, in bytes and in rows.
 BLOCK_BYTES, MOST_ROWS = 32 * 2**20, 4096
@@ -172,6 +172,6 @@ def list_phases(model: AnyMixture, history: Sequence[dict[str, Any]]) -> list[tu
     """Return the phases of a history: (first record, last record, name, whether the objective is in nats)."""
     names = [record.get("phase") or "steps" for record in history]
     edges = [i for i in range(len(names)) if i == 0 or names[i] != names[i - 1]] + [len(names)]
-    dense = model.likelihood in ("ppca", "factor-analysis")
+    dense = model.likelihood_ in ("ppca", "factor-analysis")
     nats = {"em": dense or model.assignment == "soft", "steps": dense}
     return [(a, b - 1, names[a], nats.get(names[a], False)) for a, b in pairwise(edges)]

@@ -180,8 +180,8 @@ def test_n_dims_may_be_a_share_of_the_variance(digits):
 def test_a_constant_column_changes_no_probability(digits):
     """The column changes no score, and temperatures are multiples of the mean score."""
     x, test_x = digits.x[:, 26:32], digits.test_x[:, 26:32]
-    m = classifier(n_dims=2).fit(x, digits.y)
-    wider = classifier(n_dims=2).fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
+    m = classifier(n_dims=2, likelihood="error").fit(x, digits.y)
+    wider = classifier(n_dims=2, likelihood="error").fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
     # A score of some ten temperatures is a sum of six squares in float32: 10 * 6 * 2**-24 = 4e-6.
     found = wider.predict_proba(np.pad(test_x, ((0, 0), (0, 1))))
     np.testing.assert_allclose(found, m.predict_proba(test_x), rtol=0, atol=4e-6)

@@ -32,6 +32,7 @@ from scalelatent.models.crbm.kernels.inference import WeightError
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
 
 from .beliefs import couple, sweeps_at_epoch
+from .columns import ColumnUnits
 from .energy import CrbmShape, Observed, compute_block_biases
 from .gradient import add_weight_gradient, ascend_factors, ascend_phase, compute_gradient
 from .negative_phases import LEARNERS, Phase, PhaseInput
@@ -94,6 +95,8 @@ class CrbmLearner:
     # The patience restarts if the validation error is below the best one by this relative amount. If it is
     # above 0, the fit does not end at the first end of the patience: see :meth:`end_epoch`
     gain: float = 0.0
+    # Units in which a state sees the columns of x; None: as they are
+    units: ColumnUnits | None = None
 
     # -- the contract ----------------------------------------------------------------------------------------
 
@@ -159,6 +162,8 @@ class CrbmLearner:
 
     def run_chain(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
         """Add the gradient of the rows; with local steps, the change of the parameters over them."""
+        if self.units is not None:
+            block = self.units.standardise(block)
         if self.local_steps:
             self._take_local_steps(prepared, block, stats)
             return
@@ -250,6 +255,7 @@ class CrbmLearner:
             self.tol,
             self.validation_targets,
             reconstructs=not self.shape.n_observed,
+            units=self.units,
         )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
@@ -291,9 +297,9 @@ class CrbmLearner:
 
     def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
         """Return (parameters, their epoch): those with the lowest validation error, else the last ones."""
-        if self.has_validation and state.best_epoch:
-            return state.best, state.best_epoch
-        return state.theta, max(state.iteration, 1)
+        is_best = self.has_validation and state.best_epoch
+        theta, epoch = (state.best, state.best_epoch) if is_best else (state.theta, max(state.iteration, 1))
+        return (theta if self.units is None else self.units.for_rows(self.shape, theta)), epoch
 
     def rate(self, epoch: int, n_drops: int = 0) -> float:
         """Return the learning rate in an epoch, counted from 0, after this number of drops."""

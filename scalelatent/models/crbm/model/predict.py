@@ -14,6 +14,7 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .beliefs import PreparedInference, sweeps_at_epoch
+from .columns import ColumnUnits
 from .energy import CrbmShape, Observed, observe, sigmoid
 from .state import CrbmState
 
@@ -35,6 +36,8 @@ class CrbmScoring:
     targets: Targets
     theta: np.ndarray | None = None
     reconstructs: bool = False
+    # Units of the columns of x in the parameters of a state; None: as they are
+    units: ColumnUnits | None = None
 
     @property
     def requests(self) -> Requests:
@@ -55,6 +58,8 @@ class CrbmScoring:
             theta, epoch = self.theta, 1
         else:
             theta, epoch = state.theta, state.iteration + 1
+            if self.units is not None:
+                theta = self.units.for_rows(self.shape, theta)
         inference = "independent" if self.reconstructs else self.inference
         n_sweeps = sweeps_at_epoch(self.n_sweeps, epoch)
         return PreparedInference.make(self.shape, theta, inference, n_sweeps, self.tol, backend)

@@ -1,4 +1,4 @@
-"""Choice of the directions of the components of a classifier, by cross-validation of a sample of the rows."""
+"""Errors of one linear model per class by its number of directions, in cross-validation of a sample."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def residuals(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
     return out
 
 
+def draw_class_rows(codes: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Return the rows of each class that take part in a choice, in random order."""
+    rng = stream(seed, "linear-mixture-folds")
+    owners = [rng.permutation(np.flatnonzero(codes == c)) for c in range(int(codes.max(initial=0)) + 1)]
+    limit = min(CLASS_ROWS, max(LEAST_CLASS_ROWS, ALL_ROWS // len(owners)))
+    return [rows[:limit] for rows in owners]
+
+
 def count_wrong(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Count rows to which cross-validation gives a wrong class, for 0 to ``most`` directions.
 
@@ -55,10 +63,7 @@ def count_wrong(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> np.nd
     -------
     wrong : ndarray of int, shape (most + 1,)
     """
-    rng = stream(seed, "linear-mixture-folds")
-    owners = [rng.permutation(np.flatnonzero(codes == c)) for c in range(int(codes.max(initial=0)) + 1)]
-    limit = min(CLASS_ROWS, max(LEAST_CLASS_ROWS, ALL_ROWS // len(owners)))
-    owners = [rows[:limit] for rows in owners]
+    owners = draw_class_rows(codes, seed)
 
     def count(fold: int) -> np.ndarray:
         tested = np.concatenate([rows[fold::FOLDS] for rows in owners])

@@ -19,6 +19,8 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
 # Likelihoods that are densities: each component is a Gaussian with its own noise.
 DENSITY_LIKELIHOODS = ("ppca", "factor-analysis")
+# Lower bound of the noise variance, for rows that do not vary.
+LEAST_FLOOR = 1e-12
 _ARRAYS = ("means", "bases", "values", "noise", "weights")
 
 

@@ -1,0 +1,97 @@
+"""Units of the columns of x: learning sees standardised columns, and the results are in the units of x."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.datasets import load_breast_cancer
+
+import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.engine.backend import make_backend
+from scalelatent.models.crbm.fit import measure_columns
+from scalelatent.models.crbm.model.columns import ColumnUnits
+from scalelatent.models.crbm.model.energy import CrbmShape, compute_block_biases
+
+ONE = {"n_hidden": 8, "n_epochs": 3, "random_state": 0, "n_jobs": 1}
+
+
+def pairs(n: int = 300, p: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Return real rows x and three binary outputs that linear functions of x determine."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, p))
+    return x, (x @ rng.normal(size=(p, 3)) > 0).astype(np.uint8)
+
+
+@pytest.mark.parametrize("change", [lambda x: 1000 * x, lambda x: x / 1000, lambda x: x - 50])
+def test_units_and_offsets_of_columns_do_not_change_the_predictions(change):
+    x, v = pairs()
+    before = sl.ConditionalRBM(**ONE).fit(x, v).predict_marginals(x)
+    after = sl.ConditionalRBM(**ONE).fit(change(x), v).predict_marginals(change(x))
+    np.testing.assert_allclose(after, before, atol=2e-4)  # float32 rows, and sums with offsets of 50
+
+
+def test_columns_in_their_own_units_are_learned():
+    x, y = load_breast_cancer(return_X_y=True)
+    v = (y[:, None] == [0, 1]).astype(np.uint8)
+    assert sl.ConditionalRBM(**ONE).fit(x[::2], v[::2]).score(x[1::2], v[1::2]) > 0.93
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+def test_zeros_and_ones_and_sparse_rows_are_learned_as_they_are(form):
+    x = form((pairs()[0] > 0).astype(np.float32))
+    assert measure_columns(sl.Dataset.from_arrays(x)) is None
+    if form is sparse.csr_array:
+        assert measure_columns(sl.Dataset.from_arrays(3 * x)) is None
+
+
+def test_standardised_columns_have_mean_0_and_a_bounded_length():
+    rng = np.random.default_rng(0)
+    x = rng.normal(3.0, [0.01, 1.0, 100.0, 5.0], (500, 4))
+    x[:, 3] = 0.0
+    x[7, 3] = 10.0  # one row has another value: the column is divided by a tenth of its range
+    units = ColumnUnits.measure(np.concatenate([x, np.ones((500, 1))], axis=1))
+    np.testing.assert_allclose(units.scale[:3], x[:, :3].std(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(units.scale[3:], [1.0, 1.0])
+    wide = rng.normal(size=(50, 1200))
+    z = ColumnUnits.measure(wide).standardise(Block(wide, None, None, 0)).x
+    np.testing.assert_allclose((z**2).sum(axis=1).mean(), 300.0, rtol=1e-3)
+
+
+def test_rows_that_are_not_finite_have_no_units():
+    x = pairs()[0]
+    x[3, 1] = np.nan
+    assert ColumnUnits.measure(x) is None
+
+
+def test_parameters_for_rows_and_for_standardised_rows_give_the_same_biases():
+    x = pairs()[0] * [1.0, 10.0, 0.1, 5.0, 1.0, 3.0] + 2.0
+    shape, rng = CrbmShape(3, 4, 6), np.random.default_rng(1)
+    theta = rng.normal(size=shape.n_parameters).astype(np.float32)
+    units, backend = ColumnUnits.measure(x), make_backend("cpu")
+    block = Block(x.astype(np.float32), None, None, 0)
+    raw = units.for_rows(shape, theta)
+    found = [
+        np.concatenate(compute_block_biases(shape, shape.split(t), b, backend)[1:], axis=1).copy()
+        for t, b in ((theta, units.standardise(block)), (raw, block))
+    ]
+    np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+    np.testing.assert_allclose(units.for_standardised(shape, raw), theta, atol=1e-5)
+
+
+def test_a_warm_start_continues_from_the_parameters_of_the_last_fit():
+    x, v = pairs()
+    x = 100 * x + 7
+    m = sl.ConditionalRBM(warm_start=True, **ONE).fit(x, v)
+    score = m.score(x, v)
+    m.set_params(n_epochs=1, learning_rate=1e-6)
+    assert m.fit(x, v).score(x, v) == pytest.approx(score, abs=0.01)
+
+
+def test_threads_and_blocks_give_the_same_bits():
+    x, v = pairs()
+    fits = [
+        sl.ConditionalRBM(**{**ONE, "n_jobs": jobs}, batch_size=40, n_chains=2).fit(x, v) for jobs in (1, 2)
+    ]
+    np.testing.assert_array_equal(fits[0].Wvx_, fits[1].Wvx_)
