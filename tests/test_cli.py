@@ -216,13 +216,15 @@ def test_host_names_that_resolve_to_loopback_are_refused(scalelatent, monkeypatc
 
 def test_rows_are_appended(scalelatent, digits):
     scalelatent("data", "import", "npz", "a.npz", "a.zarr")
-    assert scalelatent("data", "append", "a.zarr", "a.npz", "--json").json()["rows"] == 120
+    scalelatent("data", "convert", "a.zarr", "copy.zarr")
+    assert scalelatent("data", "append", "a.zarr", "copy.zarr", "--json").json()["rows"] == 120
     for itself in ("a.zarr", "./a.zarr/", str(digits / "a.zarr")):
         reported = scalelatent("data", "append", "a.zarr", itself, code=2).err
         assert "appended to itself" in reported
         assert "data convert a.zarr COPY" in reported
     assert scalelatent("data", "info", "a.zarr", "--json").json()["rows"] == 120
-    assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.npy", code=2).err
+    scalelatent("data", "import", "npy", "x.npy", "x.zarr")
+    assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.zarr", code=2).err
 
 
 def test_a_dataset_is_converted(scalelatent, digits):

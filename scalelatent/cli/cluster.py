@@ -182,7 +182,6 @@ def certificates(
     print_result(made, json, title="certificates")
 
 
-@with_scheduler
 def warm(
     kinds: Annotated[
         list[str] | None,
@@ -191,35 +190,17 @@ def warm(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Number of processes; by default one per core.")
     ] = None,
-    scheduler_options: SchedulerOptions = SchedulerOptions(),  # noqa: B008  the tuple is immutable
     json: Json = False,
 ) -> None:
     """Compile the kernels now, so that the first fit does not wait for the compiler."""
-    if scheduler_options.address is None:
-        from scalelatent.deploy.warm import warm as compile_here
+    from scalelatent.deploy.warm import warm as compile_here
 
-        with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
-            done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
-        hosts = {"": done}
-    else:
-        from scalelatent.deploy.warm import warm_cluster
-
-        if jobs is not None:
-            raise typer.BadParameter("--jobs is only for this machine; with --scheduler, hosts use all cores")
-        with scheduler_options.client() as client:
-            hosts = warm_cluster(client, kinds or ())
-    if json:
-        print_json(hosts[""] if scheduler_options.address is None else {"hosts": hosts})
-        return
-    for host, done in hosts.items():
-        many, seconds = len(done["compiled"]), done["seconds"]
-        text = (
-            f"{many} of {done['kernels']} kernels compiled in {seconds} s"
-            if many
-            else "all kernels are compiled"
-        )
-        card = f"; for the GPU: {', '.join(done['cuda'])}" if done["cuda"] else ""
-        typer.echo(f"{f'{host}: ' if host else ''}{text} ({done['folder']}){card}")
+    with progress_bar("compiling kernels (once for this machine)", "kernels") as on_kernel:
+        done = compile_here(kinds or (), processes=jobs, on_kernel=on_kernel)
+    many, folder = len(done["compiled"]), done["folder"]
+    text = f"{many} of {done['kernels']} kernels compiled in {done['seconds']} s"
+    card = f"; for the GPU: {', '.join(done['cuda'])}" if done["cuda"] else ""
+    print_result(done, json, line=f"{text if many else 'all kernels are compiled'} ({folder}){card}")
 
 
 @with_scheduler

@@ -119,11 +119,7 @@ def _parse_dtype(name: str | None) -> np.dtype | None:
 @app.command("append")
 def append(
     url: Annotated[str, typer.Argument(metavar="DATA", help="Dataset to which rows are appended.")],
-    source: Annotated[
-        str, typer.Argument(metavar="FILE|DATASET", help="Rows to append: a dataset, .npz or .npy.")
-    ],
-    x: KeyOfRows = None,
-    y: KeyOfLabels = None,
+    source: Annotated[str, typer.Argument(metavar="MORE", help="Dataset of the rows to append.")],
     json: Json = False,
 ) -> None:
     """Append rows to a dataset."""
@@ -137,7 +133,7 @@ def append(
             f"a copy: scalelatent data convert {url} COPY"
         )
     with progress_bar("appending") as progress:
-        dataset = append_rows(url, source, x=x, y=y, progress=progress)
+        dataset = append_rows(url, source, progress=progress)
     print_dataset(dataset, json)
 
 

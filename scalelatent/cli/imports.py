@@ -23,9 +23,7 @@ app = VerbGroup(help="Import rows from files into a dataset, block by block.")
 Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, for example mnist.zarr.")]
 File = Annotated[
     str,
-    typer.Argument(
-        metavar="FILE", help="The file to read: a path, s3://bucket/key, gs://bucket/key, https://…#sha256=…"
-    ),
+    typer.Argument(metavar="FILE", help="The file to read: a path, s3://bucket/key, gs://bucket/key"),
 ]
 Table = Annotated[
     str,
@@ -94,9 +92,7 @@ class ImageFlags(NamedTuple):
 class DownloadFlags(NamedTuple):
     """Options for the files of a public dataset."""
 
-    part: Annotated[str, typer.Option("--part", metavar="train|test|all", help="Part of the dataset.")] = (
-        "train"
-    )
+    part: Annotated[str, typer.Option("--part", metavar="train|test", help="Part of the dataset.")] = "train"
     cache: Annotated[
         Path | None,
         typer.Option(

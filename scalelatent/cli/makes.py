@@ -74,16 +74,15 @@ def make_digits(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the deformations.")] = 0,
     alpha: Annotated[float, typer.Option(help="Strength of the deformation.")] = 1.0,
-    beta: Annotated[float, typer.Option(help="Strength of the thickening.")] = 0.0,
-    shift: Annotated[bool, typer.Option("--shift", help="Also shift by up to one pixel.")] = False,
 ) -> Call:
     """Make any number of digits.
 
     Each image is an image of the base with a small deformation, which only its index decides.
     """
-    options: dict[str, Any] = {"seed": seed, "alpha": alpha, "beta": beta, "shift": shift}
     used = _row_range(base_rows)
-    return functools.partial(data.make_digits, out, rows, base=base, base_rows=used, start=start, **options)
+    return functools.partial(
+        data.make_digits, out, rows, base=base, base_rows=used, start=start, seed=seed, alpha=alpha
+    )
 
 
 @verb("documents")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from scalelatent.generators.documents import ResampledDocuments, make_documents
     from scalelatent.generators.images import ImageSet, image_set, image_set_of, make_images
     from scalelatent.generators.make import repair_dataset
-    from scalelatent.importers.append_rows import append_rows
     from scalelatent.importers.arrow_tables import import_csv, import_parquet
     from scalelatent.importers.csr_archive import import_csr
     from scalelatent.importers.hdf5 import import_hdf5
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from .check import check_dataset
     from .dataset import Dataset, open_dataset
+    from .write.append import append_rows
     from .write.convert import convert_dataset
     from .write.shuffle import shuffle_dataset, shuffled_rows
     from .write.writer import DatasetWriter, create_dataset
@@ -71,6 +71,7 @@ __all__ = [
 _WHERE = {
     ".check": ("check_dataset",),
     ".dataset": ("Dataset", "open_dataset"),
+    ".write.append": ("append_rows",),
     ".write.convert": ("convert_dataset",),
     ".write.shuffle": ("shuffle_dataset", "shuffled_rows"),
     ".write.writer": ("DatasetWriter", "create_dataset"),
@@ -80,7 +81,6 @@ _WHERE = {
     "scalelatent.generators.documents": ("ResampledDocuments", "make_documents"),
     "scalelatent.generators.images": ("ImageSet", "image_set", "image_set_of", "make_images"),
     "scalelatent.generators.make": ("repair_dataset",),
-    "scalelatent.importers.append_rows": ("append_rows",),
     "scalelatent.importers.arrow_tables": ("import_csv", "import_parquet"),
     "scalelatent.importers.csr_archive": ("import_csr",),
     "scalelatent.importers.hdf5": ("import_hdf5",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import pkgutil
@@ -14,16 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalelatent.contract.kinds import known_kinds
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import JobError, nearest
-
-if TYPE_CHECKING:
-    from distributed import Client
-
-WARM_SECONDS = 600.0  # time limit for a worker to compile all kernels
 
 OnKernel = Callable[[int, int], None]
 
@@ -162,29 +156,6 @@ def _compile_for_gpu(kinds: Iterable[str]) -> list[str]:
         for _ in pool.map(lambda package: Kernels(package).compile(), there.values()):
             pass
     return list(there)
-
-
-def warm_cluster(client: Client, kinds: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """Run `warm` on one worker per host of a cluster, if possible a GPU worker; return results by host."""
-    chosen = _chosen(kinds)
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    if not workers:
-        raise JobError("the cluster has no workers; start workers first")
-    ranked = sorted(workers, key=lambda a: (not workers[a].get("resources", {}).get("GPU"), a), reverse=True)
-    of_host = {workers[address]["host"]: address for address in ranked}
-    found = client.run(_warm_here, chosen, workers=sorted(of_host.values()), on_error="return")
-    for host, address in of_host.items():
-        if isinstance(found.get(address), BaseException) or address not in found:
-            raise JobError(
-                f"kernels were not compiled on {host}: {found.get(address)!r}; read the log of worker "
-                f"{address}"
-            )
-    return {host: found[address] for host, address in sorted(of_host.items())}
-
-
-async def _warm_here(kinds: list[str]) -> dict[str, Any]:
-    # A thread keeps the event loop of the worker free.
-    return await asyncio.wait_for(asyncio.to_thread(warm, kinds), WARM_SECONDS)
 
 
 def _compile_requested() -> None:

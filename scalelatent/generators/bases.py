@@ -34,28 +34,20 @@ def load_base_digits() -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def make_relative(path: str | os.PathLike[str], url: str) -> str:
-    """Return a path relative to the dataset at `url`, so that both can be moved together."""
-    return os.path.abspath(path) if "://" in url else os.path.relpath(path, url)
-
-
-def make_absolute(path: str, url: str) -> str:
-    """Return the absolute path of a path that `make_relative` made relative to the dataset at `url`."""
-    return path if "://" in url else os.path.normpath(os.path.join(url, path))
-
-
 def base_name(base: str | os.PathLike[str], url: str) -> str:
     """Return a base set as the provenance stores it: 'digits', a url with a scheme, or a relative path."""
     text = os.fspath(base)
     if text == "digits":
         return text
     place = locate(text).url
-    return place if "://" in place else make_relative(place, url)
+    if "://" in place or "://" in url:
+        return place
+    return os.path.relpath(place, url)  # so that both datasets can be moved together
 
 
 def open_stored_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
     """Open the dataset with this `base_name`; raise `DataError` if its fingerprint has changed."""
-    place = name if "://" in name else make_absolute(name, url)
+    place = name if "://" in name or "://" in url else os.path.normpath(os.path.join(url, name))
     check_not_own_input(url, place)
     return _check_unchanged(open_dataset(place), name, url, fingerprint)
 

@@ -14,7 +14,7 @@ from scalelatent.kernels.jit import entry, in_array, out_array
     *[in_array("i8", 1)] * 3,
     in_array("f4", 3),
     *[in_array("f4", 1)] * 2,
-    *[numba.float32] * 2,
+    numba.float32,
     out_array("u1", 3),
     fastmath=False,
 )
@@ -27,7 +27,6 @@ def render(
     smooth: np.ndarray,
     derive: np.ndarray,
     alpha: np.float32,
-    beta: np.float32,
     out: np.ndarray,
 ) -> None:
     """Fill `out` (n, h, w) with base images, deformed by two displacement fields each.
@@ -74,6 +73,4 @@ def render(
                     t_y[x] += d * smoothed[y + v, x]
             for x in range(width):
                 value = np.float32(image[y, x]) + alpha * (along[y, x] * t_x[x] + across[y, x] * t_y[x])
-                if beta != zero:
-                    value = value + beta * np.sqrt(t_x[x] * t_x[x] + t_y[x] * t_y[x])
                 out[i, y, x] = np.uint8(np.floor(min(max(value, zero), top) + half))

@@ -2,8 +2,8 @@
 
 The method is that of Loosli, Canu and Bottou, "Training invariant support vector machines using selective
 sampling" (2007): image `i` is a base image plus its tangent images, weighted by two smooth random
-displacement fields; base and fields depend on `i` only. The fields are seeded here; the published fields can
-be read from their file.
+displacement fields; base and fields depend on `i` only. Here a seed makes the fields, which are not the
+published ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.streams import check_seed
 from scalelatent.storage.disk import locate
 
-from .bases import base_name, check_base_rows, make_absolute, make_relative, open_base
+from .bases import base_name, check_base_rows, open_base
 from .make import ShiftedGenerator, make_rows
 
 if TYPE_CHECKING:
@@ -70,21 +70,6 @@ def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
     return out
 
 
-def shift_rows(images: np.ndarray, k1: np.ndarray) -> None:
-    """Shift each image with k1 >= 0 in place, in one of nine directions (k1 mod 9); zeros fill the border."""
-    for direction in range(9):
-        dy, dx = direction // 3 - 1, direction % 3 - 1
-        rows = np.flatnonzero((k1 >= 0) & (k1 % 9 == direction))
-        if direction == 4 or not rows.size:
-            continue
-        moved = np.zeros_like(images[rows])
-        height, width = images.shape[1:]
-        to_y, from_y = slice(max(dy, 0), height + min(dy, 0)), slice(max(-dy, 0), height + min(-dy, 0))
-        to_x, from_x = slice(max(dx, 0), width + min(dx, 0)), slice(max(-dx, 0), width + min(-dx, 0))
-        moved[:, to_y, to_x] = images[rows][:, from_y, from_x]
-        images[rows] = moved
-
-
 @functools.lru_cache(maxsize=4)
 def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
     """Return white noise smoothed by a Gaussian, float32 (1522, h, w), in pixels."""
@@ -114,28 +99,11 @@ def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
     return fields
 
 
-def read_fields(path: str | os.PathLike[str], height: int, width: int) -> np.ndarray:
-    """Return the published displacement fields from their file, float32 (1522, h, w)."""
-    expected = N_FIELDS * height * width * 4
-    try:
-        found = os.path.getsize(path)
-    except OSError as error:
-        raise DataError(
-            f"file of displacement fields {path}: {error.strerror}; give the path of the file"
-        ) from error
-    if found != expected:
-        raise DataError(
-            f"file of displacement fields {path} has {found} bytes; {N_FIELDS} fields of {height} x {width} "
-            f"float32 are {expected} bytes. Give the published file, or leave it out to use seeded fields"
-        )
-    return np.fromfile(path, "<f4").astype(np.float32).reshape(N_FIELDS, height, width)
-
-
 class InfiniteDigits:
     """An endless set of images; image `i` depends on the seed and `i` only.
 
-    Index `n_test` and the following `B - A` indices are the bases `A:B` unchanged; a later `i` deforms base
-    `A + (i - n_test) % (B - A)`.
+    Index `N_TEST` and the following `B - A` indices are the bases `A:B` unchanged; a later `i` deforms base
+    `A + (i - N_TEST) % (B - A)`.
 
     Parameters
     ----------
@@ -147,22 +115,13 @@ class InfiniteDigits:
         Seed of the displacement fields.
     base_rows : (int, int), optional
         Use only these bases, `A:B`; all by default. No other base is ever read.
-    n_test : int
-        First index; lower indices are test images, which are not made here.
     alpha : float
         Strength of the deformation.
-    beta : float
-        Strength of the thickening.
-    shift : bool
-        Also shift each image by up to one pixel, in one of nine directions.
-    fields : path, optional
-        File of the published displacement fields: float32, 1522 x h x w. Replaces the seeded fields.
 
     Raises
     ------
     DataError
-        Images that are not uint8 (n, h, w), another number of labels than images, bases out of range, or a
-        wrong field file.
+        Images that are not uint8 (n, h, w), another number of labels than images, or bases out of range.
 
     Examples
     --------
@@ -181,11 +140,7 @@ class InfiniteDigits:
         *,
         seed: int = 0,
         base_rows: tuple[int, int] | None = None,
-        n_test: int = N_TEST,
         alpha: float = 1.0,
-        beta: float = 0.0,
-        shift: bool = False,
-        fields: str | os.PathLike[str] | None = None,
     ) -> None:
         images, labels = np.asarray(base_images), np.asarray(base_labels)
         if images.ndim != 3 or images.dtype != np.uint8 or len(images) == 0:
@@ -200,12 +155,9 @@ class InfiniteDigits:
         self.base_rows = check_base_rows(base_rows, len(images))
         a, b = self.base_rows
         self._images, self._labels = np.ascontiguousarray(images[a:b]), labels[a:b]
-        self.seed, self.n_test, self.shift = check_seed(seed), n_test, shift
-        self._alpha, self._beta = np.float32(alpha), np.float32(beta)
+        self.seed, self._alpha = check_seed(seed), np.float32(alpha)
         height, width = self.image_shape
-        self._fields = (
-            seeded_fields(seed, height, width) if fields is None else read_fields(fields, height, width)
-        )
+        self._fields = seeded_fields(seed, height, width)
         sigma = max(MIN_SIGMA, TANGENT_SIGMA * min(height, width) / 28)
         self._smooth, self._derive = gaussian_taps(sigma, math.ceil(3 * sigma))
 
@@ -216,7 +168,7 @@ class InfiniteDigits:
     def base_of(self, index: np.ndarray) -> np.ndarray:
         """Return the base row of each index, counted in the whole base set."""
         a, b = self.base_rows
-        return a + (np.asarray(index) - self.n_test) % (b - a)
+        return a + (np.asarray(index) - N_TEST) % (b - a)
 
     def fields_of(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers (k1, k2) of the two displacement fields of each index, as published."""
@@ -232,24 +184,21 @@ class InfiniteDigits:
         Raises
         ------
         DataError
-            An index below `n_test`.
+            An index below `N_TEST`.
         """
         from .digit_kernels import render  # numba takes a second to load
 
-        if start < self.n_test or stop < start:
+        if start < N_TEST or stop < start:
             raise DataError(
-                f"infinite digits {start}:{stop}: indices begin at {self.n_test}; lower indices are the test "
+                f"infinite digits {start}:{stop}: indices begin at {N_TEST}; lower indices are the test "
                 "images, which no training set may hold"
             )
         index = np.arange(start, stop)
         base = self.base_of(index) - self.base_rows[0]
         k1, k2 = self.fields_of(index)
-        k1 = np.where(index < self.n_test + len(self._images), -1, k1)  # the originals stay unchanged
+        k1 = np.where(index < N_TEST + len(self._images), -1, k1)  # the originals stay unchanged
         out = np.empty((stop - start, *self.image_shape), np.uint8)
-        filters = self._smooth, self._derive
-        render(self._images, base, k1, k2, self._fields, *filters, self._alpha, self._beta, out)
-        if self.shift:
-            shift_rows(out, k1)
+        render(self._images, base, k1, k2, self._fields, self._smooth, self._derive, self._alpha, out)
         return out, self._labels[base]
 
 
@@ -262,9 +211,6 @@ def make_digits(
     start: int | None = None,
     seed: int = 0,
     alpha: float = 1.0,
-    beta: float = 0.0,
-    shift: bool = False,
-    fields: str | os.PathLike[str] | None = None,
     **options: Unpack[MakeOptions],
 ) -> Dataset:
     """Write infinite digits to a dataset, several shards at a time.
@@ -282,7 +228,7 @@ def make_digits(
         Bases `A:B` from which images derive; all by default.
     start : int, optional
         First index; `N_TEST` by default, so that the first rows are the bases unchanged.
-    seed, alpha, beta, shift, fields
+    seed, alpha
         See `InfiniteDigits`.
     **options
         Options of all functions that make datasets. `n_jobs` (int): threads, each of which writes its own
@@ -318,13 +264,9 @@ def make_digits(
         "start": N_TEST if start is None else start,
         "seed": seed,
         "alpha": alpha,
-        "beta": beta,
-        "shift": shift,
         "base_fingerprint": ds.fingerprint(),
         "base_rows": list(check_base_rows(base_rows, ds.n_rows)),
     }
-    if fields is not None:
-        parameters["fields"] = make_relative(fields, place)
     return make_rows(url, rows, parameters, **options)
 
 
@@ -340,9 +282,6 @@ def from_provenance(p: dict[str, Any], url: str) -> ShiftedGenerator:
         labels,
         seed=p["seed"],
         alpha=p["alpha"],
-        beta=p["beta"],
-        shift=p["shift"],
-        fields=make_absolute(p["fields"], url) if "fields" in p else None,
     )
     columns = {"feature_shape": digits.image_shape, "dtype": np.uint8, "y_dtype": labels.dtype}
     return ShiftedGenerator(digits.rows, p["start"], columns)

@@ -16,10 +16,10 @@ from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.frames import FrameColumns, arrow
 from scalelatent.data.schema import as_classes, n_features
 from scalelatent.errors import DataError
-from scalelatent.storage.disk import is_https, is_local, locate
+from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.objects import ObjectLocation
 
-from .files import PathOrUrl, download
+from .files import PathOrUrl, refuse_web
 from .image_folder import ImageDecoder
 from .stream import PairedReader, RowReader, write_rows
 
@@ -60,9 +60,8 @@ def import_parquet(
     ----------
     source : str or path
         A file, a folder of files (also those in its folders, by name), or a pattern with ``*``. Columns are
-        found by their names, so files may have them in different orders. Files are on a disk, in an object
-        store (``s3://``, ``gs://``), or one file as ``https://…#sha256=…``. Needs pyarrow:
-        ``pip install 'scalelatent[arrow]'``.
+        found by their names, so files may have them in different orders. Files are on a disk or in an object
+        store (``s3://``, ``gs://``). Needs pyarrow: ``pip install 'scalelatent[arrow]'``.
     url : str
         Dataset to write.
     label : str, optional
@@ -229,8 +228,7 @@ def _open_table(kind: str, source: str, source_name: str) -> pyarrow.dataset.Dat
     """Return the files as one table, in the order of their names; only their schemas are read."""
     import pyarrow.dataset
 
-    if is_https(source):
-        source = str(download(source, source_name))
+    refuse_web(source, f"{kind} file")
     filesystem: pyarrow.fs.FileSystem | None = None
     if is_local(source):
         path = str(locate(source).local_path(""))

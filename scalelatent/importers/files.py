@@ -1,15 +1,14 @@
-"""Open the files that importers read: on a disk, in an object store or on a web server, plain or gzip."""
+"""Open the files that importers read: on a disk or in an object store, plain or gzip."""
 
 from __future__ import annotations
 
 import gzip
 import os
-import re
 from pathlib import Path
 from typing import IO, cast
 
 from scalelatent.errors import DataError
-from scalelatent.storage.disk import file_name, is_https, is_local, locate
+from scalelatent.storage.disk import is_local, locate
 from scalelatent.storage.object_file import open_object
 from scalelatent.storage.objects import ObjectLocation
 from scalelatent.storage.plain_files import open_plain
@@ -17,8 +16,6 @@ from scalelatent.storage.plain_files import open_plain
 PathOrUrl = str | os.PathLike[str]
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_CHECKSUM = re.compile(r"(md5|sha1|sha256|sha512)=([0-9a-f]+)")
-_DOWNLOAD_TIMEOUT_SECONDS = 60
 
 
 def file_size(file: IO[bytes]) -> int:
@@ -36,37 +33,18 @@ def cache_folder(folder: PathOrUrl | None = None) -> Path:
     return Path(folder or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))
 
 
-def download(address: PathOrUrl, kind: str) -> Path:
-    """Return the path of a cached file of a web server, after downloading it if it is missing.
-
-    `kind` ("npy file of rows") and the address name the file in messages, here and in the functions below.
-    `address` ends in the checksum of the file, for example ``https://host/x.npy#sha256=…``.
-    """
-    import pooch
-
-    url, _, fragment = os.fspath(address).partition("#")
-    given = _CHECKSUM.fullmatch(fragment.lower())
-    if given is None:
-        raise DataError(
-            f"{kind} {url}: a download needs a checksum, so that the rows are the same each time; write it "
-            f"behind the address, {url}#sha256=…"
-        )
-    downloader = pooch.HTTPDownloader(timeout=_DOWNLOAD_TIMEOUT_SECONDS)
-    checksum = f"{given[1]}:{given[2]}"
-    name = f"{given[2][:16]}-{file_name(url)}"
-    try:
-        return Path(pooch.retrieve(url, checksum, name, cache_folder() / "downloads", downloader=downloader))
-    except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
-        raise DataError(
-            f"{kind} {url} could not be downloaded as the file with {checksum}: {error}; check address and "
-            "checksum, or download it elsewhere and import the file"
-        ) from error
+def refuse_web(path: PathOrUrl, kind: str) -> None:
+    """Raise `DataError` for a file on a web server."""
+    if os.fspath(path).lower().startswith(("https://", "http://")):
+        raise DataError(f"{kind} {os.fspath(path)} is on a web server; download it, and import the copy")
 
 
 def open_file(path: PathOrUrl, kind: str) -> IO[bytes]:
-    """Open a file on a disk, in an object store or on a web server; raise `DataError` if that fails."""
-    if is_https(path):
-        path = download(path, kind)
+    """Open a file on a disk or in an object store; raise `DataError` if that fails.
+
+    `kind` ("npy file of rows") names the file in messages, here and in the functions below.
+    """
+    refuse_web(path, kind)
     try:
         if not is_local(path):
             folder, _, key = os.fspath(path).rpartition("/")

@@ -16,7 +16,7 @@ from scalelatent.generators.bases import load_base_digits
 
 from .files import PathOrUrl, cache_folder
 from .idx import open_idx
-from .stream import ArrayReader, ConcatenatedReader, write_rows
+from .stream import ArrayReader, import_rows, write_rows
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -88,7 +88,7 @@ ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
 NAMES = ("digits", *ORIGINS)
 """Datasets that `import_named` imports."""
 
-PARTS = ("train", "test", "all")
+PARTS = ("train", "test")
 _TIMEOUT_SECONDS = 30
 
 
@@ -110,8 +110,8 @@ def import_named(
         Fashion-MNIST, 70,000 images 28 x 28 of 10 classes, uint8.
     url : str
         Dataset to write.
-    part : {'train', 'test', 'all'}
-        60,000 rows, 10,000 rows, or both one after the other; ignored for digits.
+    part : {'train', 'test'}
+        60,000 or 10,000 rows; ignored for digits. `append_rows` makes one dataset of both.
     cache : path, optional
         Folder of the downloads; by default the environment variable SCALELATENT_CACHE, else the user's cache.
     mirror : str, optional
@@ -136,16 +136,18 @@ def import_named(
     <Dataset 1,797 rows x (8, 8) uint8, 10 classes, 'memory://doc-named'>
     """
     if name == "digits":
-        images, labels = (ArrayReader(values, "scikit-learn's digits") for values in load_base_digits())
-        return write_rows(url, images, labels, importer="digits", sources=["digits.csv.gz"], **options)
-    paths = fetch_named(name, part=part, cache=cache, mirror=mirror)
-    with contextlib.ExitStack() as opened:
-        readers = []
-        for path in paths:
-            readers.append(open_idx(path, f"file of {name}"))
-            opened.callback(readers[-1].close)
-        x, y = ConcatenatedReader(readers[::2]), ConcatenatedReader(readers[1::2])
-        return write_rows(url, x, y, importer=name, sources=paths, provenance={"part": part}, **options)
+        x, y = (ArrayReader(values, "scikit-learn's digits") for values in load_base_digits())
+        return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **options)
+    images, labels = fetch_named(name, part=part, cache=cache, mirror=mirror)
+    return import_rows(
+        lambda: open_idx(images, f"file of {name}"),
+        lambda: open_idx(labels, f"file of {name}"),
+        url,
+        importer=name,
+        sources=[images, labels],
+        provenance={"part": part},
+        **options,
+    )
 
 
 def fetch_named(
@@ -170,7 +172,7 @@ def fetch_named(
     Returns
     -------
     list of Path
-        Images and labels of each part in turn.
+        Images and labels.
 
     Raises
     ------
@@ -188,9 +190,8 @@ def fetch_named(
     if part not in PARTS:
         raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(PARTS)}")
     folder = cache_folder(cache) / name
-    parts = [ORIGINS[name][p] for p in (("train", "test") if part == "all" else (part,))]
     with _quiet_pooch():
-        return [_fetch(name, folder, file, mirror, progress) for files in parts for file in files]
+        return [_fetch(name, folder, file, mirror, progress) for file in ORIGINS[name][part]]
 
 
 def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None, progress: Progress | None) -> Path:

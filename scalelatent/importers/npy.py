@@ -15,9 +15,9 @@ import numpy as np
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.array_names import choose_arrays
 from scalelatent.errors import DataError
-from scalelatent.storage.disk import is_https, is_local
+from scalelatent.storage.disk import is_local
 
-from .files import PathOrUrl, download, file_size, open_file
+from .files import PathOrUrl, file_size, open_file
 from .stream import ArrayReader, BinaryReader, import_rows
 
 if TYPE_CHECKING:
@@ -174,9 +174,7 @@ def open_npy(path: PathOrUrl, content: str) -> RowReader:
         if not is_fortran or len(shape) == 1:
             return reader
         raw.close()
-        if is_https(path):
-            path = download(path, f"npy file of {content}")
-        elif not is_local(path):
+        if not is_local(path):
             raise DataError(
                 f"{name} is stored column by column (Fortran order), which is read through a memory map; "
                 "copy it to a disk first"

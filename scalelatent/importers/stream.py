@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dask.system
 import numpy as np
 
-from scalelatent.data.csr import canonical, check_finite, concatenate
+from scalelatent.data.csr import canonical, check_finite
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
     LayoutOptions,
@@ -127,37 +127,6 @@ class PairedReader(RowReader):
         values = self._read_last()
         assert values.shape[0] == rows
         return values
-
-
-class ConcatenatedReader(RowReader):
-    """Rows of several readers of one width and dtype, one reader after the other."""
-
-    def __init__(self, readers: Sequence[RowReader]) -> None:
-        self._readers = readers
-        self._index = self._rows_read = 0
-        self.name = " and ".join(reader.name for reader in readers)
-        self.dtype, self.sparse = readers[0].dtype, readers[0].sparse
-        self.shape = (sum(reader.n_rows for reader in readers), *readers[0].shape[1:])
-        self.nnz = sum(reader.nnz or 0 for reader in readers) if self.sparse else None
-
-    def read(self, rows: int) -> DenseOrCsr:
-        parts = []
-        while rows:
-            reader = self._readers[self._index]
-            parts.append(reader.read(min(rows, reader.n_rows - self._rows_read)))
-            count = parts[-1].shape[0]
-            rows, self._rows_read = rows - count, self._rows_read + count
-            if self._rows_read == reader.n_rows and self._index + 1 < len(self._readers):
-                self._index, self._rows_read = self._index + 1, 0
-        return concatenate(parts)
-
-    def finish(self) -> None:
-        for reader in self._readers:
-            reader.finish()
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
 
 
 class BinaryReader(RowReader):

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from scalelatent.contract.kinds import find_kind
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.resume_identity import named_values
@@ -27,7 +25,7 @@ from .run_record import RunRecord, add_dashboard_page
 from .runfolder import RunFolder, is_run_folder, to_json_value
 from .runner import validation_scores
 from .searching import SearchProgress, write_search_results
-from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection, SearchSection
+from .spec import IN_MEMORY, DataSection, EngineSection, Job, JobSection
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
@@ -157,17 +155,14 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
     origins |= {f"model.{key}": NOT_JSON for key, value in given.items() if not _is_json(value)}
     if drawn:
         params["random_state"], origins["model.random_state"] = None, "default"
-    search = None if model is call.model else _search_section(call)
-    origins["model.kind"] = PYTHON if model is call.model or search is not None else SEARCH
-    if search is not None and call.model.n_jobs is not None:
-        params["n_jobs"] = call.model.n_jobs
+    origins["model.kind"] = PYTHON if model is call.model else SEARCH
     data = _data_section(call.rows)
     engine = dict(call.engine)
     scratch = engine.pop("scratch", None)
     if earlier is None:
         head = JobSection(out=url, seed=seed if drawn else None, scratch=scratch and os.fspath(scratch))
         rows, settings = DataSection(**data), EngineSection(**engine)
-        return Job(head, rows, kind, params, settings, origins=origins, search=search)
+        return Job(head, rows, kind, params, settings, origins=origins)
     if earlier.kind != kind:
         raise JobError(
             f"run folder {url} contains a run of kind {earlier.kind!r}, not {kind!r}; choose another run_dir"
@@ -176,35 +171,7 @@ def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Jo
         params["random_state"] = earlier.params.get("random_state")
     changed = {key: value for key, value in params.items() if value != earlier.params.get(key)}
     merged = earlier.origins | {f"model.{key}": origins[f"model.{key}"] for key in changed}
-    if search is not None:
-        merged["model.kind"] = PYTHON
-    rows, search = earlier.data.model_copy(update=data), search or earlier.search
-    return replace(earlier, params=params, data=rows, search=search, origins=merged)
-
-
-def _search_section(call: FitCall) -> SearchSection | None:
-    """Return the ``[search]`` equivalent to a search in Python, or None if a job file cannot express it."""
-    search, validation, grid = call.model, "validation" in call.rows, call.model.param_grid
-    seed, own = search.random_state, search.estimator.random_state
-    if not (
-        isinstance(grid, Mapping)
-        and all(_is_json(value) for values in grid.values() for value in values)
-        and (validation or search.refit)
-        and (validation or search.cv is None or isinstance(search.cv, int))
-        and (search.scoring is None or isinstance(search.scoring, str))
-        and search.error_score != search.error_score  # NaN, the default
-        and search.memory_limit is None
-        and (seed is None or own is None or seed is own or (isinstance(seed, int) and seed == own))
-    ):
-        return None
-    values = {name: getattr(search, name) for name in ("scoring", "halving", "min_passes")}
-    values |= {"grid": {name: to_json_value(list(values)) for name, values in grid.items()}}
-    values |= {"cv": None if validation else search.cv}  # validation rows replace folds
-    with suppress(ValidationError):
-        section = SearchSection(**values)
-        if section.model_dump(include=set(values)) == values:
-            return section
-    return None
+    return replace(earlier, params=params, data=earlier.data.model_copy(update=data), origins=merged)
 
 
 def _is_json(value: object) -> bool:
@@ -245,9 +212,7 @@ def why_python_only(job: Job) -> str:
             "opened with storage options"
         )
     if job.origins.get("model.kind") == SEARCH:
-        return (
-            "it is a search whose candidates, folds, scores or limits [search] of a job file cannot express"
-        )
+        return "it is a search that Python code called"
     if find_kind(job.kind).python_only:
         return f"only Python code can fit models of kind {job.kind!r}"
     strange = [key.removeprefix("model.") for key, origin in job.origins.items() if origin == NOT_JSON]

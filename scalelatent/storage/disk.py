@@ -31,7 +31,6 @@ __all__ = [
     "Location",
     "check_address",
     "file_name",
-    "is_https",
     "is_local",
     "locate",
 ]
@@ -251,14 +250,9 @@ def is_local(url: str | os.PathLike[str]) -> bool:
     return "://" not in text or text.lower().startswith("file://")
 
 
-def is_https(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is on a web server."""
-    return os.fspath(path).lower().startswith(("https://", "http://"))
-
-
 def file_name(path: str | os.PathLike[str]) -> str:
     """Return the last part of a path or address."""
-    return Path(os.fspath(path).partition("#")[0] if is_https(path) else path).name
+    return Path(path).name
 
 
 # Azure addresses have the form `container@account`; a colon before the `@` means user and password.

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,34 +89,3 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
     assert group != os.getpgrp()
     assert time.monotonic() - begin < 30
     assert "Traceback" not in capfd.readouterr().err
-
-
-class _Client:
-    """Two hosts with two workers each; one worker has a GPU."""
-
-    def __init__(self, answer: Any) -> None:
-        self.asked: list[str] = []
-        self.answer = answer
-
-    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
-        hosts = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b", "tcp://b:2": "b"}
-        cards = {"tcp://b:2": {"GPU": 1.0}}
-        return {"workers": {a: {"host": host, "resources": cards.get(a, {})} for a, host in hosts.items()}}
-
-    def run(self, function: Any, kinds: list[str], *, workers: list[str], on_error: str) -> dict[str, Any]:
-        assert function is warming._warm_here
-        self.asked += workers
-        return dict.fromkeys(workers, self.answer)
-
-
-def test_one_worker_per_host_compiles() -> None:
-    client = _Client({"kernels": 3, "compiled": []})
-    assert sorted(warming.warm_cluster(client, ["mbn"])) == ["a", "b"]
-    assert client.asked == ["tcp://a:1", "tcp://b:2"]  # The worker that compiles for its GPU is one of them.
-
-
-def test_the_error_names_a_host_that_fails() -> None:
-    with pytest.raises(JobError, match="not compiled on [ab]: OSError.*worker tcp://[ab]:[12]"):
-        warming.warm_cluster(_Client(OSError("disk full")), [])
-    with pytest.raises(JobError, match="no workers"):
-        warming.warm_cluster(SimpleNamespace(scheduler_info=lambda n_workers: {"workers": {}}), [])

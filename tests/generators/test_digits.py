@@ -32,7 +32,6 @@ def render_reference(
     smooth: np.ndarray,
     derive: np.ndarray,
     alpha: np.float32,
-    beta: np.float32,
     out: np.ndarray,
 ) -> None:
     """Run the float32 operations of the compiled kernel in the same order, which gives identical bits."""
@@ -56,8 +55,6 @@ def render_reference(
             t_x += smooth[v] * sloped[v : v + height]
             t_y += derive[v] * smoothed[v : v + height]
         value = image.astype(np.float32) + alpha * (fields[k1[i]] * t_x + fields[k2[i]] * t_y)
-        if beta != 0:
-            value = value + beta * np.sqrt(t_x * t_x + t_y * t_y)
         out[i] = np.floor(np.minimum(np.maximum(value, zero), top) + half).astype(np.uint8)
 
 
@@ -68,9 +65,9 @@ def test_the_compiled_kernel_equals_its_reference() -> None:
     k1, k2 = rng.integers(-1, 20, 40), rng.integers(0, 20, 40)
     fields = rng.standard_normal((20, 9, 11)).astype("f4")
     smooth, derive = gaussian_taps(0.9, 3)
-    for alpha, beta in ((1, 0), (0.5, 0.25), (3, -1)):
+    for alpha in (1, 0.5, 3):
         plain, fast = np.empty((40, 9, 11), np.uint8), np.empty((40, 9, 11), np.uint8)
-        arguments = (images, base, k1, k2, fields, smooth, derive, np.float32(alpha), np.float32(beta))
+        arguments = (images, base, k1, k2, fields, smooth, derive, np.float32(alpha))
         render_reference(*arguments, plain)
         render(*arguments, fast)
         np.testing.assert_array_equal(plain, fast)
@@ -87,9 +84,7 @@ def test_tangents_are_derivatives_of_the_smoothed_image() -> None:
         out = np.empty((1, 16, 16), np.uint8)
         one = np.float32(1)
         number = np.array([0])
-        render(
-            image, number, np.array([k1]), np.array([k2]), fields, *gaussian_taps(1.0, 4), one, one * 0, out
-        )
+        render(image, number, np.array([k1]), np.array([k2]), fields, *gaussian_taps(1.0, 4), one, out)
         tangent = ndimage.gaussian_filter(image[0].astype(float), 1.0, order=order, mode="constant", radius=4)
         assert np.abs(out[0] - np.clip(image[0] + tangent, 0, 255)).max() <= 1.0
 
@@ -106,7 +101,7 @@ def test_fields_are_smooth_and_seeded() -> None:
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(N_TEST, 2**41), count=st.integers(0, 20), cut=st.integers(0, 20))
 def test_image_is_a_function_of_its_index(start: int, count: int, cut: int) -> None:
-    digits = InfiniteDigits(*load_base_digits(), shift=True, beta=0.1)
+    digits = InfiniteDigits(*load_base_digits())
     x, y = digits.rows(start, start + count)
     cut = min(cut, count)
     parts = [digits.rows(start, start + cut), digits.rows(start + cut, start + count)]
@@ -259,7 +254,7 @@ def test_parameters_out_of_range_are_refused(
     assert not (tmp_path / "ds").exists()
 
 
-def test_bad_bases_and_fields_are_refused(tmp_path: Path) -> None:
+def test_bad_bases_are_refused(tmp_path: Path) -> None:
     images, labels = load_base_digits()
     with pytest.raises(DataError, match="uint8"):
         InfiniteDigits(images.astype("f4"), labels)
@@ -270,17 +265,6 @@ def test_bad_bases_and_fields_are_refused(tmp_path: Path) -> None:
     Dataset.from_arrays(images.astype("f4"), labels).save(tmp_path / "floats")
     with pytest.raises(DataError, match="uint8 images"):
         make_digits(tmp_path / "ds", 10, base=tmp_path / "floats")
-    (tmp_path / "fields").write_bytes(b"123")
-    with pytest.raises(DataError, match=r"has 3 bytes; 1522 fields of 8 x 8 float32 are 389632"):
-        InfiniteDigits(images, labels, fields=tmp_path / "fields")
-    published = np.random.Generator(np.random.Philox(0)).standard_normal((N_FIELDS, 8, 8)).astype("<f4")
-    published.tofile(tmp_path / "fields")
-    digits = InfiniteDigits(images, labels, fields=tmp_path / "fields")
-    ds = make_digits(tmp_path / "ds", 3000, fields=tmp_path / "fields")
-    np.testing.assert_array_equal(ds.read_x(2900, 3000), digits.rows(12_900, 13_000)[0].reshape(100, 64))
-    assert not np.array_equal(
-        digits.rows(20_000, 20_001)[0], InfiniteDigits(images, labels).rows(20_000, 20_001)[0]
-    )
 
 
 def test_built_in_digits_are_those_of_scikit_learn() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import http.server
 import io
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -254,44 +251,10 @@ def test_importers_read_from_stores(tmp_path: Path) -> None:
         data.import_npy("memory://files/y.npy", tmp_path / "f")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """Web server on loopback with the files of a folder."""
-    (tmp_path / "web").mkdir()
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given, directory=str(tmp_path / "web"))
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
-        thread.join(10)
-
-
-def test_files_of_a_web_server_need_a_checksum(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SCALELATENT_CACHE", str(tmp_path / "cache"))
-    np.save(tmp_path / "web" / "x.npy", ROWS)
-    _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "web" / "t.parquet")
-    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (tmp_path / "web").iterdir()}
-    table = f"{server}/t.parquet#sha256={sums['t.parquet']}"
-    _check(data.import_parquet(table, tmp_path / "a", label="kind", weight="w"), "u1")
-    ds = data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "b")
-    np.testing.assert_array_equal(ds.read_x(0, N), ROWS)
-    assert ds.attrs["provenance"]["source"] == ["x.npy"]
-    with pytest.raises(DataError, match=r"needs a checksum, .*x.npy#sha256=…"):
-        data.import_npy(f"{server}/x.npy", tmp_path / "c")
-    with pytest.raises(DataError, match=r"could not be downloaded as the file with sha256:0000"):
-        data.import_npy(f"{server}/x.npy#sha256={'0' * 64}", tmp_path / "c")
-    (tmp_path / "web" / "x.npy").unlink()  # A file in the cache is not requested again.
-    data.import_npy(f"{server}/x.npy#sha256={sums['x.npy']}", tmp_path / "d")
+def test_files_on_a_web_server_are_refused(tmp_path: Path) -> None:
+    for run in (data.import_npy, data.import_parquet):
+        with pytest.raises(DataError, match="is on a web server; download it, and import the copy"):
+            run("https://host/x", tmp_path / "ds")
 
 
 def test_the_verb_imports_tables(tmp_path: Path) -> None:

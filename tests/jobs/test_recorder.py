@@ -22,10 +22,8 @@ from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import RunError
 from scalelatent.estimators import base
 from scalelatent.estimators.fit_services import FitCall
-from scalelatent.jobs.recorder import job_of, record_fit, why_python_only
+from scalelatent.jobs.recorder import record_fit
 from scalelatent.jobs.runfolder import RunFolder
-from scalelatent.jobs.runner import build_estimator
-from scalelatent.jobs.searching import make_search
 from scalelatent.monitor import publish
 from scalelatent.search import search as searching
 
@@ -238,59 +236,6 @@ def test_cancel_stops_a_fit_in_python(tmp_path, rows):
     with pytest.raises(KeyboardInterrupt, match="scalelatent cancel"):
         model(max_iter=100_000).fit(rows, run_dir=tmp_path / "run", callbacks=Cancel())
     assert RunFolder(tmp_path / "run").read_state()["state"] == "cancelled"
-
-
-@pytest.mark.parametrize("seed", [3, None])
-@pytest.mark.parametrize("held", [True, False], ids=["validation", "folds"])
-def test_the_command_line_resumes_a_search_with_the_same_bits(tmp_path, rows, held, seed):
-    how = {"halving": True, "min_passes": 1} if held else {"cv": 2, "scoring": "neg_log_loss"}
-    grid = {"ridge": np.array([0.0, 0.1]), "capsule_dim": (1, 2)}
-    given = {"validation": rows[60:]} if held else {}
-    with pytest.raises(KeyboardInterrupt):
-        sl.Search(model(random_state=seed), grid, **how).fit(
-            rows[:60], **given, run_dir=tmp_path / "run", callbacks=StopAfter(2)
-        )
-    assert "scalelatent resume" in RunFolder(tmp_path / "run").read_state()["error"]
-    done = run("resume", tmp_path / "run")
-    assert done.exit_code == 0, done.output
-    drawn = json.loads((tmp_path / "run" / "job.json").read_text())["job"]["seed"] if seed is None else seed
-    whole = sl.Search(model(random_state=drawn), grid, **how).fit(rows[:60], **given)
-    state = RunFolder(tmp_path / "run").read_state()
-    assert state["search"]["best_params"] == whole.best_params_
-    assert state["search"]["best_score"] == whole.best_score_
-    np.testing.assert_array_equal(sl.load_model(tmp_path / "run").W_, whole.best_estimator_.W_)
-
-
-def mean_of(model: Any, dataset: Any) -> float:
-    return 0.5
-
-
-ALIKE = [{}, {"cv": 3}, {"scoring": "accuracy"}, {"halving": True, "min_passes": 2}, {"random_state": 5}]
-IN_PYTHON = [
-    {"cv": KFold(2)},
-    {"scoring": mean_of},
-    {"refit": False},
-    {"min_passes": 0},
-    {"error_score": 0.0},
-    {"memory_limit": "1GB"},
-    {"random_state": 5, "estimator": model(random_state=6)},
-    {"param_grid": [{"capsule_dim": 1}]},
-    {"param_grid": {"nu_schedule": ["paper", "none"]}},
-    {"param_grid": {"class_weight": [{0: 1.0, 1: 2.0}]}},
-]
-
-
-@pytest.mark.parametrize("how", ALIKE + IN_PYTHON, ids=lambda how: ", ".join(how) or "defaults")
-def test_a_search_is_recorded_as_a_job_if_a_job_file_can_express_it(tmp_path, rows, how):
-    search = sl.Search(model(), {"capsule_dim": [1, 2]}).set_params(**how)
-    job = job_of(FitCall(search, {"train": rows}), str(tmp_path / "run"), 5, None)
-    assert (job.search is None) == bool(why_python_only(job)) == (how in IN_PYTHON)
-    if job.search is not None:
-        made = make_search(job, build_estimator(job))
-        assert made.param_grid == [{"capsule_dim": 1}, {"capsule_dim": 2}]
-        names = ("cv", "scoring", "halving", "min_passes")
-        assert [getattr(made, name) for name in names] == [getattr(search, name) for name in names]
-        assert made.estimator.random_state == 5
 
 
 def test_a_finished_search_holds_its_best_model(tmp_path, rows):

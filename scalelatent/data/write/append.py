@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,50 +32,84 @@ PREFIX = "append-"
 _LOCK = "_append.lock"
 
 
-def append_opened(
+def append_rows(
     url: str | os.PathLike[str],
-    open_rows: Callable[[Dataset], AbstractContextManager[Dataset]],
+    source: Dataset | str | os.PathLike[str],
     *,
     progress: Progress | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> Dataset:
-    """Append the rows that `open_rows` opens for the dataset at `url`; see `importers.append_rows`."""
+    """Append rows to a stored dataset.
+
+    The rows go to a new segment inside the dataset's folder. The list of segments is written last, and only
+    then readers see the rows. If an append is interrupted, the dataset stays as it was, and the next append
+    removes the incomplete segment. A segment that is not larger than the new rows is rewritten together with
+    them, so n appends make about log2(n) segments; `convert_dataset` makes one of all. A dataset that is
+    already open keeps its rows until the second append after it was opened. Only one append runs at a time: a
+    second one raises `DataError`.
+
+    Parameters
+    ----------
+    url : str
+        The dataset that grows.
+    source : Dataset or url
+        Rows to append. They need the feature shape and dtype of the dataset, and its kind of labels; new
+        labels become new classes. Either both have weights or none.
+    progress : callable, optional
+        Called with (rows done, total rows).
+    **layout
+        `chunk_rows`, `shard_rows`, `compressor` of `create_dataset`, for the new rows.
+
+    Returns
+    -------
+    Dataset
+        The dataset with all its rows and a new fingerprint.
+
+    Raises
+    ------
+    DataError
+        Rows or labels of another kind, a damaged source, a full disk, or another append at the same time. The
+        dataset stays as it was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from scalelatent.data import Dataset
+    >>> place = "memory://doc-append"
+    >>> _ = Dataset.from_arrays(np.zeros((3, 2)), ["a", "c", "c"]).save(place, overwrite=True)
+    >>> append_rows(place, Dataset.from_arrays(np.ones((2, 2)), ["b", "a"])).read_y(0, 5).tolist()
+    ['a', 'c', 'c', 'b', 'a']
+    """
     location = locate(url)
     read_attrs(location)  # raises before a lock is created without a dataset
     with hold_lock(location, _LOCK, "being appended to"):
-        _append(location, open_rows, progress, layout)
+        _append(location, source if isinstance(source, Dataset) else open_dataset(source), progress, layout)
     return open_dataset(url)
 
 
-def _append(
-    location: Location,
-    open_rows: Callable[[Dataset], AbstractContextManager[Dataset]],
-    progress: Progress | None,
-    layout: LayoutOptions,
-) -> None:
+def _append(location: Location, rows: Dataset, progress: Progress | None, layout: LayoutOptions) -> None:
     target, attrs = open_dataset(location.url), read_attrs(location)
     _remove_unlisted(location, attrs)
-    with open_rows(target) as rows:
-        classes = _common_classes(target, rows)
-        segments = attrs.segments or [_segment_entry("", attrs, target.n_rows)]
-        segments = _segments_to_keep(segments, rows.n_rows)
-        first = sum(segment["rows"] for segment in segments)
-        parts = [rows] if first == target.n_rows else [target[first:], rows]
-        folder = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
-        try:
-            segment = _write_segment(parts, target, classes, folder, progress, layout)
-            before = _state_before(attrs, classes, target.n_rows)
-            record = {"rows": rows.n_rows, **derive_provenance(rows, "append"), "before": before}
-            _commit(location, attrs, [*segments, segment], classes, record)
-        except BaseException as error:
-            if not _is_listed(location, folder):  # an interrupt may follow the commit
-                clear_after(error, folder)
-            if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
-                raise DataError(
-                    f"{location.url}: appending failed: {error.__cause__}; the dataset is unchanged. "
-                    "Correct this problem, then append again"
-                ) from error
-            raise
+    classes = _common_classes(target, rows)
+    segments = attrs.segments or [_segment_entry("", attrs, target.n_rows)]
+    segments = _segments_to_keep(segments, rows.n_rows)
+    first = sum(segment["rows"] for segment in segments)
+    parts = [rows] if first == target.n_rows else [target[first:], rows]
+    folder = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
+    try:
+        segment = _write_segment(parts, target, classes, folder, progress, layout)
+        before = _state_before(attrs, classes, target.n_rows)
+        record = {"rows": rows.n_rows, **derive_provenance(rows, "append"), "before": before}
+        _commit(location, attrs, [*segments, segment], classes, record)
+    except BaseException as error:
+        if not _is_listed(location, folder):  # an interrupt may follow the commit
+            clear_after(error, folder)
+        if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
+            raise DataError(
+                f"{location.url}: appending failed: {error.__cause__}; the dataset is unchanged. "
+                "Correct this problem, then append again"
+            ) from error
+        raise
 
 
 def _remove_unlisted(location: Location, attrs: DatasetAttrs) -> None:
