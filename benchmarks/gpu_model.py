@@ -256,6 +256,26 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
     )
 
 
+def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
+    """Return the work of a step of belief propagation: chains of so many rows, which return factors.
+
+    Launches include array expressions of CuPy. Parameters, rows and outputs are copied to the card.
+    """
+    out = crbm_inference(v, h, chains * rows, sweeps, with_pairs=True)
+    out += Work(launches=13 + 4 * chains - out.launches, uploads=5, downloads=3)
+    parameters, units = v * h + (v + h) * (x + 1), v + h
+    products = 2.0 * chains * rows * (x * units + 2 * v * h)
+    read = 4.0 * chains * (x * units + v * h)
+    copied = 4.0 * (parameters + chains * (v * h + rows * (units + 3 + x))) + chains * rows * v
+    return out + Work(flops=products, bytes=read, copied_bytes=copied)
+
+
+def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
+    """Return the work of the same step at commit 74c93446: one chain after the other."""
+    alone = crbm_step(v, h, x, 1, rows, sweeps)
+    return (alone + Work(launches=42 - alone.launches, downloads=1)) * chains
+
+
 # -- compositional networks -------------------------------------------------------------------------------
 
 
@@ -406,6 +426,8 @@ _MBN = 60_000, 400, 2000, 4000, 32  # rows, clusterings and k of both layers, cl
 _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
 # 128 leaves of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
 _HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
+# Default steps of 20 rows, and steps of 1,280 rows: conditional RBMs of 784 outputs from 784 features.
+_CRBM_SMALL, _CRBM_LARGE = (784, 256, 784, 2, 10, 32), (784, 256, 784, 64, 20, 32)
 _CAPSULE = 65_536, 784, 20, 1, None, 4
 _CAPSULE_ROWS, _CAPSULE_BYTES = (65_536, 784, 20, 1, None, 1), 65_536.0 * 784
 _MIXTURE_BYTES = 20 * 32_768 * 784 * 4.0
@@ -425,6 +447,8 @@ EXAMPLES: dict[str, Make] = {
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
+    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: crbm_step(*_CRBM_SMALL),
+    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: crbm_step(*_CRBM_LARGE),
     "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*_HCN_SWEEP),
     "hcn batch, 128 leaves of 40 images": lambda: hcn_visit(*_HCN_VISIT),
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*_MIXTURE),
@@ -436,6 +460,8 @@ EXAMPLES: dict[str, Make] = {
 EARLIER: dict[str, Make] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
+    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_SMALL),
+    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_LARGE),
     "hcn sweep, 128 chains of 5 images": lambda: earlier_hcn_sweep(*_HCN_SWEEP),
     "hcn batch, 128 leaves of 40 images": lambda: earlier_hcn_visit(*_HCN_VISIT),
     "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(

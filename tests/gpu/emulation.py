@@ -29,7 +29,7 @@ _LETTERS = {
 
 # From `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1, false)`, the part of the name that it makes.
 _NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
-_KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS\)\s+(\w+?)(##NAME)?\(')
+_KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS(?:, 2)?\)\s+(\w+?)(##NAME)?\(')
 
 _SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # A declaration, and its variables without their type.
 

@@ -57,6 +57,7 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 }
 
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 
 template <class T>
 inline T __ldg(const T* p) {

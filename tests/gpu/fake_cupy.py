@@ -30,6 +30,7 @@ from numpy.lib.stride_tricks import as_strided
 _local = threading.local()
 COMPILED: list[str] = []  # texts
 LAUNCHED: list[tuple[str, int]] = []  # (Kernel or product, pointer of its stream).
+EXPRESSIONS: list[str] = []  # Array expressions of CuPy itself, each of which launches a kernel.
 COPIED = {"set": 0, "get": 0}  # Bytes copied to and from the device.
 WAITS: list[int] = []  # Pointers of streams that the host waited for.
 
@@ -258,6 +259,7 @@ class ndarray:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         assert isinstance(value, (ndarray, int, float)), "CuPy refuses host arrays here"
+        EXPRESSIONS.append("copy")
         _now(value, writes=(self,))
         self._a[key] = value._a.astype(self.dtype) if isinstance(value, ndarray) else value
 
@@ -299,6 +301,7 @@ class ndarray:
         return ndarray(self._a.take(indices, axis=axis))
 
     def fill(self, value: Any) -> None:
+        EXPRESSIONS.append("fill")
         _later(lambda: self._a.fill(value), self)
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
@@ -339,6 +342,7 @@ def _plain(a: Any) -> Any:
 
 def _operator(name: str) -> Any:
     def call(self: ndarray, *others: Any) -> Any:
+        EXPRESSIONS.append(name)
         _now(self, *others)
         return ndarray(np.asarray(getattr(self._a, name)(*map(_plain, others))))
 
@@ -347,6 +351,7 @@ def _operator(name: str) -> Any:
 
 def _in_place(name: str) -> Any:
     def call(self: ndarray, other: Any) -> ndarray:
+        EXPRESSIONS.append(name)
         _now(other, writes=(self,))
         getattr(self._a, name)(_plain(other))
         return self
@@ -357,6 +362,7 @@ def _in_place(name: str) -> Any:
 def _reduction(name: str) -> Any:
     def call(self: ndarray, axis: int | None = None, dtype: Any = None) -> ndarray:
         more = {} if dtype is None else {"dtype": dtype}
+        EXPRESSIONS.append(name)
         _now(self)
         return ndarray(np.asarray(getattr(self._a, name)(axis=axis, **more)))
 
@@ -542,6 +548,7 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
 
 def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     """cupy.subtract."""
+    EXPRESSIONS.append("subtract")
     _now(a, b, writes=() if out is None else (out,))
     found = np.subtract(_plain(a), _plain(b), out=None if out is None else out._a)
     return ndarray(found) if out is None else out
@@ -549,6 +556,7 @@ def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
 
 def concatenate(parts: list[ndarray]) -> ndarray:
     """cupy.concatenate."""
+    EXPRESSIONS.append("concatenate")
     _now(*parts)
     return ndarray(np.concatenate([part._a for part in parts]))
 
@@ -560,6 +568,7 @@ def nonzero(a: ndarray) -> tuple[ndarray, ...]:
 
 def _elementwise(name: str) -> Any:
     def call(*args: Any) -> ndarray:
+        EXPRESSIONS.append(name)
         _now(*args)
         return ndarray(np.asarray(getattr(np, name)(*map(_plain, args))))
 
@@ -699,6 +708,7 @@ def install(library: Any) -> dict[str, ModuleType | None]:
     RawModule.library = library
     POOL.limit = 0
     LAUNCHED.clear()
+    EXPRESSIONS.clear()
     WAITS.clear()
     COPIED.update(set=0, get=0)
     Device.count, _local.device = 1, 0

@@ -22,8 +22,16 @@ from scalelatent.models.crbm.kernels import reference
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
-KEPT = {"sum_product_kept", "max_product_kept"}
-NAMES = {*METHODS, *(f"{method}_cluster" for method in METHODS), *KEPT, "add_pairs_f4", "add_pairs_f8"}
+KEPT = {"sum_product_kept", "max_product_kept", "sum_product_held_kept"}
+CHAINS = {"positive", "negative", "chain_weights", "chain_biases"}
+NAMES = {
+    *METHODS,
+    *(f"{method}_cluster" for method in METHODS),
+    *KEPT,
+    "add_pairs_f4",
+    "add_pairs_f8",
+    *CHAINS,
+}
 
 
 @pytest.fixture(scope="session")
@@ -123,8 +131,8 @@ def test_the_cuda_file_declares_its_kernels(load_helper) -> None:
 
 
 def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
-    for name in ("THREADS", "BLOCKS"):
-        assert f"constexpr int {name} = {getattr(emulated_gpu, name)};" in emulated_gpu._kernels.text
+    for name in ("THREADS", "BLOCKS", "TOGETHER"):
+        assert f"constexpr int {name} = {getattr(emulated_gpu, name)}" in emulated_gpu._kernels.text
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -141,7 +149,7 @@ def clustered(request, emulated_gpu, fake, monkeypatch):
         monkeypatch.setattr(emulated_gpu, "_STATIC_BYTES", 2**20)
     fake.LAUNCHED.clear()
     emulated_gpu.launched = lambda: {
-        name.rpartition("_")[2] for name, _ in fake.LAUNCHED if name[:5] == "crbm_"
+        name.rpartition("_")[2] for name, _ in fake.LAUNCHED if name.startswith("crbm_")
     }
     emulated_gpu.way = request.param
     return emulated_gpu
@@ -166,12 +174,75 @@ def test_emulated_pair_beliefs_of_clusters_equal_the_reference(clustered, monkey
 def test_only_large_graphs_use_clusters_and_request_shared_memory(emulated_gpu, fake):
     way = emulated_gpu._choose_kernel
     assert way("sum_product", 127, 128) == ("crbm_sum_product", 1, 0)
-    assert way("sum_product", 785, 128) == ("crbm_sum_product_kept", 8, 4 * 99 * 128)
+    assert way("sum_product", 785, 128) == ("crbm_sum_product_held_kept", 8, 4 * 99 * 128)
+    assert way("sum_product", 400, 257) == ("crbm_sum_product_kept", 8, 4 * 50 * 257)
     assert way("mean_field", 785, 128) == ("crbm_mean_field_cluster", 8, 0)
     assert way("max_product", 10_000, 2000) == ("crbm_max_product_cluster", 8, 0)
     # More than 48 KiB, including what the kernel declares, are requested before the launch.
     check(emulated_gpu, "sum_product", 785, 120, 1, 0.05, None)
-    assert ("crbm_sum_product_kept", 0) in fake.LAUNCHED
+    assert ("crbm_sum_product_held_kept", 0) in fake.LAUNCHED
+
+
+@pytest.mark.parametrize(("v", "h"), [(30, 40), (9, 256), (5, 3)])
+def test_beliefs_in_registers_give_the_same_bits(emulated_gpu, monkeypatch, v, h):
+    monkeypatch.setattr(emulated_gpu, "CLUSTER_EDGES", 0)
+    w, bv, bh = draw(v, h, 2, 0.5)
+    found = []
+    for units in (256, 0):
+        monkeypatch.setattr(emulated_gpu, "HELD_UNITS", units)
+        pairs = emulated_gpu.cupy.zeros((v, h), "f4")
+        device = tuple(map(emulated_gpu.cupy.asarray, (bv, bh)))
+        one = emulated_gpu.sum_product_pairs(emulated_gpu.make_coupling(w), *device, 3, 1e-3, pairs)
+        found.append([a.get() for a in (one.lv, one.lh, one.sweeps, one.change, one.log_z, pairs)])
+    for held, read in zip(*found, strict=True):
+        assert_array_equal(held, read)
+
+
+@pytest.mark.parametrize("method", ["sum_product", "mean_field"])
+@pytest.mark.parametrize(("v", "h"), [(9, 7), (70, 20), (3, 600)])
+def test_gradients_of_chains_equal_the_reference_and_do_not_depend_on_other_chains(
+    emulated_gpu, monkeypatch, method, v, h
+):
+    xp, starts, sweeps = emulated_gpu.cupy, np.array([0, 5, 6, 19]), 4
+    rows, rng, chains = 19, np.random.default_rng(v), 3
+    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 4 * 4 * v * h)  # Four graphs are computed at a time.
+    w, bv, bh = draw(v, h, rows, 0.2)
+    seen = (rng.random((rows, v)) < 0.4).astype("f4")
+
+    def run(first: int, stop: int) -> tuple[np.ndarray, ...]:
+        a, b = starts[first], starts[stop]
+        flat = xp.zeros((stop - first, v * h + v + h), "f4")
+        dv, dh, measures = (xp.empty(shape, "f4") for shape in ((b - a, v), (b - a, h), (3, b - a)))
+        moved = [xp.asarray(part[a:b].copy()) for part in (seen, bv, bh)]
+        own = starts[first : stop + 1] - a
+        emulated_gpu.add_chain_gradients(method, emulated_gpu.make_coupling(w), *moved, own, sweeps, None,
+                                         flat, dv, dh, measures, flat.reshape(-1)[v * h :])  # fmt: skip
+        return flat.get(), dv.get(), dh.get(), measures.get()
+
+    flat, dv, dh, measures = run(0, chains)
+    pairs = np.zeros((chains, v, h))
+    kernel = reference.sum_product_pairs if method == "sum_product" else reference.mean_field
+    for c in range(chains):
+        a, b = starts[c], starts[c + 1]
+        more = (pairs[c],) if method == "sum_product" else ()
+        found = kernel(reference.make_coupling(w), bv[a:b], bh[a:b], sweeps, None, *more)
+        on, hidden = sigmoid(found.lv), sigmoid(found.lh)
+        positive = sigmoid(seen[a:b].astype(float) @ w + bh[a:b])
+        negative = pairs[c] if more else on.T @ hidden
+        assert_allclose(flat[c, : v * h].reshape(v, h), seen[a:b].T @ positive - negative, rtol=0, atol=2e-4)
+        assert_allclose(dv[a:b], seen[a:b] - on, rtol=0, atol=1e-5)
+        assert_allclose(dh[a:b], positive - hidden, rtol=0, atol=1e-5)
+        sums = np.concatenate([dv[a:b].sum(axis=0), dh[a:b].sum(axis=0)])
+        assert_allclose(flat[c, v * h :], sums, rtol=0, atol=1e-5)
+        log_loss = (np.logaddexp(0, found.lv) - found.lv * seen[a:b]).sum(axis=1)
+        assert_allclose(measures[0, a:b], log_loss, rtol=1e-5)
+        assert_array_equal(measures[1, a:b], ((found.lv > 0) != (seen[a:b] > 0)).sum(axis=1))
+        assert_allclose(measures[2, a:b], found.change, rtol=0, atol=2e-5)
+        alone = run(c, c + 1)
+        assert_array_equal(alone[0], flat[c : c + 1])
+        for own, all_rows in zip(alone[1:3], (dv, dh), strict=True):
+            assert_array_equal(own, all_rows[a:b])
+        assert_array_equal(alone[3], measures[:, a:b])
 
 
 def test_gpus_without_clusters_use_one_block_per_graph(emulated_gpu, fake, monkeypatch):

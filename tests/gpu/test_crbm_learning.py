@@ -6,6 +6,7 @@ No host array meets a device array, and the parameters agree with those of a pro
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ import scipy.sparse
 from numpy.testing import assert_allclose
 
 import scalelatent as sl
+from scalelatent.contract.learners import Block
+from scalelatent.contract.requests import Targets
+from scalelatent.contract.stats import Stats
+from scalelatent.engine.backend import CupyBackend
+from scalelatent.kernels.sparse_rows import CsrRows
+from scalelatent.models.crbm.model.columns import ColumnUnits
+from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
+from scalelatent.models.crbm.model.online import CrbmLearner
 
 N_VISIBLE, ROWS = 9, 16
 
@@ -96,3 +105,79 @@ def test_every_inference_on_the_gpu_equals_that_of_a_processor(fake):
     for how in ("sum-product", "mixed-product", "max-product", "mean-field"):
         found = {device: model.infer(x, inference=how) for device, model in models.items()}
         assert_allclose(found["gpu"].visible, found["cpu"].visible, rtol=0, atol=1e-4, err_msg=how)
+
+
+class Steps:
+    """Steps of a learner over the same rows, with chains of eight rows, on a GPU."""
+
+    def __init__(self, fake, learner: str, n_chains: int, x: int, sparse: bool = False, v: int = 9) -> None:
+        shape, rng, rows = CrbmShape(v, 5, x), np.random.default_rng(0), 8 * n_chains
+        options = {
+            "rates": np.array([0.1]), "momentum": 0.0, "weight_decay": 0.0, "n_sweeps": 2, "tol": None,
+            "gibbs_steps": 2, "cost": np.ones((2, v), np.float32), "n_chains": n_chains, "chain_rows": 8,
+            "local_steps": 0, "seed": 3, "patience": 0, "has_validation": False, "targets": Targets(),
+            "validation_targets": Targets(), "validation_inference": "sum-product",
+        }  # fmt: skip
+        if x and not sparse:
+            options["units"] = ColumnUnits(np.full(x, 0.1, np.float32), np.full(x, 0.7, np.float32))
+        self.fake, self.learner, self.backend = fake, CrbmLearner(shape, learner, **options), CupyBackend()
+        inputs = rng.normal(size=(rows, x)).astype(np.float32) * (rng.random((rows, x)) < 0.1)
+        y, numbers = rng.integers(0, 2, (rows, v)).astype(np.uint8), np.arange(rows)
+        parts = [slice(a, a + 8) for a in range(0, rows, 8)]
+        given = CsrRows.from_scipy(scipy.sparse.csr_matrix(inputs)) if sparse else inputs
+        self.blocks = [
+            Block(given[p], y[p], None, p.start, numbers[p], 0, chain) for chain, p in enumerate(parts)
+        ]
+        theta = (0.3 * rng.normal(size=shape.n_parameters)).astype(np.float32)
+        self.state = self.learner.start(theta)
+        self.blocks[-1] = replace(self.blocks[-1], x=given[rows - 8 : rows - 3], y=y[rows - 8 : rows - 3],
+                                  rows=numbers[rows - 8 : rows - 3])  # fmt: skip
+
+    def run(self, chains: slice = slice(None), together: bool = True) -> list[np.ndarray]:
+        """Return the statistics of some chains, and count the work of a step after the first one."""
+        blocks = self.blocks[chains]
+        for _ in range(2):
+            for counter in (self.fake.LAUNCHED, self.fake.EXPRESSIONS, self.fake.WAITS):
+                counter.clear()
+            prepared = self.learner.prepare(self.state, self.backend)
+            stats = [Stats.zeros(self.learner.layout(), len(block.x)) for block in blocks]
+            if together:
+                self.learner.run_chains(prepared, blocks, stats)
+            else:
+                for block, own in zip(blocks, stats, strict=True):
+                    self.learner.run_chain(prepared, block, own)
+        gets = [name for name, _ in self.fake.LAUNCHED].count("get")
+        self.launches = len(self.fake.LAUNCHED) - gets + len(self.fake.EXPRESSIONS)
+        self.kernels = sorted(name for name, _ in self.fake.LAUNCHED if name.startswith("crbm_"))
+        self.waits = len(self.fake.WAITS)
+        return [own.vector for own in stats]
+
+
+@pytest.mark.parametrize("learner", ["mle-bp", "mle-mf"])
+@pytest.mark.parametrize(
+    ("x", "sparse", "v"), [(12, False, 9), (300, True, 9), (0, False, 9), (300, False, 90)]
+)
+def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, learner, x, sparse, v):
+    """So the number of workers, which share the chains, does not change the bits."""
+    steps = Steps(fake, learner, 4, x, sparse, v)
+    assert steps.learner.factored == (v == 90)
+    found = steps.run()
+    for chain, vector in enumerate(found):
+        np.testing.assert_array_equal(steps.run(slice(chain, chain + 1))[0], vector)
+    for before, now in zip(steps.run(together=False), found, strict=True):
+        assert_allclose(now, before, rtol=1e-6, atol=2e-5)
+
+
+def test_a_step_has_few_launches_that_chains_share(fake):
+    """Of the launches of a step only those of products with x, two of them for a bias, are per chain."""
+    for n_chains, factored in ((2, True), (8, True), (2, False), (8, False)):
+        steps = Steps(fake, "mle-bp", n_chains, 300 if factored else 4, v=90)
+        assert steps.learner.factored == factored
+        steps.run()
+        assert (steps.launches, steps.waits) == ((13, 14)[not factored] + (4, 6)[not factored] * n_chains, 3)
+        biases = [] if factored else ["crbm_chain_biases"]
+        inference = ["crbm_chain_weights", "crbm_negative", "crbm_positive", "crbm_sum_product"]
+        assert steps.kernels == biases + inference
+        steps.run(together=False)
+        assert steps.launches > 42 * n_chains
+        assert steps.waits > (4 if factored else 2) * n_chains

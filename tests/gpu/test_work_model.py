@@ -234,6 +234,22 @@ def test_the_model_counts_the_work_of_conditional_rbms(fake, counts, model, monk
     assert model.CLUSTER_EDGES == gpu.CLUSTER_EDGES
 
 
+@pytest.mark.parametrize("chains", [2, 4])
+def test_the_model_counts_the_work_of_a_step_of_conditional_rbms(
+    fake, counts, model, emulate, load_helper, chains
+):
+    fake.RawModule.library = emulate("crbm")
+    steps = load_helper("test_crbm_learning").Steps(fake, "mle-bp", chains, 300, v=90)
+    assert steps.learner.factored
+    got = counts.of(steps.run)
+    work = model.crbm_step(90, 5, 300, chains, 8, 2)
+    assert (steps.launches, steps.waits, got[1] / 2) == (work.launches, work.downloads, work.uploads)
+    missing = 3 * (90 + 5 + 3 + 300) * 4 + 3 * 90  # the last chain has three rows less
+    assert 0 <= counts.copied_bytes / 2 - (work.copied_bytes - missing) < 1000
+    before = model.earlier_crbm_step(90, 5, 300, chains, 8, 2)
+    assert (before.launches, before.downloads) == (42 * chains, 4 * chains)
+
+
 def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model):
     from scalelatent.models.hcn.kernels.windows import message_room
 

@@ -27,3 +27,5 @@ KERNELS = {
     }
     for name, module in _MODULES.items()
 }
+# Only GPUs compute several chains at once.
+KERNELS["crbm_add_chain_gradients"] = {"cupy": "scalelatent.models.crbm.kernels.gpu:add_chain_gradients"}

@@ -94,12 +94,13 @@ __device__ __forceinline__ void meet() {
         __syncthreads();
 }
 
-// Infers one graph with SHARING blocks.
+// Infers one graph with SHARING blocks. A lane keeps th and uh of its hidden units in registers, up to HELD of them
+// (h <= 32 HELD), or reads them for each visible unit (HELD = 0).
 // a, w: (v, h); a is exp(W) for SUM and MIXED, else W.
 // m: messages, (graphs, v, h), unless KEPT. tv, th: beliefs that a unit is 1; uh: that a hidden unit is 0.
 // c: null, or P(v_i = 1 | h_j = 1) of the last sweep, (graphs, v, h); then log_z is computed as well.
 // part (graphs, SHARING, h), moves and shares (graphs, SHARING): numbers that the blocks of a graph exchange.
-template <Method METHOD, int SHARING, bool KEPT>
+template <Method METHOD, int SHARING, bool KEPT, int HELD>
 __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, int v, int h, const float* bv,
                       const float* bh, int sweeps, float tol, int factors, float limit, float* m, float* tv,
                       float* th, float* uh, float* lv, float* lh, int* done, float* change, float* c, double* log_z,
@@ -140,6 +141,20 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
         const bool last = c && (met || sweep == sweeps);
         float moved = 0.0f;
         double bethe = 0.0;
+        [[maybe_unused]] float on_held[HELD + 1], off_held[HELD + 1];
+#pragma unroll
+        for (int k = 0; k < HELD; ++k)
+            if (lane + 32 * k < h) on_held[k] = th[lane + 32 * k], off_held[k] = uh[lane + 32 * k];
+        // Calls f(j, P(h_j = 1), P(h_j = 0)) for the hidden units of this lane, in order.
+        const auto each_hidden = [&](auto f) {
+            if constexpr (HELD > 0) {
+#pragma unroll
+                for (int k = 0; k < HELD; ++k)
+                    if (lane + 32 * k < h) f(lane + 32 * k, on_held[k], off_held[k]);
+            } else {
+                for (int j = lane; j < h; j += 32) f(j, th[j], uh[j]);
+            }
+        };
         for (int first = begin; first < end; first += WARPS) {  // warps without a unit loop too, for the barriers
             const int i = first + warp;
             const size_t row = static_cast<size_t>(i - begin) * h;
@@ -148,20 +163,20 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
                 Product top, bottom;
                 const bool decided = lv[i] > 0.0f;
                 int held = 0;
-                for (int j = lane; j < h; j += 32) {
+                each_hidden([&](int j, float t, float u) {
                     if (METHOD == MAX) {
                         const float message = max_message(a[row + j], lh[j] - m[row + j]);
                         m[row + j] = message;
                         sum += message;
                     } else if (METHOD == MEAN) {
-                        sum = fmaf(a[row + j], th[j], sum);
+                        sum = fmaf(a[row + j], t, sum);
                     } else {
-                        const float r = METHOD == SUM ? m[row + j] : decided ? a[row + j] : 1.0f, ru = r * uh[j];
-                        top.mantissa *= fmaf(a[row + j], th[j], ru);
-                        bottom.mantissa *= th[j] + ru;
+                        const float r = METHOD == SUM ? m[row + j] : decided ? a[row + j] : 1.0f, ru = r * u;
+                        top.mantissa *= fmaf(a[row + j], t, ru);
+                        bottom.mantissa *= t + ru;
                         if (++held == factors) top.split(), bottom.split(), held = 0;
                     }
-                }
+                });
                 if (METHOD == SUM || METHOD == MIXED) {
                     top.split(), bottom.split();
                     top.mantissa /= bottom.mantissa, top.exponent -= bottom.exponent;
@@ -174,19 +189,19 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
             beliefs(l, limit, on, off);
             moved = fmaxf(moved, fabsf(on - tv[i]));
             if (METHOD == SUM || METHOD == MAX)
-                for (int j = lane; j < h; j += 32) {
+                each_hidden([&](int j, float t, float u) {
                     if (METHOD == MAX) {
                         m[row + j] = max_message(a[row + j], l - m[row + j]);
-                        continue;
+                        return;
                     }
-                    const float ru = m[row + j] * uh[j], n = fmaf(a[row + j], th[j], ru);
-                    const float x = on * (th[j] + ru), y = off * n, both = x + y, whole = fmaf(a[row + j], x, y);
+                    const float ru = m[row + j] * u, n = fmaf(a[row + j], t, ru);
+                    const float x = on * (t + ru), y = off * n, both = x + y, whole = fmaf(a[row + j], x, y);
                     m[row + j] = __fdividef(whole, both);  // error: two units in the last place; both < 2^126
                     if (last) {
                         c[row + j] = a[row + j] * x / whole;
                         bethe += logf(both / n);
                     }
-                }
+                });
             __syncwarp();  // no lane reads the unit's old belief any more
             if (lane == 0) lv[i] = l, tv[i] = on;
         }
@@ -241,27 +256,28 @@ __device__ void infer(const float* __restrict__ a, const float* __restrict__ w, 
     }
 }
 
-#define KERNELS(NAME, ATTRIBUTES, METHOD, SHARING, KEPT)                                                             \
-    extern "C" __global__ void ATTRIBUTES __launch_bounds__(THREADS)                                                 \
+#define KERNELS(NAME, ATTRIBUTES, METHOD, SHARING, KEPT, HELD)                                                       \
+    extern "C" __global__ void ATTRIBUTES __launch_bounds__(THREADS, 2)                                              \
         crbm_##NAME(const float* a, const float* w, int v, int h, const float* bv, const float* bh, int sweeps,      \
                     float tol, int factors, float limit, float* m, float* tv, float* th, float* uh,                  \
                     float* lv, float* lh, int* done, float* change, float* c, double* log_z, float* part,            \
                     float* moves, double* shares) {                                                                  \
-        infer<METHOD, SHARING, KEPT>(a, w, v, h, bv, bh, sweeps, tol, factors, limit, m, tv, th, uh, lv,    \
+        infer<METHOD, SHARING, KEPT, HELD>(a, w, v, h, bv, bh, sweeps, tol, factors, limit, m, tv, th, uh, lv,       \
                                      lh, done, change, c, log_z, part, moves, shares);                               \
     }
-KERNELS(sum_product, , SUM, 1, false)
-KERNELS(mixed_product, , MIXED, 1, false)
-KERNELS(max_product, , MAX, 1, false)
-KERNELS(mean_field, , MEAN, 1, false)
+KERNELS(sum_product, , SUM, 1, false, 0)
+KERNELS(mixed_product, , MIXED, 1, false, 0)
+KERNELS(max_product, , MAX, 1, false, 0)
+KERNELS(mean_field, , MEAN, 1, false, 0)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
-KERNELS(sum_product_cluster, CLUSTER, SUM, BLOCKS, false)
-KERNELS(sum_product_kept, CLUSTER, SUM, BLOCKS, true)
-KERNELS(mixed_product_cluster, CLUSTER, MIXED, BLOCKS, false)
-KERNELS(max_product_cluster, CLUSTER, MAX, BLOCKS, false)
-KERNELS(max_product_kept, CLUSTER, MAX, BLOCKS, true)
-KERNELS(mean_field_cluster, CLUSTER, MEAN, BLOCKS, false)
+KERNELS(sum_product_cluster, CLUSTER, SUM, BLOCKS, false, 0)
+KERNELS(sum_product_kept, CLUSTER, SUM, BLOCKS, true, 0)
+KERNELS(sum_product_held_kept, CLUSTER, SUM, BLOCKS, true, 8)
+KERNELS(mixed_product_cluster, CLUSTER, MIXED, BLOCKS, false, 0)
+KERNELS(max_product_cluster, CLUSTER, MAX, BLOCKS, false, 0)
+KERNELS(max_product_kept, CLUSTER, MAX, BLOCKS, true, 0)
+KERNELS(mean_field_cluster, CLUSTER, MEAN, BLOCKS, false, 0)
 #undef CLUSTER
 #endif
 #undef KERNELS
@@ -284,4 +300,101 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     crbm_add_pairs_f8(const float* c, const float* th, int graphs, int v, int h, double* pairs) {
     add_pairs(c, th, graphs, v, h, pairs);
+}
+
+// The gradients of several chains of rows, whose messages are computed together. starts: first row of each chain, and
+// the end of the last one. Sums over rows have the order of the rows, and no number depends on the other chains.
+
+constexpr int TOGETHER = 8, TILE = 64;  // rows that share the reads of W, and units of v in shared memory at a time
+
+// Computes P(h_j = 1 | v, x), (rows, h), from b = bh + Whx x; one block per TOGETHER rows.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_positive(const float* w, const float* seen, const float* b, int rows, int v, int h, float limit,
+                  float* positive) {
+    __shared__ float tile[TOGETHER][TILE];
+    const int first = blockIdx.x * TOGETHER, held = min(TOGETHER, rows - first);
+    for (int left = 0; left < h; left += THREADS) {
+        const int j = left + threadIdx.x;
+        float sums[TOGETHER] = {};
+        for (int base = 0; base < v; base += TILE) {
+            __syncthreads();  // the tile before has been read
+            for (int k = threadIdx.x; k < TOGETHER * TILE; k += THREADS) {
+                const int row = k / TILE, i = base + k % TILE;
+                tile[row][k % TILE] = row < held && i < v ? seen[static_cast<size_t>(first + row) * v + i] : 0.0f;
+            }
+            __syncthreads();
+            for (int i = base; j < h && i < min(base + TILE, v); ++i) {
+                const float weight = w[static_cast<size_t>(i) * h + j];
+#pragma unroll
+                for (int row = 0; row < TOGETHER; ++row) sums[row] = fmaf(tile[row][i - base], weight, sums[row]);
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < TOGETHER; ++row) {
+            const size_t at = static_cast<size_t>(first + row) * h + j;
+            float off;
+            if (j < h && row < held) beliefs(b[at] + sums[row], limit, positive[at], off);
+        }
+    }
+}
+
+// Subtracts beliefs from the outputs v and from the positive phase: dv (rows, v) and dh (rows, h). measures (2, rows)
+// is the log-loss of each row and its number of wrong units. One block per row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_negative(const float* lv, const float* lh, const float* seen, const float* positive, int rows, int v, int h,
+                  float limit, float* dv, float* dh, float* measures) {
+    const size_t of_v = static_cast<size_t>(blockIdx.x) * v, of_h = static_cast<size_t>(blockIdx.x) * h;
+    double loss = 0.0, wrong = 0.0;
+    float on, off;
+    for (int i = threadIdx.x; i < v; i += THREADS) {
+        const float l = lv[of_v + i], one = seen[of_v + i];
+        beliefs(l, limit, on, off);
+        dv[of_v + i] = one - on;
+        loss += log_partition(l) - static_cast<double>(l) * one;
+        wrong += (l > 0.0f) != (one > 0.0f);
+    }
+    for (int j = threadIdx.x; j < h; j += THREADS) {
+        beliefs(lh[of_h + j], limit, on, off);
+        dh[of_h + j] = positive[of_h + j] - on;
+    }
+    loss = block_sum(loss), wrong = block_sum(wrong);
+    if (threadIdx.x == 0) {
+        measures[blockIdx.x] = static_cast<float>(loss);
+        measures[rows + blockIdx.x] = static_cast<float>(wrong);
+    }
+}
+
+// Adds the gradient of W over the rows first, first + 1, ... of a group of graphs to that of each chain. Without c the
+// negative phase of a pair is the product of the beliefs. One thread per edge; blockIdx.y is the chain.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_chain_weights(const float* c, const float* th, const float* seen, const float* positive, const float* dv,
+                       const float* dh, const int* starts, int chains, int first, int graphs, int v, int h, int stride,
+                       float* out) {
+    const size_t edges = static_cast<size_t>(v) * h, k = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (k >= edges) return;
+    const int i = static_cast<int>(k / h), j = static_cast<int>(k % h);
+    for (int chain = blockIdx.y; chain < chains; chain += gridDim.y) {
+        float total = out[static_cast<size_t>(chain) * stride + k];
+        for (int n = max(first, starts[chain]); n < min(first + graphs, starts[chain + 1]); ++n) {
+            const size_t of_v = static_cast<size_t>(n) * v + i, of_h = static_cast<size_t>(n) * h + j;
+            const float pair = c ? th[static_cast<size_t>(n - first) * h + j] * c[(n - first) * edges + k]
+                                 : (seen[of_v] - dv[of_v]) * (positive[of_h] - dh[of_h]);
+            total += seen[of_v] * positive[of_h] - pair;
+        }
+        out[static_cast<size_t>(chain) * stride + k] = total;
+    }
+}
+
+// Writes the sums of the columns of dv and dh over the rows of each chain; one thread per unit, blockIdx.y is the chain.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_chain_biases(const float* dv, const float* dh, const int* starts, int chains, int v, int h, int stride,
+                      float* out) {
+    const int unit = blockIdx.x * THREADS + threadIdx.x, width = unit < v ? v : h, column = unit < v ? unit : unit - v;
+    if (unit >= v + h) return;
+    for (int chain = blockIdx.y; chain < chains; chain += gridDim.y) {
+        float total = 0.0f;
+        for (int n = starts[chain]; n < starts[chain + 1]; ++n)
+            total += (unit < v ? dv : dh)[static_cast<size_t>(n) * width + column];
+        out[static_cast<size_t>(chain) * stride + unit] = total;
+    }
 }

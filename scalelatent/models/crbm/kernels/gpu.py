@@ -6,10 +6,14 @@ many graphs at a time as fit ``MESSAGE_BYTES``. A sweep reads messages three tim
 reads exp(W) twice; the second read of both comes from the first-level cache. So an edge costs 16 bytes of
 second-level cache, two dozen operations and one division. Biases are not checked: a row with a NaN bias has
 NaN in its log odds.
+
+In a learning step the graphs of all chains are computed together. The gradients of the chains are summed row
+by row, so that the bits of a chain do not depend on the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -21,10 +25,11 @@ from scalelatent.kernels.cuda import Kernels, current_device
 
 from .inference import BLOCKS, MESSAGE_BYTES, Inference, check_graphs, check_pairs, choose_limits
 
-THREADS = 512  # threads of a block, as in gpu.cu
+THREADS, TOGETHER = 512, 8  # threads of a block, and rows of a block of crbm_positive, as in gpu.cu
 # Graphs with at least this many edges get a cluster. The choice depends on the graph alone, so that the bits
 # of a row do not depend on the batch.
 CLUSTER_EDGES = 2**14
+HELD_UNITS = 256  # largest h for which the beliefs of hidden units stay in registers during a sweep
 _STATIC_BYTES = 8192  # shared memory of the kernels besides the messages
 _LEAST_PROCESSORS = 16  # with fewer multiprocessors eight blocks may not fit at once
 _NULL = np.uint64(0)  # a null pointer
@@ -66,7 +71,8 @@ def _choose_kernel(method: str, v: int, h: int) -> tuple[str, int, int]:
         return f"crbm_{method}", 1, 0
     kept = 4 * -(-v // BLOCKS) * h
     if method in ("sum_product", "max_product") and kept <= room:
-        return f"crbm_{method}_kept", BLOCKS, kept
+        held = "_held" if method == "sum_product" and h <= HELD_UNITS else ""
+        return f"crbm_{method}{held}_kept", BLOCKS, kept
     return f"crbm_{method}_cluster", BLOCKS, 0
 
 
@@ -78,10 +84,29 @@ def _run(
 
     ``pairs`` is C-contiguous on the device; the pair beliefs are added to it.
     """
-    (v, h), rows = coupling.w.shape, len(bv)
+    v, h = coupling.w.shape
+    if pairs is None:
+        return _run_groups(method, coupling, bv, bh, n_sweeps, tol)
+    check_pairs(pairs.shape, (v, h))
+
+    def add(first: int, graphs: int, c: cupy.ndarray, th: cupy.ndarray) -> None:
+        adding = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
+        _launch(adding, (_ceil(v * h),), c, th, np.int32(graphs), np.int32(v), np.int32(h), pairs)
+
+    return _run_groups(method, coupling, bv, bh, n_sweeps, tol, add)
+
+
+def _run_groups(
+    method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None,
+    use_pairs: Callable[[int, int, cupy.ndarray, cupy.ndarray], None] | None = None,
+) -> Inference:  # fmt: skip
+    """Run an inference for as many graphs at a time as fit into ``MESSAGE_BYTES``.
+
+    After each group, ``use_pairs`` receives its first graph, the number of graphs, P(v = 1 | h = 1) of each
+    edge and the beliefs of the hidden units.
+    """
+    (v, h), rows, with_pairs = coupling.w.shape, len(bv), use_pairs is not None
     check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol)
-    if pairs is not None:
-        check_pairs(pairs.shape, (v, h))
     bv, bh = (cupy.ascontiguousarray(cupy.asarray(b, dtype=np.float32)) for b in (bv, bh))
     lv, lh = (cupy.empty((rows, n), dtype=np.float32) for n in (v, h))
     sweeps, change = cupy.empty(rows, dtype=np.int32), cupy.empty(rows, dtype=np.float32)
@@ -90,9 +115,9 @@ def _run(
     matrices = (coupling.a if multiplied else coupling.w), coupling.w
     name, blocks, kept = _choose_kernel(method, v, h)
     stored = method in ("sum_product", "max_product") and not kept
-    group = max(1, min(rows, MESSAGE_BYTES // (4 * v * h))) if stored or pairs is not None else max(rows, 1)
+    group = max(1, min(rows, MESSAGE_BYTES // (4 * v * h))) if stored or with_pairs else max(rows, 1)
     m = cupy.empty((group, v, h) if stored else (1, 1, 1), dtype=np.float32)
-    c = _NULL if pairs is None else cupy.empty((group, v, h), dtype=np.float32)
+    c = cupy.empty((group, v, h), dtype=np.float32) if with_pairs else _NULL
     tv, th, uh = (cupy.empty((group, n), dtype=np.float32) for n in (v, h, h))
     exchanged = (
         cupy.empty((group, blocks, h), dtype=np.float32),
@@ -107,14 +132,61 @@ def _run(
         inputs = *matrices, np.int32(v), np.int32(h), bv[part], bh[part], *settings
         graphs = len(bv[part])
         _launch(name, (graphs * blocks,), *inputs, m, tv, th, uh, *results, *exchanged, shared_bytes=kept)
-        if pairs is not None:
-            adding = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
-            sizes = np.int32(graphs), np.int32(v), np.int32(h)
-            _launch(adding, (-(-v * h // THREADS),), c, th, *sizes, pairs)
-    return Inference(lv, lh, sweeps, change, None if pairs is None else log_z)
+        if use_pairs is not None:
+            use_pairs(first, graphs, c, th)
+    return Inference(lv, lh, sweeps, change, log_z if with_pairs else None)
 
 
 sum_product = sum_product_pairs = partial(_run, "sum_product")
 mixed_product, max_product, mean_field = (
     partial(_run, method) for method in ("mixed_product", "max_product", "mean_field")
 )
+
+
+def add_chain_gradients(
+    method: str, coupling: DeviceCoupling, seen: cupy.ndarray, bv: cupy.ndarray, bh: cupy.ndarray,
+    starts: np.ndarray, n_sweeps: int, tol: float | None, gradients: cupy.ndarray, dv: cupy.ndarray,
+    dh: cupy.ndarray, measures: cupy.ndarray, biases: cupy.ndarray | None,
+) -> None:  # fmt: skip
+    """Compute both phases of the rows of several chains at once, by sum-product or mean field.
+
+    ``seen`` (rows, v) are the outputs of the rows, and chain c has the rows ``starts[c]:starts[c + 1]``. The
+    gradient of W of each chain is added to the first v h numbers of its row of ``gradients``. The function
+    writes v minus beliefs to ``dv`` and ``dh``, the sums of their columns to ``biases`` (a view of
+    ``gradients``) if given, and loss, wrong units and change of each row to ``measures``, (3, rows).
+    """
+    (v, h), rows, chains = coupling.w.shape, len(seen), len(starts) - 1
+    sizes, limit = (np.int32(v), np.int32(h)), np.float32(87.0)  # of float32 exponentials
+    positive, edges = cupy.empty((rows, h), dtype=np.float32), (_ceil(v * h), chains)
+    device_starts, stride = cupy.asarray(starts.astype(np.int32)), np.int32(gradients.shape[1])
+    _launch(
+        "crbm_positive",
+        (-(-rows // TOGETHER),),
+        coupling.w,
+        seen,
+        bh,
+        np.int32(rows),
+        *sizes,
+        limit,
+        positive,
+    )
+
+    def add(first: int, graphs: int, c: cupy.ndarray | np.uint64, th: cupy.ndarray | np.uint64) -> None:
+        of_rows = c, th, seen, positive, dv, dh, device_starts, np.int32(chains)
+        group = np.int32(first), np.int32(graphs)
+        _launch("crbm_chain_weights", edges, *of_rows, *group, *sizes, stride, gradients)
+
+    by_pairs = method == "sum_product"
+    found = _run_groups(method, coupling, bv, bh, n_sweeps, tol, add if by_pairs else None)
+    inputs = found.lv, found.lh, seen, positive, np.int32(rows)
+    _launch("crbm_negative", (rows,), *inputs, *sizes, limit, dv, dh, measures)
+    measures[2] = found.change
+    if not by_pairs:
+        add(0, rows, _NULL, _NULL)
+    if biases is not None:
+        summed = dv, dh, device_starts, np.int32(chains)
+        _launch("crbm_chain_biases", (_ceil(v + h), chains), *summed, *sizes, stride, biases)
+
+
+def _ceil(threads: int) -> int:
+    return -(-threads // THREADS)

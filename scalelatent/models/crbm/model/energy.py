@@ -12,8 +12,10 @@ parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
@@ -109,8 +111,8 @@ class Observed:
             out[:, self.columns] = left.T @ self.x
 
 
-def observe(x: HostRows, backend: Backend) -> Observed:
-    """Return the rows x of a block, dense on the backend."""
+def observe(x: HostRows, backend: Backend, name: str = "x") -> Observed:
+    """Return the rows x of a block, dense on the backend, in a buffer of this name."""
     columns = None
     if isinstance(x, CsrRows):
         used, places = np.unique(x.indices, return_inverse=True)
@@ -118,7 +120,7 @@ def observe(x: HostRows, backend: Backend) -> Observed:
             columns = used
             x = CsrRows(x.data, places.reshape(-1), x.indptr, (len(x), len(used)))
         x = x.to_dense()
-    return Observed(backend.asarray(x, np.float32, "x"), columns)
+    return Observed(backend.asarray(x, np.float32, name), columns)
 
 
 def compute_biases(
@@ -185,6 +187,45 @@ def compute_block_biases(
             raise ValueError(place)
         _check_products(block, backend.to_host(b1), backend.to_host(b2))
     return seen, b1, b2
+
+
+def compute_chain_biases(
+    shape: CrbmShape, params: Params, blocks: Sequence[Block], backend: Backend
+) -> tuple[Sequence[Observed | None], Array, Array] | None:
+    """Return what :func:`compute_block_biases` returns for the rows of several blocks, one after another.
+
+    The result is None if a row may have to be refused: `compute_block_biases` then names it.
+    """
+    rows = sum(len(block.x) for block in blocks)
+    b1, b2 = (
+        backend.buffer(name, (rows, n), np.float32)
+        for name, n in (("b1", shape.n_visible), ("b2", shape.n_hidden))
+    )
+    if not shape.n_observed:
+        b1[...], b2[...] = params.bv, params.bh
+        return [None] * len(blocks), b1, b2
+    for block in blocks:
+        check_same_width(block.x.shape[1], shape.n_observed)
+    seen = _observe_together(blocks, backend)
+    edges = np.cumsum([0, *(len(block.x) for block in blocks)])
+    with np.errstate(invalid="ignore", over="ignore"):
+        for observed, (a, b) in zip(seen, pairwise(edges), strict=True):
+            for out, weights, bias in ((b1, params.Wvx, params.bv), (b2, params.Whx, params.bh)):
+                own = observed.select_columns(weights)
+                write_affine_map(observed.x, own, bias, out[a:b], backend.xp)
+        total = float(b1.sum() + b2.sum())  # one transfer, because the device waits for it
+    if not np.isfinite(total) or any(find_too_large(block) for block in blocks):
+        return None
+    return seen, b1, b2
+
+
+def _observe_together(blocks: Sequence[Block], backend: Backend) -> list[Observed]:
+    """Return the rows x of each block; dense rows of all blocks are copied to the backend at once."""
+    if not all(isinstance(block.x, np.ndarray) for block in blocks):
+        return [observe(block.x, backend, f"x of block {number}") for number, block in enumerate(blocks)]
+    x = backend.asarray(np.concatenate([block.x for block in blocks]), np.float32, "x")
+    edges = np.cumsum([0, *(len(block.x) for block in blocks)])
+    return [Observed(x[a:b], None) for a, b in pairwise(edges)]
 
 
 def _check_products(block: Block, *biases: np.ndarray) -> None:

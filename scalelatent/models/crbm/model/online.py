@@ -15,9 +15,10 @@ engine once per many steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +32,9 @@ from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import WeightError
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
 
-from .beliefs import couple, sweeps_at_epoch
+from .beliefs import count_converged, couple, sweeps_at_epoch
 from .columns import ColumnUnits
-from .energy import CrbmShape, Observed, compute_block_biases
+from .energy import CrbmShape, Observed, compute_block_biases, compute_chain_biases
 from .gradient import add_weight_gradient, ascend_factors, ascend_phase, compute_gradient
 from .negative_phases import LEARNERS, Phase, PhaseInput
 from .predict import CrbmScoring
@@ -50,6 +51,8 @@ from .state import (
 # Factor of the learning rate if the validation error has stopped falling. Measured on the two sets of
 # several labels of benchmarks/rivals.py.
 RATE_DROP = 0.25
+# Inference kernels of the learners whose chains a GPU computes together.
+TOGETHER = {"mle-bp": "sum_product", "mle-mf": "mean_field"}
 
 
 class PreparedStep(NamedTuple):
@@ -180,6 +183,69 @@ class CrbmLearner:
         measures.add(phase)
         stats["sums"][...] += measures.sums(backend, self.tol)
         self._keep_particles(stats, backend, state, block, phase.particles)
+
+    def run_chains(self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
+        """Do the same as `run_chain` for each block, on a GPU.
+
+        The messages of all chains are computed together, in as many launches as those of one chain. Only the
+        products with x are computed chain by chain, so that their bits do not depend on the other chains.
+        """
+        found, seen = None, blocks
+        if self.learner in TOGETHER and not self.local_steps and self.shape.n_hidden:
+            if self.units is not None:
+                seen = [self.units.standardise(block) for block in blocks]
+            params = self.shape.split(prepared.theta)
+            with self._report_divergence(prepared.backend, prepared.theta, prepared.state):
+                found = compute_chain_biases(self.shape, params, seen, prepared.backend)
+        if found is None:
+            for block, own in zip(blocks, stats, strict=True):
+                self.run_chain(prepared, block, own)
+        else:
+            self._add_gradients(prepared, seen, stats, *found)
+
+    def _add_gradients(
+        self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats],
+        seen: Sequence[Observed | None], b1: Array, b2: Array,
+    ) -> None:  # fmt: skip
+        """Add the gradients, or their factors, and the measurements of several chains."""
+        backend, shape, factored = prepared.backend, self.shape, self.factored
+        starts = np.cumsum([0, *(len(block.x) for block in blocks)])
+        rows, chains, parts = int(starts[-1]), len(blocks), list(pairwise(starts))
+        edges = shape.n_visible * shape.n_hidden
+        width = edges if factored else shape.n_parameters
+        sizes = chains * width, 3 * rows, rows * shape.n_visible, rows * shape.n_hidden
+        flat = backend.buffer("chains", (sum(sizes),), np.float32)
+
+        def split(flat: Array) -> list[Array]:
+            shapes = (chains, -1), (3, rows), (rows, shape.n_visible), (rows, shape.n_hidden)
+            cuts = pairwise(np.cumsum([0, *sizes]))
+            return [flat[a:b].reshape(own) for (a, b), own in zip(cuts, shapes, strict=True)]
+
+        gradients, measures, dv, dh = split(flat)
+        gradients.fill(0)
+        v = backend.asarray(np.concatenate([block.y for block in blocks]), np.float32, "v")
+        n_sweeps = sweeps_at_epoch(self.n_sweeps, blocks[0].epoch + 1)
+        biases = None if factored else gradients.reshape(-1)[shape.n_weights :]
+        backend.kernel("crbm_add_chain_gradients")(
+            TOGETHER[self.learner], prepared.coupling, v, b1, b2, starts, n_sweeps, self.tol,
+            gradients, dv, dh, measures, biases,
+        )  # fmt: skip
+        for gradient, observed, (a, b) in zip(gradients, seen, parts, strict=True):
+            if not factored and observed is not None:
+                params = shape.split(gradient)
+                observed.add_outer(dv[a:b], params.Wvx, backend.xp)
+                observed.add_outer(dh[a:b], params.Whx, backend.xp)
+        copied = flat if factored else flat[: sum(sizes[:2])]
+        host = np.zeros(sum(sizes), dtype=np.float32)
+        host[: len(copied)] = backend.to_host(copied)
+        gradients, (loss, wrong, change), dv, dh = split(host)
+        for own, block, gradient, (a, b) in zip(stats, blocks, gradients, parts, strict=True):
+            add_to(own.vector[: len(gradient)], gradient)
+            if factored:
+                own["dv"][...], own["dh"][...] = dv[a:b], dh[a:b]
+                own["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
+            converged = count_converged(change[a:b], self.tol)
+            own["sums"][...] += [loss[a:b].sum(dtype=np.float64), wrong[a:b].sum(), b - a, converged]
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
         """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of the chains."""
