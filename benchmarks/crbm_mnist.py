@@ -204,8 +204,6 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
 
     For mle-bp, errors by the size of the occlusion and pictures follow.
     """
-    from scalelatent.evaluation import occlusion_errors
-
     folder = Path(args.run_dir) / f"{task}-{learner}"
     rows = pairs(task, args)
     rate, tried = args.rate, {}
@@ -223,14 +221,23 @@ def full(task: str, learner: str, args: Any) -> dict[str, Any]:
     }
     if learner != "mle-bp":
         return found
-    some = sl.Dataset.from_arrays(rows["test"][1][: args.occlusion_rows])
-    levels = occlusion_errors(model, some, range(0, 29, 4), shape=SHAPE, seed=args.seed)
-    found["occlusion"] = {
-        str(size): {"all": round(100 * e.all_error, 3)}
-        | ({} if np.isnan(e.changed_error) else {"changed": round(100 * e.changed_error, 3)})
-        for size, e in levels.items()
-    }
-    draw(model, rows, levels, args.out.parent / f"crbm_{task}")
+    found["occlusion"] = occlusion_errors(model, rows["test"][1][: args.occlusion_rows], args.seed)
+    draw(model, rows, found["occlusion"], args.out.parent / f"crbm_{task}")
+    return found
+
+
+def occlusion_errors(model: sl.ConditionalRBM, v: np.ndarray, seed: int) -> dict[str, dict[str, float]]:
+    """Return the errors in percent of images restored after a square of each side was removed (Figure 3)."""
+    found = {}
+    for side in range(0, 29, 4):
+        how: dict[str, Any] = {"kind": "flip", "rate": 0.0}
+        if side:
+            how = {"kind": "occlude", "size": (side, side), "shape": SHAPE}
+        x = corrupt(v, np.arange(len(v)), seed=seed, stage=f"occlusion-{side}", **how)
+        wrong, changed = model.predict(x) != v, x != v
+        found[str(side)] = {"all": round(100 * float(wrong.mean()), 3)}
+        if changed.any():
+            found[str(side)]["changed"] = round(100 * float(wrong[changed].mean()), 3)
     return found
 
 
@@ -247,17 +254,20 @@ def is_complete(path: Path, part: str) -> bool:
 
 def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
     """Draw figures next to the JSON file (the paper's Figures 2 to 4)."""
-    from scalelatent.models.crbm.report_figures import (
-        plot_convergence,
-        plot_occlusion,
-        plot_restored,
-    )
+    from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
     from scalelatent.report.figures import plot_learning
-    from scalelatent.report.style import write_png
+    from scalelatent.report.style import ACCENT, INK, new_figure, style_axes, write_png
 
     x, v = (part[:7] for part in rows["test"])
     lines = {"original": v, "given": x, "restored": model.predict(x)}
-    figures = {"restored": plot_restored(lines, SHAPE), "occlusion": plot_occlusion(levels)}
+    figures = {"restored": plot_restored(lines, SHAPE), "occlusion": new_figure(8, 3.6)}
+    axes = figures["occlusion"].subplots()
+    for key, color in (("all", INK), ("changed", ACCENT)):
+        errors = {int(side): level[key] for side, level in levels.items() if key in level}
+        axes.plot(list(errors), list(errors.values()), color=color, marker="o", label=f"{key} pixels")
+    axes.set(xlabel="side of the occluding square, pixels", ylabel="error, %", ylim=(0, None))
+    axes.legend(frameon=False)
+    style_axes(axes)
     figures |= {"learning": plot_learning(model.history_)}
     if any(r.get("converged") is not None for r in model.history_):
         figures["convergence"] = plot_convergence(model.history_)

@@ -13,7 +13,7 @@ from scalelatent.errors import JobError
 
 from .data import KeyOfLabels, KeyOfRows, print_dataset
 from .dataset_verbs import Call, dataset_verb
-from .show import Json, Overwrite, VerbGroup, parse_image_size, print_line, progress_bar, with_options
+from .show import Json, Overwrite, VerbGroup, parse_image_size, print_line, with_options
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
@@ -271,18 +271,11 @@ def import_digits(out: Out) -> Call:
 @with_download_flags
 def import_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
     """Import MNIST: downloaded once, checked, kept in a cache."""
-    return _download("mnist", out, download_flags)
+    return functools.partial(data.import_named, "mnist", out, **download_flags._asdict())
 
 
 @verb("fashion-mnist")
 @with_download_flags
 def import_fashion_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
     """Import Fashion-MNIST: downloaded once, checked, kept in a cache."""
-    return _download("fashion-mnist", out, download_flags)
-
-
-def _download(name: str, out: str, flags: DownloadFlags) -> Call:
-    """Download the files of a public dataset with a progress bar, and return its import."""
-    with progress_bar(f"downloading {name}", "bytes") as progress:
-        data.fetch_named(name, **flags._asdict(), progress=progress)
-    return functools.partial(data.import_named, name, out, **flags._asdict())
+    return functools.partial(data.import_named, "fashion-mnist", out, **download_flags._asdict())

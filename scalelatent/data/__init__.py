@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scalelatent.importers.idx import import_idx
     from scalelatent.importers.image_folder import import_images
     from scalelatent.importers.mat import import_mat
-    from scalelatent.importers.named import fetch_named, import_named
+    from scalelatent.importers.named import import_named
     from scalelatent.importers.npy import import_npy, import_npz
     from scalelatent.importers.svmlight import import_svmlight
 
@@ -44,7 +44,6 @@ __all__ = [
     "check_dataset",
     "convert_dataset",
     "create_dataset",
-    "fetch_named",
     "image_set",
     "image_set_of",
     "import_csr",
@@ -87,7 +86,7 @@ _WHERE = {
     "scalelatent.importers.idx": ("import_idx",),
     "scalelatent.importers.image_folder": ("import_images",),
     "scalelatent.importers.mat": ("import_mat",),
-    "scalelatent.importers.named": ("fetch_named", "import_named"),
+    "scalelatent.importers.named": ("import_named",),
     "scalelatent.importers.npy": ("import_npy", "import_npz"),
     "scalelatent.importers.svmlight": ("import_svmlight",),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-from pathlib import Path
 from typing import IO, cast
 
 from scalelatent.errors import DataError
@@ -24,13 +23,6 @@ def file_size(file: IO[bytes]) -> int:
     size = file.seek(0, os.SEEK_END)
     file.seek(position)
     return size
-
-
-def cache_folder(folder: PathOrUrl | None = None) -> Path:
-    """Return the folder of downloads: `folder`, else SCALELATENT_CACHE, else the cache of the user."""
-    import pooch
-
-    return Path(folder or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent"))
 
 
 def refuse_web(path: PathOrUrl, kind: str) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
 from scalelatent.generators.bases import load_base_digits
 
-from .files import PathOrUrl, cache_folder
+from .files import PathOrUrl
 from .idx import open_idx
 from .stream import ArrayReader, import_rows, write_rows
 
@@ -138,7 +135,7 @@ def import_named(
     if name == "digits":
         x, y = (ArrayReader(values, "scikit-learn's digits") for values in load_base_digits())
         return write_rows(url, x, y, importer="digits", sources=["digits.csv.gz"], **options)
-    images, labels = fetch_named(name, part=part, cache=cache, mirror=mirror)
+    images, labels = _fetch_files(name, part, cache, mirror)
     return import_rows(
         lambda: open_idx(images, f"file of {name}"),
         lambda: open_idx(labels, f"file of {name}"),
@@ -150,60 +147,26 @@ def import_named(
     )
 
 
-def fetch_named(
-    name: str,
-    *,
-    part: str = "train",
-    cache: PathOrUrl | None = None,
-    mirror: str | None = None,
-    progress: Progress | None = None,
-) -> list[Path]:
-    """Return the paths of a dataset's files in the cache, after downloading the missing ones.
-
-    Parameters
-    ----------
-    name : {'mnist', 'fashion-mnist'}
-        Name of the dataset.
-    part, cache, mirror
-        See `import_named`.
-    progress : callable, optional
-        Called with (bytes done, total bytes) of the current file.
-
-    Returns
-    -------
-    list of Path
-        Images and labels.
-
-    Raises
-    ------
-    DataError
-        See `import_named`. An incomplete download is not kept.
-
-    Examples
-    --------
-    >>> fetch_named("mnits")
-    Traceback (most recent call last):
-    scalelatent.errors.DataError: no dataset 'mnits' is known by name; ... digits, mnist, fashion-mnist
-    """
+def _fetch_files(name: str, part: str, cache: PathOrUrl | None, mirror: str | None) -> list[Path]:
+    """Return the paths of images and labels in the cache, after downloading missing files."""
     if name not in ORIGINS:
         raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")
     if part not in PARTS:
         raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(PARTS)}")
-    folder = cache_folder(cache) / name
-    with _quiet_pooch():
-        return [_fetch(name, folder, file, mirror, progress) for file in ORIGINS[name][part]]
+    import pooch
+
+    folder = Path(cache or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent")) / name
+    return [_fetch(name, folder, file, mirror) for file in ORIGINS[name][part]]
 
 
-def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None, progress: Progress | None) -> Path:
+def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None) -> Path:
     """Return the path of one file, downloaded from the first address that has the file with its checksum."""
     import pooch
 
     problems = []
     for url in file.urls if mirror is None else (f"{mirror.rstrip('/')}/{file.title}",):
         # pooch downloads to a temporary file, compares the checksum and renames the file.
-        download = pooch.HTTPDownloader(
-            progressbar=_PoochProgress(progress) if progress else False, timeout=_TIMEOUT_SECONDS
-        )
+        download = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS)
         try:
             return Path(pooch.retrieve(url, file.checksum, file.title, folder, downloader=download))
         except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
@@ -231,35 +194,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ValueError):
         return "the checksum is wrong: it is another file"
     return str(error)
-
-
-class _PoochProgress:
-    """Progress bar in the form that pooch calls."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._done = self.total = 0
-
-    def update(self, count: int) -> None:
-        self._done = min(self._done + count, self.total)
-        self._progress(self._done, self.total)
-
-    def reset(self) -> None:
-        self._done = 0
-
-    def close(self) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def _quiet_pooch() -> Iterator[None]:
-    """Suppress the log lines of pooch about each download."""
-    import pooch
-
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

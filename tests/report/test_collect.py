@@ -31,7 +31,7 @@ def test_confusion_matches_predict(digits, architecture):
 
 
 def test_multiclass_points_are_equation_3_1(digits):
-    found = digits(capsule_dim=2)
+    found = digits(capsule_dim=2, architecture="multiclass")
     shown = collect_report_data(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
     rows = shown.sample.rows
     assert len(rows) == 60
@@ -54,7 +54,7 @@ def test_one_vs_all_points_are_of_each_members_own_class(digits):
 
 
 def test_prototypes_are_equation_3_2(digits):
-    found = digits(capsule_dim=4)
+    found = digits(capsule_dim=4, architecture="multiclass")
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     h = found.model.transform(found.x).astype(float)
     share = h**2 / (h**2).sum(axis=1, keepdims=True)
@@ -72,21 +72,13 @@ def test_prototypes_of_unequal_dimensions(digits):
     assert (shown.prototypes.rows >= 0).sum(axis=1).tolist() == [1, 2, 3, 1, 2, 3, 1, 2, 3, 4]
 
 
-def test_all_vs_all_prototypes_and_votes(digits):
+def test_all_vs_all_prototypes(digits):
     found = digits(capsule_dim=2, architecture="all_vs_all")
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     assert shown.sample is None
     assert shown.reliability is None  # Shares of votes are not probabilities.
     h = found.model.transform(found.x).astype(float).reshape(-1, 45, 4)
-    length = (h**2).reshape(-1, 45, 2, 2).sum(axis=3)
     pairs = [(a, b) for a in range(10) for b in range(a + 1, 10)]
-    winner = np.where(length[:, :, 0] >= length[:, :, 1], *np.array(pairs).T)
-    votes = (winner[:, :, None] == np.arange(10)).sum(axis=1)
-    share = np.stack([votes[found.y == c].mean(axis=0) / 9 for c in range(10)])
-    assert shown.votes.shares == pytest.approx(share)
-    member = pairs.index((3, 7))
-    assert shown.votes.pair_wins[3, 7] == pytest.approx((winner[found.y == 3, member] == 3).mean())
-    assert shown.votes.pair_wins[7, 3] == pytest.approx((winner[found.y == 7, member] == 7).mean())
     squared = h**2 / (h**2).sum(axis=2, keepdims=True)
     own = np.flatnonzero(found.y == 0)
     mean = squared[own][:, [r for r, pair in enumerate(pairs) if pair[0] == 0], :2].mean(axis=1)

@@ -12,11 +12,10 @@ import pytest
 
 from scalelatent import ConditionalRBM, Dataset
 from scalelatent.errors import DataError
-from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.generators.bases import load_base_digits
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.report import collect_rbm, rbm_numbers
-from scalelatent.models.crbm.report_figures import plot_convergence, plot_occlusion, plot_restored
+from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
 from scalelatent.report.build import build_report
 from scalelatent.report.figures import plot_learning
 from scalelatent.report.runfiles import RunFiles
@@ -59,7 +58,7 @@ def test_page_of_a_restoring_model(tmp_path: Path, source: str) -> None:
     data = Dataset.from_arrays(X[200:]).with_target(clean) if source == "pairs" else clean
     model = fitted(source)
     page, names = page_of(tmp_path, model, data)
-    assert names == ["convergence", "learning", "occlusion", "restored"]
+    assert names == ["convergence", "learning", "restored"]
     assert "Conditional RBM, 64 outputs and 6 hidden units, maximum likelihood by belief propagation" in page
     errors = model.errors(data)
     for share in (errors["all"], errors["changed"]):
@@ -73,7 +72,7 @@ def test_page_names_the_sample_size_and_prefers_the_exact_score(
 ) -> None:
     monkeypatch.setattr("scalelatent.models.crbm.report._choose_sample_rows", lambda model: 50)
     model, data = fitted("corruption"), Dataset.from_arrays(V)
-    sampled = collect_rbm(model, data).errors
+    sampled = collect_rbm(model, data)
     run = RunFiles(locate(tmp_path), history=[])
     reported = dict(rbm_numbers(run, model, collect_rbm(model, data), "test")[0])
     assert reported["test error of 50 rows"] == f"{100 * sampled.all_error:.2f} %"
@@ -118,41 +117,8 @@ def test_a_sample_is_predicted_as_the_model_does() -> None:
     np.testing.assert_array_equal(evidence.v, V.reshape(260, -1)[rows])
     np.testing.assert_array_equal(evidence.predicted, model.predict(X[rows]))
     whole = collect_rbm(model, data)
-    assert whole.errors.all_error == pytest.approx(model.errors(data)["all"])
-    assert whole.errors.changed_error == pytest.approx(model.errors(data)["changed"])
-    assert sorted(whole.occlusion) == list(range(9))
-    full = whole.occlusion[8]
-    assert full.changed == V.sum()  # All units are hidden.
-    zeros = np.zeros((260, 64), np.uint8)
-    expected = OutputErrors().add(V.reshape(260, -1), model.predict(zeros), zeros)
-    assert full.changed_error == pytest.approx(expected.changed_error)
-
-
-def test_errors_match_their_definition() -> None:
-    rng = np.random.default_rng(0)
-    v, x, p = (rng.integers(0, 2, (50, 7)) for _ in range(3))
-    assert OutputErrors().add(v, p.astype(bool)).all_error == (v != p).mean()
-    assert OutputErrors().add(v.astype("u1"), p, x).changed_error == (v != p)[x != v].mean()
-    added = OutputErrors()
-    for a in range(0, 50, 8):
-        added.add(v[a : a + 8], p[a : a + 8], x[a : a + 8])
-    assert added == OutputErrors().add(v, p, x)
-    assert np.isnan(OutputErrors().add(v, p, v).changed_error)
-    with pytest.raises(DataError, match=r"v has shape \(50, 7\), but predicted \(7, 50\)"):
-        OutputErrors().add(v, p.T)
-    with pytest.raises(DataError, match="omit x for the error of all outputs"):
-        OutputErrors().add(v, p, x[:, :3])
-
-
-def test_occlusions_have_their_side_length() -> None:
-    class Same:
-        def predict(self, x: np.ndarray) -> np.ndarray:
-            return x
-
-    ones = Dataset.from_arrays(np.ones((20, 24), np.uint8))
-    found = occlusion_errors(Same(), ones, [0, 3, 5, 6], shape=(4, 6), batch_rows=7)
-    assert [errors.wrong / 20 for errors in found.values()] == [0, 9, 20, 24]
-    assert found[3].changed_error == 1.0
+    assert whole.all_error == pytest.approx(model.errors(data)["all"])
+    assert whole.changed_error == pytest.approx(model.errors(data)["changed"])
 
 
 def test_figures_show_the_given_data() -> None:
@@ -165,14 +131,10 @@ def test_figures_show_the_given_data() -> None:
     assert upper.lines[0].get_xydata().tolist() == [[1, 1.0], [2, 0.0]]
     assert lower.lines[0].get_ydata().tolist() == [10.0, 10.0]
     np.testing.assert_allclose(plot_convergence(records).axes[0].lines[0].get_ydata(), [90, 80])
-    errors = {4: OutputErrors(10, 2, 4, 1), 0: OutputErrors(10, 1)}
-    lines = plot_occlusion(errors).axes[0].lines
-    assert [line.get_xydata().tolist() for line in lines] == [[[0, 10.0], [4, 20.0]], [[4, 25.0]]]
     for wrong, words in (
         (lambda: plot_restored({}, (8, 8)), "no images"),
         (lambda: plot_learning([]), "no epochs"),
         (lambda: plot_convergence([{"pass": 1}]), "no messages"),
-        (lambda: plot_occlusion({}), "no errors"),
     ):
         with pytest.raises(DataError, match=words):
             wrong()

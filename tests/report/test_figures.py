@@ -15,7 +15,6 @@ from scalelatent.models.capsule.report_figures import (
     plot_history,
     plot_latents,
     plot_prototypes,
-    plot_votes,
     project_on_leading_plane,
     puts_classes_across,
 )
@@ -106,14 +105,6 @@ def test_confusion_numbers_and_class_errors():
     assert to_hex(colors[1, 0]) == "#ffffff"  # This cell has no mistakes.
     assert colors[0, 0, 2] > colors[0, 0, 0]  # Hits are blue.
     assert colors[0, 1, 0] > colors[0, 1, 2]  # Mistakes are orange.
-
-
-def test_votes_are_shown_as_shares_and_losses():
-    wins = np.array([[np.nan, 0.9], [0.8, np.nan]])
-    left, right = plot_votes(np.array([[0.9, 0.1], [0.2, 0.8]]), wins, ["a", "b"]).axes
-    assert left.images[0].get_array().tolist() == [[0.9, 0.1], [0.2, 0.8]]
-    assert right.images[0].get_array()[0, 1] == pytest.approx(10)
-    assert right.images[0].get_array()[1, 0] == pytest.approx(20)
 
 
 def test_reliability_draws_bins_with_rows():

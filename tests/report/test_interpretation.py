@@ -138,15 +138,13 @@ def test_a_crbm_is_compared_with_the_unchanged_input(tmp_path: Path) -> None:
     evidence = collect_rbm(given, Dataset.from_arrays(*[(np.tile(v, (1, 4)))] * 2))
     assert isinstance(evidence, RbmEvidence)
     x = v ^ flipped
-    evidence = RbmEvidence(
-        400, v, v ^ (flipped & (rng.random(v.shape) < 0.5)), x, False, None, evidence.errors, {}
-    )
+    evidence = RbmEvidence(400, v, v ^ (flipped & (rng.random(v.shape) < 0.5)), x, False, None)
     head, table = rbm_numbers(read_run(tmp_path), model, evidence, "test")
     assert dict(head)["doing nothing"] == f"{100 * flipped.mean():.2f} %"
     assert f"{100 * flipped.mean():.2f} %" == dict(table)["error of doing nothing: x is returned unchanged"]
     assert "of 400 rows; 95 % interval" in dict(table)["test error, all outputs"]
     assert dict(table)["seed"] == "1234567"
-    other = RbmEvidence(400, v, evidence.predicted, None, False, None, evidence.errors, {})
+    other = RbmEvidence(400, v, evidence.predicted, None, False, None)
     ones = v.mean(axis=0)
     reported = dict(rbm_numbers(read_run(tmp_path), model, other, "test")[0])["ignoring x"]
     assert reported == f"{100 * np.minimum(ones, 1 - ones).mean():.2f} %"

@@ -29,14 +29,13 @@ from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .report_data import ReportData, collect_report_data
+from .report_data import ReportData, Sample, collect_report_data
 from .report_figures import (
     MAX_ELEMENTS,
     find_rounds,
     plot_history,
     plot_latents,
     plot_prototypes,
-    plot_votes,
     project_on_leading_plane,
     puts_classes_across,
 )
@@ -53,8 +52,8 @@ MEMBERS = (
     "separating all classes. The validation error is the error of the class that all members choose together."
 )
 ONE_VS_ALL = (
-    "In a one-versus-all model each class has its own probability. They are divided by their sum, so they "
-    "are small if many classes have one. They only rank the classes."
+    "In a one-versus-all model each class has its own probability. They are divided by their sum, and then "
+    "adjusted by the temperature."
 )
 ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
 
@@ -97,7 +96,7 @@ def _describe_numbers(
         found.append(("Mean member validation error", MEMBERS))
     if shown is not None and shown.reliability is not None:
         words = explain_calibration(
-            shown.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else ""
+            shown.reliability, ONE_VS_ALL if model.architecture_ == "one_vs_all" else ""
         )
         found.append(("Calibration error", words))
     return found
@@ -106,7 +105,7 @@ def _describe_numbers(
 def _subtitle(model: CapsuleRegression) -> str:
     sizes = sorted({int(d) for d in model.capsule_dims_.ravel()})
     dims = f"d = {sizes[0]}" if len(sizes) == 1 else f"d = {sizes[0]} to {sizes[-1]}"
-    kind = ARCHITECTURES.get(model.architecture, model.architecture)
+    kind = ARCHITECTURES[model.architecture_]
     return f"Capsule regression, {kind}, {count(len(model.classes_), 'class', 'classes')}, {dims}"
 
 
@@ -253,7 +252,8 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
 
 def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
     """Return all figures of the rows, in the order of the page."""
-    found = [_latents(shown, rows) if shown.sample is not None else _votes(shown, rows)]
+    # The members of an all-versus-all model each know two classes, so they have no common latent space.
+    found = [] if shown.sample is None else [_latents(shown, shown.sample, rows)]
     if (shape := image_shape(shown.feature_shape)) is not None:
         found.append(_prototypes(shown, rows, shape))
     if shown.confusion is not None:
@@ -267,9 +267,8 @@ def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
     return found
 
 
-def _latents(shown: ReportData, rows: str) -> Picture:
-    sample, members = shown.sample, shown.members
-    assert sample is not None
+def _latents(shown: ReportData, sample: Sample, rows: str) -> Picture:
+    members = shown.members
     figure = plot_latents(sample.points, sample.codes, shown.class_names)
     k, large = len(sample.rows), max(members.class_dims) > 2
     which = "all" if k == shown.n_rows else f"{k:,} evenly spaced of {shown.n_rows:,}"
@@ -305,29 +304,6 @@ def _latents(shown: ReportData, rows: str) -> Picture:
     )
     return Picture(
         "latents", "Latent vectors of each class", " ".join(words), alt, figure, wide=members.n_classes > 3
-    )
-
-
-def _votes(shown: ReportData, rows: str) -> Picture:
-    votes, names = shown.votes, shown.class_names
-    assert votes is not None
-    wins = votes.pair_wins
-    m = len(names)
-    caption = (
-        f"The {m * (m - 1) // 2} members of an all-versus-all model each know two classes, so there is no "
-        f"common latent space to draw. These are their votes on the {rows} rows. Left: share of the {m - 1} "
-        "possible votes that a class gets from rows of each true class. Right: rows of the true class that "
-        "the member for the pair assigns to the other class."
-    )
-    alt = "Two matrices of classes: shares of votes, and rows lost to each other class."
-    if np.isfinite(wins).any():
-        i, j = np.unravel_index(np.nanargmin(wins), wins.shape)
-        alt += (
-            f" The weakest pair: {percent(1 - wins[i, j])} of the rows of class {names[i]} are lost to "
-            f"class {names[j]}."
-        )
-    return Picture(
-        "votes", "Votes of the members", caption, alt, plot_votes(votes.shares, wins, names), wide=m > 5
     )
 
 

@@ -40,8 +40,7 @@ class ReportData:
     members: Members
     confusion: Confusion | None  # None without labels
     reliability: Reliability | None  # None without labels, and for all-versus-all, whose scores are votes
-    sample: Sample | None  # None for all-versus-all
-    votes: Votes | None  # only for all-versus-all
+    sample: Sample | None  # None for all-versus-all, whose members have no common latent space
     prototypes: Prototypes
     mistakes: Mistakes
 
@@ -65,7 +64,6 @@ def collect_report_data(
         Confusion.empty(m) if data.has_y else None,
         Reliability.empty() if data.has_y and not votes_only else None,
         None if votes_only else Sample.empty(members, data.n_rows, sample_rows),
-        Votes.empty(members) if votes_only else None,
         Prototypes.empty(members, data.n_features, data.dtype),
         Mistakes(),
     )
@@ -142,50 +140,6 @@ class Sample:
         self.codes[first:last] = block.codes[here]
         for points, ((member, capsule),) in zip(self.points, self.members.class_capsules, strict=True):
             points[first:last] = squash_latents(block.h[here], member, capsule)
-
-
-@dataclass
-class Votes:
-    """Votes of the members of an all-versus-all model."""
-
-    members: Members
-    wins: np.ndarray  # int64 (classes, members): rows of each class for which a member's first class won
-    rows: np.ndarray  # int64 (classes,)
-
-    @classmethod
-    def empty(cls, members: Members) -> Votes:
-        m = members.n_classes
-        return cls(members, np.zeros((m, members.n_members), np.int64), np.zeros(m, np.int64))
-
-    def add(self, block: LatentBlock) -> None:
-        m, members = self.wins.shape
-        square = np.square(block.h, dtype=np.float64)
-        # All members have two capsules of the same dimension, so one reshape gives all squared lengths.
-        length = square.reshape(len(square), members, 2, -1).sum(axis=3)
-        first = (length[:, :, 0] >= length[:, :, 1]).astype(np.float64)
-        one_hot = np.zeros((len(square), m))
-        one_hot[np.arange(len(square)), block.codes] = 1
-        self.wins += (one_hot.T @ first).astype(np.int64)
-        self.rows += np.bincount(block.codes, minlength=m)
-
-    @property
-    def shares(self) -> np.ndarray:
-        """Share of its m - 1 possible votes that a class gets from rows of a true class, (true, voted)."""
-        m, total = len(self.rows), np.maximum(self.rows, 1)[:, None]
-        got = np.zeros((m, m))
-        for r, (a, b) in enumerate(self.members.pairs):
-            got[:, a] += self.wins[:, r]
-            got[:, b] += self.rows - self.wins[:, r]
-        return np.where(self.rows[:, None] > 0, got / total / (m - 1), np.nan)
-
-    @property
-    def pair_wins(self) -> np.ndarray:
-        """Share of the rows of class i that member {i, j} assigns to i, (i, j); NaN on the diagonal."""
-        out = np.full((len(self.rows),) * 2, np.nan)
-        for r, (a, b) in enumerate(self.members.pairs):
-            out[a, b] = self.wins[a, r] / self.rows[a] if self.rows[a] else np.nan
-            out[b, a] = 1 - self.wins[b, r] / self.rows[b] if self.rows[b] else np.nan
-        return out
 
 
 @dataclass

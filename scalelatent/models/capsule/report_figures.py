@@ -1,4 +1,4 @@
-"""Figures of a capsule model: latent vectors, prototypes, the course of a fit, and votes of an ensemble."""
+"""Figures of a capsule model: latent vectors, prototypes, and the course of a fit."""
 
 # ruff: noqa: RUF001  the Greek letters of the paper
 
@@ -22,7 +22,6 @@ from scalelatent.report.style import (
     LINE,
     MUTED,
     class_style,
-    class_ticks,
     need_rotation,
     new_figure,
     short_name,
@@ -184,32 +183,6 @@ def _shade_rounds(
                 above = axes.get_xaxis_transform()
                 axes.text(centre, 1.02, text, transform=above, ha="center", fontsize=8.5, color=MUTED)
                 right = centre
-
-
-def plot_votes(shares: np.ndarray, pair_wins: np.ndarray, names: Sequence[str]) -> Figure:
-    """Draw the votes of an all-versus-all model, whose capsules have no common latent space."""
-    m = len(names)
-    side = min(max(0.46 * m + 1.2, 3.2), 9)
-    # Long names below the columns need height.
-    figure = new_figure(2 * side + 1.2, side + (1.3 if need_rotation(names) else 0.5))
-    axes = figure.subplots(1, 2)
-    panels = (
-        (shares, "Blues", "share of the votes a class can get", "class", "{:.2f}"),
-        (100 * (1 - pair_wins), "Oranges", "rows lost to one other class, %", "other class", "{:.1f}"),
-    )
-    for ax, (values, colors, title, label, form) in zip(axes, panels, strict=True):
-        image = ax.imshow(values, cmap=colors, vmin=0, aspect="equal", interpolation="nearest")
-        ax.set(title=title, xlabel=label, ylabel="true class")
-        class_ticks(ax, names)
-        style_axes(ax, grid=False)
-        if m <= 12:
-            limit = 0.65 * (np.nanmax(values) if np.isfinite(values).any() else 1)
-            for i, j in np.argwhere(np.isfinite(values)):
-                ax.text(j, i, form.format(values[i, j]), ha="center", va="center", fontsize=8,
-                        color="white" if values[i, j] > limit else INK)  # fmt: skip
-        else:
-            figure.colorbar(image, ax=ax, shrink=0.7).ax.tick_params(labelsize=8, colors=INK)
-    return figure
 
 
 def puts_classes_across(n_classes: int, n_dims: int) -> bool:

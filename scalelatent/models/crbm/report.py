@@ -1,4 +1,4 @@
-"""The report of a conditional RBM: restored images, learning curves, convergence, errors under occlusion."""
+"""The report of a conditional RBM: restored images, learning curves, convergence."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from scalelatent.data import Dataset
 from scalelatent.data.csr import concatenate
 from scalelatent.data.feature_names import without_names
 from scalelatent.engine.grid import space_ranges
-from scalelatent.evaluation import OutputErrors, occlusion_errors
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.inference import CONVERGED
 from scalelatent.report.figures import plot_learning
 from scalelatent.report.interpretation import count_validation_rows, explain_error_gap, usage_snippet
-from scalelatent.report.page import Picture, Section, count, join_words
+from scalelatent.report.page import Picture, Section, count
 from scalelatent.report.pictures import image_shape
 from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
 from .fit import TEST_STAGE, make_corruption
-from .report_figures import plot_convergence, plot_occlusion, plot_restored
+from .report_figures import plot_convergence, plot_restored
 
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 EDGE_UPDATES = 1e10
 # Least and largest number of predicted rows, and number of dataset ranges that they come from.
 MIN_ROWS, MAX_ROWS, N_RANGES = 50, 2000, 50
-# Number of images in the picture of restored rows, and number of sizes of the occluding square.
-SHOWN, LEVELS = 10, 8
+SHOWN = 10  # number of images in the picture of restored rows
 LEARNERS = {
     "mle-bp": "maximum likelihood by belief propagation",
     "mle-mf": "maximum likelihood by mean field",
@@ -88,9 +86,18 @@ class RbmEvidence:
     x: np.ndarray | None  # rows x of the predictions; None for a plain RBM
     corrupted: bool  # whether ``x`` was made from ``v`` by the corruption of training
     shape: tuple[int, ...] | None  # shape of an image, if outputs and inputs are pixels
-    errors: OutputErrors
-    # side of the occluding square in pixels -> errors; empty if the rows are not images
-    occlusion: dict[int, OutputErrors]
+
+    @property
+    def all_error(self) -> float:
+        """Share of wrong outputs."""
+        return float((self.predicted != self.v).mean())
+
+    @property
+    def changed_error(self) -> float | None:
+        """Share of wrong outputs among those that differ from x at the same position; None without any."""
+        if self.x is None or not (changed := self.x != self.v).any():
+            return None
+        return float((self.predicted != self.v)[changed].mean())
 
 
 def collect_rbm(
@@ -118,12 +125,7 @@ def collect_rbm(
         progress(len(v), len(v))
     same = x is not None and isinstance(x, np.ndarray) and x.shape == v.shape
     shape = image_shape(data.feature_shape) if same or plain else None
-    errors = OutputErrors().add(v, predicted, x if same else None)
-    occlusion = {}
-    if same and shape is not None and len(shape) == 2:
-        some = Dataset.from_arrays(v[:: LEVELS if len(v) > LEVELS * MIN_ROWS else 1])
-        occlusion = occlusion_errors(model, some, _choose_sides(shape), shape=(shape[0], shape[1]))
-    return RbmEvidence(len(data), v, predicted, x if same else None, corrupted, shape, errors, occlusion)
+    return RbmEvidence(len(data), v, predicted, x if same else None, corrupted, shape)
 
 
 def _read_inputs(
@@ -147,11 +149,6 @@ def _choose_sample_rows(model: ConditionalRBM) -> int:
     return int(np.clip(EDGE_UPDATES / (4 * edges), MIN_ROWS, MAX_ROWS))
 
 
-def _choose_sides(shape: tuple[int, ...]) -> list[int]:
-    """Return the sides of the occluding squares, from 0 to the whole image."""
-    return sorted({round(max(shape) * k / LEVELS) for k in range(LEVELS + 1)})
-
-
 def describe_model(model: ConditionalRBM) -> str:
     """Return a line that describes the model."""
     n_visible, n_hidden = model.W_.shape
@@ -173,7 +170,7 @@ def rbm_numbers(
             table.append(("rows predicted for this page", f"{len(evidence.v):,}, evenly spaced"))
         part = f" of {count(len(evidence.v), 'row')}" if sampled else ""
         if model._source != "plain":
-            error, of = evidence.errors.all_error, part
+            error, of = evidence.all_error, part
             # Prefer the error that the run recorded for all test rows.
             if sampled and rows == "test" and "test_error" in run.event("scored"):
                 error, of = run.event("scored")["test_error"], ""
@@ -186,11 +183,9 @@ def rbm_numbers(
                 "x is returned unchanged" if evidence.x is not None else "each output's more frequent value"
             )
             table.append((f"error of {name}{part}: {means}", percent(wrong)))
-        if evidence.errors.changed:
-            head.append((f"error where changed{part}", percent(evidence.errors.changed_error)))
-            table.append(
-                (f"{rows} error{part}, outputs changed in x", percent(evidence.errors.changed_error))
-            )
+        if (changed := evidence.changed_error) is not None:
+            head.append((f"error where changed{part}", percent(changed)))
+            table.append((f"{rows} error{part}, outputs changed in x", percent(changed)))
     if model.best_validation_error_ is not None:
         held = count_validation_rows(run)
         counted = f" (all outputs of {count(held, 'row')})" if held else ""
@@ -268,8 +263,6 @@ def rbm_pictures(
     found = []
     if evidence is not None and evidence.shape is not None and evidence.x is not None:
         found.append(_restored_picture(evidence, evidence.x, evidence.shape, rows))
-    if evidence is not None and evidence.occlusion:
-        found.append(_occlusion_picture(evidence, rows))
     if run.history:
         found.append(_learning_picture(run, model))
     if any(record.get("converged") is not None for record in run.history):
@@ -292,18 +285,6 @@ def _restored_picture(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ..
         f"wrong pixels of {lines['original'].shape[1]}."
     )
     return Picture("restored", "Restored images", words, alt, plot_restored(lines, shape), wide=True)
-
-
-def _occlusion_picture(evidence: RbmEvidence, rows: str) -> Picture:
-    sides = sorted(evidence.occlusion)
-    ends = [f"{percent(evidence.occlusion[s].all_error)} at {s}" for s in (sides[0], sides[-1])]
-    words = (
-        f"Error of {rows} images with a square at a random place set to 0, against the side of the square. "
-        "At the right end the whole image is 0 (Figure 3 of the paper). All points are from this model, "
-        "whatever it was trained for."
-    )
-    alt = f"Error of all pixels against the side of the square: {join_words(ends)}."
-    return Picture("occlusion", "Error by occlusion", words, alt, plot_occlusion(evidence.occlusion))
 
 
 def _learning_picture(run: RunFiles, model: ConditionalRBM) -> Picture:

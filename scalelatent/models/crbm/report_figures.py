@@ -1,6 +1,6 @@
-"""Figures of conditional RBMs: restored images, convergence, errors under occlusion.
+"""Figures of conditional RBMs: restored images, convergence.
 
-Figures 2 to 4 of Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017).
+Figures 2 and 4 of Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from matplotlib.ticker import MaxNLocator
 from scalelatent.errors import DataError
 from scalelatent.report.figures import column, marker_style, pass_positions
 from scalelatent.report.pictures import draw_image
-from scalelatent.report.style import ACCENT, INK, LINE, WARN, new_figure, style_axes
+from scalelatent.report.style import ACCENT, INK, LINE, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from scalelatent.evaluation import OutputErrors
 
 _PAPER = ("gray_r", 0.0, 1.0)  # ink on paper: ones are dark
 
@@ -56,26 +55,5 @@ def plot_convergence(records: Sequence[Mapping[str, Any]]) -> Figure:
     )
     axes.set(xlabel="epoch", ylabel="rows that converged, %", ylim=(0, 103))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style_axes(axes)
-    return figure
-
-
-def plot_occlusion(errors: Mapping[int, OutputErrors], names: str = "pixels") -> Figure:
-    """Draw errors against the side of the occluding square, up to the whole image (Figure 3)."""
-    if not errors:
-        raise DataError("there are no errors to draw: give at least one side of the square")
-    figure = new_figure(8, 3.6)
-    axes = figure.subplots()
-    sides = sorted(errors)
-    point: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
-    axes.plot(sides, [100 * errors[s].all_error for s in sides], color=INK, label=f"all {names}", **point)
-    hidden = [s for s in sides if errors[s].changed]
-    if hidden:
-        changed = [100 * errors[s].changed_error for s in hidden]
-        axes.plot(hidden, changed, color=WARN, label=f"{names} that were changed", **point)
-    axes.set(xlabel=f"side of the occluding square, {names}", ylabel="error, %")
-    axes.set_xticks(sides)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK)
     style_axes(axes)
     return figure
