@@ -257,7 +257,7 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
 
 
 def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of a step of belief propagation in which each chain has ``rows`` rows and returns factors.
+    """Return the work of a step of belief propagation: each chain has ``rows`` rows and returns factors.
 
     Launches include array expressions of CuPy. Parameters, rows and outputs are copied to or from the card.
     """
