@@ -220,7 +220,7 @@ def test_a_lost_shard_does_not_prevent_the_choice_of_the_cache(
     ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr", chunk_rows=50, shard_rows=50)
     Path(ds.shards(0, 1)[0][0]).unlink()
     assert rates.read_seconds(ds) > 0
-    assert _fit(ds, on_bad_shard="skip").shape == (6, 10)
+    assert _fit(ds, on_bad_shard="skip").shape == (12, 10)
 
 
 def test_the_size_of_the_cache_changes_no_bit(stored: list[Dataset], no_cache_yet: None) -> None:
