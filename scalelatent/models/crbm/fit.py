@@ -62,7 +62,7 @@ ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some 
 # Advice for rows that do not meet the tolerance.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
 SMALLER = "lower n_hidden, or set n_chains lower"
-# The units of columns are measured on at most this many rows, in so many ranges, and on this many bytes.
+# Maximum rows, ranges of rows and bytes on which the units of columns are measured.
 SAMPLE_ROWS, SAMPLE_RUNS, SAMPLE_BYTES = 10_000, 64, 2**28
 # `plan` measures the seconds of these two numbers of sweeps and assumes that seconds are linear in sweeps.
 TIMED = (4, 12)
