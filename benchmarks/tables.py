@@ -1196,8 +1196,8 @@ def defaults_others() -> Iterable[Iterable[Any]]:
     for part in ("outputs", "documents"):
         for line in found[part]:
             shown_as = {name: f"{name} {model['error']:.1f} %" for name, model in line["models"].items()}
-            ours = [text for name, text in shown_as.items() if hasattr(sl, name)]
-            rivals = [text for name, text in shown_as.items() if not hasattr(sl, name)]
+            ours = [text for name, text in shown_as.items() if hasattr(sl, name.split(",")[0])]
+            rivals = [text for name, text in shown_as.items() if not hasattr(sl, name.split(",")[0])]
             yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
 
 

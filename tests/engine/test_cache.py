@@ -70,7 +70,7 @@ def test_a_cyclic_scan_has_hits_for_the_pieces_that_fit() -> None:
     assert hits == [0, 4, 4, 4, 4]
 
 
-def test_pieces_that_two_whole_passes_did_not_touch_make_room() -> None:
+def test_pieces_that_two_passes_did_not_use_are_evicted() -> None:
     cache = PieceCache(300)
     cache.start_pass()
     for key in "abc":
