@@ -43,12 +43,15 @@ def algorithms(a: Any) -> dict[str, Any]:
         out[name] = {"test_error": round(error, 4), "seconds": round(time.perf_counter() - begin, 1), **more}
         print(name, out[name], flush=True)
 
-    warm = sl.CapsuleRegression(max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed)
+    warm = sl.CapsuleRegression(
+        architecture="multiclass", max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed
+    )
     for algorithm in ("em", "stepwise"):  # These fits compile the kernels.
         warm.set_params(algorithm=algorithm).fit(x[:2000], y[:2000])
     targets = {}
     for algorithm in ("em", "stepwise"):
         model = sl.CapsuleRegression(
+            architecture="multiclass",
             algorithm=algorithm,
             capsule_dim=a.dim,
             fit_intercept=False,

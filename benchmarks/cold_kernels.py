@@ -59,7 +59,9 @@ def _fit(model: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     if model in ("capsule", "passive-aggressive"):
         x, y = rng.normal(size=(2000, 784)).astype(np.float32), np.arange(2000) % 10
-        how: dict[str, Any] = {} if model == "capsule" else {"algorithm": "passive_aggressive"}
+        how: dict[str, Any] = {"architecture": "multiclass"}
+        if model == "passive-aggressive":
+            how["algorithm"] = "passive_aggressive"
         sl.CapsuleRegression(max_iter=3, random_state=seed, n_jobs=1, **how).fit(x, y)
     elif model.startswith("mbn"):
         x = rng.random((1500, 100), dtype=np.float32)

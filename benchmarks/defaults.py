@@ -1,15 +1,15 @@
 """Measure the models with default parameters, and compare with scikit-learn and with searched parameters.
 
-    python benchmarks/defaults.py errors subsets likelihoods calibration best clusters densities outputs
-        parts documents
+    python benchmarks/defaults.py errors subsets likelihoods calibration best architectures clusters densities
+        outputs parts documents
 
 The sets are breast cancer, wine, iris and digits of scikit-learn and, with SCALELATENT_DATA, New-Thyroid,
 Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds split each set into 70 % training rows
 and 30 % test rows; USPS and MNIST have their own split. Measurements are standardised by the training rows;
 pixels and sounds are not changed.
 
-errors       Test errors and seconds, including the paper's capsule regression (batch EM, no intercept, no
-             ridge).
+errors       Test errors and seconds, including capsules with one model for all classes ("multiclass") and the
+             paper's capsule regression (multiclass, batch EM, no intercept, no ridge).
 subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset
              has between one and all features.
 likelihoods  Test errors and seconds of mixtures by the reconstruction error, by factor analysis, and by the
@@ -19,6 +19,9 @@ calibration  Expected calibration error of capsules on test rows, in 15 bins of 
              training rows chooses the temperature, or the training rows themselves do.
 best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
              candidates, on one split of each set.
+architectures
+             Errors, calibration errors and CPU seconds of the architectures of capsules on held-out training
+             rows, also of generated sets of 2 to 100 classes. They chose the default.
 clusters     NMI of bootstrap networks, of k-means and of spectral clustering: means over three seeds.
 densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood="ppca"), GaussianMixture and
              PCA, means over the splits. All rows are standardised; digits first get uniform noise with the
@@ -67,9 +70,18 @@ import scalelatent as sl
 from scalelatent.evaluation.clustering import nmi
 
 SPLITS = 5
-PAPER: dict[str, Any] = {"algorithm": "em", "fit_intercept": False, "ridge": 0, "temperature": 1.0}
+PAPER: dict[str, Any] = {
+    "architecture": "multiclass",
+    "algorithm": "em",
+    "fit_intercept": False,
+    "ridge": 0,
+    "temperature": 1.0,
+}
 MODELS: dict[str, Callable[[int], Any]] = {
     "CapsuleRegression": lambda seed: sl.CapsuleRegression(random_state=seed),
+    "CapsuleRegression, multiclass": lambda seed: sl.CapsuleRegression(
+        architecture="multiclass", random_state=seed
+    ),
     "CapsuleRegression, the paper's": lambda seed: sl.CapsuleRegression(random_state=seed, **PAPER),
     "LinearMixtureClassifier": lambda seed: sl.LinearMixtureClassifier(random_state=seed),
     "logistic regression": lambda seed: LogisticRegression(max_iter=2000),
@@ -160,7 +172,8 @@ def subsets(seed: int) -> list[dict[str, Any]]:
     for name, x, y, standardise in small_sets():
         if name not in ("breast cancer", "wine", "iris", "digits"):
             continue
-        found: dict[str, list[float]] = {"CapsuleRegression": [], "LinearMixtureClassifier": []}
+        compared = ("CapsuleRegression", "CapsuleRegression, multiclass", "LinearMixtureClassifier")
+        found: dict[str, list[float]] = {model: [] for model in compared}
         worse = dict.fromkeys(found, 0)
         for number in range(20):
             columns = rng.permutation(x.shape[1])[: rng.integers(1, x.shape[1] + 1)]
@@ -264,6 +277,58 @@ def calibration(seed: int) -> list[dict[str, Any]]:
                 "calibration_error": round(found, 2),
                 "temperature": round(model.temperature_, 3),
                 "test_error": round(100 * float((model.predict(test) != other).mean()), 2),
+            }
+        print(line, flush=True)
+        lines.append(line)
+    return lines
+
+
+def generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
+    """Yield generated sets of 2, 3, 26 and 100 classes in the form of `small_sets`."""
+    for n_classes, n_rows in ((2, 2000), (3, 2000), (26, 5200), (100, 10_000)):
+        x, y = make_classification(
+            n_rows, 40, n_informative=15, n_redundant=10, n_classes=n_classes, random_state=n_classes
+        )
+        yield f"generated, {n_classes} classes", x, y, True
+
+
+def architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
+    """Return errors, CPU seconds and calibration errors of the architectures of capsules.
+
+    All rows are training rows of their set, so that test rows of USPS and MNIST do not choose a default.
+    """
+    given = [(name, rows[0], rows[1], False) for name, rows in given_sets()]
+    lines = []
+    for name, x, y, standardise in [*small_sets(), *given, *generated_sets()]:
+        line: dict[str, Any] = {
+            "set": name,
+            "shape": list(x.shape),
+            "classes": len(np.unique(y)),
+            "models": {},
+        }
+        for architecture in ("multiclass", "one_vs_all", "all_vs_all"):
+            found: dict[str, list[float]] = {
+                key: [] for key in ("error", "calibration_error", "fit", "predict")
+            }
+            for number, (train, codes, test, other) in zip(
+                range(seeds), splits(x, y, standardise, seed), strict=False
+            ):
+                model = sl.CapsuleRegression(architecture=architecture, random_state=seed + number, n_jobs=1)
+                begin = time.process_time()
+                model.fit(train, codes)
+                fitted = time.process_time()
+                p = model.predict_proba(test)
+                found["predict"].append(1e6 * (time.process_time() - fitted) / len(test))
+                found["fit"].append(fitted - begin)
+                right = np.searchsorted(model.classes_, other)
+                found["error"].append(100 * float((p.argmax(axis=1) != right).mean()))
+                found["calibration_error"].append(calibration_error(p, right))
+            line["models"][architecture] = {
+                "error": round(float(np.mean(found["error"])), 2),
+                "deviation": round(float(np.std(found["error"])), 2),
+                "calibration_error": round(float(np.mean(found["calibration_error"])), 2),
+                "fit_seconds": round(float(np.median(found["fit"])), 3),
+                "predict_microseconds_per_row": round(float(np.median(found["predict"])), 1),
             }
         print(line, flush=True)
         lines.append(line)
@@ -415,7 +480,8 @@ def documents(seed: int) -> list[dict[str, Any]]:
     rows, y = single_topics(topics)
     x = normalize(counts[rows].astype(np.float32))
     train, test, codes, other = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
-    models = [(m, MODELS[m](seed)) for m in MODELS if m not in ("CapsuleRegression, the paper's", "RBF SVM")]
+    dense = ("CapsuleRegression, the paper's", "RBF SVM")
+    models = [(m, MODELS[m](seed)) for m in MODELS if m not in dense]
     return [classified("RCV1, one topic", (train, codes, test, other), models)]
 
 
@@ -424,6 +490,7 @@ PARTS = {
     "subsets": subsets,
     "likelihoods": likelihoods,
     "calibration": calibration,
+    "architectures": architectures,
     "best": best,
     "clusters": clusters,
     "densities": densities,

@@ -526,7 +526,7 @@ def fit_digests(quick: bool) -> dict[str, str]:
     x = (rng.normal(size=(n, p)) + y[:, None]).astype("f4")
     # One thread is faster for small data; several threads would merge their sums in the same order.
     common: dict[str, Any] = {"device": "gpu", "random_state": 0, "n_jobs": 1}
-    capsule = sl.CapsuleRegression(capsule_dim=2, max_iter=3, **common).fit(x, y)
+    capsule = sl.CapsuleRegression(architecture="multiclass", capsule_dim=2, max_iter=3, **common).fit(x, y)
     mixture = sl.LinearMixtureClassifier(
         n_components=2, n_dims=2, likelihood="error", max_iter=2, **common
     ).fit(x / 10, y)

@@ -110,7 +110,8 @@ def make_model(model: str, device: str, quick: bool) -> Any:
 
     common: dict[str, Any] = {"device": device, "random_state": 0}
     if model == "capsule":
-        return sl.CapsuleRegression(capsule_dim=2, max_iter=2 if quick else 8, **common)
+        passes = 2 if quick else 8
+        return sl.CapsuleRegression(architecture="multiclass", capsule_dim=2, max_iter=passes, **common)
     if model == "mbn":
         sizes = {"n_clusterings": 4, "k1": 12} if quick else {"n_clusterings": 40, "k1": 2000}
         return sl.MultilayerBootstrapNetwork(**sizes, decay=0.5, n_components=4, n_classes=4, **common)

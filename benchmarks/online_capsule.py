@@ -36,6 +36,7 @@ def run(name: str, a: Any) -> dict[str, Any]:
     train, held, test = infinite_digits(a.folder, a.rows, a.seed)
     steps = -(-a.rows // 1024)
     model = sl.CapsuleRegression(
+        architecture="multiclass",
         capsule_dim=a.dim,
         algorithm=name,
         fit_intercept=False,

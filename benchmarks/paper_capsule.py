@@ -35,7 +35,7 @@ from common import RESULTS, mnist, parser, usps, write
 import scalelatent as sl
 
 # Model and algorithm of the paper.
-PAPER: dict[str, Any] = {"algorithm": "em", "fit_intercept": False, "ridge": 0}
+PAPER: dict[str, Any] = {"architecture": "multiclass", "algorithm": "em", "fit_intercept": False, "ridge": 0}
 DIMS = (1, 2, 4, 8, 16)
 NAMED = {"mnist": mnist, "usps": usps}
 # Number of random starts for each standard deviation of h, and these standard deviations.
@@ -56,12 +56,13 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
     rows, test = datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
-    model = sl.CapsuleRegression(random_state=a.seed, n_jobs=a.jobs, max_iter=a.passes, **PAPER, **params)
+    how = {**PAPER, **params}
+    model = sl.CapsuleRegression(random_state=a.seed, n_jobs=a.jobs, max_iter=a.passes, **how)
     model.fit(train, validation=held)
     seconds = time.perf_counter() - begin
     record = {
         **params,
-        "architecture": params.get("architecture", "multiclass"),
+        "architecture": how["architecture"],
         "test_error": round(1 - model.score(test), 4),
         "validation_error": round(float(np.mean(model.predict(held) != held.read_y(0, len(held)))), 4),
         "passes": model.n_iter_,

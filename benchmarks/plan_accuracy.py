@@ -24,11 +24,12 @@ from common import parser, write
 
 import scalelatent as sl
 
+CAPSULES = "kind = 'capsule'\narchitecture = 'multiclass'"
 CLUSTER = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
 # Name -> number of training rows, kind of rows, lines of the job file from [model] on.
 JOBS: dict[str, tuple[int, str, str]] = {
-    "capsule em, d = 8": (50_000, "digits", "kind = 'capsule'\ncapsule_dim = 8\nmax_iter = 200"),
-    "capsule em, whole schedule": (20_000, "digits", "kind = 'capsule'\ncapsule_dim = 4"),
+    "capsule em, d = 8": (50_000, "digits", f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 200"),
+    "capsule em, whole schedule": (20_000, "digits", f"{CAPSULES}\ncapsule_dim = 4"),
     "capsule one_vs_all, d = 4": (
         30_000,
         "digits",
@@ -37,17 +38,17 @@ JOBS: dict[str, tuple[int, str, str]] = {
     "capsule em, 2 workers": (
         200_000,
         "digits",
-        f"kind = 'capsule'\ncapsule_dim = 8\nmax_iter = 80\n{CLUSTER}",
+        f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 80\n{CLUSTER}",
     ),
     "capsule stepwise": (
         200_000,
         "digits",
-        "kind = 'capsule'\ncapsule_dim = 8\nalgorithm = 'stepwise'\nn_epochs = 10",
+        f"{CAPSULES}\ncapsule_dim = 8\nalgorithm = 'stepwise'\nn_epochs = 10",
     ),
     "capsule passive_aggressive": (
         60_000,
         "digits",
-        "kind = 'capsule'\ncapsule_dim = 4\nalgorithm = 'passive_aggressive'\nn_epochs = 20",
+        f"{CAPSULES}\ncapsule_dim = 4\nalgorithm = 'passive_aggressive'\nn_epochs = 20",
     ),
     "network, V = 50": (
         5_000,
@@ -156,7 +157,7 @@ import json, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
 ds = sl.open_dataset(sys.argv[1])[:int(sys.argv[2])]
-sl.CapsuleRegression(capsule_dim=8, max_iter=4, random_state=0, n_jobs=2).fit(ds)
+sl.CapsuleRegression(architecture='multiclass', capsule_dim=8, max_iter=4, random_state=0, n_jobs=2).fit(ds)
 print(json.dumps(peak_bytes()))
 """
 

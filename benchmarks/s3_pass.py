@@ -307,7 +307,8 @@ def troubled(folder: Path, a: Any) -> dict[str, Any]:
                 make_bucket()
                 disk.save(f"s3://{BUCKET}/noise.zarr")
             rows = sl.open_dataset(f"s3://{BUCKET}/noise.zarr")
-            model = sl.CapsuleRegression(capsule_dim=8, max_iter=10, random_state=a.seed)
+            given = {"architecture": "multiclass", "capsule_dim": 8, "max_iter": 10}
+            model = sl.CapsuleRegression(**given, random_state=a.seed)
             begin = time.perf_counter()
             model.fit(rows, run_dir=f"s3://{BUCKET}/run-{name}", engine={"cache": 0})
             found[f"{name}_s"] = round(time.perf_counter() - begin, 2)

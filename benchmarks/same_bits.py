@@ -27,7 +27,7 @@ from scalelatent.data import create_dataset
 
 MODELS: dict[str, Callable[[int | None], Any]] = {
     "CapsuleRegression": lambda n: sl.CapsuleRegression(
-        algorithm="em", max_iter=20, random_state=0, n_jobs=n
+        architecture="multiclass", algorithm="em", max_iter=20, random_state=0, n_jobs=n
     ),
     "LinearMixtureClassifier": lambda n: sl.LinearMixtureClassifier(random_state=0, n_jobs=n),
     "MultilayerBootstrapNetwork": lambda n: sl.MultilayerBootstrapNetwork(

@@ -133,7 +133,9 @@ CASES = {
         "batch",
         "digits",
         "capsule_estep",
-        lambda: sl.CapsuleRegression(capsule_dim=6, algorithm="em", random_state=0),
+        lambda: sl.CapsuleRegression(
+            architecture="multiclass", capsule_dim=6, algorithm="em", random_state=0
+        ),
         100,
         "100, which give most of the paper's decrease of the log-loss",
     ),
@@ -663,7 +665,8 @@ def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
 
 def ten_million(a: argparse.Namespace) -> None:
     """Run each of --fits on a local cluster; write the peak memory of each quarter of its time."""
-    capsules = {"capsule_dim": 6, "algorithm": "stepwise", "projection": None, "n_epochs": 1}
+    capsules = {"architecture": "multiclass", "capsule_dim": 6, "algorithm": "stepwise"}
+    capsules |= {"projection": None, "n_epochs": 1}
     chains = {"batch_size": 100, "n_chains": 2, "local_steps": 50, "learning_rate": 1e-3, "n_epochs": 1}
     fits: dict[str, tuple[str, Callable[[], Any]]] = {
         "capsule": ("stepwise, an epoch", lambda: sl.CapsuleRegression(**capsules, random_state=0)),

@@ -128,7 +128,11 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp())
     dataset = stored_rows(folder, options.rows, options.seed)
     base = sl.CapsuleRegression(
-        nu_schedule=None, max_iter=options.passes, projection=None, random_state=options.seed
+        architecture="multiclass",
+        nu_schedule=None,
+        max_iter=options.passes,
+        projection=None,
+        random_state=options.seed,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

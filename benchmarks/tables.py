@@ -1112,8 +1112,8 @@ def s3_troubled() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "set|rows x features|capsules|capsules of the paper|linear mixtures|logistic regression|3 neighbours"
-    "|RBF SVM"
+    "set|rows x features|capsules|multiclass|capsules of the paper|linear mixtures|logistic regression"
+    "|3 neighbours|RBF SVM"
 )
 def defaults() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["errors"]:
@@ -1123,6 +1123,15 @@ def defaults() -> Iterable[Iterable[Any]]:
             for m in line["models"].values()
         )
         yield line["set"], " x ".join(f"{size:,}" for size in line["shape"]), *cells
+
+
+@shown("set|classes|error, %: multiclass, one_vs_all, all_vs_all|calibration error, %|CPU seconds of a fit")
+def defaults_architectures() -> Iterable[Iterable[Any]]:
+    digits = {"error": 1, "calibration_error": 1, "fit_seconds": 2}
+    for line in read("defaults")["architectures"]:
+        models = line["models"].values()
+        cells = (", ".join(f"{m[key]:.{n}f}" for m in models) for key, n in digits.items())
+        yield line["set"], line["classes"], *cells
 
 
 @shown("set|capsules: default|capsules: searched|linear mixtures: default|linear mixtures: searched")
@@ -1140,7 +1149,9 @@ def defaults_calibration() -> Iterable[Iterable[Any]]:
         yield line["set"], f"{hows[1]['test_error']:.1f} %", *errors
 
 
-@shown("set|capsules: mean excess|largest|linear mixtures: mean excess|largest")
+@shown(
+    "set|capsules: mean excess|largest|multiclass: mean excess|largest|linear mixtures: mean excess|largest"
+)
 def defaults_subsets() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["subsets"]:
         points = ((m["mean_excess"], m["largest_excess"]) for m in line["models"].values())

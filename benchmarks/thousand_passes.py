@@ -95,7 +95,13 @@ def measure(passes: int, rows: int, seed: int) -> dict[str, Any]:
             client.wait_for_workers(2, timeout=60)
             sizes, begin = Sizes(client, scheduler, folder / "run"), time.perf_counter()
             model = sl.CapsuleRegression(
-                capsule_dim=2, max_iter=passes, nu_schedule=None, tol=None, projection=None, random_state=seed
+                architecture="multiclass",
+                capsule_dim=2,
+                max_iter=passes,
+                nu_schedule=None,
+                tol=None,
+                projection=None,
+                random_state=seed,
             ).fit(train, client=client, run_dir=folder / "run", callbacks=[sizes])
             seconds = time.perf_counter() - begin
         most = {what: max(row[what] for row in sizes.seen) for what in ("tasks", "futures", "files")}

@@ -35,7 +35,9 @@ class Kill(sl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 action, run_dir = sys.argv[1:]
-model = sl.CapsuleRegression(capsule_dim=4, max_iter=30, nu_schedule=None, random_state=0)
+model = sl.CapsuleRegression(
+    architecture="multiclass", capsule_dim=4, max_iter=30, nu_schedule=None, random_state=0
+)
 model.fit(
     sl.open_dataset("digits.zarr"),
     run_dir=run_dir,

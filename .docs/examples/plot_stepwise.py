@@ -20,7 +20,8 @@ train = make_digits("memory://stepwise", n_rows, base_rows=(0, 1200), overwrite=
 test = make_digits("memory://stepwise-test", 597, base_rows=(1200, 1797), overwrite=True)
 
 # %%
-# Both fits have the same model. The plain schedule of batch EM makes the two curves comparable.
+# Both fits have the same model, one for all classes, which records the training error. The plain schedule of
+# batch EM makes the two curves comparable.
 
 figure, axes = plt.subplots()
 for name, parameters in (
@@ -28,7 +29,7 @@ for name, parameters in (
     ("stepwise EM", {"algorithm": "stepwise", "nu_schedule": None, "n_epochs": 10}),
 ):
     start = time.perf_counter()
-    model = sl.CapsuleRegression(capsule_dim=8, random_state=0, **parameters).fit(train)
+    model = sl.CapsuleRegression(architecture="multiclass", random_state=0, **parameters).fit(train)
     seconds = time.perf_counter() - start
     print(f"{name:12} {model.n_iter_:3} passes in {seconds:4.1f} s, test error {1 - model.score(test):.1%}")
     rows = [n_rows * record["pass"] / 1000 for record in model.history_]

@@ -79,10 +79,8 @@ print(f"{model.n_iter_} passes, validation error {model.best_validation_error_:.
 
 passes = [record["pass"] for record in model.history_]
 figure, axes = plt.subplots(figsize=(6, 3))
-axes.plot(passes, [100 * record["train_error"] for record in model.history_], label="training rows")
-axes.plot(passes, [100 * record["validation_error"] for record in model.history_], label="validation rows")
-axes.set(xlabel="pass over the rows", ylabel="error, %", ylim=(0, None))
-axes.legend()
+axes.plot(passes, [100 * record["validation_error"] for record in model.history_])
+axes.set(xlabel="pass over the rows", ylabel="validation error, %", ylim=(0, None))
 plt.show()
 
 # %%

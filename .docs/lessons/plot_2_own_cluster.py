@@ -52,12 +52,13 @@ train, test = sl.open_dataset(folder / "train.zarr"), sl.open_dataset(folder / "
 
 client = Client(scheduler_file=str(folder / "scheduler.json"), timeout=180)
 client.wait_for_workers(2, timeout=180)
-model = sl.CapsuleRegression(capsule_dim=8, algorithm="em", max_iter=15, random_state=0)
+parameters = {"architecture": "multiclass", "capsule_dim": 8, "algorithm": "em", "max_iter": 15}
+model = sl.CapsuleRegression(**parameters, random_state=0)
 begin = time.perf_counter()
 model.fit(train, client=client, run_dir=folder / "run-1")
 print(f"{model.n_iter_} passes on the cluster in {time.perf_counter() - begin:.1f} s")
 
-alone = sl.CapsuleRegression(capsule_dim=8, algorithm="em", max_iter=15, random_state=0).fit(train)
+alone = sl.CapsuleRegression(**parameters, random_state=0).fit(train)
 print("identical to a fit without the cluster:", bool((alone.W_ == model.W_).all()))
 client.close()
 
@@ -80,6 +81,7 @@ test = "{folder}/test.zarr"
 
 [model]
 kind = "capsule"
+architecture = "multiclass"
 capsule_dim = 8
 algorithm = "em"
 max_iter = 15

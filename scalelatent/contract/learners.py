@@ -20,7 +20,7 @@ chain may append one record per row to its vector; the engine concatenates recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -141,8 +141,14 @@ class Reduction(Protocol[StateIn, Prepared]):
 class LeafReduction(Reduction[StateIn, Prepared], Protocol[StateIn, Prepared]):
     """A :class:`Reduction` whose large sums stay on a GPU until the last block of a leaf."""
 
-    def accumulate_leaf(self, prepared: Prepared, blocks: Iterable[Block], stats: Stats) -> None:
-        """Add the contributions of all blocks of a leaf to ``stats``."""
+    def open_leaf(self, prepared: Prepared, stats: Stats) -> Any:
+        """Return the sums of a leaf, to which the following calls add."""
+
+    def add_block(self, prepared: Prepared, block: Block, stats: Stats, sums: Any) -> None:
+        """Add the block's contribution to ``sums`` and ``stats``."""
+
+    def close_leaf(self, prepared: Prepared, stats: Stats, sums: Any) -> None:
+        """Add the sums of a leaf to ``stats``."""
 
 
 @runtime_checkable

@@ -58,7 +58,10 @@ def accumulate_leaf(
     while True:
         try:
             if isinstance(reduction, LeafReduction):
-                reduction.accumulate_leaf(prepared, pieces(todo), stats)
+                sums = reduction.open_leaf(prepared, stats)
+                for piece in pieces(todo):
+                    reduction.add_block(prepared, piece, stats, sums)
+                reduction.close_leaf(prepared, stats, sums)
             else:
                 for piece in pieces(todo):
                     reduction.accumulate(prepared, piece, stats)

@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, BatchLearner, Block, Reduction
+from scalelatent.contract.learners import Backend, BatchLearner, Block, LeafReduction, Reduction
 from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Stage, make_stage
 from scalelatent.engine.reading import RowMask
+from scalelatent.kernels.sparse_rows import CsrRows
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
 # Type codes that float32 holds exactly: rows of these types are converted once for all members.
 _EXACT = ("?", "b", "B", "h", "H", "e")
+
+
+# Largest bytes of the sums of all members that a GPU keeps until the end of a leaf.
+LEAF_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,16 @@ class JointReduction:
 
     @property
     def requests(self) -> Requests:
-        """Form of rows, equal for all members (see :func:`joint_stage`), and the largest scratch memory."""
+        """Form of rows, equal for all members (see :func:`joint_stage`), and the largest scratch memory.
+
+        GPUs keep rows if all members accept rows on a GPU.
+        """
         requests = [slot.reduction.requests for slot in self.slots]
+        on_gpu = all(request.reads_on_gpu for request in requests)
         csr, targets, unlabelled = requests[0].form
         scratch = [request.scratch for request in requests if request.scratch is not None]
         largest = (max(fixed for fixed, _ in scratch), max(each for _, each in scratch)) if scratch else None
-        return Requests(csr, targets, scratch=largest, unlabelled=unlabelled)
+        return Requests(csr, targets, scratch=largest, unlabelled=unlabelled, reads_on_gpu=on_gpu)
 
     def layout(self) -> Layout:
         """Return the layout with the fields of all members, one after the other."""
@@ -110,12 +119,43 @@ class JointReduction:
 
     def accumulate(self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats) -> None:
         """Add the block to the statistic of every member that uses any row of it."""
+        self.add_block(prepared, block, stats, [None] * len(self.slots))
+
+    def open_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats) -> list[Any]:
+        """Return the sums that members keep until the end of a leaf; None for a member that keeps none.
+
+        The sums of all members together have at most ``LEAF_BYTES``.
+        """
+        sums, room = [], LEAF_BYTES
+        for slot, own, (layout, span) in zip(self.slots, prepared[1], self._layouts, strict=True):
+            if isinstance(slot.reduction, LeafReduction) and layout.nbytes <= room:
+                sums.append(slot.reduction.open_leaf(own, Stats(layout, stats.vector[span])))
+                room -= layout.nbytes
+            else:
+                sums.append(None)
+        return sums
+
+    def add_block(
+        self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats, sums: list[Any]
+    ) -> None:
+        """Add the block to the sums of members that keep them, and to the statistics of the others."""
         backend, of_slots = prepared
-        if len(self.slots) > 1 and isinstance(block.x, np.ndarray) and block.x.dtype.char in _EXACT:
+        exact = not isinstance(block.x, CsrRows) and block.x.dtype.char in _EXACT
+        if len(self.slots) > 1 and exact:
             block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
-        for slot, own, (layout, span) in zip(self.slots, of_slots, self._layouts, strict=True):
+        for slot, own, (layout, span), kept in zip(self.slots, of_slots, self._layouts, sums, strict=True):
+            reduction, its = slot.reduction, Stats(layout, stats.vector[span])
             for visible in slot.blocks(block):
-                slot.reduction.accumulate(own, visible, Stats(layout, stats.vector[span]))
+                if kept is not None and isinstance(reduction, LeafReduction):
+                    reduction.add_block(own, visible, its, kept)
+                else:
+                    reduction.accumulate(own, visible, its)
+
+    def close_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
+        """Add the sums of the members to their statistics."""
+        for slot, own, (layout, span), kept in zip(self.slots, prepared[1], self._layouts, sums, strict=True):
+            if kept is not None and isinstance(slot.reduction, LeafReduction):
+                slot.reduction.close_leaf(own, Stats(layout, stats.vector[span]), kept)
 
     def split(self, stats: Stats) -> list[Stats]:
         """Return the statistic of each slot, as views of the joint statistic."""

@@ -143,7 +143,7 @@ PLANS: list[tuple[str, dict[str, str], str]] = [
     ("100,000 workers", {"cluster.workers": "100000"}, "workers = 100000: at most "),
     ("any file as authority", {"cluster.tls_ca": '"job.toml"', "cluster.tls_cert": '"job.toml"'}, "is not a"),
     ("authority alone", {"cluster.tls_ca": '"job.toml"'}, "a certificate (--tls-cert) is missing"),
-    ("a folder as authority", {"cluster.tls_ca": '"."', "cluster.tls_cert": '"."'}, "is not a regular file"),
+    ("a folder as authority", {"cluster.tls_ca": '"."', "cluster.tls_cert": '"."'}, "Is a directory"),
     ("data by ftp", {"data.train": '"ftp://host/x.zarr"'}, "addresses with 'ftp://' are not known here"),
     ("data of 300 characters", {"data.train": f'"{"a" * 300}"'}, "File name too long; shorten the name"),
     ("data that is not there", {}, "a.zarr does not exist"),

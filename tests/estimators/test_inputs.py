@@ -240,7 +240,8 @@ def test_the_best_model_on_validation_is_kept(digits: Arrays, held_out: Arrays) 
 
 
 def test_without_validation_the_training_error_is_watched(digits: Arrays) -> None:
-    model = _model(max_iter=40, nu_schedule=[(0.5, 5), (0.0, 5)]).fit(*digits)
+    schedule = [(0.5, 5), (0.0, 5)]
+    model = _model(architecture="multiclass", max_iter=40, nu_schedule=schedule).fit(*digits)
     assert model.best_validation_error_ is None
     assert 1 - model.score(*digits) == pytest.approx(min(r["train_error"] for r in model.history_), abs=1e-12)
 

@@ -69,7 +69,7 @@ def test_stored_rows_are_projected_and_learned(
     model = make(algorithm, projection=24, n_epochs=3).fit(stored)
     twin = make(algorithm, projection=24, n_epochs=3).fit(*digits)
     np.testing.assert_array_equal(model.W_, twin.W_)
-    assert model.W_.shape == (40, 24)
+    assert model.W_.shape == (80, 24)
     assert model.best_validation_error_ is None
     assert model.score(*held_out) > 0.8
 
@@ -127,7 +127,8 @@ def test_a_run_folder_refuses_other_parameters(digits: Arrays, tmp_path: Path) -
 
 
 def test_patience_stops_an_online_fit(digits: Arrays, held_out: Arrays) -> None:
-    model = make("stepwise", nu_schedule=[(0.8, 2), (0.0, 1)], n_epochs=500).fit(*digits, validation=held_out)
+    given = {"architecture": "multiclass", "nu_schedule": [(0.8, 2), (0.0, 1)], "n_epochs": 500}
+    model = make("stepwise", **given).fit(*digits, validation=held_out)
     assert 3 <= model.n_iter_ < 100
     assert {r["nu"] for r in model.history_} == {0.8, 0.0}
 

@@ -55,9 +55,8 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) 
 
 
 def test_planned_sizes_are_those_of_the_model() -> None:
-    plan = CapsuleRegression(capsule_dim=4, algorithm="em").plan(
-        _rows(5000, 300), validation=_rows(1000, 300)
-    )
+    model = CapsuleRegression(architecture="multiclass", capsule_dim=4, algorithm="em")
+    plan = model.plan(_rows(5000, 300), validation=_rows(1000, 300))
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
     # The sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and
@@ -72,7 +71,8 @@ def test_planned_sizes_are_those_of_the_model() -> None:
 @pytest.mark.parametrize("algorithm", ["stepwise", "passive_aggressive"])
 def test_online_algorithms_have_plans_of_their_own(algorithm: str, tmp_path: Path) -> None:
     ds = _rows(9000, 64).save(tmp_path / "rows.zarr")
-    model = CapsuleRegression(capsule_dim=4, algorithm=algorithm, n_epochs=7, n_chains=2, n_jobs=1)
+    given = {"architecture": "multiclass", "capsule_dim": 4, "n_epochs": 7, "n_chains": 2, "n_jobs": 1}
+    model = CapsuleRegression(algorithm=algorithm, **given)
     plan = model.plan(ds, validation=_rows(100, 64))
     assert set(plan["stages"]) == {"moments", algorithm, "validation"}
     own, weights = plan["stages"][algorithm], 40 * 65
@@ -85,6 +85,20 @@ def test_online_algorithms_have_plans_of_their_own(algorithm: str, tmp_path: Pat
     assert plan["seconds_per_pass"] > 0
     buffered = model.plan(ds, engine={"run_rows": 8, "buffer_runs": 2})
     assert buffered["stages"][algorithm]["buffer_rows"] == 16
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "dim", "architecture"),
+    [(2, 2, "multiclass"), (3, 2, "one_vs_all"), (3, [1, 2, 3], "multiclass")],
+)
+def test_plan_and_fit_choose_an_architecture(n_classes: int, dim: Any, architecture: str) -> None:
+    x, y = np.random.default_rng(0).normal(size=(90, 5)), np.arange(90) % n_classes
+    model = CapsuleRegression(capsule_dim=dim, n_epochs=1, random_state=0)
+    assert model.plan(x, y)["architecture"] == architecture
+    assert model.fit(x, y).architecture_ == architecture
+    named = CapsuleRegression(architecture=architecture, capsule_dim=dim, n_epochs=1, random_state=0)
+    np.testing.assert_array_equal(model.W_, named.fit(x, y).W_)
+    assert model.architecture is None
 
 
 MODELS: dict[str, Any] = {

@@ -55,7 +55,7 @@ def test_callbacks_receive_all_events_in_order(digits: Arrays, held_out: Arrays,
     assert (start["rows"], start["features"], start["members"], start["max_iter"], start["seed"]) == (
         600,
         64,
-        1,
+        10,
         8,
         0,
     )
@@ -86,7 +86,8 @@ def test_a_users_callback_stops_the_fit(digits: Arrays) -> None:
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             return record["train_error"] < 0.1
 
-    model = CapsuleRegression(capsule_dim=4, nu_schedule=None, max_iter=300).fit(*digits, callbacks=Good())
+    params: dict[str, Any] = {"architecture": "multiclass", "capsule_dim": 4, "nu_schedule": None}
+    model = CapsuleRegression(**params, max_iter=300).fit(*digits, callbacks=Good())
     assert model.n_iter_ < 300
     errors = [r["train_error"] for r in model.history_]
     assert errors[-1] < 0.1

@@ -104,7 +104,7 @@ def test_folds_agree_with_grid_search(digits: Arrays) -> None:
     _same(ours.best_estimator_, clone(BASE).set_params(**ours.best_params_).fit(*digits))
     np.testing.assert_array_equal(ours.predict(digits[0]), ours.best_estimator_.predict(digits[0]))
     assert ours.score(*digits) == ours.best_estimator_.score(*digits)
-    assert ours.transform(digits[0][:5]).shape == (5, 10 * ours.best_params_["capsule_dim"])
+    assert ours.transform(digits[0][:5]).shape == (5, 20 * ours.best_params_["capsule_dim"])
     assert ours.predict_proba(digits[0][:5]).shape == (5, 10)
     assert ours.classes_.tolist() == list(range(10))
     assert ours.n_features_in_ == 64
@@ -288,7 +288,7 @@ def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
     search = Search(BASE, {"capsule_dim": [3, 1, 2]}, scoring=small).fit(*digits, validation=held_out)
     assert search.best_params_ == {"capsule_dim": 1}
     assert search.results_["rank_test_score"].tolist() == [3, 1, 2]
-    assert search.score(*held_out) == -10
+    assert search.score(*held_out) == -20  # Ten members have two capsules each.
 
 
 def test_a_diverging_candidate_does_not_end_the_search(digits: Arrays, held_out: Arrays, models: Any) -> None:

@@ -38,7 +38,7 @@ def test_a_pipeline_equals_its_steps(digits: Arrays) -> None:
     np.testing.assert_array_equal(pipe.transform(x), alone.transform(scaled))
     assert pipe.score(x, y) == alone.score(scaled, y)
     np.testing.assert_array_equal(pipe[:-1].get_feature_names_out(), [f"x{i}" for i in range(64)])
-    np.testing.assert_array_equal(pipe.get_feature_names_out(), [f"capsuleregression{i}" for i in range(20)])
+    np.testing.assert_array_equal(pipe.get_feature_names_out(), [f"capsuleregression{i}" for i in range(40)])
 
 
 def test_a_grid_search_over_a_pipeline_finds_its_parameters(digits: Arrays) -> None:
@@ -93,7 +93,7 @@ def test_transforms_return_frames_with_feature_names(digits: Arrays, tmp_path: A
     np.testing.assert_allclose(lazy.compute(), stored.read_x(0, 600), rtol=1e-3, atol=1e-4)
     union = FeatureUnion([("h", clone(MODEL)), ("x", FunctionTransformer(feature_names_out="one-to-one"))])
     out = union.set_output(transform="pandas").fit(pandas.DataFrame(x).add_prefix("p"), y)
-    assert out.get_feature_names_out()[[0, 20]].tolist() == ["h__capsuleregression0", "x__p0"]
+    assert out.get_feature_names_out()[[0, 40]].tolist() == ["h__capsuleregression0", "x__p0"]
 
 
 def test_feature_names_come_from_data_frames(digits: Arrays) -> None:

@@ -32,7 +32,8 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
 def fits() -> dict[str, tuple[object, bool]]:
     """Return the estimators by name, and whether each one learns pairs."""
     capsule = {
-        "capsule_dim": 2, "random_state": 0, "projection": None, "fit_intercept": False, "ridge": 0
+        "architecture": "multiclass", "capsule_dim": 2, "random_state": 0, "projection": None,
+        "fit_intercept": False, "ridge": 0
     }  # fmt: skip
     return {
         "batch": (sl.CapsuleRegression(max_iter=6, **capsule), False),

@@ -340,7 +340,15 @@ def test_a_leaf_of_a_mixture_waits_once_per_block_and_copies_its_sums_once(
     start = start_components(x[:k].astype(float), q, 0).with_n_dims(dims)
     prepared = reduction.prepare(initial_state(settings, start, MAIN), CupyBackend())
     blocks = [Block(x[a : a + n], None if y is None else y[a : a + n], None, a) for a in range(0, 3 * n, n)]
-    got = counts.of(lambda: reduction.accumulate_leaf(prepared, blocks, Stats.zeros(reduction.layout())))
+
+    def leaf() -> None:
+        stats = Stats.zeros(reduction.layout())
+        sums = reduction.open_leaf(prepared, stats)
+        for block in blocks:
+            reduction.add_block(prepared, block, stats, sums)
+        reduction.close_leaf(prepared, stats, sums)
+
+    got = counts.of(leaf)
     work = model.linear_mixture_leaf(3, n, p, k, dims, q, classes)
     assert got == expected(work)
     assert counts.copied_bytes == work.copied_bytes

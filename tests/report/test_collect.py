@@ -31,7 +31,7 @@ def test_confusion_matches_predict(digits, architecture):
 
 
 def test_multiclass_points_are_equation_3_1(digits):
-    found = digits(capsule_dim=2)
+    found = digits(capsule_dim=2, architecture="multiclass")
     shown = collect_report_data(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
     rows = shown.sample.rows
     assert len(rows) == 60
@@ -54,7 +54,7 @@ def test_one_vs_all_points_are_of_each_members_own_class(digits):
 
 
 def test_prototypes_are_equation_3_2(digits):
-    found = digits(capsule_dim=4)
+    found = digits(capsule_dim=4, architecture="multiclass")
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     h = found.model.transform(found.x).astype(float)
     share = h**2 / (h**2).sum(axis=1, keepdims=True)

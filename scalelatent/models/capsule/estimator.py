@@ -58,9 +58,10 @@ class CapsuleRegression(StreamedClassifier):
     capsule_dim : int, sequence of int or None
         Dimension d of the capsules, or one per class (only multiclass). None: 8, or as many as the columns
         and the rows of the smallest class allow (``capsule_dim_``).
-    architecture : {"multiclass", "one_vs_all", "all_vs_all"}
+    architecture : {"multiclass", "one_vs_all", "all_vs_all"} or None
         One model with a capsule per class; a binary model per class; or a binary model per pair of classes.
-        All members share each pass over the rows.
+        All members share each pass over the rows. None: "one_vs_all", but "multiclass" for two classes or one
+        dimension per class. "all_vs_all" often has the fewest errors; its probabilities are shares of votes.
     algorithm : {"stepwise", "em", "passive_aggressive"} or None
         "stepwise": stepwise EM, one step per batch of rows; on MNIST it reaches the error of batch EM in a
         tenth of the time (benchmarks/choosing.py). "em": batch EM, as in the paper. "passive_aggressive":
@@ -129,6 +130,8 @@ class CapsuleRegression(StreamedClassifier):
         Constants of all capsules; zeros without an intercept.
     mean_ : ndarray of float32, shape (features,), or None
         Mean of the training rows, which is subtracted first.
+    architecture_ : str
+        Architecture of the members.
     capsule_dim_ : int or list of int
         Dimension of all capsules, or one per class.
     capsule_dims_ : ndarray of int, shape (members, capsules)
@@ -196,7 +199,7 @@ class CapsuleRegression(StreamedClassifier):
         self,
         *,
         capsule_dim: int | Sequence[int] | None = None,
-        architecture: str = "multiclass",
+        architecture: str | None = None,
         algorithm: str | None = None,
         projection: str | int | None = "auto",
         fit_intercept: bool = True,
@@ -249,6 +252,11 @@ class CapsuleRegression(StreamedClassifier):
     def capsule_dim_(self) -> int | list[int]:
         """Dimension of all capsules, or one per class."""
         return simplify_dims(self.capsule_dims_)
+
+    @property
+    def architecture_(self) -> str:
+        """Architecture of the members."""
+        return self._members.architecture
 
     # -- fit -------------------------------------------------------------------------------------------------
 

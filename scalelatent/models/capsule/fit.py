@@ -67,6 +67,9 @@ REPEATED_ROWS = 10
 # log-loss on them, but not on other rows. On eight small datasets the best temperatures for other rows were
 # between 0.02 and 0.17.
 TEMPERATURES = np.geomspace(0.05, 5.0, 61)
+# Divisor of these temperatures for one-versus-all probabilities of validation rows. Divided by their sum,
+# probabilities of many classes are nearly equal, and the best temperature of UMIST's 20 classes was 0.01.
+ONE_VS_ALL_DIVISOR = 5.0
 # Largest number of training rows with which the temperature is chosen.
 CALIBRATION_ROWS = 20_000
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
@@ -251,8 +254,9 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     last = _read_last_fit(model, members, columns, classes)
     algorithm = get_algorithm(model)
     most = get_max_passes(model) if algorithm == "em" else get_max_epochs(model, len(train.dataset))
+    about = {"members": members.n_members, "architecture": members.architecture}
     model.seed_, rows = yield Begin(
-        {"members": members.n_members, "max_iter": most, "capsule_dim": simplify_dims(members.dims)},
+        {**about, "max_iter": most, "capsule_dim": simplify_dims(members.dims)},
         all_rows="" if algorithm == "em" else ALL_ROWS,
     )
     last = yield Remember("start", last)
@@ -295,14 +299,17 @@ def temperature_steps(
     """Return the temperature with the smallest log-loss on validation rows, else on some training rows."""
     if model.temperature is not None:
         return float(model.temperature)
+    temperatures = TEMPERATURES
     if measured := rows.get("validation"):
-        tried = CalibrationPass(probabilities, TEMPERATURES, None, 1)
+        if probabilities.members.architecture == "one_vs_all":
+            temperatures = TEMPERATURES / ONE_VS_ALL_DIVISOR
+        tried = CalibrationPass(probabilities, temperatures, None, 1)
     else:
         measured = rows["train"]
         every = max(1, len(measured.dataset) // CALIBRATION_ROWS)
-        tried = CalibrationPass(probabilities, TEMPERATURES, class_weight, every)
+        tried = CalibrationPass(probabilities, temperatures, class_weight, every)
     stats: Stats = yield Collect("temperature", tried, measured, classes)
-    return choose_temperature(TEMPERATURES, np.array(stats["loss"]))
+    return choose_temperature(temperatures, np.array(stats["loss"]))
 
 
 def count_columns(model: CapsuleRegression, width: int) -> int:
@@ -614,6 +621,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         forecast.add_seconds(
             "temperature", len(some) * forecast.row_seconds(products, forecast.reading_seconds(some))
         )
+    forecast.out["architecture"] = members.architecture
     forecast.out["device_bytes"] = 4 * (members.total_dim * p + block * (2 * p + members.total_dim))
     return forecast.finish(
         shorter,

@@ -82,9 +82,10 @@ PARAMETERS = Parameters(
         ),
         Parameter(
             "architecture",
-            "multiclass",
-            Choice(("multiclass", "one_vs_all", "all_vs_all")),
-            "one model, or a binary model per class or per pair of classes",
+            None,
+            Choice((None, "multiclass", "one_vs_all", "all_vs_all")),
+            "one model, or a binary model per class or per pair of classes; none: a model per class if there "
+            "are three or more",
         ),
         Parameter(
             "algorithm", None, Choice((None, "em", *ONLINE, DEPRECATED_ALGORITHM)), "learning algorithm"

@@ -52,8 +52,8 @@ MEMBERS = (
     "separating all classes. The validation error is the error of the class that all members choose together."
 )
 ONE_VS_ALL = (
-    "In a one-versus-all model each class has its own probability. They are divided by their sum, so they "
-    "are small if many classes have one. They only rank the classes."
+    "In a one-versus-all model each class has its own probability. They are divided by their sum, and then "
+    "adjusted by the temperature."
 )
 ARCHITECTURES = {"multiclass": "multiclass", "one_vs_all": "one-versus-all", "all_vs_all": "all-versus-all"}
 
@@ -96,7 +96,7 @@ def _describe_numbers(
         found.append(("Mean member validation error", MEMBERS))
     if shown is not None and shown.reliability is not None:
         words = explain_calibration(
-            shown.reliability, ONE_VS_ALL if model.architecture == "one_vs_all" else ""
+            shown.reliability, ONE_VS_ALL if model.architecture_ == "one_vs_all" else ""
         )
         found.append(("Calibration error", words))
     return found
@@ -105,7 +105,7 @@ def _describe_numbers(
 def _subtitle(model: CapsuleRegression) -> str:
     sizes = sorted({int(d) for d in model.capsule_dims_.ravel()})
     dims = f"d = {sizes[0]}" if len(sizes) == 1 else f"d = {sizes[0]} to {sizes[-1]}"
-    kind = ARCHITECTURES.get(model.architecture, model.architecture)
+    kind = ARCHITECTURES[model.architecture_]
     return f"Capsule regression, {kind}, {count(len(model.classes_), 'class', 'classes')}, {dims}"
 
 

@@ -84,7 +84,7 @@ def test_dimensions_that_do_not_fit_the_classes_are_refused(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"architecture": "multi"}, "architecture='multi' is not one of 'multiclass', 'one_vs_all'"),
+        ({"architecture": "multi"}, "architecture='multi' is not one of None, 'multiclass', 'one_vs_all'"),
         ({"capsule_dim": 0}, "whole numbers of at least 1"),
         ({"capsule_dim": -2}, "whole numbers of at least 1"),
         ({"capsule_dim": True}, "capsule_dim"),

@@ -67,15 +67,16 @@ def test_a_saved_model_keeps_its_temperature(tmp_path: Path) -> None:
 def test_every_nth_row_of_a_large_dataset_chooses_the_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third row of the dataset is used for any block size."""
     monkeypatch.setattr("scalelatent.models.capsule.fit.CALIBRATION_ROWS", 300)
+    given = {"architecture": "multiclass", "capsule_dim": 2, "random_state": 0, "n_jobs": 1, "n_epochs": 3}
     found = {
-        block: sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1, n_epochs=3)
+        block: sl.CapsuleRegression(**given)
         .fit(X[TRAIN], Y[TRAIN], engine={"block_rows": block})
         .temperature_
         for block in (100, 256)
     }
     assert found[100] == pytest.approx(found[256], rel=1e-6)
     monkeypatch.setattr("scalelatent.models.capsule.fit.CALIBRATION_ROWS", 900)
-    every = sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1, n_epochs=3).fit(X[TRAIN], Y[TRAIN])
+    every = sl.CapsuleRegression(**given).fit(X[TRAIN], Y[TRAIN])
     assert every.temperature_ != pytest.approx(found[100], rel=1e-6)
 
 

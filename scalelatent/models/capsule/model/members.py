@@ -113,8 +113,10 @@ class Members:
         return np.repeat(values, self.dims.sum(axis=1))[:, None]
 
 
-def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence[int]) -> Members:
+def build_members(architecture: str | None, n_classes: int, capsule_dim: int | Sequence[int]) -> Members:
     """Return the members of an architecture; the parameters were checked by the estimator.
+
+    None stands for one-versus-all, or multiclass for two classes and for one dimension per class.
 
     Raises
     ------
@@ -128,6 +130,9 @@ def build_members(architecture: str, n_classes: int, capsule_dim: int | Sequence
         )
     many = not isinstance(capsule_dim, (int, np.integer))
     sizes: list[int] = list(capsule_dim) if many else [capsule_dim]  # type: ignore[arg-type, list-item]
+    if architecture is None:
+        # Two one-versus-all members of two classes would be equal to each other and to the multiclass model.
+        architecture = "multiclass" if many or n_classes == 2 else "one_vs_all"
     if many and architecture != "multiclass":
         raise ValueError(
             f"capsule_dim={capsule_dim!r}: one dimension per class needs architecture='multiclass', not "

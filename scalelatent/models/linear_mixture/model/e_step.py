@@ -265,30 +265,36 @@ class MixturePass:
         return PreparedPass(backend, scorer, bases, tangent_bases, rule, temperature, state.tangent_weights)
 
     def accumulate(self, prepared: PreparedPass, block: Block, stats: Stats) -> None:
-        """Add the sums of a block; see :meth:`accumulate_leaf`."""
-        self.accumulate_leaf(prepared, (block,), stats)
+        """Add the sums of a block; see :meth:`add_block`."""
+        sums = self.open_leaf(prepared, stats)
+        self.add_block(prepared, block, stats, sums)
+        self.close_leaf(prepared, stats, sums)
 
-    def accumulate_leaf(self, prepared: PreparedPass, blocks: Iterable[Block], stats: Stats) -> None:
-        """Add the sums of some blocks; rows are assigned to components of their own class.
+    def open_leaf(self, prepared: PreparedPass, stats: Stats) -> Iterable[Array]:
+        """Return the large sums; a GPU keeps them until :meth:`close_leaf`, which copies them to the host."""
+        return prepared.backend.kernel("linear_mixture_open_sums")(*self._large_fields(stats))
 
-        A GPU keeps the large sums until the last block, so that they are copied to the host only once.
+    def close_leaf(self, prepared: PreparedPass, stats: Stats, sums: Iterable[Array]) -> None:
+        """Add the large sums to ``stats``."""
+        prepared.backend.kernel("linear_mixture_close_sums")(sums, *self._large_fields(stats))
+
+    def _large_fields(self, stats: Stats) -> list[np.ndarray]:
+        fields = [stats["total"], stats["square"], stats["scatter"]]
+        has_tangents = self.settings.tangent_spec is not None
+        return fields + (
+            [stats["gram"], stats["trace"]] if has_tangents else [np.zeros((0, 0, 0)), np.zeros((0, 0))]
+        )
+
+    def add_block(self, prepared: PreparedPass, block: Block, stats: Stats, sums: Iterable[Array]) -> None:
+        """Add the sums of a block to ``stats``, and the large ones to ``sums``.
+
+        Rows are assigned to components of their own class.
 
         Raises
         ------
         NonFiniteError
             A value is NaN, infinite or beyond float32; the error names the row and the feature.
         """
-        fields = [stats["total"], stats["square"], stats["scatter"]]
-        has_tangents = self.settings.tangent_spec is not None
-        fields += [stats["gram"], stats["trace"]] if has_tangents else [np.zeros((0, 0, 0)), np.zeros((0, 0))]
-        kernel = prepared.backend.kernel
-        sums = kernel("linear_mixture_open_sums")(*fields)
-        for block in blocks:
-            self._add_block(prepared, block, stats, sums)
-        kernel("linear_mixture_close_sums")(sums, *fields)
-
-    def _add_block(self, prepared: PreparedPass, block: Block, stats: Stats, sums: Iterable[Array]) -> None:
-        """Add the sums of a block to ``stats``, and the large ones to ``sums``."""
         backend, n_classes = prepared.backend, max(self.settings.n_classes, 1)
         with np.errstate(over="ignore"):  # `find_too_large` names the value that overflows float32
             x = backend.asarray(block.x, np.float32, "x")
