@@ -257,9 +257,9 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
 
 
 def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of a step of belief propagation: chains of so many rows, which return factors.
+    """Return the work of a step of belief propagation: each chain has ``rows`` rows and returns factors.
 
-    Launches include array expressions of CuPy. Parameters, rows and outputs are copied to the card.
+    Launches include array expressions of CuPy. Parameters, rows and outputs are copied to or from the card.
     """
     out = crbm_inference(v, h, chains * rows, sweeps, with_pairs=True)
     out += Work(launches=13 + 4 * chains - out.launches, uploads=5, downloads=3)

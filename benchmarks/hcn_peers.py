@@ -143,7 +143,7 @@ def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int
 
 
 class AllAtOnce:
-    """Graph as arrays of pairs, one tree after the other."""
+    """A factor graph, stored as arrays of pairs: the pairs of one tree follow those of the tree before."""
 
     def __init__(self) -> None:
         (_, height, width), (h, w), (high, wide, features) = LAYER.image, LAYER.window, LAYER.places

@@ -2,9 +2,9 @@
 
     python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips] [--seeds 5]
 
-Each image of `data make traits` shows a square or a circle, and one of two diagonals: four patterns. Each
-seed has 100 training and 10,000 test images, and sets the first beliefs as well. Each part has a result for
-each seed:
+Each image of `data make traits` shows a square or a circle, and one of two diagonals: four patterns. A seed
+draws 100 training images, 10,000 test images and the first beliefs of the network. Each part has a result
+for each seed:
 
 clusters    Test error without labels, with 4 templates over 4 features of 13 x 13. The training images
             decide which template is which pattern.

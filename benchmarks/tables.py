@@ -234,6 +234,14 @@ def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable
     return of + (f" ({chosen})" if chosen else "")
 
 
+def _widths(found: dict[str, Any] | None) -> tuple[str, str]:
+    """Return the NMI of spectral clustering with the fixed and the best kernel width, and the paper's."""
+    if found is None:
+        return "", ""
+    ours = tuple(found[width]["nmi"] for width in ("fixed", "best"))
+    return tuple("{:.1f} / {:.1f}".format(*pair) for pair in (ours, found["paper"]))
+
+
 def _paper(found: dict[str, Any] | None, what: str) -> str:
     """Return NMI and accuracy from the tables of the paper."""
     if found is None or what not in found["nmi"]:
@@ -246,7 +254,8 @@ def _paper(found: dict[str, Any] | None, what: str) -> str:
 
 
 @shown(
-    "set (seeds; seeds of the best decay)|raw features|PCA, 98 % of the variance|decay .5|paper"
+    "set (seeds; seeds of the best decay)|raw features|PCA, 98 % of the variance"
+    "|spectral, NMI: fixed / best width|paper|decay .5|paper"
     "|best decay|paper's best"
     '|`decay="auto"`'
 )
@@ -260,6 +269,7 @@ def clustering() -> Iterable[Iterable[Any]]:
             f"{name} ({seeds}" + (f"; {best['seeds']})" if best["seeds"] != seeds else ")"),
             _pair(r["raw"], spread=False),
             _pair(r["pca"], spread=False),
+            *_widths(found["spectral"].get(key)),
             _pair(r["default"], spread=several),
             _paper(r.get("paper"), "mbn"),
             _pair(best, spread=several, decays=[best["decay"]]),
@@ -1186,8 +1196,8 @@ def defaults_others() -> Iterable[Iterable[Any]]:
     for part in ("outputs", "documents"):
         for line in found[part]:
             shown_as = {name: f"{name} {model['error']:.1f} %" for name, model in line["models"].items()}
-            ours = [text for name, text in shown_as.items() if hasattr(sl, name)]
-            rivals = [text for name, text in shown_as.items() if not hasattr(sl, name)]
+            ours = [text for name, text in shown_as.items() if hasattr(sl, name.split(",")[0])]
+            rivals = [text for name, text in shown_as.items() if not hasattr(sl, name.split(",")[0])]
             yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
 
 

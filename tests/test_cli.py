@@ -33,9 +33,9 @@ def scalelatent(capsys, monkeypatch, tmp_path):
     def run(*arguments, code=0):
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        assert (ended.value.code or 0) == code, said
-        return SimpleNamespace(out=said.out, err=said.err, json=lambda: json.loads(said.out))
+        output = capsys.readouterr()
+        assert (ended.value.code or 0) == code, output
+        return SimpleNamespace(out=output.out, err=output.err, json=lambda: json.loads(output.out))
 
     return run
 
@@ -50,7 +50,7 @@ def digits(tmp_path):
     return tmp_path
 
 
-def test_help_and_version(scalelatent):
+def test_help_lists_the_verbs_and_version_prints_one_line(scalelatent):
     text = scalelatent("--help").out
     for verb in (
         "data",
@@ -73,7 +73,7 @@ def test_help_and_version(scalelatent):
     assert "--set" in scalelatent("fit", "--help").out
 
 
-def test_import_and_info(scalelatent, digits):
+def test_imported_files_are_described_by_info(scalelatent, digits):
     reported = scalelatent("data", "import", "npz", "a.npz", "a.zarr", "--json").json()
     assert (reported["rows"], reported["features"], reported["classes"]) == (60, 16, [0, 1, 2])
     text = scalelatent("data", "info", "a.zarr").out
@@ -88,7 +88,7 @@ def test_import_and_info(scalelatent, digits):
     assert scalelatent("data", "info", "b.zarr", "--json").json()["labels"] is True
 
 
-def test_import_images_and_named(scalelatent, tmp_path):
+def test_images_and_named_datasets_are_imported(scalelatent, tmp_path):
     from PIL import Image
 
     for kind in "ab":
@@ -104,9 +104,13 @@ def test_import_images_and_named(scalelatent, tmp_path):
     assert scalelatent(*how, "--no-labels", "--overwrite", "--json").json()["labels"] is False
     (tmp_path / "in" / "b" / "1.png").write_bytes(b"")
     assert "b/1.png cannot be read" in scalelatent(*how, "--overwrite", code=2).err
-    said = scalelatent(*how, "--overwrite", "--skip-bad", "--json")
-    assert said.err == "skipped 1 unreadable images and 0 of another size or kind; the first: b/1.png\n"
-    assert said.json()["provenance"]["skipped"] == {"unreadable": 1, "unlike_first": 0, "first": ["b/1.png"]}
+    output = scalelatent(*how, "--overwrite", "--skip-bad", "--json")
+    assert output.err == "skipped 1 unreadable images and 0 of another size or kind; the first: b/1.png\n"
+    assert output.json()["provenance"]["skipped"] == {
+        "unreadable": 1,
+        "unlike_first": 0,
+        "first": ["b/1.png"],
+    }
     assert scalelatent("data", "import", "digits", "d.zarr", "--json").json()["rows"] == 1797
     refused = scalelatent(
         "data", "import", "mnist", "m.zarr", "--mirror", "http://127.0.0.1:9", "--cache", "c", code=2
@@ -114,7 +118,7 @@ def test_import_images_and_named(scalelatent, tmp_path):
     assert "scalelatent data import idx train-images-idx3-ubyte.gz" in refused.err
 
 
-def test_import_hdf5_and_mat(scalelatent, digits):
+def test_hdf5_and_mat_files_are_imported(scalelatent, digits):
     h5py = pytest.importorskip("h5py")
     from scipy.io import savemat
 
@@ -147,7 +151,7 @@ def test_many_classes_are_shortened(scalelatent, tmp_path):
     assert len(scalelatent("data", "info", "t.zarr", "--json").json()["classes"]) == 2000
 
 
-def test_make_digits(scalelatent):
+def test_digits_are_made_and_resumed(scalelatent):
     reported = scalelatent(
         "data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--json"
     ).json()
@@ -161,7 +165,7 @@ def test_make_digits(scalelatent):
         )
 
 
-def test_shuffle(scalelatent, digits):
+def test_a_dataset_is_shuffled(scalelatent, digits):
     scalelatent("data", "import", "npz", "a.npz", "a.zarr")
     reported = scalelatent(
         "data", "shuffle", "a.zarr", "b.zarr", "--seed", 3, "--memory", "1kB", "--json"
@@ -189,28 +193,28 @@ def test_shuffle(scalelatent, digits):
     ],
 )
 def test_invalid_ports_are_refused(scalelatent, arguments, reported):
-    said = scalelatent("cluster", *arguments, code=2).err
-    assert reported in said
-    assert len(said.splitlines()) == 1
+    output = scalelatent("cluster", *arguments, code=2).err
+    assert reported in output
+    assert len(output.splitlines()) == 1
 
 
-def test_a_name_that_is_loopback_is_no_address_for_others(scalelatent, monkeypatch):
+def test_host_names_that_resolve_to_loopback_are_refused(scalelatent, monkeypatch):
     def resolve(name, *_args):
         return [(2, 1, 6, "", ({"debian": "127.0.1.1", "head": "10.0.0.1"}.get(name, name), 0))]
 
     monkeypatch.setattr("socket.getaddrinfo", resolve)
     advice = "give the address of this machine in the network"
-    said = scalelatent("cluster", "up", "--workers", "0", "--host", "debian", code=2).err
-    assert said.startswith("error: host debian is a loopback address (127.0.1.1)")
-    assert f"{advice}, or 127.0.0.1 for a cluster on one machine" in said
+    output = scalelatent("cluster", "up", "--workers", "0", "--host", "debian", code=2).err
+    assert output.startswith("error: host debian is a loopback address (127.0.1.1)")
+    assert f"{advice}, or 127.0.0.1 for a cluster on one machine" in output
     for host in ("debian", "127.0.0.1", "::1"):
-        said = scalelatent("cluster", "join", "tcp://head:8786", "--host", host, code=2).err
-        assert f"host {host} is a loopback address" in said
-        assert advice in said
-        assert len(said.splitlines()) == 1
+        output = scalelatent("cluster", "join", "tcp://head:8786", "--host", host, code=2).err
+        assert f"host {host} is a loopback address" in output
+        assert advice in output
+        assert len(output.splitlines()) == 1
 
 
-def test_append(scalelatent, digits):
+def test_rows_are_appended(scalelatent, digits):
     scalelatent("data", "import", "npz", "a.npz", "a.zarr")
     scalelatent("data", "convert", "a.zarr", "copy.zarr")
     assert scalelatent("data", "append", "a.zarr", "copy.zarr", "--json").json()["rows"] == 120
@@ -223,7 +227,7 @@ def test_append(scalelatent, digits):
     assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.zarr", code=2).err
 
 
-def test_convert(scalelatent, digits):
+def test_a_dataset_is_converted(scalelatent, digits):
     scalelatent("data", "import", "npz", "a.npz", "a.zarr")
     reported = scalelatent(
         "data", "convert", "a.zarr", "b.zarr", "--rows", "-20:", "--dtype", "float32", "--codec", "zstd",
@@ -263,11 +267,11 @@ def test_errors_are_one_message(scalelatent):
         ("model", "info", "no"),
         ("data", "info", "no.zarr"),
     ):
-        said = scalelatent(*command, code=2)
-        assert said.out == ""
-        assert said.err.startswith("error: ")
-        assert len(said.err.splitlines()) == 1
-        assert "Traceback" not in said.err
+        output = scalelatent(*command, code=2)
+        assert output.out == ""
+        assert output.err.startswith("error: ")
+        assert len(output.err.splitlines()) == 1
+        assert "Traceback" not in output.err
 
 
 def test_debug_shows_the_traceback(scalelatent, monkeypatch):
@@ -277,7 +281,7 @@ def test_debug_shows_the_traceback(scalelatent, monkeypatch):
         main(["fit", "no.toml", "--debug"])
 
 
-def test_status_without_runs(scalelatent):
+def test_status_reports_a_folder_without_runs(scalelatent):
     assert scalelatent("status", "--json").json() == []
     assert "no run folder below" in scalelatent("status").out
 
@@ -337,7 +341,7 @@ def test_options_of_corrupted_digits_are_in_their_provenance(scalelatent, line):
     assert reported["target"]["url"].endswith("c.zarr")
 
 
-def test_doctor(scalelatent):
+def test_doctor_prints_its_findings(scalelatent):
     reported = scalelatent("doctor", "--json").json()
     assert reported["ok"] is True
     assert {"check", "status", "found", "fix"} == set(reported["findings"][0])
@@ -366,17 +370,17 @@ def test_a_shell_completes_verbs(scalelatent, monkeypatch):
     assert set(scalelatent().out.split()) == {"resume", "report"}
 
 
-def test_errors_are_json_where_output_is(scalelatent):
-    said = scalelatent("fit", "no.toml", "--json", code=2)
-    assert said.out == ""
-    reported = json.loads(said.err)
+def test_errors_are_json_if_the_output_is_json(scalelatent):
+    output = scalelatent("fit", "no.toml", "--json", code=2)
+    assert output.out == ""
+    reported = json.loads(output.err)
     assert (reported["kind"], reported["exit_code"], reported["traceback"]) == ("JobError", 2, None)
     assert "no.toml does not exist" in reported["error"]
 
 
 @pytest.fixture
 def unforeseen(monkeypatch, tmp_path):
-    """An unexpected error happens wherever a dataset is described."""
+    """Make every description of a dataset raise an unexpected error."""
     from scalelatent import data
 
     def fail(url):
@@ -387,12 +391,12 @@ def unforeseen(monkeypatch, tmp_path):
 
 
 def test_unexpected_error_is_one_line_with_the_path_of_its_traceback(scalelatent, unforeseen, tmp_path):
-    said = scalelatent("data", "info", "x.zarr", code=70).err
-    assert said.count("\n") == 1
-    assert said.startswith("error: unexpected error in scalelatent/cli/data.py:")
-    assert "KeyError: 'a line" in said
+    output = scalelatent("data", "info", "x.zarr", code=70).err
+    assert output.count("\n") == 1
+    assert output.startswith("error: unexpected error in scalelatent/cli/data.py:")
+    assert "KeyError: 'a line" in output
     (file,) = (tmp_path / "cache" / "scalelatent").iterdir()
-    assert str(file) in said
+    assert str(file) in output
     kept = file.read_text()
     assert "Traceback (most recent call last)" in kept
     assert "data.py" in kept
@@ -421,7 +425,7 @@ def test_traceback_overwrites_no_file(tmp_path, monkeypatch):
     assert private.read_text() == "mine"
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path):
+def test_a_closed_pipe_is_no_error(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "scalelatent", "status", "--json"]
@@ -441,7 +445,7 @@ def test_ctrl_c_is_reported_as_json(scalelatent, monkeypatch):
     assert json.loads(scalelatent("data", "info", "x.zarr", "--json", code=130).err)["error"] == "stopped"
 
 
-def test_texts():
+def test_values_are_formatted_for_people():
     assert format_value((12, "tasks")) == "12  (tasks)"
     assert format_value(True) == "yes"
     assert format_value([1, 2000]) == "1, 2,000"
@@ -506,7 +510,7 @@ def test_paths_in_place_of_rows_are_named():
         model.fit(np.eye(4), np.arange(4) % 2).predict("rows.zarr")
 
 
-def test_outputs_of_a_layer(scalelatent, tmp_path):
+def test_transform_writes_the_codes_of_a_layer(scalelatent, tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")
     network = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, keep_codes=True, random_state=0).fit(
@@ -527,8 +531,8 @@ def test_outputs_of_a_layer(scalelatent, tmp_path):
     assert "a CapsuleRegression has no codes" in scalelatent(*refused, "--codes", code=2).err
 
 
-def test_outputs_of_a_layer_out_of_a_run_folder(scalelatent, tmp_path, monkeypatch):
-    """The output is computed from the codes of ``keep_codes``."""
+def test_transform_writes_a_layer_from_the_codes_of_a_run_folder(scalelatent, tmp_path, monkeypatch):
+    """The output is computed from the codes that ``keep_codes`` stored."""
     monkeypatch.setattr("scalelatent.jobs.runner._report", lambda *_: None)
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from scalelatent.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / ".docs"
@@ -71,3 +76,29 @@ def test_links_of_pages_exist_in_a_checkout(name: str) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
     files = [target.partition("#")[0] for target in targets if not re.match(r"https?:|mailto:|#", target)]
     assert [file for file in files if not ((ROOT / name).parent / file).exists()] == []
+
+
+def test_reference_page_names_objects_that_exist() -> None:
+    modules = re.split(
+        r"^\.\. currentmodule:: (\S+)$", (DOCS / "reference" / "python.rst").read_text(), flags=re.M
+    )
+    for module, text in zip(modules[1::2], modules[2::2], strict=True):
+        names = re.findall(r"^   ([A-Za-z_][\w.]*)$", text, re.MULTILINE)
+        for name in names:
+            assert attrgetter(name)(importlib.import_module(module)) is not None
+
+
+def test_pages_name_verbs_that_exist() -> None:
+    pages = {name: text for name, text in PAGES.items() if not text.startswith("repository-file")}
+    pages |= {name: (ROOT / name).read_text(encoding="utf-8") for name in MARKDOWN if "/changes/" not in name}
+    found = 0
+    for name, text in pages.items():
+        for words in re.findall(r"`scalelatent ((?:[a-z][a-z0-9-]* ?)+)", text):
+            command = get_command(app)
+            for word in words.split():
+                if not hasattr(command, "commands"):
+                    break
+                assert word in command.commands, f"{name} names `scalelatent {words}`"
+                command = command.commands[word]
+                found += 1
+    assert found > 50

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("experiment", ["dims", "architectures", "convergence", "starts"])
-def test_each_experiment_takes_a_folder(
+def test_each_experiment_accepts_a_folder(
     experiment: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -29,7 +29,7 @@ SETS = {
 
 
 def modules(*names: str) -> list[ModuleType]:
-    """Import files of benchmarks/; they set numbers of threads, which other tests do not want."""
+    """Import files of benchmarks/, and restore the thread numbers that they set."""
     before = dict(os.environ)
     sys.path.insert(0, str(BENCHMARKS))
     try:
@@ -97,7 +97,7 @@ def test_chosen_is_the_candidate_with_the_fewest_wrong_targets(tasks: Any) -> No
 
 
 def made_task(tasks: Any) -> Any:
-    """Return a task with one small and one large set, and methods that end well, fail, or do not end."""
+    """Return a task with one small and one large set, and methods that succeed, fail, or never end."""
 
     def busy(rows: Any, seed: int) -> Any:
         while rows == "all":

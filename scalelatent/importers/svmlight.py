@@ -1,7 +1,7 @@
 """Import svmlight (libsvm) text, plain or gzip, with scikit-learn's parser, in blocks of whole lines.
 
-The file is parsed twice. The first pass counts rows, entries, columns and labels, so that an unusable file is
-refused before anything is written. The second pass returns the rows.
+The file is parsed once. Its rows go to a temporary file, and rows, entries, columns and labels are counted.
+So an unusable file is refused before a dataset is written. The reader returns the rows of the temporary file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import tempfile
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,8 @@ def import_svmlight(
     **options: Unpack[ImportOptions],
 ) -> Dataset:
     r"""Import svmlight text: lines of a label and pairs COLUMN:VALUE; memory is bounded.
+
+    The folder of temporary files (TMPDIR) holds the rows during the import, 12 bytes per entry.
 
     If rows have several labels, `3,17 COLUMN:VALUE ...`, all labels become CSR multi-labels. Rows without any
     label become a dataset without labels. The columns of a row must ascend. 'qid:' and comments are skipped.
@@ -85,11 +88,12 @@ def import_svmlight(
     ([[0.5, 0.0, 0.0, 2.0], [0.0, 1.0, 0.0, 0.0]], [1, -1])
     """
     name = f"svmlight file {os.fspath(file)}"
-    counts = _count(file, name, options.get("progress"))
-    x = _SvmlightReader(file, name, counts, _first_column(counts, zero_based, name), n_features)
-    provenance = {"options": {"zero_based": x.first_column == 0}}
-    y = _open_labels(x, counts)
-    return write_rows(url, x, y, importer="svmlight", sources=[file], provenance=provenance, **options)
+    with tempfile.TemporaryFile() as parsed:
+        counts = _count(file, name, options.get("progress"), parsed)
+        x = _SvmlightReader(parsed, name, counts, _first_column(counts, zero_based, name), n_features)
+        provenance = {"options": {"zero_based": x.first_column == 0}}
+        y = _open_labels(x, counts)
+        return write_rows(url, x, y, importer="svmlight", sources=[file], provenance=provenance, **options)
 
 
 class _Block(NamedTuple):
@@ -100,6 +104,17 @@ class _Block(NamedTuple):
     """Labels of all rows, float64, one row after the other."""
     row_labels: np.ndarray
     """Number of labels of each row."""
+
+    def write(self, parsed: IO[bytes]) -> None:
+        """Write the arrays to a temporary file."""
+        for array in (self.rows.data, self.rows.indices, self.rows.indptr, self.labels, self.row_labels):
+            np.save(parsed, array, allow_pickle=False)
+
+    @classmethod
+    def read(cls, parsed: IO[bytes]) -> _Block:
+        """Return the next block of a temporary file."""
+        data, indices, indptr, labels, row_labels = (np.load(parsed) for _ in range(5))
+        return cls(csr_of(data, indices, indptr, int(indices.max(initial=0)) + 1), labels, row_labels)
 
     def split(self, rows: int) -> tuple[_Block, _Block]:
         """Split into two blocks: the first rows and the remaining rows."""
@@ -144,7 +159,7 @@ def _parse(text: bytes) -> _Block:
     return _Block(rows, labels, row_labels)
 
 
-def _parse_blocks(file: PathOrUrl, name: str) -> Generator[_Block]:
+def _parse_blocks(file: PathOrUrl, name: str) -> Iterator[_Block]:
     """Yield the blocks of a file that have rows, in order."""
     lines_before = 0
     for text in _read_text(file, name):
@@ -205,15 +220,26 @@ class _TextCounts:
         self.highest_label = max(self.highest_label, labels.max(initial=-np.inf))
 
 
-def _count(file: PathOrUrl, name: str, progress: Progress | None) -> _TextCounts:
-    """Return the counts of a whole file; `progress` is called with (0, rows so far)."""
+def _count(file: PathOrUrl, name: str, progress: Progress | None, parsed: IO[bytes]) -> _TextCounts:
+    """Return the counts of a whole file and write its blocks to `parsed`.
+
+    `progress` is called with (0, rows so far).
+    """
     counts = _TextCounts()
     for block in _parse_blocks(file, name):
         counts.add(block)
+        try:
+            block.write(parsed)
+        except OSError as error:
+            raise DataError(
+                f"{name}: its rows do not fit into the folder of temporary files, {tempfile.gettempdir()} "
+                f"({error}); set the environment variable TMPDIR to a folder with more room"
+            ) from error
         if progress is not None:
             progress(0, counts.rows)
     if not counts.rows:
         raise DataError(f"{name} holds no rows: it is empty, or has blank lines and comments only")
+    parsed.seek(0)
     return counts
 
 
@@ -263,7 +289,7 @@ def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name
 
 
 class _SvmlightReader(RowReader):
-    """CSR rows of a file: the second pass.
+    """CSR rows from the temporary file of parsed blocks.
 
     `labels_read` holds the labels of the rows of the last `read`, and their number in each row.
     """
@@ -271,7 +297,7 @@ class _SvmlightReader(RowReader):
     sparse = True
 
     def __init__(
-        self, file: PathOrUrl, name: str, counts: _TextCounts, first_column: int, n_features: int | None
+        self, parsed: IO[bytes], name: str, counts: _TextCounts, first_column: int, n_features: int | None
     ) -> None:
         self.name, self.dtype, self.first_column = name, np.dtype(np.float64), first_column
         highest = first_column if counts.columns is None else counts.columns[1]
@@ -283,14 +309,14 @@ class _SvmlightReader(RowReader):
             )
         self.nnz = counts.entries
         self.shape = (counts.rows, n_features or width)
-        self._blocks = _parse_blocks(file, name)
+        self._parsed = parsed
         self._rest = _parse(b"")
         self.labels_read: tuple[np.ndarray, np.ndarray]
 
     def read(self, rows: int) -> csr_array:
         blocks = [self._rest]
         while (missing := rows - sum(block.rows.shape[0] for block in blocks)) > 0:
-            blocks.append(next(self._blocks, None) or self._refuse_changed())
+            blocks.append(_Block.read(self._parsed))
         last = blocks.pop()
         last, self._rest = last.split(last.rows.shape[0] + missing)
         parts, labels, row_labels = zip(*blocks, last, strict=True)
@@ -298,13 +324,3 @@ class _SvmlightReader(RowReader):
         joined, width = stack(list(parts)), self.shape[1]
         columns = (joined.indices - self.first_column).astype(index_dtype(width), copy=False)
         return csr_of(joined.data, columns, joined.indptr, width)
-
-    def finish(self) -> None:
-        if self._rest.rows.shape[0] or next(self._blocks, None) is not None:
-            self._refuse_changed()
-
-    def close(self) -> None:
-        self._blocks.close()
-
-    def _refuse_changed(self) -> NoReturn:
-        raise DataError(f"{self.name} changed while it was read; import it again when nothing writes to it")

@@ -14,7 +14,7 @@ from tests.helpers import until
 
 
 class Processes:
-    """A scheduler and workers that were started by hand, each of which can be killed."""
+    """A scheduler and workers in separate processes, each of which can be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -27,9 +27,9 @@ SHARD, CHUNK = (3600, 4800), (3900, 4200)
 
 
 class Poison(WorkerPlugin):
-    """In every worker, new ones too: it dies of reading a row of the shard as long as a file is there.
+    """Worker plugin that kills its worker when it reads a row of the shard while a file exists.
 
-    Stands in for a codec that crashes on a chunk.
+    It imitates a codec that crashes on a chunk. New workers have the plugin, too.
     """
 
     name = "poison"
@@ -93,7 +93,7 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers(mark: Path, starter: Any) -> Iterator[Client]:
-    """Start three workers that die of some rows, with Dask's own limit of deaths."""
+    """Start three workers with Dask's default limit of deaths; some rows kill them."""
     with (
         # Otherwise a LocalCluster removes a worker that it finds dead 15 s after an earlier death.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
@@ -114,7 +114,7 @@ def poisoned(workers: Client) -> Client:
 
 @pytest.fixture
 def deaths(mark: Path) -> Iterator[Callable[[], int]]:
-    """Return the number of workers that died of the rows in this test."""
+    """Return the number of workers that rows killed in this test."""
     file = Path(f"{mark}.deaths")
     file.unlink(missing_ok=True)
     yield lambda: len(file.read_text().split()) if file.exists() else 0
@@ -237,7 +237,9 @@ def test_an_online_fit_refuses_to_exclude_shards_before_it_starts(fit: Any, tmp_
 def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
     starter: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
 ) -> None:
-    """It cannot count the deaths; those who come after it find what it has left."""
+    """The driver dies with its only worker, so that a restarted driver counts the deaths from the run
+    folder.
+    """
     stored = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},
         "data": {"train": str(rows.folder / "train")},

@@ -178,7 +178,7 @@ LIMIT = 700 * 2**20
 
 
 class Greedy(WorkerPlugin):
-    """Mixin for models whose workers take more memory for some rows than they may, in small amounts."""
+    """Mixin for models whose workers exceed their memory for some rows, in small amounts."""
 
     name = "greedy"
 

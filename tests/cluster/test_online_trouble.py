@@ -1,4 +1,4 @@
-"""Online fits on a cluster that is cancelled, hangs, shrinks in order, or runs several fits at once."""
+"""Online fits on a cluster that is cancelled, hangs, shrinks regularly, or runs several fits at once."""
 
 from __future__ import annotations
 
@@ -241,7 +241,9 @@ def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
 def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
     mortal: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Its worker dies just then, and no other one may compute it: another one does the segment."""
+    """Its worker dies at that moment, and other workers may not compute it: another worker repeats the
+    segment.
+    """
     mortal.upload_file(toys.__file__)
     monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))
     pids, poll, killed = mortal.run(os.getpid), online.Segment.poll, list[str]()
@@ -281,7 +283,7 @@ def test_retired_workers_never_end_a_fit(steps: Any) -> None:
     assert steps._redone(run, online.Place(), "the steps") == {"token": "t-r20"}
 
 
-def test_workers_that_die_one_after_another_do(steps: Any) -> None:
+def test_workers_that_die_one_after_another_end_a_fit(steps: Any) -> None:
     def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
         segment.worker_lost([online.Place()], "a", alone=True, expected=False)
         return {}
@@ -292,7 +294,7 @@ def test_workers_that_die_one_after_another_do(steps: Any) -> None:
         steps._redone(run, online.Place(), "the steps")
 
 
-def test_the_error_of_steps_that_do_not_get_on_names_no_memory(steps: Any) -> None:
+def test_the_error_of_steps_without_progress_does_not_mention_memory(steps: Any) -> None:
     def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
         raise NoProgress("no message arrived for 301 s from a")
 
@@ -303,7 +305,7 @@ def test_the_error_of_steps_that_do_not_get_on_names_no_memory(steps: Any) -> No
     assert "memory" not in str(reported.value)
 
 
-def test_a_death_is_told_from_a_worker_that_was_taken_away(mortal: Any, steps: Any) -> None:
+def test_a_killed_worker_is_distinguished_from_a_retired_one(mortal: Any, steps: Any) -> None:
     pids = mortal.run(os.getpid)
     taken, killed = sorted(pids)
     mortal.retire_workers([taken], close_workers=True)

@@ -217,7 +217,7 @@ def test_tasks_are_few_and_small_and_have_readable_names(
     assert strange == []
     assert len({key for key, _, _ in submitted}) == len(submitted)
     counts = [sum(f"-it{number:04d}-" in key for key in esteps) for number in (1, 2, 3, 4, 5)]
-    # One more pass has started behind the last one, which was not known to be the last; no pass after that.
+    # One more pass has started, because the last pass was not known to be the last; no other pass follows.
     assert counts[0] == counts[1] == counts[2] >= counts[3]
     assert counts[4] == 0
     for number in (1, 2, 3):

@@ -218,7 +218,7 @@ def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make: Any) ->
 
 
 @pytest.mark.slow
-def test_jobs_take_turns(cluster: Any, make: Any) -> None:
+def test_jobs_make_progress_in_turn(cluster: Any, make: Any) -> None:
     """The oldest job does not occupy the cluster: two jobs both make passes."""
     folders = [RunFolder.open(submit_job(make(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
     until(lambda: min(map(passes, folders)) > 2)

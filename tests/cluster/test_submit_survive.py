@@ -38,7 +38,7 @@ def events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(240)
-def test_a_job_survives_the_workers_of_its_driver(
+def test_a_job_survives_the_deaths_of_its_drivers_workers(
     place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
     """Kill more workers than the deaths that the scheduler allows a task."""

@@ -18,7 +18,7 @@ def test_results_are_in_the_order_of_the_parts(threads):
 
 
 def test_threads_are_used_only_inside_allow_threads():
-    meet = threading.Barrier(2)  # passed by two threads at a time only
+    meet = threading.Barrier(2)  # The barrier opens only if two threads run at the same time.
 
     def run(part: int) -> int:
         meet.wait(timeout=60)

@@ -48,7 +48,7 @@ def test_merge_and_scale_do_not_change_their_inputs(layout: Layout, seed: int) -
 
 
 @given(LAYOUTS, st.integers(0, 2**32), st.integers(-8, 8))
-def test_scale_is_linear(layout: Layout, seed: int, power: int) -> None:
+def test_scaling_is_linear(layout: Layout, seed: int, power: int) -> None:
     a, b, factor = _draw(layout, seed), _draw(layout, seed + 1), 2.0**power  # Powers of two do not round.
     np.testing.assert_array_equal(
         a.merge(b).scale(factor).vector, a.scale(factor).merge(b.scale(factor)).vector

@@ -81,7 +81,7 @@ def test_few_segments_after_many_appends(tmp_path: Path) -> None:
         opened = ds
         ds = append_rows(tmp_path / "ds", _part("numbers", i, i + 1))
         assert len(ds.attrs["segments"]) <= 1 + (i - 29).bit_length()
-        if i % 5 == 0:  # one that was opened before still reads its own rows
+        if i % 5 == 0:  # A dataset that was opened earlier still reads its own rows.
             _check(opened, "numbers", i)
     _check(ds, "numbers", 54)
     kept = {s["path"] for old in (ds, opened) for s in old.attrs["segments"]}

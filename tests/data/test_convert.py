@@ -1,6 +1,5 @@
-"""Converting:
-
-properties that are not requested stay; values are kept or refused; foreign zarr arrays are accepted.
+"""Conversion of datasets: properties that are not requested stay, values are kept or refused, zarr arrays of
+other programs work.
 """
 
 from __future__ import annotations

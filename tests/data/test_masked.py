@@ -1,4 +1,4 @@
-"""Masked arrays wherever rows enter: a masked entry is not a value."""
+"""Masked arrays for every argument that takes rows: a masked entry is not a value."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import scalelatent as sl
 from scalelatent.data import create_dataset
 from scalelatent.data.read.chunks import MAX_FREE, RecyclingAllocator
 
-ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # a chunk is 256 KiB
+ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # A chunk has 256 KiB.
 F4 = np.dtype("f4")
 
 

@@ -174,7 +174,7 @@ def test_an_unfinished_dataset_does_not_open(tmp_path: Path) -> None:
         writer.finalize()
 
 
-def test_zarr_alone_reads_a_dataset(tmp_path: Path) -> None:
+def test_zarr_reads_a_dataset_without_this_package(tmp_path: Path) -> None:
     import zarr
 
     Dataset.from_arrays(X.reshape(100, 2, 2), Y).save(tmp_path / "ds")

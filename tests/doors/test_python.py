@@ -73,7 +73,7 @@ def test_text_as_labels_and_text_before_labels() -> None:
         capsule().fit("x", [1, 2])
     with pytest.raises(
         DataError, match=r"X is the string .*scalelatent\.open_dataset\("
-    ):  # not: y is missing
+    ):  # The message must not be that y is missing.
         capsule().fit(str(FOLDER))
 
 

@@ -95,7 +95,7 @@ def test_one_pass_computes_many_reductions(toy: SimpleNamespace, n: int, cuts: l
         np.testing.assert_array_equal(stats.vector, expected.vector)
 
 
-def test_members_of_every_kind_learn_what_they_learn_alone(toy: SimpleNamespace) -> None:
+def test_members_of_every_kind_learn_the_same_as_in_separate_fits(toy: SimpleNamespace) -> None:
     train, held, wide = toy.rows(900, seed=1), toy.rows(130, seed=2), toy.rows(400, p=5, seed=5)
     rows = {"train": Part(train), "validation": Part(held)}
     members = {

@@ -142,7 +142,7 @@ def test_a_resume_writes_only_missing_shards(
     assert reported[0] == 100 * after
     np.testing.assert_array_equal(out.read_x(0, 430), ds.read_x(0, 430)[:, :2] * 2)
     assert _files(tmp_path / "out") == _files(tmp_path / "whole")
-    # and once more: nothing is left to do
+    # Another resume writes nothing.
     map_rows(InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "out", "cpu", resume=True), _quiet)
     assert len(written) == 5
 

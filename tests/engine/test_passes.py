@@ -59,7 +59,7 @@ def test_spans_of_every_level_give_the_same_bits(
     for root in roots[1:]:
         np.testing.assert_array_equal(root, roots[0])
     assert roots[0][-2] == n  # The rows are in memory, so no bytes are read.
-    assert roots[0][-1] == 0  # no bytes are read, because these rows are in memory
+    assert roots[0][-1] == 0  # These rows are in memory, so no bytes are read.
 
 
 @given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))

@@ -113,7 +113,7 @@ def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
     assert not hooks.is_gpu_worker(worker)
     monkeypatch.setitem(sys.modules, "dask_cuda.initialize", SimpleNamespace())
     assert hooks.is_gpu_worker(worker)
-    worker.nanny = None  # a worker within a process that has imported dask-cuda for another cluster
+    worker.nanny = None  # This worker is in a process that imported dask-cuda for another cluster.
     assert not hooks.is_gpu_worker(worker)
 
 
@@ -301,7 +301,7 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
 
 
 def test_spans_of_a_lost_worker_are_distributed_again(case: Any) -> None:
-    case.pools.pace.receive(_make_report("c", 1.0))  # long passes, handed out bit by bit
+    case.pools.pace.receive(_make_report("c", 1.0))  # Long passes are sent in several messages.
     case.pools.pace.receive(_make_report("a", 10.0))
     case.pools.pace.receive(_make_report("b", 10.0))
     window = case.window()
@@ -370,7 +370,7 @@ def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
 def test_large_gpu_blocks_need_a_cluster_of_gpus_only(
     workers: list[dict[str, float]], all_cards: bool
 ) -> None:
-    """The large blocks that suit a GPU would leave CPU workers idle."""
+    """Large blocks are fast on a GPU, but would leave CPU workers idle."""
     known = {str(i): {"resources": offered} for i, offered in enumerate(workers)}
     client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
     assert all_use_gpu(client) is all_cards

@@ -336,7 +336,7 @@ def test_an_object_that_is_no_callback_is_refused(digits: Arrays, given: Any) ->
 
 
 @pytest.mark.parametrize("given", ["capsule", CapsuleRegression, KNeighborsClassifier()])
-def test_a_search_refuses_what_is_no_estimator_of_the_package(digits: Arrays, given: Any) -> None:
+def test_a_search_refuses_other_objects_than_estimators_of_the_package(digits: Arrays, given: Any) -> None:
     with pytest.raises(TypeError, match=r"estimator=.*: Search needs an estimator object of scalelatent"):
         Search(given, {"capsule_dim": [1]}).fit(*digits)
 

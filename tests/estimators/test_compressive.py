@@ -1,7 +1,4 @@
-"""The compressive network of a bootstrap network:
-
-learned from pairs of inputs and outputs, reproducible, streamed.
-"""
+"""Compressive network of a bootstrap network: learned from inputs and outputs, reproducible, streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fit that is refused or interrupted leaves the last good model whole, or the estimator unfitted."""
+"""A fit that is refused or interrupted keeps the last good model, or leaves the estimator unfitted."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_fit_without_names_forgets_those_of_the_last_fit(case: Any) -> None:
         use(model, rows(NAMES))
 
 
-def test_frames_and_datasets_take_each_others_place(case: Any) -> None:
+def test_frames_and_datasets_are_interchangeable(case: Any) -> None:
     model, rows = case
     frame = pd.DataFrame(rows(None).read_x(0, 60), columns=NAMES)
     with warnings.catch_warnings():

@@ -116,7 +116,7 @@ def test_new_rows_share_the_preparation_of_each_clustering(
     digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, coded, original = digits[0], [], Layer.compute_codes
-    monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)  # of maps that are not computed by columns
+    monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)  # These maps are not computed by columns.
 
     def note(self: Layer, backend: Any, x: Any, centroids: Any, first: int, stop: int) -> np.ndarray:
         coded.extend((self.number, i, len(x)) for i in range(first, stop))
@@ -337,7 +337,7 @@ def test_a_small_network_is_fitted_in_memory_with_the_bits_of_a_run_folder(
     monkeypatch.setattr("tempfile.mkdtemp", lambda **options: pytest.fail("a temporary folder"))
     model = _network(keep_codes=True).fit(x)
     again = x.copy()
-    (x.data if sparse else x)[:] = 0  # the network has its own copy of the rows
+    (x.data if sparse else x)[:] = 0  # The network has its own copy of the rows.
     for one in (model, pickle.loads(pickle.dumps(model))):
         for got, want in zip((one.transform(again), one.codes(layer=1)), expected, strict=True):
             np.testing.assert_array_equal(got, want)

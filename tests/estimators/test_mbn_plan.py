@@ -105,7 +105,7 @@ def test_auto_excludes_decays_whose_layers_are_impossible() -> None:
     assert sl.MultilayerBootstrapNetwork(decay="auto", **options).plan(x)["largest_decay"] < 0.9
 
 
-def test_the_plan_counts_disk_space_where_it_is_used(
+def test_the_plan_counts_the_disk_space_of_each_folder(
     rows: sl.Dataset, tmp_path: Path, monkeypatch: Any
 ) -> None:
     reported = _network().plan(rows)
@@ -208,7 +208,7 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, kind: str) -> No
 def test_the_peak_does_not_grow_with_the_rows(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory may grow only by the cache, and until there are more rows than a block."""
+    """The memory may grow only by the cache, and only up to the rows of one block."""
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "0")
     few, many = (_rows(kind, n, 200) for n in (N // 3, 2 * N))
     peaks = [_fit(tmp_path / str(x.shape[0]), x, 8192)["peak"] for x in (few, many)]

@@ -105,7 +105,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Model:
-    """A column of the table."""
+    """Column of the table: a model and its tolerances."""
 
     make: Callable[..., Any]
     options: dict[str, Any]
@@ -222,7 +222,7 @@ def as_it_is(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Change:
-    """A row of the table."""
+    """Row of the table: a change of the rows of a fit."""
 
     after: Callable[[Given, Path], Given]
     # The other of two ways to give the same rows.

@@ -1,8 +1,9 @@
-"""Faults of disks, each injected into a fit of each model: the same bits, or one line that names it.
+"""Faults of disks, each injected into a fit of each model.
 
-A row of the table is a fault, where it strikes, a function that damages the run folder or the dataset of a
-fit that was interrupted, and what comes of it: "same bits" after a resume, or words of the refusal.
-Processes that are killed are rows of it, too (slow). More of them, and clusters: `tests/cluster`.
+The result is the same bits, or one line that names the fault. A row of the table is a fault, the place of
+the fault, a function that damages the run folder or the dataset of an interrupted fit, and the expected
+result: "same bits" after a resume, or words of the refusal. Killed processes are rows of the table, too
+(slow). `tests/cluster` has more of them, and clusters.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _die() -> None:
 
 
 class KillAt(InterruptAt):
-    """Callback that kills its own process at the point where the other one interrupts."""
+    """Callback that kills its own process at the call at which other tests interrupt the fit."""
 
     def _count(self, info: dict[str, Any]) -> None:
         try:

@@ -61,7 +61,7 @@ def test_interrupted_fits_of_earlier_versions_resume(left: Path, name: str) -> N
     model.fit(
         *(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[EventLog()]
     )
-    assert reported[0] == 3  # what was done is not done again
+    assert reported[0] == 3  # The resume does not repeat finished work.
     assert_allclose(learned(model), np.load(left / f"{name}.npy"), rtol=1e-5, atol=1e-6)
 
 

@@ -1,7 +1,10 @@
-"""Writes what a version leaves on disk, for later versions to open: ``python -m tests.formats.write FOLDER``.
+"""Write the files of this version, so that later versions can test that they open them.
 
-A dataset, a saved model of each kind, and run folders of fits that were interrupted, with what the fits would
-have ended with. ``version_0_1_0.zip`` was written by 0.1.0 before modules moved to their present places.
+    python -m tests.formats.write FOLDER
+
+The files are a dataset, a saved model of each kind, and run folders of interrupted fits with the results
+that these fits would have had. ``version_0_1_0.zip`` was written by 0.1.0, before modules moved to their
+present places.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def test_noisy_images_flip_an_exact_share_of_pixels(tmp_path: Path, share: float
     np.testing.assert_array_equal(noisy.read_y(0, len(noisy)), LABELS)
     changed = (_x(noisy) != BITS).reshape(len(BITS), -1)
     assert set(changed.sum(axis=1)) == {round(share * 64)}
-    if share in (0.1, 0.2):  # each pixel alike: 1,797 draws of a chance of about `share`
+    if share in (0.1, 0.2):  # Each pixel has 1,797 draws with a probability of about `share`.
         assert np.abs(changed.mean(axis=0) - round(share * 64) / 64).max() < 0.04
 
 
@@ -44,7 +44,7 @@ def test_all_sets_of_flipped_pixels_are_equally_frequent() -> None:
     counts = np.unique(bits, axis=0, return_counts=True)[1]
     assert len(counts) == 6
     assert np.abs(counts - 2000).max() < 200
-    again = np.zeros((7, 4), np.uint8)  # and a row does not depend on those before it
+    again = np.zeros((7, 4), np.uint8)  # A row does not depend on earlier rows.
     flip_exactly(uniform(0, "test", 500, 507, 2), again)
     np.testing.assert_array_equal(again, bits[500:507])
 
@@ -103,10 +103,12 @@ def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
     assert len(widths) > 70  # of 81, in 400 images
 
 
-def test_patches_hold_random_pixels(tmp_path: Path) -> None:
-    low, high = _changes(tmp_path, "patched-digits", patch=(6, 7))  # 42 pixels: more than one draw has
+def test_patches_contain_random_pixels(tmp_path: Path) -> None:
+    low, high = _changes(
+        tmp_path, "patched-digits", patch=(6, 7)
+    )  # 42 pixels need more bits than one draw has.
     hidden = low == high
-    seen = np.argwhere(~hidden)  # nothing else changes
+    seen = np.argwhere(~hidden)  # Nothing else changes.
     assert (low[tuple(seen.T)] == 0).all()
     for image in hidden:
         rows, columns = np.flatnonzero(image.any(axis=1)), np.flatnonzero(image.any(axis=0))
@@ -131,7 +133,7 @@ def test_lines_cross_the_image(tmp_path: Path, lines: int) -> None:
     for image in drawn:
         assert image.any(axis=1).all() or image.any(axis=0).all()
         assert image.sum() <= lines * (12 + 15)
-    if lines == 1:  # without gaps
+    if lines == 1:  # The lines have no gaps.
         assert all(scipy.ndimage.label(image, np.ones((3, 3)))[1] == 1 for image in drawn)
     assert (drawn.mean(axis=0) > 0).all()
 
@@ -158,7 +160,9 @@ def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
     assert 0 < at.mean() < 1
     flipped = grey[~at] == 255 - IMAGES[:300][~at]
     assert (flipped if kind == "noisy-digits" else np.isin(grey[~at], (0, 255))).all()
-    np.testing.assert_array_equal((grey > 127)[~at], _x(binary)[~at])  # the same pixels, at one seed
+    np.testing.assert_array_equal(
+        (grey > 127)[~at], _x(binary)[~at]
+    )  # The same seed changes the same pixels.
     np.testing.assert_array_equal(_x(binary)[at], BITS[:300][at])
 
 

@@ -150,7 +150,7 @@ def _content(ds: Dataset) -> tuple[bytes, bytes]:
     return ds.read_x(0, len(ds)).tobytes(), ds.read_y(0, len(ds)).tobytes()
 
 
-def test_same_bits_whatever_the_shards_threads_and_processes(tmp_path: Path) -> None:
+def test_the_bits_do_not_depend_on_shards_threads_and_processes(tmp_path: Path) -> None:
     one = make_digits(tmp_path / "1", 3000, n_jobs=1, seed=4)
     two = make_digits(tmp_path / "2", 3000, n_jobs=3, seed=4, shard_rows=256)
     assert _content(one) == _content(two)

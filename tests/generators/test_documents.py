@@ -28,7 +28,7 @@ N, TERMS = 37, 20
 BASE = sp.random_array((N, TERMS), density=0.3, rng=np.random.default_rng(0), format="csr")
 BASE.data = np.ceil(BASE.data * 6).astype("u1")
 BASE = BASE.tolil()
-BASE[5] = 0  # a document without words
+BASE[5] = 0  # This document has no words.
 BASE = BASE.tocsr()
 TOPICS = (sp.random_array((N, 4), density=0.4, rng=np.random.default_rng(1), format="csr") > 0).astype("u1")
 
@@ -81,8 +81,8 @@ def test_any_row_is_made_from_its_index(start: int, count: int, cut: int) -> Non
     assert (sp.vstack([p[1] for p in parts], format="csr") != whole[1]).nnz == 0
     base = documents.base_of(np.arange(start, start + count))
     assert ((base >= 4) & (base < 30)).all()
-    assert (whole[0].sum(axis=1) == BASE[base].sum(axis=1)).all()  # as long as their bases
-    assert ((whole[0] > 0) > (BASE[base] > 0)).nnz == 0  # and with no other words
+    assert (whole[0].sum(axis=1) == BASE[base].sum(axis=1)).all()  # Documents are as long as their bases.
+    assert ((whole[0] > 0) > (BASE[base] > 0)).nnz == 0  # They have no other words than their bases.
 
 
 def test_the_draw_is_multinomial() -> None:
@@ -116,7 +116,7 @@ def _base(folder: Path, y: Any = None) -> Path:
     return folder / "base.zarr"
 
 
-def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
+def test_the_files_do_not_depend_on_threads_and_processes(tmp_path: Path) -> None:
     base = _base(tmp_path, TOPICS)
     options: dict[str, Any] = {"base": base, "seed": 5, "shard_rows": 64, "start": 1000}
     one = make_documents(tmp_path / "one", 500, n_jobs=1, **options)
@@ -126,7 +126,7 @@ def test_same_files_whatever_the_threads_and_processes(tmp_path: Path) -> None:
     assert calls[-1] == (500, 500)
     _same(two.read_x(0, 500), ResampledDocuments(open_dataset(base), seed=5).rows(1000, 1500)[0])
     assert (two.read_y(0, 500) != TOPICS[np.arange(1000, 1500) % N]).nnz == 0
-    assert two.attrs["provenance"]["base"] == "../base.zarr"  # both may move together
+    assert two.attrs["provenance"]["base"] == "../base.zarr"  # Base and dataset may be moved together.
     # Another process makes a lost row group from the provenance alone.
     shutil.rmtree(tmp_path / "two" / "x" / "000003")
     with pytest.raises(DataError, match=r"data repair .*` makes the lost shards again"):
@@ -159,7 +159,7 @@ def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
         make_documents(target, 3000, seed=3, resume=True, **options)
     stamps = {p: p.stat().st_mtime_ns for p in target.glob("x/*/indptr/c/0")}
     found = make_documents(target, 3000, seed=2, resume=True, **options)
-    done = len(stamps) - 1  # the last one may have been under way
+    done = len(stamps) - 1  # The last write may have started.
     assert sum(p.stat().st_mtime_ns == t for p, t in stamps.items()) >= done >= 2
     whole = make_documents(tmp_path / "whole", 3000, seed=2, **options)
     assert found.fingerprint() == whole.fingerprint()
@@ -197,7 +197,9 @@ def _with(row: int, column: int, value: float) -> sp.csr_array:
         (BASE, {"rows": 0}, "at least 1 row"),
     ],
 )
-def test_bad_requests_leave_nothing(base: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_requests_leave_no_files(
+    base: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     Dataset.from_arrays(base).save(tmp_path / "base")
     rows = options.pop("rows", 100)
     with pytest.raises(DataError, match=message):

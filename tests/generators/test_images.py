@@ -203,7 +203,7 @@ def test_drawings_are_distinct_and_fill_their_boxes() -> None:
     assert "".join(LETTERS) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     for drawing in bitmaps(LETTERS):
         assert drawing.shape in ((7, 5), (7, 3))
-        assert drawing.any(axis=0).all()  # no empty column: letters touch their boxes
+        assert drawing.any(axis=0).all()  # Letters touch their boxes, so no column is empty.
         assert drawing[[0, -1]].any(axis=1).all()
     assert {b.shape for b in bitmaps(SYMBOLS)} == {(7, 7)}
     for size in (5, 13, 16):
@@ -218,7 +218,7 @@ def test_drawings_are_distinct_and_fill_their_boxes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_datasets_hold_the_rows_of_their_set(tmp_path: Path, kind: str) -> None:
+def test_datasets_contain_the_rows_of_their_set(tmp_path: Path, kind: str) -> None:
     options = OPTIONS[kind]
     ds = make_images(tmp_path / "a", kind, 300, seed=3, shard_rows=64, n_jobs=2, **options)
     images = image_set_of(ds)
@@ -238,7 +238,7 @@ def test_datasets_hold_the_rows_of_their_set(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(again.read_x(0, 300).reshape(x.shape), x)
 
 
-def test_shards_in_any_order_from_provenance_alone(tmp_path: Path) -> None:
+def test_shards_are_made_in_any_order_from_the_provenance(tmp_path: Path) -> None:
     whole = make_images(tmp_path / "whole", "letters", 200, shard_rows=64, alphabet="XYZ")
     from scalelatent.data import create_dataset
 

@@ -225,7 +225,9 @@ def test_repair_makes_lost_shards_again(tmp_path: Path, maker: str, grown: bool)
     made = make(tmp_path / "ds", tmp_path / base, shard_rows=20)
     ds = made[0] if isinstance(made, tuple) else made
     if grown:
-        y = "aaaaa" if maker == "documents" else [11] * 5  # a class before the others moves their codes
+        y = (
+            "aaaaa" if maker == "documents" else [11] * 5
+        )  # A class that sorts before the others changes their codes.
         x = ds.read_x(0, 5)
         more = Dataset.from_arrays(
             x if maker == "documents" else x.reshape(5, 8, 8), np.array(list(y), ds.read_y(0, 1).dtype)

@@ -1,11 +1,13 @@
-"""The part of CuPy that the package uses, over numpy, with kernels run by :class:`emulation.Emulated`.
+"""Stand-in for the part of CuPy that the package uses, over numpy; :class:`emulation.Emulated` runs the
+kernels.
 
-It is as strict as CuPy: host and device arrays do not mix, nothing becomes a numpy array implicitly, kernels
-take numpy scalars. New memory is filled with garbage, so that an uninitialised number is visible.
+It is as strict as CuPy: host and device arrays do not mix, nothing becomes a numpy array implicitly, and
+kernels accept numpy scalars. New memory is filled with garbage, so that an uninitialised number is visible.
 
-Streams run late: copies and launches wait in the queue of their stream until the host waits for that stream,
-or another operation on it needs a value. Memory knows which stream wrote it last; work on another stream that
-was not ordered after that write is an error, because it would be a race on a GPU. Devices are separate too.
+Streams run late: copies and launches wait in the queue of their stream until the host waits for that
+stream, or until another operation on it needs a value. Memory records the last stream that wrote it. Work
+on another stream that is not ordered after that write is an error, because it would be a race on a GPU.
+Devices are separate, too.
 
 If CuPy is installed, a test compares these names with its names.
 """
@@ -140,7 +142,7 @@ class Stream:
                 self._pending.popleft()[1]()
 
     def _wait(self, last: int) -> None:
-        """Run the work that the host has waited for."""
+        """Run the work for which the host waits."""
         self._run(last)
         self._waited_for = max(self._waited_for, last)
 
@@ -702,7 +704,7 @@ def get_default_memory_pool() -> _Pool:
 
 
 def install(library: Any) -> dict[str, ModuleType | None]:
-    """Put the stand-in in the place of CuPy; return what :func:`remove` needs."""
+    """Replace CuPy by the stand-in; return the state that :func:`remove` needs."""
     RawModule.library = library
     POOL.limit = 0
     LAUNCHED.clear()

@@ -78,9 +78,10 @@ def beliefs(found: Any) -> np.ndarray:
 def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float | None) -> None:
     """Compare beliefs, sweeps and changes with those of the reference, in float64.
 
-    Max-product magnifies roundings from sweep to sweep. Float32 rounds a message as if a weight were off by
-    an ulp of the log odds, whose size is about 1. So the beliefs may differ 4 times as much as the beliefs of
-    the reference change by weights that are off by an ulp of 1. The numba bodies differ a quarter of that.
+    Max-product magnifies rounding errors in each sweep. Rounding a message to float32 has the effect of
+    a weight with an error of one ulp of the log odds, whose size is about 1. The beliefs may therefore
+    differ by 4 times the change of the reference's beliefs when weights have an error of an ulp of 1.
+    The numba kernels differ by a quarter of this limit.
     """
     w, bv, bh = draw(v, h, rows, scale)
 

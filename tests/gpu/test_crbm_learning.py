@@ -169,7 +169,7 @@ def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, lear
 
 
 def test_a_step_has_few_launches_that_chains_share(fake):
-    """Of the launches of a step only those of products with x, two of them for a bias, are per chain."""
+    """The launches per chain are the products with x, two of them for a bias; chains share the others."""
     for n_chains, factored in ((2, True), (8, True), (2, False), (8, False)):
         steps = Steps(fake, "mle-bp", n_chains, 300 if factored else 4, v=90)
         assert steps.learner.factored == factored

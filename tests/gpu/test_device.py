@@ -1,7 +1,4 @@
-"""The CuPy backend over its stand-in:
-
-layouts, transfers, streams, messages; whole fits compared with the host.
-"""
+"""CuPy backend over its stand-in: layouts, transfers, streams, messages; fits compared with the host."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_sums_that_stay_on_the_device_have_the_bits_of_sums_of_each_block(gpu, e
     apart = [leaf_sums(gpu, means, bases, True, [block], first=0.0) for block in blocks]
     for ours, *parts in zip(together, *apart, strict=True):
         theirs = np.zeros_like(ours)
-        for part in parts:  # as the host added them
+        for part in parts:  # The host adds them in the same order.
             theirs += part
         np.testing.assert_array_equal(ours, theirs)
 

@@ -100,8 +100,11 @@ def test_rows_on_the_device_equal_the_stored_ones(backend, stored):
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
 @pytest.mark.parametrize("stored", [np.float32, np.uint8])
 def test_whole_fits_equal_the_hosts(real, architecture, stored):
-    """Plain EM: float32 products in another order, so weights to 1e-3 of the largest. A schedule also counts
-    errors and cuts at a threshold, where one row may fall on either side: there the scores are compared.
+    """Compare plain EM, and a fit with a schedule, with the host.
+
+    Float32 products are summed in another order, so that the weights of plain EM agree to 1e-3 of the
+    largest. A schedule also counts errors and cuts at a threshold, and a row may be on the other side of
+    it; for the schedule, the scores are compared.
     """
     rng = np.random.default_rng(7)
     y = np.arange(20_000) % 4

@@ -1,7 +1,7 @@
-"""On a device: processors and a card in one pool learn what one process learns, within the stated tolerance;
-memory that ends is met with halves.
+"""Pools of processors and a GPU, on a device.
 
-Deselected without ``-m gpu``.
+A pool learns the same as one process, within the stated tolerance. If memory is exhausted, blocks are split
+in halves. Deselected without ``-m gpu``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def _pack(path: Path) -> Path:
-    packed = path.with_suffix(".bin")  # the content shows that it is gzip
+    packed = path.with_suffix(".bin")  # The content shows that the file is gzip.
     packed.write_bytes(gzip.compress(path.read_bytes()))
     return packed
 

@@ -35,7 +35,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-ORDER = [*range(20), *range(25, 40), *range(20, 25)]  # files of a folder before those of the folders in it
+ORDER = [
+    *range(20),
+    *range(25, 40),
+    *range(20, 25),
+]  # The files of a folder come before those of its subfolders.
 
 
 def nothing_at(path: Path) -> bool:
@@ -146,7 +150,7 @@ def test_ambiguous_images_and_options_are_refused(tmp_path: Path) -> None:
 
 def test_images_are_resized_and_cropped(tmp_path: Path) -> None:
     wide = np.zeros((10, 30), "u1")
-    wide[:, 10:20] = 200  # the middle third is bright
+    wide[:, 10:20] = 200  # The middle third is bright.
     stretched = _one(tmp_path, wide, size=(2, 3)).read_x(0, 1).reshape(2, 3)
     assert stretched[0, 1] > 140
     assert stretched[0, 0] < 50
@@ -169,7 +173,7 @@ def test_large_jpegs_are_decoded_at_reduced_size_with_the_same_picture(tmp_path:
 
 def test_images_are_rotated_by_their_exif_tag(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
+    exif[0x0112] = 6  # The image is rotated by 90 degrees.
     (tmp_path / "one").mkdir()
     Image.fromarray(GRAY[0]).save(tmp_path / "one" / "a.png", exif=exif)
     ds = import_images(tmp_path / "one", tmp_path / "ds")

@@ -22,10 +22,10 @@ def save73(path: Path, variables: dict[str, Any]) -> None:
     """Write a file as MATLAB does with -v7.3: a header of 512 bytes, then HDF5 with the axes reversed."""
     with h5py.File(path, "w", userblock_size=512) as file:
         for name, value in variables.items():
-            if isinstance(value, list):  # a cell array of strings
+            if isinstance(value, list):  # This array is a cell array of strings.
                 file[name] = np.empty((1, len(value)), h5py.ref_dtype)
                 file[name].attrs["MATLAB_class"] = np.bytes_("cell")
-            elif isinstance(value, str):  # a matrix of characters, one string a line
+            elif isinstance(value, str):  # This array is a matrix of characters with one string per line.
                 file[name] = np.array([[ord(c) for c in line] for line in value.split("\n")], "u2").T
                 file[name].attrs["MATLAB_class"] = np.bytes_("char")
             else:

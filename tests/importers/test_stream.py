@@ -197,7 +197,7 @@ def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> No
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out" / "ds", shard_rows=10, progress=interrupt)
     assert _all_files(tmp_path / "out") == []
-    assert threading.active_count() <= threads + 1  # zarr keeps a thread of its own
+    assert threading.active_count() <= threads + 1  # zarr keeps its own thread.
     ds = run(tmp_path / "out" / "ds", shard_rows=10)  # Nothing prevents another try.
     assert kind == "digits" or np.array_equal(ds.read_x(0, 90), ROWS)
 

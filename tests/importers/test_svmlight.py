@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typer.testing import CliRunner
 from scalelatent.cli import app
 from scalelatent.data import import_svmlight, open_dataset
 from scalelatent.errors import DataError
+from scalelatent.importers import svmlight
 
 X = sp.random_array((300, 50), density=0.1, rng=np.random.default_rng(0), format="csr")
 Y = np.arange(300) % 5 - 2
@@ -50,7 +53,7 @@ def test_rows_are_those_of_scikit_learn(
         gzip.compress(text) if packed else text, tmp_path, shard_rows=64, progress=lambda *c: calls.append(c)
     )
     wanted, labels = load_svmlight_file(io.BytesIO(text), zero_based="auto")
-    assert (ds.read_x(0, 300) != wanted).nnz == 0  # to the last bit
+    assert (ds.read_x(0, 300) != wanted).nnz == 0  # The numbers are equal to the last bit.
     assert ds.read_x(0, 300).nnz == wanted.nnz
     np.testing.assert_array_equal(ds.read_y(0, 300), labels)
     assert ds.read_y(0, 1).dtype == np.int64
@@ -71,7 +74,9 @@ def _as_float64(bits: int) -> float:
             st.floats(allow_nan=False, allow_infinity=False).map(lambda v: f"{v:.25e}"),
             st.floats(-1e6, 1e6).map(lambda v: f"{v:.5f}"),
             st.tuples(st.integers(0, 10**30), st.integers(-345, 280)).map(lambda p: f"{p[0]}e{p[1]}"),
-            st.integers(2**53, 2**54).map(lambda m: f"{2 * m + 1}"),  # halfway between two floats
+            st.integers(2**53, 2**54).map(
+                lambda m: f"{2 * m + 1}"
+            ),  # The number is halfway between two floats.
             st.integers(2**52, 2**53).map(lambda m: f"{(2 * m + 1) * 5}e-1"),
         ),
         min_size=1,
@@ -184,23 +189,16 @@ def test_line_numbers_count_over_blocks(tmp_path: Path, monkeypatch: pytest.Monk
         _import("1 " + "1:1 " * 1000, tmp_path)
 
 
-def test_a_file_that_changes_during_the_import_is_refused(
+def test_rows_that_the_temporary_folder_cannot_hold_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelatent.importers import svmlight
+    def write(block: Any, parsed: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    real = svmlight._count
-    for more in (b"", b"1 1:1\n" * 400):
-
-        def count(file: Any, *args: Any, more: bytes = more) -> Any:
-            found = real(file, *args)
-            Path(file).write_bytes(more)
-            return found
-
-        monkeypatch.setattr(svmlight, "_count", count)
-        with pytest.raises(DataError, match="changed while it was read"):
-            _import(_text(), tmp_path)
-        assert not (tmp_path / "ds" / "zarr.json").exists()
+    monkeypatch.setattr(svmlight._Block, "write", write)
+    with pytest.raises(DataError, match="set the environment variable TMPDIR"):
+        _import(_text(), tmp_path)
+    assert not (tmp_path / "ds").exists()
 
 
 def test_the_verb_imports_svmlight_text(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_job_runs_from_data_to_report(folder: Path) -> None:
     found = scalelatent("score", "run", "letters.zarr", "--rows", "240:", "--json", cwd=folder).json()
     assert found["compression"] == pytest.approx(state["test_compression"])
     figures = {file.stem for file in (folder / "run" / "report").glob("*.png")}
-    assert figures == {"parts", "features", "learning", "filled", "bits"}
+    assert figures == {"parts", "features", "learning", "filled"}
     page = (folder / "run" / "report" / "index.html").read_text()
     assert f"{100 * state['test_compression']:.2f} %" in page
     scalelatent("transform", "run", "letters.zarr", "--out", "s.zarr", cwd=folder)

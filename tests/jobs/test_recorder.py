@@ -216,7 +216,7 @@ def test_folder_of_an_earlier_version_is_resumed(tmp_path, rows):
     assert RunFolder(tmp_path / "run").read_state()["state"] == "done"
 
 
-def test_a_run_that_is_driven_elsewhere_is_left_alone(tmp_path, rows):
+def test_a_run_of_another_driver_is_not_changed(tmp_path, rows):
     with pytest.raises(KeyboardInterrupt):
         model(random_state=0).fit(rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
     folder = RunFolder(tmp_path / "run")

@@ -33,7 +33,9 @@ def _latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
     out = np.full((tiles.padded_size(len(w)), columns), np.nan, dtype="f4")
     _latents_of(packed, x, out)
-    assert not np.nan_to_num(out[len(w) :, : len(x)]).any()  # padded dimensions are zeros (times NaN: NaN)
+    assert not np.nan_to_num(
+        out[len(w) :, : len(x)]
+    ).any()  # Padded dimensions are zeros; zero times NaN is NaN.
     return out[: len(w), : len(x)]
 
 

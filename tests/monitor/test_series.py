@@ -13,7 +13,7 @@ from scalelatent.monitor.board import Curve, Rate
 
 
 @given(st.integers(1, 3000), st.integers(4, 60))
-def test_a_curve_is_bounded_even_and_keeps_both_ends(passes: int, limit: int) -> None:
+def test_a_curve_has_few_evenly_spaced_points_and_both_ends(passes: int, limit: int) -> None:
     curve = Curve(["objective"], limit)
     for number in range(1, passes + 1):
         curve.add(number, {"objective": 1.0 / number})

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def cluster_up(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Return the process and its printed JSON."""
+    """Start `scalelatent cluster up`; yield the process and its printed JSON."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     process = subprocess.Popen(
         [sys.executable, "-m", "scalelatent", "cluster", "up", "--json", *options],
@@ -39,7 +39,7 @@ def cluster_up(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                assert process.wait(30) == 0, "SIGTERM is a regular end"
+                assert process.wait(30) == 0, "SIGTERM did not end the cluster regularly"
             finally:
                 process.kill()
         process.communicate(timeout=30)

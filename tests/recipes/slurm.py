@@ -1,4 +1,4 @@
-"""A real SLURM of this machine's own: Debian's daemons with a configuration, keys and ports of the test."""
+"""Real SLURM for tests: Debian's daemons with their own configuration, keys and ports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Slurm:
             ports=_free_ports(3),
         )
         (folder / "slurm.conf").write_text(text)
-        # The file says all.
+        # slurm.conf contains all settings.
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         self._start(
             "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
@@ -130,9 +130,9 @@ class Slurm:
 
     def state_of(self, node: str) -> str:
         """Return the state of a node: ``idle``, ``alloc``, ``down``, …"""
-        return self.say("sinfo", "--noheader", "--nodes", node, "--format", "%t", check=False).strip()
+        return self.call("sinfo", "--noheader", "--nodes", node, "--format", "%t", check=False).strip()
 
-    def say(self, *words: str, check: bool = True, **environ: str) -> str:
+    def call(self, *words: str, check: bool = True, **environ: str) -> str:
         """Return the output of a tool of SLURM."""
         ended = subprocess.run(
             words, env=self.environ | environ, capture_output=True, text=True, timeout=60, check=False
@@ -142,17 +142,17 @@ class Slurm:
 
     def submit(self, *words: str, **environ: str) -> str:
         """Run `sbatch`; return the number of the job."""
-        return self.say("sbatch", "--parsable", *words, **environ).strip()
+        return self.call("sbatch", "--parsable", *words, **environ).strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """Return the facts of the controller about a job."""
-        words = self.say("scontrol", "show", "job", number, "--oneliner").split()
+        """Return the controller's record of a job."""
+        words = self.call("scontrol", "show", "job", number, "--oneliner").split()
         return dict(word.partition("=")[::2] for word in words)
 
     def close(self) -> None:
         """End all jobs, then the daemons."""
-        self.say("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name, check=False)
-        left = lambda: self.say("squeue", "--noheader", check=False).strip()  # noqa: E731
+        self.call("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name, check=False)
+        left = lambda: self.call("squeue", "--noheader", check=False).strip()  # noqa: E731
         try:
             until(lambda: not left(), 30)
         finally:

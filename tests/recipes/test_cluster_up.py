@@ -1,4 +1,4 @@
-"""`scalelatent cluster up`: its processes, addresses, refusals and end."""
+"""Processes, addresses, refusals and end of `scalelatent cluster up`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalelatent.errors import JobError
 pytestmark = pytest.mark.cluster
 
 
-def test_output_of_cluster_up(tls_cluster):
+def test_cluster_up_prints_addresses_workers_and_next_commands(tls_cluster):
     assert tls_cluster["scheduler"].startswith("tls://127.0.0.1:")
     assert tls_cluster["dashboard"].startswith("http://127.0.0.1:")
     assert tls_cluster["warnings"] == []
@@ -37,11 +37,11 @@ def test_everything_listens_on_loopback(tls_cluster):
     listening = [
         c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN
     ]
-    assert len(listening) >= 7  # scheduler, page, two nannies, two workers and their pages
+    assert len(listening) >= 7  # The scheduler, its page, two nannies, two workers and their pages listen.
     assert set(listening) == {"127.0.0.1"}
 
 
-def test_pools_and_devices_of_workers(tls_client):
+def test_workers_have_one_thread_per_pool_and_their_own_devices(tls_client):
     def environment():
         import os
 
@@ -64,7 +64,7 @@ def test_pools_and_devices_of_workers(tls_client):
     assert found["gpu-0"]["CUDA_VISIBLE_DEVICES"] == "7"
 
 
-def test_scheduler_gives_up_on_a_resource_that_no_worker_offers(tls_client):
+def test_the_scheduler_has_time_limits_for_missing_workers_and_failures(tls_client):
     def settings(dask_scheduler):
         return dask_scheduler.no_workers_timeout, dask_scheduler.allowed_failures
 
@@ -92,10 +92,10 @@ def _context(ca: str, cert: str | None = None, key: str | None = None) -> ssl.SS
 
 
 @pytest.mark.parametrize("who", ["scheduler", "worker"])
-def test_refuses_a_client_without_a_certificate(tls_cluster, tmp_path, who):
+def test_a_client_without_a_certificate_is_refused(tls_cluster, tmp_path, who):
     address = tls_cluster["scheduler"] if who == "scheduler" else tls_cluster["workers"][0]["address"]
     files = tls_cluster["tls"]
-    assert _answer(address, _context(**files)) != b""  # the same question, with a certificate
+    assert _answer(address, _context(**files)) != b""  # With a certificate, the server answers.
     with pytest.raises(ssl.SSLError, match="(?i)certificate_required|certificate required"):
         _answer(address, _context(files["ca"]))
     other = make_certificates(tmp_path / "other")
@@ -103,7 +103,7 @@ def test_refuses_a_client_without_a_certificate(tls_cluster, tmp_path, who):
     with pytest.raises((ssl.SSLError, ConnectionError), match="(?i)unknown_ca|unknown ca|reset"):
         _answer(address, stranger)
     try:
-        assert _answer(address, None)[:1] in (b"", b"\x15")  # nothing, or a TLS alert
+        assert _answer(address, None)[:1] in (b"", b"\x15")  # The answer is empty, or a TLS alert.
     except ConnectionError:
         pass
 
@@ -115,7 +115,7 @@ def test_a_client_does_not_trust_another_cluster(tls_cluster, tmp_path):
         _answer(tls_cluster["scheduler"], _context(*map(str, files)))
 
 
-def test_ctrl_c_ends_all_its_processes(up, tmp_path):
+def test_ctrl_c_ends_all_processes_of_the_cluster(up, tmp_path):
     file = tmp_path / "scheduler.json"
     with up("--workers", "2", "--scheduler-file", str(file)) as (process, reported):
         assert file.exists()
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_all_its_processes(up, tmp_path):
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         began = time.monotonic()
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        os.killpg(process.pid, signal.SIGINT)  # A terminal also sends the signal to the workers.
         _, errors = process.communicate(timeout=20)
     assert time.monotonic() - began < 15
     assert process.returncode == 0
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_all_its_processes(up, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_it_leaves_no_process(up):
+def test_a_killed_cluster_leaves_no_process(up):
     with up("--workers", "1") as (process, _):
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -143,7 +143,7 @@ def test_killed_it_leaves_no_process(up):
         assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_a_port_that_is_taken():
+def test_a_port_in_use_is_refused():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken():
             clusters.start_cluster(workers=1, port=port, dashboard_address=None)
 
 
-def test_more_gpus_than_there_are(monkeypatch):
+def test_more_gpus_than_the_machine_has_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(JobError, match=r"gpus = 2, but this machine has 1 visible GPU\(s\)"):
         clusters.start_cluster(workers=1, gpus=2)
@@ -163,17 +163,17 @@ def test_more_gpus_than_there_are(monkeypatch):
 @pytest.mark.parametrize(
     "wrong", [{"workers": -1}, {"threads": 0}, {"gpus": -1}, {"port": -1}, {"workers": -1, "gpus": 1}]
 )
-def test_numbers_below_their_least(wrong):
+def test_numbers_below_their_minimum_are_refused(wrong):
     with pytest.raises(JobError, match="give at least"):
         clusters.start_cluster(**wrong)
 
 
-def test_a_size_that_is_none():
+def test_an_invalid_amount_of_memory_is_refused():
     with pytest.raises(JobError, match="memory_limit = 'much': 'much' is not an amount of memory"):
         clusters.start_cluster(workers=1, memory_limit="much")
 
 
-def test_fits_need_a_worker():
+def test_a_cluster_for_fits_needs_a_worker():
     with (
         pytest.raises(JobError, match="workers = 0 and gpus = 0; start at least one worker"),
         clusters.cluster("local", workers=0),
@@ -191,7 +191,7 @@ def test_open_scheduler_without_tls_gives_a_warning():
     assert "dashboard listens on all addresses" in page
 
 
-def test_automatic_memory_is_shared_once():
+def test_automatic_memory_is_divided_among_the_workers():
     from distributed.system import MEMORY_LIMIT
 
     assert workers._worker_memory("auto", 64) * 64 <= MEMORY_LIMIT

@@ -1,4 +1,4 @@
-"""The doctor of a cluster: answers of a live one, and findings from each answer."""
+"""Doctor of a cluster: answers of a live cluster, and the findings from each answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def only(name: str, status: str, view: checks.ClusterView) -> checks.Finding:
     return finding
 
 
-def test_a_cluster_in_order():
+def test_a_healthy_cluster_has_no_findings():
     two = seen({}, {"host": "b", "offers_gpu": True, "gpus": 1, "cupy": ["cupy-cuda12x 13.6"]})
     names = [check.name for check in checks.CHECKS if check.where == "cluster"]
     findings = [
@@ -62,7 +62,7 @@ def test_a_cluster_in_order():
     assert findings[0].found == "workers: 2, hosts: 2, threads: 2, with a GPU: 1"
 
 
-def test_workers_that_are_not_there():
+def test_missing_and_incomplete_workers_are_reported():
     assert "has no workers" in only("workers", "fail", seen()).found
     lacking = seen({}, silent={"tcp://x:1": "ModuleNotFoundError: No module named 'scalelatent'"})
     found = only("workers", "fail", lacking)
@@ -71,7 +71,7 @@ def test_workers_that_are_not_there():
     assert "without a nanny" in only("workers", "warn", seen({"nanny": False})).found
 
 
-def test_open_without_tls():
+def test_an_address_without_tls_is_reported_except_on_loopback():
     found = only("trust", "warn", seen({}, address="tcp://10.0.0.1:8786"))
     assert "can run code" in found.found
     assert judged("trust", seen({}, address="tcp://127.0.0.1:8786"))[0].status == "ok"
@@ -84,11 +84,11 @@ def test_open_without_tls():
         ({"dashboard": False}, "--dashboard-address"),
     ],
 )
-def test_dashboard(scheduler, fix):
+def test_a_missing_dashboard_is_reported(scheduler, fix):
     assert fix in only("dashboard", "warn", seen({}, **scheduler)).fix
 
 
-def test_threads():
+def test_more_threads_than_cores_are_reported():
     crowded = seen(*[{"threads": 2}] * 3, {"host": "b", "threads": 4})
     found = only("threads", "warn", crowded)
     assert found.found == "a has 6 worker threads on 4 cores"
@@ -98,22 +98,22 @@ def test_threads():
     assert "OPENBLAS_NUM_THREADS=1" in found.fix
 
 
-def test_defaults_of_dask_are_in_order():
-    """`dask scheduler` has no page of ours, and `dask worker` limits BLAS to one thread, but not numba."""
+def test_the_defaults_of_dask_are_accepted():
+    """`dask scheduler` does not add our page, and `dask worker` limits BLAS to one thread, but not numba."""
     view = seen({"pools": {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}}, page=False)
     findings = [finding for name in ("dashboard", "threads") for finding in judged(name, view)]
     assert [finding.status for finding in findings] == ["ok", "ok"]
     assert "the first job adds the page" in findings[0].found
 
 
-def test_memory():
+def test_workers_that_may_exceed_the_memory_are_reported():
     assert "has 16.0 GiB and its workers may use 20.0 GiB" in only("memory", "warn", seen(*[{}] * 5)).found
     assert "no memory limit for worker" in only("memory", "warn", seen({}, {"memory_limit": None})).found
     assert "MALLOC_TRIM" in only("malloc", "warn", seen({"trim": None})).found
     assert judged("malloc", seen({"trim": None, "glibc": False}))[0].status == "ok"
 
 
-def test_clock():
+def test_clocks_that_differ_are_reported():
     found = only("clock", "warn", seen({}, {}, {}, skews=(0.0, -7.25, 0.9)))
     assert found.found.startswith("clocks of worker tls://10.0.0.1:40000 differ by up to -7.2 s")
 
@@ -142,11 +142,11 @@ def test_clock():
         ({"cupy": ["cupy 13"], "gpus": 1}, "warn", "with an unused GPU"),
     ],
 )
-def test_gpu(worker, status, found):
+def test_gpus_that_cannot_compute_are_reported(worker, status, found):
     assert found in only("gpu", status, seen({}, worker)).found
 
 
-def test_folder():
+def test_a_run_folder_that_workers_cannot_write_is_reported():
     found = only("folder", "fail", seen({}, {"folder_problem": "Permission denied"}))
     assert found.found == "/runs: worker tls://10.0.0.1:40000 cannot use it (Permission denied)"
     view = replace(seen({}), folder_problem="Read-only file system")
@@ -154,18 +154,18 @@ def test_folder():
 
 
 @pytest.mark.cluster
-def test_a_live_cluster(tls_client, tmp_path):
+def test_a_live_cluster_gives_findings_of_all_checks(tls_client, tmp_path):
     findings = {finding.check: finding for finding in checks.examine_cluster(tls_client, tmp_path / "runs")}
     assert findings["workers"].found == "workers: 2, hosts: 1, threads: 2, with a GPU: 1"
     for check in ("trust", "memory", "malloc", "clock", "numba cache", "folder"):
         assert findings[check].status == "ok", findings[check]
-    assert findings["gpu"].status == "fail"  # the device it offers is not there
+    assert findings["gpu"].status == "fail"  # The worker declares a GPU that does not exist.
     assert list((tmp_path / "runs").iterdir()) == []
     assert "BLAS 1, numba 1" in findings["threads"].found or findings["threads"].status == "warn"
 
 
 @pytest.mark.cluster
-def test_a_folder_that_is_a_file(tls_client, tmp_path):
+def test_a_run_folder_below_a_file_is_reported(tls_client, tmp_path):
     (tmp_path / "file").write_text("")
     findings = checks.examine_cluster(tls_client, tmp_path / "file" / "runs")
     (folder,) = [finding for finding in findings if finding.check == "folder"]
@@ -174,7 +174,7 @@ def test_a_folder_that_is_a_file(tls_client, tmp_path):
 
 
 @pytest.mark.cluster
-def test_a_worker_that_hangs_is_named(tls_client, tls_cluster):
+def test_the_finding_names_a_worker_that_hangs(tls_client, tls_cluster):
     pids = tls_client.run(os.getpid)
     address, pid = next(iter(pids.items()))
     os.kill(pid, signal.SIGSTOP)
@@ -190,7 +190,7 @@ def test_a_worker_that_hangs_is_named(tls_client, tls_cluster):
 
 
 @pytest.mark.cluster
-def test_the_command(tls_cluster, tmp_path):
+def test_the_command_prints_the_findings_as_json(tls_cluster, tmp_path):
     pytest.importorskip("scalelatent.deploy.connection")
     import json
 
@@ -206,4 +206,4 @@ def test_the_command(tls_cluster, tmp_path):
     reported = json.loads(result.stdout)
     findings = {finding["check"]: finding for finding in reported["findings"]}
     assert findings["versions"]["status"] == "ok"
-    assert (result.exit_code, reported["ok"]) == (1, False)  # of the GPU that is not there
+    assert (result.exit_code, reported["ok"]) == (1, False)  # The worker declares a GPU that does not exist.

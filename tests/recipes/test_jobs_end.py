@@ -13,7 +13,7 @@ import pytest
 
 from scalelatent.cli import main
 from scalelatent.deploy import connection, serving
-from scalelatent.jobs import runner
+from scalelatent.jobs import control, job_cluster, runner
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from tests.helpers import digits_job, files_of, until
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """Return the output of a verb."""
+def output_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """Return a function that runs a verb and returns its output and errors."""
 
     def run(*words: str | Path, code: int = 0) -> tuple[str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -41,18 +41,18 @@ def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_report")
-def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, tmp_path: Path) -> None:
+def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, output_of: Any, tmp_path: Path) -> None:
     job, run, file = digits_job(tmp_path, 60), tmp_path / "run", tmp_path / "scheduler.json"
     with up("--workers", "1", "--scheduler-file", str(file)) as (process, reported):
         at = ("--scheduler-file", file)
         assert (
-            json.loads(said("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
+            json.loads(output_of("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
             == (reported["dashboard"])
         )
         folder = RunFolder.open(str(run))
         until(lambda: len(folder.records("metrics.jsonl")) > 3)
-        assert folder.id in said("status", folder.id, *at)[0]
-        assert folder.id in said("status", *at)[0]
+        assert folder.id in output_of("status", folder.id, *at)[0]
+        assert folder.id in output_of("status", *at)[0]
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
@@ -63,39 +63,44 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, said: Any, t
     assert (state["state"], state["scheduler"]) == ("cancelled", reported["scheduler"])
     assert "traceback" not in folder.records("events.jsonl")[-1]
 
-    # The port was the cluster's, and the next one has another.
-    refused = said("resume", run, code=2)[1]
+    # The next cluster has another port.
+    refused = output_of("resume", run, code=2)[1]
     assert "no program listens there" in refused
     assert "--scheduler-file FILE" in refused
     assert "--here" in refused
-    assert "no scheduler wrote its address" in said("resume", run, *at, code=2)[1]
+    assert "no scheduler wrote its address" in output_of("resume", run, *at, code=2)[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "_find_problem", lambda *_: pytest.fail("the scheduler is gone"))
-        assert "done" in said("resume", run, "--here")[0]
+        for module in (control, job_cluster):
+            patch.setattr(module, "open_client", lambda *_: pytest.fail("resume --here opened a client"))
+        assert "done" in output_of("resume", run, "--here")[0]
     oracle = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'oracle'}"]))
     assert files_of(folder) == files_of(oracle.folder)
 
 
-def test_a_cluster_without_a_job_ends(up: Any) -> None:
+def test_an_idle_cluster_ends(up: Any) -> None:
     with up("--workers", "0", "--idle", "0.02") as (process, _):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "no job for 0.02 minutes" in errors
 
 
-def test_doctor_reads_the_scheduler_file(tls_cluster: Any, said: Any, tmp_path: Path) -> None:
+def test_doctor_reads_the_scheduler_file(tls_cluster: Any, output_of: Any, tmp_path: Path) -> None:
     file, tls = tmp_path / "scheduler.json", tls_cluster["tls"]
     file.write_text(json.dumps({"address": tls_cluster["scheduler"]}))
     files = ("--tls-ca-file", tls["ca"], "--tls-cert", tls["cert"], "--tls-key", tls["key"])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        found, _ = said("doctor", "--scheduler-file", file, *files, code=1)  # its GPU is none
+        found, _ = output_of(
+            "doctor", "--scheduler-file", file, *files, code=1
+        )  # The worker declares a GPU that does not exist.
     assert "workers: 2, hosts: 1" in found
-    reported = said("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
+    reported = output_of("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
     assert "give either the address of the scheduler" in reported
 
 
-def test_dashboards_on_loopback_of_another_host(tls_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dashboard_line_of_another_host_has_a_port_forward(
+    tls_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert connection.dashboard_line(tls_client) == f"dashboard: {connection.dashboard_url(tls_client)}"
     monkeypatch.setattr(connection, "dashboard_url", lambda client: "http://127.0.0.1:8787/status")
     monkeypatch.setattr(connection, "address_of", lambda client: "tls://10.0.0.1:8786")
@@ -105,14 +110,16 @@ def test_dashboards_on_loopback_of_another_host(tls_client: Any, monkeypatch: py
     )
 
 
-def test_one_wish_to_stop_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signals come from a batch system and from its script."""
-    monkeypatch.setattr(serving, "_end_children", lambda seconds=5: None)  # the clusters of other tests
-    came = 0
+def test_a_repeated_signal_interrupts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system and its script may both send the signal."""
+    monkeypatch.setattr(
+        serving, "_end_children", lambda seconds=5: None
+    )  # Clusters of other tests keep running.
+    interrupts = 0
     with serving.interrupt_on_signals():
         for _ in range(2):
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             except KeyboardInterrupt:
-                came += 1
-    assert came == 1
+                interrupts += 1
+    assert interrupts == 1

@@ -73,14 +73,14 @@ def test_unusable_addresses_are_refused(address, reported):
         asyncio.run(run_workers(address, workers=1, wait_seconds=1))
 
 
-def test_nothing_to_start():
+def test_a_join_without_workers_is_refused():
     with pytest.raises(JobError, match="start at least one worker"):
         asyncio.run(run_workers("tcp://127.0.0.1:1", workers=0))
 
 
-def test_the_file_is_waited_for(tmp_path):
+def test_join_waits_for_the_scheduler_file(tmp_path):
     file = tmp_path / "scheduler.json"
-    file.write_text("{")  # half written
+    file.write_text("{")  # The scheduler is still writing the file.
 
     def finish() -> None:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Files of cluster/: they match their schemas and the code, and refuse strangers."""
+"""Files of cluster/: they match their schemas and the code, and refuse unknown clients."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def dask_commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", dask_commands(), ids=" ".join)
-def test_commands_are_dasks(words):
+def test_commands_use_options_of_the_installed_dask(words):
     """Every option exists in the installed Dask."""
     verb = importlib.import_module(f"distributed.cli.dask_{words[1]}").main
     assert words[0] == "dask"
-    # click refuses what it does not know; nothing is started by making a context
+    # click refuses unknown options; a context starts no process.
     values = verb.make_context(words[1], words[2:]).params
     if words[1] == "worker" and values["resources"]:
         assert (values["resources"], values["nthreads"], values["n_workers"]) == ("GPU=1", 1, "1")
@@ -95,7 +95,7 @@ def operators_schemas() -> dict[str, Any]:
     if found is None or not found.submodule_search_locations:
         pytest.skip("needs dask-kubernetes")
     crds = Path(found.submodule_search_locations[0], "operator/deployment/helm/dask-kubernetes-operator/crds")
-    # The schemas hold every field of a pod: Python's own parser takes half a minute.
+    # The schemas have every field of a pod; the parser in Python needs half a minute for them.
     texts = [yaml.load(file.read_text(), yaml.CSafeLoader) for file in crds.glob("*.yaml")]
     return {
         crd["spec"]["names"]["kind"]: jsonschema.Draft202012Validator(
@@ -112,12 +112,12 @@ def test_manifests_follow_the_operators_schemas(file, operators_schemas):
             continue
         validator = operators_schemas[document["kind"]]
         assert [error.message for error in validator.iter_errors({"spec": document["spec"]})] == []
-        slip = {"spec": document["spec"] | {"replica": 3}}  # which the operator would drop without a word
+        slip = {"spec": document["spec"] | {"replica": 3}}  # The operator would ignore this field silently.
         assert not validator.is_valid(slip)
 
 
 def closed(schema: Any) -> Any:
-    """Return the schema with unknown names refused; the operator ignores them."""
+    """Return the schema with unknown names refused, because the operator ignores them."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -128,7 +128,7 @@ def closed(schema: Any) -> Any:
     return out
 
 
-def test_kubernetes_pools():
+def test_kubernetes_pools_match_their_resources():
     (scheduler,) = containers("scheduler")
     cpu, gpu = containers("worker")
     names = {document["metadata"]["name"] for document in documents(*KUBERNETES)}
@@ -136,7 +136,7 @@ def test_kubernetes_pools():
     assert "--protocol=tls" in scheduler["args"]
     for worker in (cpu, gpu):
         assert worker["env"][0]["value"] == "tls://scalelatent-scheduler:8786"
-        assert "--name=$(DASK_WORKER_NAME)" in worker["args"]  # by which the operator finds it
+        assert "--name=$(DASK_WORKER_NAME)" in worker["args"]  # The operator finds the worker by this name.
         assert worker["resources"]["limits"]["memory"] == worker["resources"]["requests"]["memory"]
     assert gpu["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert f"--nthreads={cpu['resources']['limits']['cpu']}" in cpu["args"]
@@ -148,7 +148,7 @@ def images() -> list[str]:
 
 
 @pytest.mark.parametrize("image", sorted(set(images())))
-def test_images_are_pinned(image):
+def test_images_have_exact_versions(image):
     name, _, tag = image.partition(":")
     assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
     if "/" not in name:
@@ -156,7 +156,7 @@ def test_images_are_pinned(image):
 
 
 @pytest.mark.parametrize("kind", ["scheduler", "worker"])
-def test_pods_hold_to_the_restricted_standard(kind):
+def test_pods_follow_the_restricted_standard(kind):
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
     for pod in pods(kind):
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
@@ -172,7 +172,7 @@ def test_pods_hold_to_the_restricted_standard(kind):
 
 
 @pytest.mark.parametrize("kind", ["scheduler", "worker"])
-def test_containers_are_pulled_once_and_probed_where_they_listen(kind):
+def test_containers_are_pulled_if_absent_and_probed_at_their_port(kind):
     for container in containers(kind):
         assert container["imagePullPolicy"] == "IfNotPresent"
         probe = container["livenessProbe"]
@@ -181,8 +181,8 @@ def test_containers_are_pulled_once_and_probed_where_they_listen(kind):
         assert f"--dashboard-address=:{port}" in container["args"]
 
 
-def test_workers_end_by_themselves_before_a_probe_ends_them():
-    """Without a scheduler, a nanny starts no worker that could answer."""
+def test_workers_without_a_scheduler_end_before_a_probe_kills_them():
+    """Without a scheduler, a nanny starts no worker that could answer the probe."""
     for worker in containers("worker"):
         probe = worker["livenessProbe"]
         (limit,) = (word for word in worker["args"] if word.startswith("--death-timeout="))
@@ -190,7 +190,7 @@ def test_workers_end_by_themselves_before_a_probe_ends_them():
         assert silence > float(limit.partition("=")[2])
 
 
-def test_the_network_policy_lets_the_operator_in():
+def test_the_network_policy_admits_the_operator():
     (policy,) = (document for document in documents(*KUBERNETES) if document["kind"] == "NetworkPolicy")
     labels = [source.get("namespaceSelector", {}).get("matchLabels", {})
               for rule in policy["spec"]["ingress"] for source in rule["from"]]  # fmt: skip
@@ -205,7 +205,7 @@ def test_compose_publishes_on_loopback_only():
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_compose_mounts_what_is_there():
+def test_compose_mounts_existing_files():
     for service in compose()["services"].values():
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
@@ -235,7 +235,7 @@ def test_prometheus_keeps_the_names_of_jobs():
         for scrape in yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
         if scrape["job_name"] == "scheduler"
     )
-    assert scheduler["honor_labels"]  # else Prometheus renames the label job of a metric
+    assert scheduler["honor_labels"]  # Otherwise Prometheus renames the label job of a metric.
 
 
 def queries() -> list[str]:
@@ -244,14 +244,14 @@ def queries() -> list[str]:
 
 
 @pytest.mark.cluster
-def test_the_board_asks_for_metrics_that_there_are(tls_cluster, tls_client):
+def test_the_board_uses_existing_metrics(tls_cluster, tls_client):
     from urllib.request import urlopen
 
     port = next(iter(tls_client.scheduler_info(n_workers=-1)["workers"].values()))["services"]["dashboard"]
     pages = [tls_cluster["dashboard"].replace("/status", "/metrics"), f"http://127.0.0.1:{port}/metrics"]
     reported = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
     probed = [urlopen(page.replace("/metrics", "/health"), timeout=10).status for page in pages]
-    assert probed == [200, 200]  # by cluster/kubernetes
+    assert probed == [200, 200]  # cluster/kubernetes probes this address.
     there = set(re.findall(r"^# TYPE (\S+)", reported, re.MULTILINE))
     asked = {name for query in queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
     assert len(asked) >= 6
@@ -294,20 +294,20 @@ def jobqueue() -> Any:
     [("30", 1800), ("30:10", 1810), ("2:00:00", 7200), ("1-12", 129600), ("1-00:30", 88200),
      ("1-00:00:00", 86400)],
 )  # fmt: skip
-def test_walltimes_in_slurms_forms(jobqueue, tmp_path, walltime, seconds):
+def test_walltimes_of_slurm_are_converted_to_seconds(jobqueue, tmp_path, walltime, seconds):
     assert jobqueue.seconds_of(walltime) == seconds
     assert jobqueue.parse([str(tmp_path), "--walltime", walltime]).walltime == walltime
 
 
 @pytest.mark.parametrize("walltime", ["", "1h", "1:2:3:4", "1-", "-5"])
-def test_walltimes_that_are_none(jobqueue, tmp_path, capsys, walltime):
+def test_invalid_walltimes_are_refused(jobqueue, tmp_path, capsys, walltime):
     with pytest.raises(SystemExit):
         jobqueue.parse([str(tmp_path), f"--walltime={walltime}"])
     assert "is not a time limit of SLURM; write minutes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--host", "localhost"), ("--host", "127.0.0.1"), ()])
-def test_jobs_on_nodes_take_no_loopback(jobqueue, tmp_path, monkeypatch, words):
+def test_jobs_on_other_nodes_refuse_loopback(jobqueue, tmp_path, monkeypatch, words):
     monkeypatch.setattr("distributed.utils.get_ip", lambda: "127.0.1.1")
     with pytest.raises(
         JobError, match="is a loopback address .*give the address of this machine in the network"
@@ -318,7 +318,10 @@ def test_jobs_on_nodes_take_no_loopback(jobqueue, tmp_path, monkeypatch, words):
 
 @pytest.fixture
 def run_script(tmp_path, monkeypatch):
-    """Return output and exit status of a script, with stand-ins for `scalelatent` and other programs."""
+    """Return a function that runs a script with stand-ins for `scalelatent` and other programs.
+
+    Its result is the exit status and the output.
+    """
     stands = {
         "scalelatent": 'echo "scalelatent $*"; touch done',
         "squeue": "true",
@@ -343,24 +346,24 @@ def run_script(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("getent") is None, reason="needs getent")
 @pytest.mark.parametrize("address", ["localhost", "127.0.1.1", "::1"])
-def test_several_machines_refuse_loopback(run_script, tmp_path, address):
+def test_recipes_for_several_machines_refuse_loopback(run_script, tmp_path, address):
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("box 1 0\n")
     alone = f"error: {address} is a loopback address"
-    status, said = run_script("ssh/up", str(hosts), ADDRESS=address)
-    assert (status, said) == (2, f"{alone}: set ADDRESS to the address of this machine in the network\n")
+    status, output = run_script("ssh/up", str(hosts), ADDRESS=address)
+    assert (status, output) == (2, f"{alone}: set ADDRESS to the address of this machine in the network\n")
     job = {"ADDRESS": address, "SLURM_JOB_ID": "1"}
-    status, said = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
+    status, output = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="2")
     assert status == 2
-    assert said.startswith(alone)
-    assert "set ADDRESS to its address in the network" in said
-    _, said = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
-    assert "scalelatent cluster up --workers 0 --host 127.0.0.1 " in said
+    assert output.startswith(alone)
+    assert "set ADDRESS to its address in the network" in output
+    _, output = run_script("slurm/cluster.sbatch", "folder", **job, SLURM_JOB_NUM_NODES="1")
+    assert "scalelatent cluster up --workers 0 --host 127.0.0.1 " in output
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
 @pytest.mark.cluster
-def test_job_script_of_jobqueue(jobqueue, tmp_path):
+def test_the_job_script_of_jobqueue_has_all_options(jobqueue, tmp_path):
     options = jobqueue.parse([str(tmp_path), "--cores", "4", "--memory", "8GB", "--walltime", "10:00:00",
                               "--host", "127.0.0.1"])  # fmt: skip
     cluster = jobqueue.make_cluster(options)

@@ -23,7 +23,7 @@ def client(made):
     return made["ca.pem"], made["client-cert.pem"], made["client-key.pem"]
 
 
-def test_certificates_for_every_role(made):
+def test_certificates_serve_every_role(made):
     security = make_security(*client(made))
     assert security.require_encryption
     for role in ("client", "worker", "scheduler"):
@@ -32,7 +32,7 @@ def test_certificates_for_every_role(made):
     assert tls_options(client_tls_files(security))[::2] == ["--tls-ca-file", "--tls-cert", "--tls-key"]
 
 
-def test_from_dasks_configuration(made):
+def test_certificates_come_from_the_configuration_of_dask(made):
     ca, cert, key = map(str, client(made))
     with dask.config.set({
         "distributed.comm.tls.ca-file": ca,
@@ -47,14 +47,14 @@ def test_from_dasks_configuration(made):
         make_security()
 
 
-def test_one_without_the_other(made):
+def test_a_missing_file_is_named(made):
     with pytest.raises(JobError, match=r"--tls-cert\) is missing"):
         make_security(ca=made["ca.pem"])
     with pytest.raises(JobError, match=r"--tls-ca-file\) is missing"):
         make_security(cert=made["client-cert.pem"], key=made["client-key.pem"])
 
 
-def test_files_that_do_not_serve(made, tmp_path):
+def test_unreadable_and_mismatched_files_are_refused(made, tmp_path):
     ca, cert, key = client(made)
     with pytest.raises(JobError, match=r"nothing.pem and .*client-key.pem are not .* \(No such file"):
         make_security(ca, tmp_path / "nothing.pem", key)
@@ -86,7 +86,7 @@ def test_only_the_owner_reads_keys(made):
     assert b"PRIVATE" not in made["ca.pem"].read_bytes()
 
 
-def test_a_set_is_taken_as_it_is_and_half_a_set_is_refused(tmp_path):
+def test_an_existing_set_is_not_changed_and_an_incomplete_set_is_refused(tmp_path):
     first = {name: file.read_bytes() for name, file in make_certificates(tmp_path).items()}
     assert {name: file.read_bytes() for name, file in make_certificates(tmp_path).items()} == first
     assert sorted(first) == sorted(FILES)

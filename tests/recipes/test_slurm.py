@@ -1,6 +1,6 @@
-"""The recipes of cluster/slurm on a real SLURM of two virtual nodes, which this module starts.
+"""Recipes of cluster/slurm on a real SLURM of two virtual nodes, which this module starts.
 
-The warning before a walltime is sent by `scancel --batch`: the same signal to the same process.
+`scancel --batch` imitates the warning before a walltime: it sends the same signal to the same process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PASSES = 600
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    # The path of a socket has room for a hundred characters.
+    # The path of a socket has at most a hundred characters.
     folder = tmp_path_factory.mktemp("slurm")
     started = Slurm(folder)
     words = folder / "bin" / "scalelatent"
@@ -86,7 +86,7 @@ def state_of(slurm: Slurm, job: str, *wanted: str, seconds: float = 120) -> dict
     return until(lambda: (reported := slurm.job(job))["JobState"] in wanted and reported, seconds)
 
 
-def test_a_fit_over_two_walltimes(
+def test_a_fit_resumes_after_its_walltime(
     slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], oracle: dict[str, bytes]
 ) -> None:
     run = tmp_path / "run"
@@ -94,7 +94,7 @@ def test_a_fit_over_two_walltimes(
     job = slurm.submit(*SMALL, *logs, *map(str, words), TMPDIR=str(tmp_path))
     after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *logs, "--wrap", "true")
     until(lambda: passes(run) > 5, 120)
-    slurm.say("scancel", "--batch", "--signal=TERM", job)
+    slurm.call("scancel", "--batch", "--signal=TERM", job)
     until(lambda: slurm.job(job)["Restarts"] == "1", 60)
     assert slurm.job(after)["JobState"] == "PENDING"
     assert state_of(slurm, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
@@ -104,16 +104,16 @@ def test_a_fit_over_two_walltimes(
     assert states == ["running", "cancelled", "running", "done"]
     assert files_of(folder) == oracle
     log = (tmp_path / f"{job}.log").read_text()
-    assert "stopped; resume from the last checkpoint" in log  # of the first, kept by the second
+    assert "stopped; resume from the last checkpoint" in log  # The second run keeps the log of the first.
     assert "done" in log
     assert "Traceback" not in log
 
 
-def test_an_array_takes_a_setting_each(slurm: Slurm, place: Path, tmp_path: Path) -> None:
+def test_each_job_of_an_array_has_its_own_setting(slurm: Slurm, place: Path, tmp_path: Path) -> None:
     run, limit = tmp_path / "run", "model.max_iter=2"
     words = (RECIPES / "fit.sbatch", place / "job.toml", run, limit, "model.max_iter=3")
     job = slurm.submit(*SMALL, "--array=0-2", f"--output={tmp_path}/%a.log", *map(str, words))
-    until(lambda: not slurm.say("squeue", "--noheader", "--jobs", job, check=False).strip(), 120)
+    until(lambda: not slurm.call("squeue", "--noheader", "--jobs", job, check=False).strip(), 120)
     assert [passes(tmp_path / f"run-{number}") for number in (0, 1)] == [2, 3]
     assert (
         "job 2 of the array has no setting: 2 are given, for --array=0-1" in (tmp_path / "2.log").read_text()
@@ -127,7 +127,7 @@ def test_an_array_takes_a_setting_each(slurm: Slurm, place: Path, tmp_path: Path
         (("--time=30", "--export=NONE"), "knows no scalelatent: sbatch --export=SETUP="),
     ],
 )
-def test_refused_before_it_fits(
+def test_a_job_that_cannot_run_is_refused_before_the_fit(
     slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], words: tuple[str, ...], reported: str
 ) -> None:
     recipe = (RECIPES / "fit.sbatch", place / "job.toml", tmp_path / "run")
@@ -151,7 +151,7 @@ def address() -> str:
     return found
 
 
-def test_a_node_fails_and_the_allocation_ends_in_order(
+def test_a_job_survives_a_failed_node_and_ends_regularly(
     slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], address: str
 ) -> None:
     folder, run = tmp_path / "cluster", tmp_path / "run"
@@ -176,18 +176,18 @@ def test_a_node_fails_and_the_allocation_ends_in_order(
         seen = passes(run)
         until(lambda: passes(run) > seen + 5, 120)
     assert slurm.job(job)["JobState"] == "RUNNING"
-    slurm.say("scancel", "--batch", "--signal=TERM", job)
+    slurm.call("scancel", "--batch", "--signal=TERM", job)
     assert state_of(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
     slurm.start_node(NODES[1])
     assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
-    # Dask logs lost workers at length; the run logs one line.
+    # Dask logs many lines about lost workers; the run logs one.
     assert "cancelled; resume with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
     ended = RunFolder(str(run)).records("events.jsonl")[-1]
     assert (ended["state"], "traceback" in ended) == ("cancelled", False)
 
 
 @NEEDS_JOBQUEUE
-def test_rejections_of_slurm_give_one_line(slurm: Slurm, tmp_path: Path, address: str) -> None:
+def test_a_rejection_by_slurm_is_one_line(slurm: Slurm, tmp_path: Path, address: str) -> None:
     words = ("--host", address, "--cores", "1", "--memory", "1GB", "--queue", "nowhere")
     ended = subprocess.run(
         [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path / "cluster"), *words],
@@ -201,7 +201,9 @@ def test_rejections_of_slurm_give_one_line(slurm: Slurm, tmp_path: Path, address
 
 
 @NEEDS_JOBQUEUE
-def test_workers_that_are_jobs(slurm: Slurm, tmp_path: Path, address: str) -> None:
+def test_workers_of_jobqueue_join_and_end_with_their_process(
+    slurm: Slurm, tmp_path: Path, address: str
+) -> None:
     """Workers join, are counted, and end with the process that requested them."""
     words: list[Any] = [
         "--host",
@@ -221,10 +223,10 @@ def test_workers_that_are_jobs(slurm: Slurm, tmp_path: Path, address: str) -> No
     )  # fmt: skip
     try:
         running = ("squeue", "--noheader", "--name=dask-worker", "--states=RUNNING")
-        until(lambda: len(slurm.say(*running).splitlines()) == 2, 120)
+        until(lambda: len(slurm.call(*running).splitlines()) == 2, 120)
     finally:
         process.terminate()
-        said = process.communicate(timeout=120)[0]
+        output = process.communicate(timeout=120)[0]
     assert process.returncode == 0
-    assert said.startswith("dashboard http://127.0.0.1:")
-    until(lambda: not slurm.say("squeue", "--noheader", "--name=dask-worker").strip(), 60)
+    assert output.startswith("dashboard http://127.0.0.1:")
+    until(lambda: not slurm.call("squeue", "--noheader", "--name=dask-worker").strip(), 60)

@@ -12,7 +12,7 @@ from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_data, count_block_rows
 
-SMALL_BLOCKS = 40_000  # bytes: a few dozen rows, so that blocks and their edges matter
+SMALL_BLOCKS = 40_000  # bytes of a few dozen rows, so that rows form several blocks
 
 
 def capsule_norms(h, dim):
@@ -35,7 +35,7 @@ def test_multiclass_points_are_equation_3_1(digits):
     shown = collect_report_data(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
     rows = shown.sample.rows
     assert len(rows) == 60
-    assert np.ptp(np.diff(rows)) <= 1  # evenly spaced
+    assert np.ptp(np.diff(rows)) <= 1  # The rows are evenly spaced.
     h = found.model.transform(found.x[rows]).astype(float)
     psi = h / np.sqrt((h**2).sum(axis=1, keepdims=True))
     for c, points in enumerate(shown.sample.points):

@@ -103,8 +103,8 @@ def test_confusion_numbers_and_class_errors():
     assert bars.texts[2].get_text().strip() == "no rows"
     colors = matrix.images[0].get_array()
     assert to_hex(colors[1, 0]) == "#ffffff"  # This cell has no mistakes.
-    assert colors[0, 0, 2] > colors[0, 0, 0]  # hits are blue
-    assert colors[0, 1, 0] > colors[0, 1, 2]  # mistakes are orange
+    assert colors[0, 0, 2] > colors[0, 0, 0]  # Hits are blue.
+    assert colors[0, 1, 0] > colors[0, 1, 2]  # Mistakes are orange.
 
 
 def test_reliability_draws_bins_with_rows():
@@ -149,7 +149,7 @@ def test_one_dimension_is_a_strip_with_lanes():
     assert (np.abs(offsets[:, 1] - 1) < 0.5).all()
 
 
-def test_prototype_mosaic_holds_every_picture():
+def test_the_prototype_mosaic_contains_every_picture():
     x = np.arange(2 * 3 * 64.0).reshape(2, 3, 64)
     present = np.ones((2, 3), bool)
     present[1, 2] = False

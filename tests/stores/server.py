@@ -19,18 +19,18 @@ DENIED = (
 
 
 class Door:
-    """The WSGI application: counts requests, and turns some of them away.
+    """WSGI application that counts requests, and refuses or breaks some of them.
 
     Attributes
     ----------
     share : float
-        How many requests of a hundred percent are answered 503, chosen by a seeded generator.
+        Percentage of requests that are answered 503, chosen by a seeded generator.
     cut : float
-        How many answers break off in their middle.
+        Percentage of answers that end in their middle.
     denied : callable or None
-        (method, path) -> whether to answer 403.
+        Function of (method, path): whether to answer 403.
     lost : callable or None
-        (method, path) -> whether to do what was asked, and answer 503.
+        Function of (method, path): whether to execute the request, and answer 503.
     requests : list of (method, path, range)
     """
 
@@ -104,7 +104,7 @@ class Door:
 
     @contextmanager
     def losing_first(self, method: str, end: str) -> Iterator[None]:
-        """Do the first request of a method for a path with this ending, and answer 503."""
+        """Execute the first request of a method for a path with this ending, and answer 503."""
         left = [True]
         self.lost = lambda asked, path: asked == method and path.endswith(end) and bool(left and left.pop())
         try:

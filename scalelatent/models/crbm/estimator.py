@@ -186,8 +186,8 @@ class ConditionalRBM(StreamedEstimator):
     ``validation`` has the same form. A resumed fit may change ``learning_rate`` and ``n_epochs``, unless the
     fit holds out rows (``n_epochs=None``).
 
-    A fit standardises dense columns of ``X`` unless all of them are 0 or 1: units and offsets of columns do
-    not change the predictions. The learned parameters are those for ``X`` as it is. ``partial_fit`` does not
+    A fit standardises the columns of ``X`` unless all values are 0 or 1: units and offsets of columns do not
+    change the predictions. The learned parameters are those for ``X`` as it is. ``partial_fit`` does not
     standardise columns, so scale them first.
 
     ``transform`` returns the beliefs of the hidden units, float32 (n, h); for a plain RBM their probabilities

@@ -19,6 +19,8 @@ from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.order import RowOrder, held_rows
 from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
 from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
+from scalelatent.engine.reading import as_rows
+from scalelatent.engine.rowsets import join_rows
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.steps import Begin, Derive, LearnOnline, Remember, Rows, Steps
@@ -62,7 +64,7 @@ ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some 
 # Advice for rows that do not meet the tolerance.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
 SMALLER = "lower n_hidden, or set n_chains lower"
-# The units of columns are measured on at most this many rows, in so many ranges, and on this many bytes.
+# Maximum rows, ranges of rows and bytes on which the units of columns are measured.
 SAMPLE_ROWS, SAMPLE_RUNS, SAMPLE_BYTES = 10_000, 64, 2**28
 # `plan` measures the seconds of these two numbers of sweeps and assumes that seconds are linear in sweeps.
 TIMED = (4, 12)
@@ -339,14 +341,12 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
 
 
 def measure_columns(train: Dataset) -> ColumnUnits | None:
-    """Return the units of the columns of dense rows, from ranges of at most ``SAMPLE_ROWS`` rows."""
+    """Return the units of the columns, from ranges of at most ``SAMPLE_ROWS`` rows."""
     n = len(train)
-    if train.is_sparse:
-        return None
-    size = min(n, SAMPLE_ROWS, max(SAMPLE_BYTES // max(train.nbytes // n, 1), 1))
+    size = min(n, SAMPLE_ROWS, max(SAMPLE_BYTES // (8 * train.n_features), 1))
     run = -(-size // SAMPLE_RUNS) if size < n else n
     starts = np.linspace(0, n - run, size // run, dtype=int)
-    return ColumnUnits.measure(np.concatenate([train.read_x(a, a + run) for a in starts]))
+    return ColumnUnits.measure(join_rows([as_rows(train.read_x(a, a + run)) for a in starts]))
 
 
 def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:

@@ -121,7 +121,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     counts = yield Derive(count_class_rows, (train, classes))
     where, p, labelled = train.url or "the training rows", train.n_features, classes is not None
     model = set_likelihood(set_n_dims(given, p, n_classes), train.dataset, n_classes)
-    sizes = count_components(set_n_components(model, counts, labelled), n_classes)
+    sizes = count_components(set_n_components(model, counts, labelled, warn=False), n_classes)
     check_class_counts(train, counts, sizes, classes)
     if "validation" in rows:  # raises an error for labels that are no class of the training rows
         yield Derive(count_class_rows, (rows["validation"], classes))
@@ -381,7 +381,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
         model.n_dims = count_possible_dims(model, even, p)
     is_chosen = set_likelihood(model, train, n_classes).likelihood is None
     model.likelihood = model.likelihood or "error"  # factor analysis takes about as long
-    model = set_n_components(model, even, classes is not None)
+    model = set_n_components(model, even, classes is not None, warn=False)
     sizes, shape = count_components(model, n_classes), find_image_shape(model, train)
     k = int(sizes.sum())
     check_n_dims(model, p)

@@ -67,7 +67,7 @@ FEW_CLUSTERINGS = 50
 # Upper bounds of the rows and centroids with which `plan` measures the speed.
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
 # Number of rows that cpu/lists.py codes together (a strip).
-STRIP_ROWS = 1024
+STRIP_ROWS = 2048
 # Typical number of passes until the components converge.
 PCA_PASSES = 12
 # Placeholder for the centroids of a layer if no centroids are read.

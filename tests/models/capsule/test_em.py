@@ -98,13 +98,13 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
         paper = np.linalg.solve(s, (moved @ xs).T).T
         residual = state.w[rows] + np.linalg.solve(s, stats["delta"][rows].T).T
         np.testing.assert_allclose(residual, paper, rtol=0, atol=1e-10 * np.abs(paper).max())
-        # em_step adds a small share of its diagonal to S, which pulls towards the old W by as much.
+        # em_step adds a small share of its diagonal to S, which moves W towards the old W by this share.
         jitter = RELATIVE_JITTER * np.diag(np.diag(s))
         pulled = np.linalg.solve(s + jitter, (moved @ xs + state.w[rows] @ jitter).T).T
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
         np.testing.assert_allclose(step, pulled, rtol=0, atol=1e-10 * np.abs(paper).max())
         np.testing.assert_allclose(step, paper, rtol=0, atol=1e-5 * np.abs(paper).max())
-        # and the scalars of the pass
+        # The scalars of the pass follow.
         log_loss = -(ws * np.log(p[target, np.arange(len(target))])).sum() / ws.sum()
         new = learner.update(state, {"train": stats})
         assert new.objective[r] == pytest.approx(log_loss, rel=1e-12)

@@ -56,7 +56,7 @@ def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int
     fast, fast_sums = _run("cpu", members, w, x, y, weight, thresholds, train)
     assert fast_sums.shape == (members.n_members, 3)
     flips = np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0)
-    assert flips <= (1 if nu > 0 else 0)  # a ratio within float32 rounding of nu
+    assert flips <= (1 if nu > 0 else 0)  # A ratio may equal nu up to float32 rounding.
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=2e-6, atol=1e-5)
     # An error more or less where the two best are equal up to float32 rounding.
     assert np.abs(fast_sums[:, 1] - sums[:, 1]).max(initial=0) <= 3.0

@@ -163,7 +163,7 @@ def test_partial_fit_distinguishes_classes_on_opposite_sides(rows: int) -> None:
     for a in range(0, len(x), rows):
         model.partial_fit(x[a : a + rows], y[a : a + rows], classes=[0, 1])
     assert model.score(other, right) > 0.85
-    assert (model.mean_ == 0).all() == (rows == 1)  # one row alone has no mean
+    assert (model.mean_ == 0).all() == (rows == 1)  # A single row has no mean.
 
 
 def test_rows_that_do_not_vary_are_refused() -> None:
@@ -208,7 +208,7 @@ def test_a_constant_feature_gives_no_direction(value: float) -> None:
     x, y = _three_groups()
     rows = np.column_stack([x, np.full(len(x), value)]).astype("f8")
     weight = np.ones(len(x))
-    rows[:10, -1], weight[:10] = value + 1, 0.0  # it varies in rows that do not count
+    rows[:10, -1], weight[:10] = value + 1, 0.0  # The feature varies only in rows of weight 0.
     options: dict[str, Any] = {"capsule_dim": 2, "random_state": 0, "n_jobs": 1, "max_iter": 8}
     model = sl.CapsuleRegression(**options).fit(rows, y, sample_weight=weight)
     without = sl.CapsuleRegression(**options).fit(x, y, sample_weight=weight)

@@ -71,7 +71,9 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     # float32 lengths and factors: about 4 roundings of 6e-8 each, times weights up to 3 and |h| up to 15.
     np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(fast_sums[:, 1], sums[:, 1], rtol=1e-12)  # float64 sums of the same rows
+    np.testing.assert_allclose(
+        fast_sums[:, 1], sums[:, 1], rtol=1e-12
+    )  # These are float64 sums of the same rows.
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
 
 
@@ -146,7 +148,7 @@ def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
     rng = np.random.Generator(np.random.Philox(seed))
     lengths = rng.uniform(0.01, 9, 400).astype(np.float32)
     small = (lengths * rng.uniform(0, 0.5, 400)).astype(np.float32)
-    h = np.stack([small, lengths, -lengths, small])  # capsules 1 and 2 are equally long
+    h = np.stack([small, lengths, -lengths, small])  # Capsules 1 and 2 have equal length.
     dims, labels = np.ones((1, 4), dtype=np.int64), np.arange(4)[None]
     for y, expected in ((1, 0.0), (2, 400.0), (0, 400.0)):
         args = (np.full(400, y, dtype=np.int32), np.ones(400), dims, labels, np.zeros(1), squash_table(4))
@@ -155,7 +157,7 @@ def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
 
 @pytest.mark.parametrize("body", ["reference", "numba"])
 @pytest.mark.parametrize("nu", [0.0, 0.5])
-def test_rows_of_zeros(body: str, nu: float) -> None:
+def test_rows_of_zeros_have_zero_residuals_and_the_largest_capsule_wins(body: str, nu: float) -> None:
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
     members = CASES["multiclass, unequal"]
@@ -166,7 +168,7 @@ def test_rows_of_zeros(body: str, nu: float) -> None:
         )
     assert not dense.any()
     assert sums[0, 0] == pytest.approx(100 * np.log([1 / 7, 4 / 7, 2 / 7]).sum(), rel=1e-12)
-    assert sums[0, 1] == 200  # the capsule of 4 dimensions always wins
+    assert sums[0, 1] == 200  # The capsule of 4 dimensions always wins.
     assert sums[0, 2] == (300 if nu == 0 else 200 + 100 * (nu < 2 / 4))
 
 
@@ -197,7 +199,7 @@ def test_weights_scale_sums_and_residuals(body: str) -> None:
     one = _run(run, h, dtype, y, np.ones(257), dims, labels, np.zeros(1), table)
     four = _run(run, h, dtype, y, np.full(257, 4.0), dims, labels, np.zeros(1), table)
     none = _run(run, h, dtype, y, np.zeros(257), dims, labels, np.zeros(1), table)
-    np.testing.assert_array_equal(four[0], 4 * one[0])  # powers of two do not round
+    np.testing.assert_array_equal(four[0], 4 * one[0])  # Powers of two do not round.
     np.testing.assert_array_equal(four[2][:, :2], 4 * one[2][:, :2])
     assert not none[0].any()
     assert not none[2][:, :2].any()

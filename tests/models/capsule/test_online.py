@@ -50,7 +50,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 100.0)
     state = run_step(learner, online_state(data.w, data.m), [block(data)])
     np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-12)
-    np.testing.assert_array_equal(state.average, state.w)  # the average of one step
+    np.testing.assert_array_equal(state.average, state.w)  # The average of one step is the step.
     # Chains split the sums, not their total.
     two = run_step(
         learner, online_state(data.w, data.m), [block(data, slice(40)), block(data, slice(40, 90))]
@@ -129,7 +129,7 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
             kept = state.average
         state = learner.end_epoch(state)
         np.testing.assert_array_equal(state.round, [[0, 0, 0, 1, 1, 2][epoch]])
-        if epoch == 3:  # two epochs without improvement: 0.25, and 0.2 again
+        if epoch == 3:  # Two epochs bring no improvement: 0.25, and 0.2 again.
             np.testing.assert_array_equal(state.w, kept)
             assert state.since[0] == 0
             assert learner.summary(state)["nu"] == 0.0
@@ -137,7 +137,7 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
     assert state.best_epoch[0] == 5
     np.testing.assert_array_equal(learner.weights(state), kept)
     after = run_step(learner, state, [block(data)])
-    np.testing.assert_array_equal(after.w, state.w)  # stopped members move no more
+    np.testing.assert_array_equal(after.w, state.w)  # Stopped members do not change.
 
 
 def test_without_validation_the_last_average_is_kept() -> None:
@@ -157,7 +157,7 @@ def test_a_flat_objective_ends_the_round() -> None:
     data = make(tol=1e6)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 10.0)
     state = learner.end_epoch(run_step(learner, online_state(data.w, data.m), [block(data)]))
-    assert not learner.is_done(state)  # nothing to compare with
+    assert not learner.is_done(state)  # There is nothing to compare with.
     state = run_step(learner, state, [block(data)])
     before = learner.end_epoch(state)
     assert learner.is_done(before) == bool(before.objective[0] <= state.objective[0])

@@ -95,7 +95,7 @@ def test_momentum_restarts_with_each_round() -> None:
     learner = _learner([(0.5, 1), (0.0, 5)])
     states = _run_passes(learner, [0.5, 0.6, 0.5, 0.4])
     assert int(states[2].round[0]) == 1
-    first = states[2]  # restarted
+    first = states[2]  # The second round starts again from the best model.
     np.testing.assert_array_equal(first.previous, first.w)
     for before, after, seed, momentum in ((states[2], states[3], 2, False), (states[3], states[4], 3, True)):
         step = learner.em_step(before.w, _stats(learner, 0, 0, seed)["train"]["delta"], 0)
@@ -118,7 +118,7 @@ def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
         assert moved or started or learner.is_done(s)
 
 
-def test_the_papers_schedule() -> None:
+def test_the_schedule_of_the_paper_has_five_rounds() -> None:
     assert PAPER_SCHEDULE == ((0.8, 128), (0.6, 64), (0.4, 32), (0.2, 16), (0.0, 8))
     learner = _learner("paper")
     state = initial_state(np.zeros((2, 3)), 1)
@@ -126,8 +126,8 @@ def test_the_papers_schedule() -> None:
     while not learner.is_done(state):
         rounds.append(int(state.round[0]))
         state = learner.update(state, _stats(learner, 0.3, 1.0, 0))
-    # Nothing ever improves on the first pass: one pass that sets the mark, then each round's patience;
-    # later rounds begin with a pass that measures the best model again.
+    # No pass is better than the first one, so that each round has its patience after a first pass. The first
+    # pass of later rounds measures the best model again.
     assert [rounds.count(r) for r in range(5)] == [129, 65, 33, 17, 9]
 
 
@@ -148,11 +148,20 @@ def test_the_schedule_uses_the_validation_error_if_there_is_one() -> None:
 def test_max_iter_ends_in_any_round(max_iter: int) -> None:
     states = _run_passes(_learner([(0.5, 10)], max_iter=max_iter), [0.5, 0.3, 0.4][:max_iter])
     assert [bool(s.finished.all()) for s in states] == [False] * max_iter + [True]
-    np.testing.assert_array_equal(states[-1].w, states[min(max_iter - 1, 1)].w)  # the best, not the latest
+    np.testing.assert_array_equal(
+        states[-1].w, states[min(max_iter - 1, 1)].w
+    )  # These are the best weights, not the latest.
 
 
 def test_tol_ends_a_round_and_zero_never_does() -> None:
-    losses = [1.0, 0.5, 0.45, 0.449, 0.448, 0.447]  # pass 5 measures where the second round starts
+    losses = [
+        1.0,
+        0.5,
+        0.45,
+        0.449,
+        0.448,
+        0.447,
+    ]  # Pass 5 measures the weights with which the second round starts.
     errors = [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
     states = _run_passes(_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
@@ -193,7 +202,7 @@ def test_each_member_stops_on_its_own_schedule() -> None:
     learner = _learner([(0.5, 1), (0.0, 1)], m=3, architecture="one_vs_all")
     states = _run_passes(
         learner,
-        # member 0 never improves, 1 improves once more, 2 always
+        # Member 0 never improves, member 1 improves once more, member 2 always improves.
         [
             [0.5, 0.5, 0.5],
             [0.5, 0.4, 0.4],
@@ -207,7 +216,7 @@ def test_each_member_stops_on_its_own_schedule() -> None:
     assert finished[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert finished[:, 1].tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert not finished[:, 2].any()
-    for r in (0, 1):  # stopped members keep weights, errors and counters, whatever the statistics say
+    for r in (0, 1):  # Stopped members keep weights, errors and counters for any statistics.
         stop = int(np.flatnonzero(finished[:, r])[0])
         rows = learner.members.stack_rows(np.array([r]))
         for later in states[stop + 1 :]:
@@ -247,7 +256,7 @@ def test_stopped_members_cost_nothing(architecture: str, device: str) -> None:
         if finished[r]:
             assert not stats["sums"][r].any()
             assert not stats["delta"][rows].any()
-        else:  # and the others get what they would have got
+        else:  # The other members get the same results as without the stopped one.
             np.testing.assert_allclose(stats["delta"][rows], full["delta"][rows], rtol=1e-5, atol=1e-6)
     none, empty = run(replace(state, finished=np.ones_like(finished)))
     assert not none.groups
@@ -276,13 +285,13 @@ def test_any_sequence_of_errors_keeps_the_best_weights(errors: list[int], patien
     assert learner.is_done(state) == (state.round[0] == len(patience))
 
 
-def test_summary_is_scalars() -> None:
+def test_the_summary_has_only_scalars() -> None:
     learner = _learner("paper", m=3, architecture="one_vs_all")
     states = _run_passes(learner, [[0.5, 0.25, 0.0]], [[3.0, 2.0, 1.0]])
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1
     assert summary["objective"] == pytest.approx(2.0)
-    assert summary["train_error"] is None  # what the members decide together was not measured
+    assert summary["train_error"] is None  # The joint decision of the members was not measured.
     assert summary["mean_member_train_error"] == pytest.approx(0.25)
     assert summary["validation_error"] is None
     assert summary["nu"] == pytest.approx(0.8)

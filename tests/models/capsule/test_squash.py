@@ -61,7 +61,7 @@ def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
     """Equation A.4: b/(b+s+1) <= I_s(b) <= b/(b+s)."""
     s = twice_s / 2
     value = float(squash_integral(s, b))
-    slack = 4e-16  # one rounding of each side
+    slack = 4e-16  # Each side has one rounding.
     assert b / (b + s + 1) - slack <= value
     if b + s > 0:
         assert value <= b / (b + s) + slack
@@ -123,8 +123,9 @@ def test_table_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsules(dimension: int) -> None:
-    """1 - lambda0, which the probability of a losing class is made of, cancels where beta is large; yet up to
-    |h|^2 = 1e8 D it keeps the 24 bits that float32 latent means have, so that no result would change.
+    """The probability of a losing class depends on 1 - lambda0, which cancels for large beta.
+
+    Up to |h|^2 = 1e8 D it still has the 24 bits of float32 latent means, so that no result would change.
     """
     s, rng = dimension / 2, np.random.default_rng(dimension)
     b = s * 10 ** rng.uniform(-3, 8, 2000)
@@ -137,16 +138,20 @@ def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsul
 @pytest.mark.parametrize("tabled", [False, True])
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: int, tabled: bool) -> None:
-    """Equal dimensions: P grows with |h_i|^2. Rounding of P hides a last bit of float32 in h only in rows of
-    |h|^2 < 1e-6 D, whose classes are all but equally likely.
+    """P grows with |h_i|^2 if all dimensions are equal.
+
+    Rounding of P hides a last bit of float32 in h only in rows of |h|^2 < 1e-6 D, whose classes are
+    nearly equally likely.
     """
     rng, n = np.random.default_rng(size), 400
     h = rng.normal(size=(10 * size, n)).astype("f4")
     h[:size] *= 4
     h *= np.sqrt(10 * size * 10 ** rng.uniform(-6, 8, n) / (h * h).sum(axis=0)).astype("f4")
     first, second = h[:size].copy(), h[size : 2 * size]
-    second[:] = np.nextafter(first, np.float32(np.inf) * np.sign(first))  # longer by the last bits
+    second[:] = np.nextafter(
+        first, np.float32(np.inf) * np.sign(first)
+    )  # The vector is longer by its last bits.
     q = (h.astype("f8") ** 2).reshape(10, size, n).sum(axis=1)
     p = probabilities(h, np.full(10, size), squash_table(10 * size) if tabled else None)
     np.testing.assert_array_equal(p.argmax(axis=0), q.argmax(axis=0))
-    assert (q.argmax(axis=0) == 1).mean() > 0.5  # so that last bits decide
+    assert (q.argmax(axis=0) == 1).mean() > 0.5  # The last bits then decide.

@@ -132,7 +132,7 @@ def test_learning_continues_from_the_best_parameters_at_a_lower_rate_until_that_
         thetas.append(state.theta)
         state = _scored(learner, state, wrong)
         used.append(learner.summary(state)["learning_rate"])
-        if epoch in (3, 6):  # two epochs without a gain
+        if epoch in (3, 6):  # Two epochs bring no gain.
             assert (state.theta == thetas[state.best_epoch - 1]).all()
     assert learner.is_done(state)
     assert used == pytest.approx([0.2, 0.1, 0.1, 0.1, *[0.1 / 4] * 3, *[0.1 / 16] * 2])

@@ -23,7 +23,9 @@ def binary_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def lines_at_three_places() -> tuple[np.ndarray, np.ndarray]:
-    """Horizontal and vertical lines; two templates of a class cannot be its three places."""
+    """Return images of horizontal and vertical lines; the two templates of a class cannot be its three
+    places.
+    """
     rng = np.random.default_rng(7)
     x, y = np.zeros((400, 9, 10), np.uint8), np.arange(400) % 2
     for image, is_vertical, place in zip(x, y, rng.integers(3, 6, 400), strict=True):
@@ -42,7 +44,7 @@ def digits() -> sl.HierarchicalCompositionalNetwork:
 
 
 def test_digits_are_classified_almost_as_well_as_by_neighbours(digits: Any) -> None:
-    """Without shifts: those of the pools of 3 x 3 make digits of 8 x 8 pixels alike."""
+    """The network has no shifts, because pools of 3 x 3 make digits of 8 x 8 pixels too similar."""
     x, y = binary_digits()
     flat = x.reshape(len(x), -1)
     neighbours = KNeighborsClassifier(3).fit(flat[:N_TRAIN], y[:N_TRAIN])

@@ -125,7 +125,9 @@ def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
-    """Each share of 20,000 draws is within five standard errors; the pool of the next pixel would fail."""
+    """The shares of 20,000 draws are within five standard errors; the priors of the next pixel's pool would
+    fail.
+    """
     net = Hierarchy((BELOW, TOP), side=3, seed=4)
     prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000
     made = np.zeros((1, 1, 4), bool)

@@ -438,7 +438,7 @@ def test_dimensions_are_chosen_from_constant_single_and_equal_rows(most):
     x = np.zeros((9, 4), dtype="f4")
     x[3:8] = 1.0
     wrong = count_wrong(x, np.array([0, 0, 0, 1, 1, 1, 1, 1, 2]), most, 0)
-    np.testing.assert_array_equal(wrong, np.ones(most + 1))  # the only row of class 2 cannot be learned
+    np.testing.assert_array_equal(wrong, np.ones(most + 1))  # The only row of class 2 cannot be learned.
 
 
 def test_more_components_leave_fewer_dimensions_to_choose():

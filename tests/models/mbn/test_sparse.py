@@ -57,8 +57,12 @@ def test_columns_of_uneven_density_give_the_same_centroids(metric: str) -> None:
 
 
 @pytest.mark.parametrize("apart", [8, 16, 64, 1])
-def test_two_centroids_that_float32_cannot_tell_apart(apart: int) -> None:
-    """They are in one lane of one or two panels, or in neighbouring lanes. Of equal ones the first wins."""
+def test_nearly_equal_centroids_are_decided_in_float64(apart: int) -> None:
+    """Float32 cannot distinguish two centroids; they are in one lane of one or two panels, or in
+    neighbouring lanes.
+
+    The first of two equal centroids wins.
+    """
     rng, p, k, n = np.random.default_rng(apart), 40, 150, 200
     wrong = 0
     for trial in range(20):

@@ -1,4 +1,4 @@
-"""K-means by streamed EM: a model of another package than scalelatent, which knows nothing of it."""
+"""K-means by streamed EM, as a plug-in: scalelatent does not know this package."""
 
 from scalelatent.contract.kinds import Kind
 from scalelatent.contract.parameters import (

@@ -1,4 +1,4 @@
-"""The shell."""
+"""Estimator of the toy model."""
 
 import numpy as np
 

@@ -11,7 +11,7 @@ REQUESTS = Requests()
 
 
 def assign(x, centroids):
-    """The nearest centroid of each row, and its squared distance."""
+    """Return the nearest centroid of each row, and its squared distance."""
     distances = ((x[:, None, :] - centroids) ** 2).sum(axis=2)
     nearest = distances.argmin(axis=1)
     return nearest, distances[np.arange(len(x)), nearest]

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scalelatent.contract.finite import LARGEST_VALUE, find_too_large
 from scalelatent.contract.learners import Block
+from scalelatent.kernels.sparse_rows import CsrRows
 
 from .energy import CrbmShape
 
@@ -19,28 +21,47 @@ MOST_LENGTH = 300.0
 
 @dataclass(frozen=True)
 class ColumnUnits:
-    """Shift and scale of each column of x, float32 (x,)."""
+    """Shift and scale of each column of x, float32 (x,).
+
+    A column with more zeros than other values has no shift. So sparse rows, which cannot be shifted, give the
+    results of the same rows in a dense array.
+    """
 
     shift: np.ndarray
     scale: np.ndarray
 
     @classmethod
-    def measure(cls, x: np.ndarray) -> ColumnUnits | None:
-        """Return the units of rows (n, x); None for zeros and ones, and for rows that are not finite."""
-        if ((x == 0) | (x == 1)).all():
+    def measure(cls, x: np.ndarray | CsrRows) -> ColumnUnits | None:
+        """Return the units of rows (n, x); None for zeros and ones, and for rows that are not usable."""
+        values = x.data if isinstance(x, CsrRows) else x
+        if ((values == 0) | (values == 1)).all() or not (np.abs(values) <= LARGEST_VALUE).all():
             return None
-        x = x.astype(np.float64)
-        shift, spread = x.mean(axis=0), np.ptp(x, axis=0)
-        scale = np.maximum(x.std(axis=0), RANGE_SHARE * spread)
+        n, dense = len(x), x if isinstance(x, np.ndarray) else x.to_dense()
+        dense = dense.astype(np.float64)
+        is_sparse = isinstance(x, CsrRows) | (2 * np.count_nonzero(dense, axis=0) < n)
+        shift = np.where(is_sparse, 0.0, dense.mean(axis=0))
+        spread = np.ptp(dense, axis=0)
+        scale = np.maximum(dense.std(axis=0), RANGE_SHARE * spread)
         scale[spread == 0] = 1.0
-        length = float((((x - shift) / scale) ** 2).sum(axis=1).mean())
+        length = float((((dense - shift) / scale) ** 2).sum(axis=1).mean())
         scale *= max(1.0, length / MOST_LENGTH) ** 0.5
-        units = cls(shift.astype(np.float32), scale.astype(np.float32))
-        return units if np.isfinite([units.shift, 1 / units.scale]).all() else None
+        return cls(shift.astype(np.float32), scale.astype(np.float32))
 
     def standardise(self, block: Block) -> Block:
-        """Return the block with standardised columns in float32."""
-        return replace(block, x=((block.x - self.shift) / self.scale).astype(np.float32, copy=False))
+        """Return the block with standardised columns in float32.
+
+        Raises
+        ------
+        ValueError
+            A value is too large; the message names its row and feature.
+        """
+        x = block.x
+        if place := find_too_large(block):
+            raise ValueError(place)
+        if isinstance(x, CsrRows):
+            scaled = (x.data / self.scale[x.indices]).astype(np.float32, copy=False)
+            return replace(block, x=replace(x, data=scaled))
+        return replace(block, x=((x - self.shift) / self.scale).astype(np.float32, copy=False))
 
     def for_rows(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
         """Return parameters for rows as they are, from those for standardised rows."""

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Number of rows of a strip. More rows reuse a cached list more often, but write to more cache lines.
-_STRIP = 1024
+# Number of rows of a strip. More rows reuse a cached list more often, but write to more cache lines. A strip
+# is half as long if the lists of a clustering below have at most _FEW_MEMBERS members.
+_STRIP, _FEW_MEMBERS = 2048, 2**15
 # Number of clusterings of the layer below whose codes are transposed together, one cache line of codes.
 _GROUP = 32
 _COPIED = 16
@@ -49,9 +50,8 @@ class PackedLists:
 
     # uint16 or uint32 (V, k below + 1): start of the lists of each code
     start: np.ndarray
-    # uint16 or uint32 (V, sets k + 16): contiguous lists in the order of clusterings and centroids, followed
-    # by the members of units that their clustering does not use. A member is ``clustering << shift |
-    # centroid``
+    # uint16 or uint32 (V, sets k + 16): contiguous lists in the order of clusterings and centroids, without
+    # the members of units that their clustering does not use. A member is ``clustering << shift | centroid``
     members: np.ndarray
     sets: int  # clusterings of the upper layer
     k: int  # centroids of each
@@ -143,31 +143,30 @@ def _write_lists(
     flat = codes.reshape(sets * k, clusterings)
     # An odd number of lines, so that consecutive writes do not share few sets of the cache.
     turned = empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
-    place, table = empty(below + 2, np.int64), empty(below, codes.dtype)
+    place = empty(below + 1, np.int64)
+    chosen, numbers = empty(sets * k, codes.dtype), empty(sets * k, codes.dtype)
     for begin in range(0, clusterings, _GROUP):
         end = min(begin + _GROUP, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
         for v in range(begin, end):
-            mine = turned[v - begin]
-            place[:] = 0
+            # Write each member, and step past it only if its unit is used: a branch would be mispredicted.
+            count = np.uint64(0)
             for s in range(sets):
-                # The code after the last one collects the units that the clustering does not use. A table
-                # replaces a branch, which would be mispredicted.
-                for code in range(below):
-                    table[code] = code if units[s, v, code] else below
-                for j in range(s * k, s * k + k):
-                    code = table[mine[j]]
-                    mine[j] = code
-                    place[code + 1] += 1
+                used, mine = units[s, v], turned[v - begin, s * k : s * k + k]
+                for j in range(np.uint64(k)):
+                    unit = np.uint64(mine[j])
+                    chosen[count], numbers[count] = unit, s << shift | np.int64(j)
+                    count += np.uint64(used[unit])
+            place[:] = 0
+            for i in range(count):
+                place[np.uint64(chosen[i]) + np.uint64(1)] += 1
             for code in range(below):
                 place[code + 1] += place[code]
                 start[v, code + 1] = place[code + 1]
-            for s in range(sets):
-                for j in range(k):
-                    # Unused members are written as well, because a branch would be mispredicted.
-                    code = mine[s * k + j]
-                    members[v, place[code]] = s << shift | j
-                    place[code] += 1
+            for i in range(count):
+                unit = np.uint64(chosen[i])
+                members[v, np.uint64(place[unit])] = numbers[i]
+                place[unit] += 1
 
 
 @subkernel
@@ -248,13 +247,14 @@ def _count_shared_units(
     # lines, so that their ends do not share few sets of the cache.
     line = 64 // members.itemsize
     width = (room + _COPIED * (_GROUP + 1) + line - 1) // line | 1
-    met = empty((_STRIP, width * line), members.dtype)
+    strip = _STRIP if sets * k > _FEW_MEMBERS else _STRIP // 2
+    met = empty((strip, width * line), members.dtype)
     base, row, room_bytes = met.ctypes.data, 64 * width, room * members.itemsize
-    turned = empty((_GROUP, _STRIP + line), x.dtype)
-    ends, over = empty(_STRIP, np.int64), empty(_STRIP, np.bool_)
+    turned = empty((_GROUP, strip + line), x.dtype)
+    ends, over = empty(strip, np.int64), empty(strip, np.bool_)
     shared = zeros(sets << shift, members.dtype)
-    for first in range(0, n, _STRIP):
-        last = min(first + _STRIP, n)
+    for first in range(0, n, strip):
+        last = min(first + strip, n)
         for i in range(last - first):
             ends[i], over[i] = base + i * row, False
         for begin in range(0, clusterings, _GROUP):
