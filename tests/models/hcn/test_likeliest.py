@@ -59,7 +59,10 @@ def found(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Check eight pairs of images. The best of twelve attempts counts, as a fit restarts from other seeds."""
+    """Assert that messages find the most probable weights for at least ``LEAST`` of eight pairs of images.
+
+    For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
+    """
     rng, hits = np.random.default_rng(0), 0
     for _ in range(8):
         x = rng.random((2, 4)) < 0.4
