@@ -367,7 +367,7 @@ class DaskExecutor:
 
 
 def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
-    """Create and supervise work with ``make`` until it ends, again after each failure; return the last work."""
+    """Create work with ``make`` and supervise it, again after each failure; return the work that ended."""
     tries, most = 0, -1
     while True:
         current = make()

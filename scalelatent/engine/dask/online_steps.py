@@ -109,7 +109,7 @@ class Segment(Work[Place]):
         return self._end is not None
 
     def poll(self) -> bool:
-        """Call the callbacks, which may raise to interrupt the fit; return whether the segment has finished."""
+        """Call the callbacks, which may interrupt the fit; return whether the segment has finished."""
         self._steps.callbacks.on_wait()
         return super().poll()
 

@@ -56,9 +56,9 @@ UNEQUAL = 2.0
 WORTH_SECONDS = 0.25
 # Assumed speed of a GPU relative to a CPU in its first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
-# A worker that gets no rows is assumed to be faster by the factor HOPE after each pass, and by at most MOST_HOPE
-# in total, so that it gets rows and is measured again (test_pools.py: a worker at a tenth of the speed is
-# measured again after a hundred passes).
+# A worker that gets no rows is assumed to be faster by the factor HOPE after each pass, and by at most
+# MOST_HOPE in total, so that it gets rows and is measured again (test_pools.py: a worker at a tenth of the
+# speed is measured again after a hundred passes).
 HOPE, MOST_HOPE = 1.01, 8.0
 _CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
