@@ -32,9 +32,9 @@ WINDOW = (8, 6)
 BATCH_SIZE = 5
 # A fit of at least this many images uses several chains per step.
 MANY_ROWS = 10_000
-# Number of chains per step for that many images.
+# Default number of chains per step of a fit of at least MANY_ROWS images.
 CHAINS = 8
-# Number of minibatches per chain for that many images.
+# Default number of minibatches per chain of a fit of at least MANY_ROWS images.
 CHAIN_BATCHES = 10
 # Number of images of the warm-up (one minibatch per step) before steps with several chains.
 WARMUP_ROWS = 4_000

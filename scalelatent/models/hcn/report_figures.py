@@ -104,7 +104,7 @@ def _color_image(
     ink: np.ndarray = _INK,
     colors: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the colours of an image (channels, h, w): ``ink``, or the mean colour of channels that are on."""
+    """Return the colours of an image (channels, h, w): ``ink``, or the mean colour of its channels."""
     out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
     on = image.any(axis=0)
     if len(image) == 1:
