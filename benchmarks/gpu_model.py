@@ -58,7 +58,7 @@ class Work:
     gemm_flops: float = 0  # float32 operations of matrix products alone
     flops64: float = 0
     divisions: float = 0
-    launches: int = 0  # kernels, matrix products, and rows gathered
+    launches: int = 0  # number of launches: kernels, matrix products, and gathering of rows
     uploads: int = 0  # copies to the card
     downloads: int = 0  # copies to the host; the host waits for each
     copied_bytes: float = 0
@@ -271,7 +271,7 @@ def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Wo
 
 
 def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of the same step at commit 74c93446: one chain after the other."""
+    """Return the work of :func:`crbm_step` at commit 74c93446: one chain after the other."""
     alone = crbm_step(v, h, x, 1, rows, sweeps)
     return (alone + Work(launches=42 - alone.launches, downloads=1)) * chains
 
@@ -280,7 +280,10 @@ def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: in
 
 
 def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
-    """Return the work of ``hcn_sweep`` with arrays on the card; the trees of a chain follow one another."""
+    """Return the work of ``hcn_sweep`` with arrays on the GPU.
+
+    A chain computes its trees, one per pixel of each image, one after another; this takes ``serial_seconds``.
+    """
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
     shared = 4 * (images * places + weights) < 232_448 - 1024
     tree = SHARED_TREE_SECONDS if shared and chains <= 132 else TREE_SECONDS
@@ -288,13 +291,13 @@ def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) 
 
 
 def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
-    """Return the work of the same sweep at commit e30a2cb5: beliefs in the second-level cache."""
+    """Return the work of :func:`hcn_sweep` at commit e30a2cb5: beliefs in the second-level cache."""
     now = hcn_sweep(chains, images, pixels, places, weights)
     return replace(now, serial_seconds=images * pixels * TREE_SECONDS)
 
 
 def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weights: int, room: int) -> Work:
-    """Return the work of ``hcn_sweep_messages`` with int16 messages; ``room`` messages an image."""
+    """Return the work of ``hcn_sweep_messages`` with int16 messages, at most ``room`` of them an image."""
     more = Work(
         bytes=8.0 * chains * images * room,
         downloads=1,

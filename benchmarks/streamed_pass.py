@@ -97,7 +97,8 @@ def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
                 "pass_fresh_pages_s": partial(with_fresh_pages, partial(step, cold)),
             }
             record = {"D": 10 * d} | interleaved(works, 15 if d == 2 else 5)
-            # They show whether the pass waits for rows, or computes more slowly while the other core reads.
+            # These two numbers show why a pass takes longer than reading or computing alone: it waits for
+            # rows, or it computes more slowly while the other core reads.
             alone = [
                 computing(PassContext(stage, state, make_backend("cpu"), PieceCache(0))) for _ in range(5)
             ]

@@ -286,7 +286,8 @@ def test_status_reports_a_folder_without_runs(scalelatent):
     assert "no run folder below" in scalelatent("status").out
 
 
-# VerbGroup that compute, and what of theirs is done first: it compiles two kernels, and ends the verb.
+# Command lines that compute, each with the first function of the package that the command calls. The test
+# replaces this function by one that compiles two kernels and then ends the command with an error.
 COMPUTING = {
     "plan job.toml": "jobs.planning.plan_job",
     "fit job.toml": "jobs.planning.plan_job",
@@ -522,7 +523,8 @@ def test_transform_writes_the_codes_of_a_layer(scalelatent, tmp_path):
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
     again = ("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--overwrite")
     assert "take codes(X, layer=2) (--codes)" in scalelatent(*again, "--layer", "2", code=2).err
-    np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)  # still there
+    # The refused call has not replaced the output.
+    np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
     scalelatent(*again, "--layer", "2", "--codes")
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), network.codes(layer=2))
     sl.CapsuleRegression(capsule_dim=2, max_iter=1).fit(x, np.arange(60) % 2).save("c.zarr")

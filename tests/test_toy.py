@@ -33,7 +33,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> str:
+def rows_path(tmp_path: Path) -> str:
     rng = np.random.default_rng(0)
     y = np.arange(600) % 3
     x = np.array([[0, 0], [4, 0], [0, 4]])[y] + rng.normal(size=(600, 2))
@@ -56,8 +56,8 @@ class StopAfter(Callback):
             raise KeyboardInterrupt
 
 
-def test_the_toy_model_is_kmeans(rows: str) -> None:
-    ds = sl.open_dataset(rows)
+def test_the_toy_model_is_kmeans(rows_path: str) -> None:
+    ds = sl.open_dataset(rows_path)
     model = toy().fit(ds)
     x = ds.read_x(0, len(ds))
     start = model.centroids_[np.argsort(model.centroids_[:, 0])]
@@ -66,8 +66,8 @@ def test_the_toy_model_is_kmeans(rows: str) -> None:
     np.testing.assert_array_equal(peer.predict(x), model.transform(ds).argmax(axis=1))
 
 
-def test_the_toy_model_is_saved_loaded_resumed_and_planned(rows: str, tmp_path: Path) -> None:
-    ds, run = sl.open_dataset(rows), str(tmp_path / "run")
+def test_the_toy_model_is_saved_loaded_resumed_and_planned(rows_path: str, tmp_path: Path) -> None:
+    ds, run = sl.open_dataset(rows_path), str(tmp_path / "run")
     whole = toy().fit(ds)
     with pytest.raises(KeyboardInterrupt):
         toy().fit(ds, run_dir=run, callbacks=StopAfter(2))
@@ -80,8 +80,8 @@ def test_the_toy_model_is_saved_loaded_resumed_and_planned(rows: str, tmp_path: 
     assert model.plan(ds)["seconds"]["estep"] > 0
 
 
-def test_the_toy_model_is_searched(rows: str) -> None:
-    search = sl.Search(toy(), {"n_clusters": [1, 3]}, cv=2).fit(sl.open_dataset(rows))
+def test_the_toy_model_is_searched(rows_path: str) -> None:
+    search = sl.Search(toy(), {"n_clusters": [1, 3]}, cv=2).fit(sl.open_dataset(rows_path))
     assert search.best_params_ == {"n_clusters": 3}
 
 
@@ -107,7 +107,7 @@ n_clusters = 3
 """
 
 
-def test_jobs_fit_the_toy_model(rows: str, tmp_path: Path) -> None:
+def test_jobs_fit_the_toy_model(rows_path: str, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     assert "kmeans" in command("--help", cwd=tmp_path)
     assert "n_clusters" in command("plan", "job.toml", cwd=tmp_path)
@@ -130,8 +130,8 @@ def test_jobs_fit_the_toy_model(rows: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_a_cluster_gives_the_same_bits(rows: str, tmp_path: Path) -> None:
-    ds = sl.open_dataset(rows)
+def test_a_cluster_gives_the_same_bits(rows_path: str, tmp_path: Path) -> None:
+    ds = sl.open_dataset(rows_path)
     alone = toy().fit(ds, engine={"leaf_rows": 64, "block_rows": 32})
     engine = "[engine]\nleaf_rows = 64\nblock_rows = 32\n[cluster]\nworkers = 2\n"
     (tmp_path / "job.toml").write_text(JOB + engine)
@@ -140,12 +140,12 @@ def test_a_cluster_gives_the_same_bits(rows: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_tasks_and_the_page_name_the_toy_model(rows: str, tmp_path: Path) -> None:
+def test_tasks_and_the_page_name_the_toy_model(rows_path: str, tmp_path: Path) -> None:
     from distributed import Client, LocalCluster
 
     from scalelatent.monitor import ClusterLog, install
 
-    ds = sl.open_dataset(rows)
+    ds = sl.open_dataset(rows_path)
     workers = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0")
     with workers, Client(workers) as client:
         assert not install(client)

@@ -1,4 +1,4 @@
-"""Rows on disk or in memory: datasets, their writers, importers and generators, and the row grid.
+"""Public names for rows on disk or in memory: datasets, writers, importers, generators, and `RowGrid`.
 
 The first use of a name imports its module (PEP 562), so that `import scalelatent` stays fast.
 """

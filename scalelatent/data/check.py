@@ -33,7 +33,7 @@ class BadFile:
     """Path or address of the file."""
     start: int
     stop: int
-    """Range of the rows in the file, counted from the first row at `url`; a table belongs to all rows."""
+    """Rows `start:stop` of the dataset that the file stores; a table of checksums belongs to all rows."""
     problem: str
     """Description of the problem."""
 
@@ -46,7 +46,7 @@ class DatasetCheck:
     rows: int
     shards: int
     bytes: int
-    """Bytes of the rows, labels and weights in memory."""
+    """Number of bytes that the rows, labels and weights need in memory."""
     seconds: float
     bad: tuple[BadFile, ...]
     """Bad files in the order of their rows; empty if the dataset is intact."""
@@ -55,7 +55,7 @@ class DatasetCheck:
 
 
 class _CheckedPart:
-    """Dataset, or one segment of a dataset, whose files are checked."""
+    """Dataset, or one segment (the rows of one append) of a dataset, whose files are checked."""
 
     def __init__(self, location: Location, first: int) -> None:
         self.location, self.first = location, first
@@ -89,7 +89,7 @@ class _CheckedPart:
         self.bad.append(BadFile(self.location.name_of(name), *rows, str(error)))
 
     def check(self, shard: int) -> tuple[int, list[BadFile]]:
-        """Check one shard; return the bytes of its rows in memory, and its bad files."""
+        """Check the files of one shard; return the bytes of its rows in memory and the bad files."""
         row, tile = divmod(shard, self.n_tiles)
         a, b = row * self.shard_rows, min((row + 1) * self.shard_rows, self.n_rows)
         parts: list[DenseOrCsr] = []

@@ -36,7 +36,7 @@ def fingerprint_of(
     classes: list[Label] | None,
     digests: np.ndarray,
 ) -> str:
-    """Return the SHA-256 of the attributes and the shard digests (shards, 16), in hexadecimal."""
+    """Return the fingerprint of a dataset: the SHA-256 of attributes and `digests` (shards, 16), as hex."""
     head = [n_rows, list(attrs.feature_shape), dtype.str, classes, attrs.codes, shard_rows]
     if (attrs.x_kind, attrs.y_kind) != ("dense", "labels"):
         head += [attrs.x_kind, attrs.y_kind, attrs.n_targets, str(y_dtype)]
@@ -44,7 +44,7 @@ def fingerprint_of(
 
 
 def shard_digest(*columns: DenseOrCsr | None) -> bytes:
-    """Return 16 bytes of the SHA-256 of a shard's column values, which codec and chunks do not affect."""
+    """Return the first 16 bytes of the SHA-256 of a shard's values, before they are compressed."""
     digest = hashlib.sha256()
     for column in columns:
         if column is not None:
@@ -54,7 +54,7 @@ def shard_digest(*columns: DenseOrCsr | None) -> bytes:
 
 
 def read_digests(group: zarr.Group, url: str) -> np.ndarray:
-    """Return the digests of the shards (shards, 16), or raise a `DataError`."""
+    """Return the stored hash of each shard, uint8 (shards, 16), or raise a `DataError` if it is damaged."""
     try:
         return np.asarray(group["digest"][...], dtype=np.uint8)
     except Exception as error:  # missing or unreadable
@@ -67,7 +67,7 @@ def read_digests(group: zarr.Group, url: str) -> np.ndarray:
 def check_digests(
     location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn], group: zarr.Group
 ) -> None:
-    """Raise a `DataError` if the table of digests does not match the fingerprint."""
+    """Raise a `DataError` if the stored hashes of the shards do not match the fingerprint of the dataset."""
     first = None if attrs.segments is None else attrs.segments[0]
     expected = attrs.fingerprint if first is None else first["fingerprint"]
     x, y = columns["x"], columns.get("y")
@@ -79,7 +79,8 @@ def check_digests(
     y_dtype = None if y is None else np.dtype(y.dtype)
     classes = attrs.classes if first is None or first["classes"] is None else first["classes"]
     found = fingerprint_of(attrs, x.shape[0], np.dtype(x.dtype), y_dtype, rows, classes, digests)
-    # Early versions did not keep the number classes of the first rows when an append added classes.
+    # When an append added classes, early versions did not store the former numeric classes, so the
+    # fingerprint of the rows before the append cannot be computed.
     unknown = first is not None and first["classes"] is None and attrs.classes is not None
     if not fits or (found != expected and not unknown):
         raise DataError(
@@ -90,7 +91,7 @@ def check_digests(
 
 
 def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
-    """Return the CRC-32C at the end of each chunk of a file, or 0 for a missing chunk."""
+    """Return the checksum (CRC-32C) that the file stores after each chunk; 0 for a missing chunk."""
     raw = np.frombuffer(data, np.uint8)
     if n_chunks is None:
         ends, there = np.array([len(raw)]), np.array([True])
@@ -105,7 +106,7 @@ def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
 def write_crcs(
     group: zarr.Group, parts: dict[str, np.ndarray], packing: dict[str, str], shard_rows: int
 ) -> CrcTable:
-    """Write the table of CRCs, column by column; return the attribute `crc`, which describes the table."""
+    """Write the checksums of all chunks as one array; return the attribute `crc`, which describes it."""
     crcs = np.concatenate(list(parts.values()))
     size = max(1, len(crcs))
     how: dict[str, Any] = {"compressors": None, "fill_value": 0, "config": {"write_empty_chunks": True}}
@@ -117,7 +118,7 @@ def write_crcs(
 
 
 def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | None:
-    """Return the CRCs of each column; return None if the table is missing or has the wrong size."""
+    """Return the stored chunk checksums by column; None if their table is missing or has a wrong size."""
     sizes = {name: int(size) for name, (size, _) in crc["columns"].items()}
     total, raw = sum(sizes.values()), location.read("crc/c/0") or b""
     if len(raw) != 4 * max(1, total):
@@ -128,7 +129,7 @@ def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | Non
 
 
 def use_crc_table(location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn]) -> None:
-    """Make the readers of the columns compare each chunk with the table of CRCs, if the table exists."""
+    """Give the stored checksums, if any, to the column readers, which then check each chunk they read."""
     if attrs.crc is None:
         return
     parts = split_crcs(location, attrs.crc)

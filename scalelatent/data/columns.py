@@ -1,4 +1,4 @@
-"""State shared by all slices of a dataset: row sources, classes, location."""
+"""`Columns`: the row sources, the classes and the location that all slices of a dataset share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Columns:
-    """Row sources of `x`, `y` and weights, with classes and location; all slices of a dataset share them."""
+    """Row sources (readers) of `x`, `y` and weights, classes and location, for all slices of a dataset."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Columns:
 
     @property
     def paired(self) -> PairedRows | None:
-        """Rows of another dataset that replace `y`, or None."""
+        """Rows of another dataset that replace `y` (see `Dataset.with_target`), or None."""
         return self.y if isinstance(self.y, PairedRows) else None
 
     @property
@@ -101,7 +101,7 @@ class Columns:
         return distinct
 
     def cached_codes(self, key: object, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the cached array of `key`, or call `make` for it; only the latest array is cached."""
+        """Return the cached class codes of `key`; without cached codes, call `make` and cache its result."""
         cached = self.__dict__.get("_codes")
         if cached is None or cached[0] != key:
             cached = self.__dict__["_codes"] = (key, make())
@@ -113,7 +113,7 @@ class Columns:
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
     def _changed(self, **values: object) -> Columns:
-        """Return a copy with other attributes, without cached classes and codes."""
+        """Return a copy with the attributes in `values`, without cached classes and class codes."""
         other = copy.copy(self)
         other.__dict__.pop("classes", None)
         other.__dict__.pop("_codes", None)
@@ -134,7 +134,7 @@ class Columns:
         return self._changed(y=None, y_is_dropped=True)
 
     def outputs(self, name: str) -> RowSource:
-        """Return the row source of `y`, or raise a `DataError`; `name` is that of the dataset in messages."""
+        """Return the row source of `y`; without `y` raise a `DataError` that calls the dataset `name`."""
         if self.y is None:
             raise DataError(f"{name} has no labels; pass y, or import the rows together with their labels")
         return self.y
@@ -157,7 +157,7 @@ class Columns:
         within: tuple[int, int],
         unlabelled: bool = False,
     ) -> np.ndarray:
-        """Return the codes of the rows `rows` of the slice `within`; see `Dataset.read_codes`."""
+        """Return the class codes of a range of rows in the slice `within`; see `Dataset.read_codes`."""
         stored, (start, stop) = self.outputs(name), rows
         if self.y_kind != "labels":
             raise DataError(
@@ -267,7 +267,7 @@ class PairedRows(RowSource):
         return int(self.slice_rows(start, stop).nnz or 0)
 
     def slice_rows(self, start: int, stop: int) -> Dataset:
-        """Return the target rows `start:stop` as a dataset."""
+        """Return the rows of the target dataset that belong to the rows `start:stop`, as a dataset."""
         return self.dataset[start - self._first : stop - self._first]
 
     def row_number(self, row: int) -> int:

@@ -88,7 +88,7 @@ def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
 def canonical(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, name: str
 ) -> tuple[csr_array, int, int]:
-    """Check CSR arrays; sort and merge the columns of each row; count sorted rows and merged entries."""
+    """Return CSR rows with sorted, unique columns, and the numbers of sorted rows and merged entries."""
 
     def row_of(entry: int) -> int:
         return first_row + int(np.searchsorted(indptr, entry, side="right")) - 1
@@ -121,7 +121,7 @@ def canonical(
 
 
 def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], name: str) -> np.ndarray:
-    """Return the sum of each group of values that begins at an index in `first`, in the dtype of `data`."""
+    """Return the sums of consecutive groups of values; `first` holds the index where each group begins."""
     if len(first) == len(data):
         return data
     if data.dtype.kind == "b":
@@ -139,7 +139,7 @@ def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], name
 
 
 def place_of(rows: DenseOrCsr, entry: int) -> tuple[int, int]:
-    """Return the row and the column of an entry; entries count in the order of storage."""
+    """Return the row and the column of the stored value number `entry`, in the order of storage."""
     if isinstance(rows, np.ndarray):
         return divmod(entry, n_features(rows.shape[1:]))
     return int(np.searchsorted(rows.indptr, entry, side="right")) - 1, int(rows.indices[entry])

@@ -39,7 +39,7 @@ def create_csr(
     group_rows: int,
     compressor: str | None,
 ) -> None:
-    """Create the (unwritten) column `name` of a dataset: its attributes and the table of entries."""
+    """Create the CSR column `name` without rows: attributes, and the table of entries per row group."""
     auto = compressor == "auto"
     kinds = {
         "data": (None if dtype.kind == "f" else "lz4") if auto else compressor,
@@ -78,7 +78,7 @@ class _Column:
 
     @property
     def packing(self) -> str:
-        """Rows per row group and compressor of each array, joined by slashes."""
+        """Text that identifies the form of storage: rows per row group and compressor of each array."""
         return "/".join([str(self.group_rows), *(str(self.compressors[part]) for part in _PARTS)])
 
     def bounds(self, number: int) -> tuple[int, int]:
@@ -86,7 +86,7 @@ class _Column:
 
 
 class CsrGroups(_Column):
-    """Writer of the row groups of a column; it has the methods of zarr arrays that `ShardWriter` uses."""
+    """Writer of the row groups of a CSR column, with the methods of zarr arrays that `ShardWriter` calls."""
 
     shards = None
 
@@ -121,11 +121,11 @@ class CsrGroups(_Column):
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
     def keys(self, number: int, nnz: int) -> list[str]:
-        """Return the keys of the shard files of a row group with `nnz` entries."""
+        """Return the paths, inside the dataset, of the files of a row group with `nnz` entries."""
         return [f"{self.folder(number)}/{p}/c/0" for p in (_PARTS if nnz else _PARTS[2:])]
 
     def folder(self, number: int) -> str:
-        """Return the key of the folder of a row group."""
+        """Return the path, inside the dataset, of the folder of a row group."""
         return f"{self.name}/{number:06d}"
 
 
@@ -254,7 +254,7 @@ class StoredCsr(_Column, StoredColumn):
         return f"row group {self.name}/{number:06d}, rows {first}:{last} of '{self.name}'"
 
     def _reader(self, number: int, part: int) -> StoredRows:
-        """Return the reader of one array (an index into `_PARTS`) of a row group."""
+        """Return the reader of one array of a row group; `part` is the index of the array in `_PARTS`."""
         first, last = self.bounds(number)
         length = last - first + 1 if part == 2 else int(self._counts[number])
         path = f"{self.name}/{number:06d}/{_PARTS[part]}"
@@ -267,7 +267,7 @@ class StoredCsr(_Column, StoredColumn):
         return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:
-        """Return one reader per array in `_PARTS`, whose codecs all row groups share."""
+        """Return one reader per array in `_PARTS`, which `_reader` copies for each row group."""
         with self._lock:
             if self._readers is None:
                 dtypes = (self.dtype, csr.index_dtype(self.shape[1]), np.dtype(np.int64))

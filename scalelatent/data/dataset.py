@@ -60,7 +60,7 @@ class Dataset:
     array([0, 1], dtype=int32)
     """
 
-    # Spec and accesses of an unpickled dataset that is not open yet; None for other datasets.
+    # Spec and storage options of an unpickled dataset that is not open yet; None for other datasets.
     _spec_and_accesses: tuple[schema.DatasetSpec, tuple[Access, ...]] | None = None
 
     def __init__(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
@@ -341,7 +341,7 @@ class Dataset:
 
     @property
     def place(self) -> Location | None:
-        """Location of the stored dataset, with its access; None for arrays in memory."""
+        """Location of the stored dataset, including its storage options; None for arrays in memory."""
         return self._columns.place
 
     @property
@@ -759,7 +759,7 @@ def open_dataset(
 
 
 def _reopen(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
-    """Return an unpickled dataset that opens at its first use; unpickling `accesses` registers them here."""
+    """Return an unpickled dataset that opens at its first use; `accesses` are its storage options."""
     # An error while Dask unpickles would close the connection of a worker instead of failing the task. A
     # scheduler also unpickles datasets that it only forwards, so nothing is opened here.
     ds = Dataset.__new__(Dataset)

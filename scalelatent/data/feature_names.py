@@ -67,7 +67,7 @@ def read_names(location: Location) -> np.ndarray:
 
 
 def check_names(model: Any, names: np.ndarray | None) -> None:
-    """Compare the names of rows with those of the fit, with the error and the warnings of scikit-learn."""
+    """Compare feature names with `model.feature_names_in_`; raise or warn in the words of scikit-learn."""
     fitted, kind = getattr(model, "feature_names_in_", None), type(model).__name__
     if fitted is None or names is None:
         if fitted is not None:
@@ -79,7 +79,7 @@ def check_names(model: Any, names: np.ndarray | None) -> None:
 
 
 def check_same_names(fitted: np.ndarray, names: np.ndarray) -> None:
-    """Raise a `DataError` with scikit-learn's words unless rows have the names of the fit, in their order."""
+    """Raise a `DataError`, in scikit-learn's words, if `names` differ from the feature names of the fit."""
     if np.array_equal(fitted, names):
         return
     new, missing = sorted(set(names) - set(fitted)), sorted(set(fitted) - set(names))
@@ -99,7 +99,7 @@ def check_same_names(fitted: np.ndarray, names: np.ndarray) -> None:
 
 
 def without_names(model: Model) -> Model:
-    """Return a model without feature names, for arrays of rows whose names were compared before."""
+    """Return a copy of a model without `feature_names_in_`, for arrays whose names were compared before."""
     if not hasattr(model, "feature_names_in_"):
         return model
     model = copy.copy(model)

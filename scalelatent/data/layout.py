@@ -56,7 +56,7 @@ class ChunkLayout:
     """Columns per tile if rows with one axis are also split by columns; each shard is then one tile."""
 
     def min_bytes(self, numbers: int, dtype: np.dtype) -> int:
-        """Return the minimum of bytes on disk for `numbers` values at the best compression ratio."""
+        """Return the smallest size, in bytes, of a file with `numbers` values, at the best compression."""
         plain = self.compressor is None or (self.compressor == "auto" and dtype.kind == "f")
         return numbers * dtype.itemsize // (1 if plain else _MAX_RATIO)
 
@@ -64,7 +64,7 @@ class ChunkLayout:
         return -(-n_rows // self.shard_rows)
 
     def n_tiles(self, n_features: int) -> int:
-        """Return the number of shards that share the same rows and split their columns."""
+        """Return the number of tiles: groups of at most `tile_columns` columns with separate shard files."""
         return 1 if self.tile_columns is None else -(-n_features // self.tile_columns)
 
 
@@ -79,9 +79,9 @@ def choose_layout(
     tile_columns: int | None = None,
     target_bytes: int = 0,
 ) -> ChunkLayout:
-    """Choose sizes and codec that are None or 'auto'; `target_bytes` is the size of targets per row."""
+    """Return the layout of dense rows; choose sizes that are None. `target_bytes`: bytes of `y` per row."""
     if tile_columns is not None:
-        # A tile is one chunk and one file.
+        # A tile (some columns of a range of rows) is one chunk and one file.
         chunk_rows = shard_rows = shard_rows or chunk_rows
     _check_choices(compressor, chunk_rows=chunk_rows, shard_rows=shard_rows, tile_columns=tile_columns)
     if compressor == "auto":
@@ -149,7 +149,10 @@ def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
 
 
 def _power_of_two(rows: int) -> int:
-    """Return the largest power of two <= `rows`, at least 1, so that blocks and leaves end at chunk ends."""
+    """Return the largest power of two <= `rows`, at least 1.
+
+    Fits also read ranges of a power of two rows, so these ranges end at the ends of chunks.
+    """
     return 1 << max(0, rows.bit_length() - 1)
 
 
@@ -168,7 +171,7 @@ def make_codecs(compressor: str | None, dtype: np.dtype) -> list[BytesBytesCodec
 
 
 def layout_of(array: zarr.Array) -> ChunkLayout:
-    """Return the layout of an array that `begin_dataset` created."""
+    """Return the chunks, shards and codec of an array that `begin_dataset` created."""
     _, chain = codecs_of(array)
     packers = [name for name, _ in chain if name in ("zstd", "blosc")]
     kind = "zstd" if "zstd" in packers else "lz4" if packers else None

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def shorten(values: np.ndarray, number: int = 12) -> str:
-    """Return the first values, joined for display."""
+    """Return the first `number` values as text, joined by commas."""
     return ", ".join(map(str, values[:number].tolist())) + (", …" if len(values) > number else "")
 
 

@@ -31,7 +31,7 @@ Label = str | int | float
 
 
 class Segment(TypedDict):
-    """Attributes of one part of a dataset to which rows were appended."""
+    """Attributes of one segment of a dataset: the rows of one append, or the rows before the first append."""
 
     path: str
     """Folder below the dataset's folder; "" for the first part."""
@@ -267,7 +267,7 @@ def as_labels(y: object, name: str, first_row: int = 0) -> np.ndarray:
 def check_label_values(y: Any, name: str, first_row: int = 0) -> None:
     """Raise a `DataError` that names the row of the first label that numpy would change or refuse.
 
-    Such a label is missing in a pandas column, mixes strings with numbers, or ends in NUL.
+    Such labels are missing values of a pandas column, strings among numbers, and strings that end in NUL.
     """
     if hasattr(y, "isna"):
         missing = np.argwhere(np.asarray(y.isna()))
@@ -360,7 +360,7 @@ def distinct_labels(labels: np.ndarray, first_row: int, name: str) -> np.ndarray
 
 
 def as_classes(distinct: np.ndarray, name: str) -> np.ndarray | None:
-    """Return `distinct` if the number of labels is at most `MAX_CLASSES`, else None; refuse more strings."""
+    """Return distinct labels as classes; above `MAX_CLASSES`, return None for numbers, raise for strings."""
     if len(distinct) <= MAX_CLASSES:
         return distinct
     if distinct.dtype.kind == "U":

@@ -123,6 +123,7 @@ def _check_blas(folder: str) -> Iterator[Finding]:
 def _check_numba(folder: str) -> Iterator[Finding]:
     import scalelatent.kernels.jit  # noqa: F401  this import sets the folder of compiled kernels
 
+    # numba reads the folder at its import, so the next two imports must stay below the import above.
     import llvmlite.binding  # isort: skip
     import numba  # isort: skip
 
@@ -487,14 +488,14 @@ def _check_scratch(view: ClusterView) -> Iterator[Finding]:
 
 
 def _some(workers: Iterable[str]) -> str:
-    """Return the first addresses of these workers and the number of others, as text."""
+    """Return the first MAX_NAMED addresses of workers and the number of further workers, as text."""
     names = sorted(workers)
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"worker{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED])}{more}"
 
 
 def _list(texts: Iterable[str]) -> str:
-    """Return the first of these different texts and the number of others, as text."""
+    """Return the first MAX_NAMED distinct texts and the number of further texts, joined to one text."""
     texts = sorted(set(texts))
     more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
     return "; ".join(texts[:MAX_NAMED]) + more
@@ -505,7 +506,7 @@ def _list(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table."""
+    """One check of `scalelatent doctor` or `submit`: its name, where it runs, and its function."""
 
     name: str
     where: Literal["here", "cluster"]
@@ -514,7 +515,7 @@ class Check:
     probes: tuple[str, ...] = ()  # facts that the check needs from `probe_cluster`
 
     def findings(self, subject: Any) -> Iterator[Finding]:
-        """Yield the findings, with the name of this check if they have no other name."""
+        """Run the check on `subject`; yield its findings, named like this check if they have no name."""
         for finding in self.find(subject):
             yield replace(finding, check=finding.check or self.name)
 
@@ -566,7 +567,7 @@ def _run(checks: Iterable[Check], subject: Any, fix: str) -> list[Finding]:
 
 
 def examine(folder: str | os.PathLike[str] = ".", *, only: Collection[str] = ()) -> list[Finding]:
-    """Check this machine and the folder (or address in an object store) of the runs."""
+    """Check this machine and the folder (or address in an object store) of the runs; return the findings."""
     return _run(_chosen("here", only), os.fspath(folder), "reinstall scalelatent")
 
 

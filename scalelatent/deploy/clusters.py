@@ -90,7 +90,7 @@ def _refuse_unusable(client: HasSchedulerInfo) -> None:
 
 
 def current_job_id() -> str:
-    """Return the id of the job that this thread drives, see `use_job_id`; empty without a job."""
+    """Return the id of the job that this thread runs, as set by `use_job_id`; empty without a job."""
     return _job.get()
 
 

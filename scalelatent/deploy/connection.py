@@ -53,7 +53,7 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
             raise JobError(f"scheduler {address!r}: {_explain_os_error(host, port, error)}") from None
     try:
         return call_with_timeout(CLIENT_SECONDS + 5, lambda: Client(address, security=security, **options))
-    # Dask reads the greeting of another program as the size of a message: a MemoryError.
+    # If another program listens there, Dask may read its first bytes as a huge message size: a MemoryError.
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise JobError(
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s "
@@ -88,7 +88,10 @@ def dashboard_line(client: Client) -> str:
 
 
 def check_addresses(address: str, host: str | None) -> None:
-    """Refuse an invalid scheduler address, and a loopback ``host`` for a scheduler of other machines."""
+    """Raise a `JobError` for an invalid scheduler address or an unsuitable ``host``.
+
+    Workers listen on ``host``. It must not be a loopback address if the scheduler runs on another machine.
+    """
     _, scheduler_host, _ = _parts(address)
     if host is not None and not loopback_address(scheduler_host):
         refuse_loopback(host)

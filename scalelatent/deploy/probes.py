@@ -44,7 +44,7 @@ class Requirements:
     """Requirements of a run: folder, device, datasets and scratch folders."""
 
     folder: str | None = None  # run folder, or folder of the runs
-    mark: str | None = None  # name of a file in it that the client has written
+    mark: str | None = None  # name of a file in that folder, which the client has written
     device: str = "auto"
     # Addresses by the name of their key in the job, such as ``[data] train``.
     datasets: Mapping[str, str] = field(default_factory=dict)
@@ -191,12 +191,12 @@ def probe_scheduler(dask_scheduler: Scheduler) -> dict[str, Any]:
     return {"versions": versions(), **scheduler_settings(dask_scheduler)}
 
 
-# -- from here -----------------------------------------------------------------------------------------------
+# -- in the client -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """Results of the probes of a cluster."""
+    """Facts that probes collected about the scheduler and the workers of a cluster."""
 
     address: str
     requirements: Requirements = field(default_factory=Requirements)
@@ -261,7 +261,7 @@ def probe_cluster(
 
 @contextmanager
 def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]]:
-    """Write a file into the folder that all workers must see; yield its name, and the problem if any."""
+    """Write a marker file into the run folder; yield requirements with its name, and a problem or ""."""
     if requirements.folder is None:
         yield requirements, ""
         return
@@ -281,7 +281,7 @@ def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]
 
 
 def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
-    """Return by how many seconds each clock is ahead, beyond the duration of the request."""
+    """Return by how many seconds the clock of each worker is ahead; 0 within the duration of the request."""
     before = time.time()
     clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)
     after = time.time()

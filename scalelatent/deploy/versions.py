@@ -168,10 +168,11 @@ def _describe_blas() -> Iterator[str]:
 def _describe_compiler() -> Iterator[str]:
     from scalelatent.kernels.cache_folder import CACHE  # this import sets the folder of compiled kernels
 
+    # numba reads the folder at its import, so the next two imports must stay below the import above.
     import llvmlite.binding as llvm  # isort: skip
     import numba  # isort: skip
 
-    settings = vars(numba.config)  # numba sets its attributes at import
+    settings = vars(numba.config)  # `vars`, because type checkers do not know attributes that numba sets
     yield f"LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
     yield f"SVML {'in use' if settings.get('USING_SVML') else 'not in use'}"
     yield f"{settings.get('NUMBA_NUM_THREADS')} threads"

@@ -23,7 +23,7 @@ OnKernel = Callable[[int, int], None]
 
 
 def kernel_families() -> dict[str, str]:
-    """Return the package of each family of kernels."""
+    """Return the package that contains each family (group) of compiled kernels, by name of the family."""
     of_models = (kind.warm for kind in known_kinds().values() if kind.warm)
     return {package.rpartition(".")[2]: package for package in of_models} | {
         "kernels": "scalelatent.kernels",
@@ -56,7 +56,7 @@ def _find_uncompiled(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, st
 
 
 def _jit_family(kind: str) -> str:
-    """Return the name of a family in `scalelatent.kernels.jit`, where all other packages share one family."""
+    """Return a family's name in `scalelatent.kernels.jit`: "other" for packages outside scalelatent."""
     return kind if kernel_families()[kind].startswith("scalelatent.") else "other"
 
 

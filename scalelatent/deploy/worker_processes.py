@@ -26,8 +26,9 @@ WORKER_ENVIRONMENT = {
     "NUMBA_NUM_THREADS": 1,
     "MALLOC_TRIM_THRESHOLD_": 65536,
 }
-# A task that no worker can run fails after five minutes; by default it waits forever. Dask counts a failure
-# for all tasks of a worker that dies (distributed#5234), so that a few deaths must not fail a task.
+# A task that no worker can run fails after five minutes; by default the task waits forever. If a worker
+# dies, Dask counts one failure for each task on this worker, whatever the cause (distributed#5234). A task
+# therefore fails only after more than ten such failures.
 SCHEDULER_SETTINGS = {
     "distributed.scheduler.no-workers-timeout": "5 minutes",
     "distributed.scheduler.allowed-failures": 10,
@@ -41,11 +42,12 @@ BACKGROUND_INTERVALS = {
     "distributed.worker.memory.monitor-interval": ("100ms", "500ms"),
     "distributed.admin.system-monitor.interval": ("500ms", "2s"),
 }
-# Dask gives up a worker that dies twice within this time. The tuple has the key of Dask's configuration,
-# Dask's default, and a longer time, with which the engine decides about lost workers.
+# Dask closes a worker process that is still absent this long after its connection was lost. The tuple has
+# the key of Dask's configuration, Dask's default, and a longer time, so that the running fit, and not Dask,
+# decides about lost workers.
 LOST_WORKER_TIMEOUT = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
 PROCESS_BYTES = 128 * 2**20  # memory of a worker process before it reads rows
-ALLOWED_WORKERS = 16  # number of workers that is allowed on any machine
+ALLOWED_WORKERS = 16  # this number of workers may start on any machine, whatever its memory
 
 
 async def run_workers(
@@ -84,7 +86,7 @@ async def run_workers(
         ) from None
     common = {"host": host, "protocol": f"{scheme if netloc else 'tcp'}://", "security": security}
     specs = worker_specs(workers, threads, gpus, memory_limit, common)
-    default = f"{socket.gethostname()}-{os.getpid()}"  # a scheduler refuses a second worker of one name
+    default = f"{socket.gethostname()}-{os.getpid()}"  # unique: a scheduler refuses two workers of one name
     logging.getLogger("distributed").setLevel(logging.WARNING)
     with dask_configuration():
         nannies = [

@@ -149,8 +149,9 @@ def kmeans_scores(
 ) -> KMeansScores:
     """Cluster the output of a model by k-means from many random starts, and compare clusters with classes.
 
-    This is the protocol of Tables 3 and 4 of the paper on bootstrap networks: the restart with the smallest
-    inertia counts, whatever its scores. Restarts run in threads; the number of threads changes no result.
+    This is the protocol of Tables 3 and 4 of X.-L. Zhang, "Multilayer bootstrap networks" (2018): the restart
+    with the smallest inertia counts, whatever its scores. Restarts run in threads; the number of threads
+    changes no result.
 
     Parameters
     ----------
@@ -265,7 +266,7 @@ def _cluster_once(rows: np.ndarray, classes: np.ndarray, k: int, seed: int, rest
     from sklearn.cluster import KMeans
 
     start = int(stream(seed, "kmeans", 0, restart).integers(2**31))
-    # A single thread, because several threads add their sums in the order in which they finish.
+    # Use a single thread: several threads would add their sums in a random order, which changes rounding.
     with single_threaded():
         fitted = KMeans(k, n_init=1, random_state=start).fit(rows)
     clusters = fitted.labels_

@@ -23,11 +23,11 @@ METRICS = ("nmi", "accuracy", "retrieval")
 CLUSTER_METRICS = ("nmi", "accuracy")
 """Metrics of k-means clusters."""
 
-# Number of ranges of rows that a sample of evenly spaced rows consists of.
+# A sample of rows consists of this many evenly spaced ranges of consecutive rows, so that few reads suffice.
 SAMPLE_RANGES = 100
-# Largest number of queries of the retrieval accuracy.
+# Largest number of rows that are queries when the retrieval accuracy is computed.
 QUERIES = 10_000
-# Largest number of rows to cluster; of more rows, this many evenly spaced ones are clustered.
+# Largest number of rows to cluster; from a larger dataset, this number of evenly spaced rows is used.
 SCORED_ROWS = 10_000
 # Restarts and seed of k-means in all scores of jobs, reports and the command line.
 RESTARTS, SEED = 50, 0
@@ -109,7 +109,7 @@ def score_retrieval(
 
 
 def check_clusters(metrics: Sequence[str], metric: str) -> None:
-    """Raise JobError if clusters of codes are requested: k-means would average numbers of centroids."""
+    """Raise JobError if k-means metrics are requested for codes, which are indices and have no mean."""
     requested = [name for name in CLUSTER_METRICS if name in metrics]
     if requested and metric == "overlap":
         raise JobError(

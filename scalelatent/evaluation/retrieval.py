@@ -32,7 +32,7 @@ ScoreBlock = Callable[[np.ndarray], np.ndarray]
 
 
 def make_scores(output: Any, metric: str) -> ScoreBlock:
-    """Return the function that scores all documents of an output for a block of queries."""
+    """Return the function that computes the similarity of all documents to each query of a block."""
     if metric not in RETRIEVAL_METRICS:
         raise DataError(f"metric={metric!r} is not one of {', '.join(RETRIEVAL_METRICS)}")
     sparse = hasattr(output, "tocsr")
@@ -111,7 +111,7 @@ class RetrievalCurve:
 
 
 def retrieval_levels(n_documents: int) -> np.ndarray:
-    """Return the levels 1, 3, 7, 15, … below the number of documents, int64."""
+    """Return the numbers of retrieved documents to score: 1, 3, 7, 15, … below `n_documents`, int64."""
     powers = itertools.takewhile(lambda level: level < n_documents, (2**j - 1 for j in itertools.count(1)))
     return np.array(list(powers), dtype=np.int64)
 
@@ -127,12 +127,12 @@ def retrieval_accuracy(
     n_jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RetrievalCurve:
-    """Return the share of the nearest documents of a query that share a topic with it.
+    """Return the share of the nearest documents of a query that share a topic with the query.
 
-    This is the protocol of section 5.5 of the paper on bootstrap networks. Each document of a (test) set is a
-    query for the other documents. A retrieved document without topics is a mistake, and a query without
-    topics scores 0 at all levels. Equally near documents share their places, so the order of the rows does
-    not matter.
+    This is the protocol of section 5.5 of X.-L. Zhang, "Multilayer bootstrap networks" (2018). Each document
+    of a (test) set is a query for the other documents. A retrieved document without topics is a mistake, and
+    a query without topics scores 0 at all levels. Equally near documents share their places, so the order of
+    the rows does not matter.
 
     Parameters
     ----------

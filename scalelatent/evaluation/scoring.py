@@ -28,7 +28,7 @@ def score_dataset(
     batch_rows: int = 16384,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the scores of a model on a labelled dataset by name; by default those of its scorer.
+    """Return the scores of a model on labelled rows by metric name; by default the usual metrics of its kind.
 
     Classifiers: the metrics of a confusion matrix, and ``log_loss`` in nats per row. In ``confusion`` the
     true classes are rows and the predicted classes are columns, both in the order of ``model.classes_``. A
@@ -144,7 +144,7 @@ class ClassScorer(_PredictionScorer):
 
 
 class TargetScorer(_PredictionScorer):
-    """Scorer of binary outputs: error of all outputs, and of those that differ from the input."""
+    """Scorer of binary outputs: error over all outputs, and over the outputs that differ from the input."""
 
     metrics = default = ("all", "changed")
     reason = "predicts binary outputs"

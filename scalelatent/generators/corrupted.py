@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .make import MakeOptions
 
-# Number of rows that are corrupted at a time, which bounds the random words in memory.
+# Number of rows that are corrupted at a time; it limits the memory for random numbers.
 _BATCH_ROWS = 1024
 
 
@@ -44,7 +44,7 @@ class Corruption(NamedTuple):
     options: tuple[str, ...]
     """Names of its parameters in `make_corrupted`."""
     n_draws: Callable[[dict[str, Any], int], int]
-    """Function of (options, pixels): number of random words of an image."""
+    """Function of (options, number of pixels) that returns the number of random numbers of one image."""
     kernel: Callable[[np.ndarray, np.ndarray, np.ndarray], None]
     """Function of (draws, settings, images)."""
     settings: Callable[[dict[str, Any], int], list[int]]
@@ -52,19 +52,19 @@ class Corruption(NamedTuple):
 
 
 def _random_pixels(draws: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Return 1 at as many different pixels of each image as it has draws, and 0 elsewhere."""
+    """Return masks like `images`: 1 at distinct random pixels, one for each random number, else 0."""
     chosen = np.zeros((len(images), images[0].size), np.uint8)
     compiled.flip_exactly(np.ascontiguousarray(draws), chosen)
     return chosen.reshape(images.shape)
 
 
 def _flip(draws: np.ndarray, settings: np.ndarray, images: np.ndarray) -> None:
-    """Flip the bits ``settings[0]`` of as many pixels as there are draws."""
+    """Flip the bits ``settings[0]`` of random pixels in place, one pixel for each random number."""
     images ^= _random_pixels(draws, images) * np.uint8(settings[0])
 
 
 def _delete(draws: np.ndarray, settings: np.ndarray, images: np.ndarray) -> None:
-    """Turn off ``settings[0]`` rows and columns, and as many pixels as there are further draws."""
+    """Set ``settings[0]`` rows, ``settings[0]`` columns and one pixel per further draw to 0, in place."""
     n_lines = 2 * settings[0]
     compiled.erase_lines(np.ascontiguousarray(draws[:, :n_lines]), images)
     images *= 1 - _random_pixels(draws[:, n_lines:], images)

@@ -31,8 +31,8 @@ def render(
 ) -> None:
     """Fill `out` (n, h, w) with base images, deformed by two displacement fields each.
 
-    `base` are the rows of `images`, `k1` and `k2` the numbers of the fields; k1 < 0 leaves an image
-    unchanged.
+    `base` holds the row in `images` of each output image; `k1` and `k2` hold the indices in `fields` of the
+    two fields of the image. k1 < 0 leaves an image unchanged.
     """
     height, width = images.shape[1], images.shape[2]
     n_taps = smooth.shape[0]

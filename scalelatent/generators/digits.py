@@ -72,7 +72,7 @@ def smooth_fields(noise: np.ndarray, taps: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
-    """Return white noise smoothed by a Gaussian, float32 (1522, h, w), in pixels."""
+    """Return displacement fields (white noise smoothed by a Gaussian), float32 (1522, h, w), in pixels."""
     field_bytes = 4 * N_FIELDS * height * width
     if field_bytes > MAX_FIELD_BYTES:
         raise DataError(
@@ -102,8 +102,8 @@ def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
 class InfiniteDigits:
     """An endless set of images; image `i` depends on the seed and `i` only.
 
-    Index `N_TEST` and the following `B - A` indices are the bases `A:B` unchanged; a later `i` deforms base
-    `A + (i - N_TEST) % (B - A)`.
+    The first `B - A` indices, from `N_TEST` on, return the base images `A:B` unchanged. A later index `i`
+    returns a deformed copy of base image `A + (i - N_TEST) % (B - A)`.
 
     Parameters
     ----------
@@ -171,7 +171,10 @@ class InfiniteDigits:
         return a + (np.asarray(index) - N_TEST) % (b - a)
 
     def fields_of(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers (k1, k2) of the two displacement fields of each index, as published."""
+        """Return the numbers (k1, k2) of the two displacement fields of each index.
+
+        The formula is that of the infinite-MNIST program of Loosli, Canu and Bottou (2007).
+        """
         i = np.asarray(index, dtype=np.uint64)
         n_fields = np.uint64(len(self._fields))
         k1 = (i * np.uint64(131_071)) % np.uint64(2**32) % (n_fields - np.uint64(1))
@@ -271,7 +274,7 @@ def make_digits(
 
 
 def from_provenance(p: dict[str, Any], url: str) -> ShiftedGenerator:
-    """Return the generator of a dataset of infinite digits."""
+    """Return the generator of the dataset of infinite digits that has the provenance `p`."""
     ds = open_base(p["base"], url, p["base_fingerprint"])
     if not ds.has_y:
         raise DataError(f"base {ds.url} has no labels; infinite digits need images with labels")

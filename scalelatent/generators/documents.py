@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from .make import MakeOptions
 
 STAGE = "documents"
-# Number of rows that are made to estimate the entries of all rows, which decide the size of row groups.
+# The number of entries of all rows, which determines the rows per row group, is estimated from this number
+# of rows.
 _SAMPLE_ROWS = 1024
 
 
@@ -241,7 +242,7 @@ def make_documents(
 
 
 def from_provenance(p: dict[str, Any], url: str) -> ShiftedGenerator:
-    """Return the generator of a dataset of documents."""
+    """Return the generator of the dataset of documents that has the provenance `p`."""
     base = open_stored_base(p["base"], url, p["base_fingerprint"])
     documents = ResampledDocuments(base, seed=p["seed"], base_rows=p["base_rows"])
     columns = {"feature_shape": (documents.n_features,), "dtype": documents.dtype, **base.y_options()}

@@ -1,4 +1,4 @@
-"""Features of the binary image sets, drawn as text: bars, letters, symbols and traits."""
+"""Drawings, as text, of the shapes in binary image sets: bars, letters, symbols, squares, circles."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bitmaps(drawings: dict[str, list[str]]) -> list[np.ndarray]:
 
 
 def drawings(names: tuple[str, ...] | str, rows: str) -> dict[str, list[str]]:
-    """Return the lines of each drawing in a table of blocks, which are separated by blank lines."""
+    """Return the lines of each drawing by name, from blocks of drawings that are separated by blank lines."""
     columns: list[list[str]] = []
     for block in rows.strip().split("\n\n"):
         columns += [list(c) for c in zip(*(line.split() for line in block.splitlines()), strict=True)]
@@ -60,7 +60,7 @@ def bar(length: int) -> dict[str, list[str]]:
 
 
 def traits(size: int) -> dict[str, list[str]]:
-    """Return drawings of `size` x `size` pixels: square with four holes, circle, and both diagonals."""
+    """Return four drawings of `size` x `size` pixels: square with four holes, circle, and both diagonals."""
     y, x = np.indices((size, size)) - (size - 1) / 2
     middle = np.arange(size) == size // 2
     edge = middle | (np.arange(size) % (size - 1) == 0)

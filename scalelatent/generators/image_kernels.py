@@ -1,6 +1,6 @@
 """Compiled kernels of the binary image sets; integers only, so that rows are identical on every machine.
 
-Random numbers are an argument: `draws` (rows, k), uniform uint32; (draw * n) >> 32 is uniform below n.
+Random numbers are an argument: `draws` (rows, k), uniform uint32; (draw * n) >> 32 is uniform on 0 to n - 1.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from scalelatent.kernels.philox import draw_below
 
 @entry(in_array("i2", 3), in_array("u1", 3), out_array("u1", 3))
 def draw_features(placements: np.ndarray, features: np.ndarray, out: np.ndarray) -> None:
-    """Draw features into images; overlapping features are joined by OR.
+    """Draw shapes into images of 0 and 1; a pixel is 1 if any of the shapes covers it.
 
-    `placements` (rows, count, 3) holds feature, top and left; feature -1 draws nothing.
+    `placements` (rows, count, 3) holds the index of a drawing in `features`, its top row and its left column;
+    index -1 draws nothing.
     """
     for i in range(out.shape[0]):
         image = out[i]

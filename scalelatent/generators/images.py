@@ -1,9 +1,9 @@
-"""Binary image sets of hierarchical compositional networks: features at places, joined by OR, with noise.
+"""Binary image sets for hierarchical compositional networks: shapes at random places, with noise.
 
 The sets are those of Lázaro-Gredilla, Liu, Phoenix and George, "Hierarchical compositional feature learning"
 (2016), sections 4.1 to 4.3: two bars (25 crossings), symbols, letters (clean or noisy), a page of text, and
-two traits. The paper gives no sizes; those here are ours. Each image, and the placement of its features,
-depends on (seed, row) only.
+two traits. The paper gives no sizes; those here are ours. Each image, and the places of its shapes, depends
+on (seed, row) only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Options of each set with their defaults; its keys are the kinds of sets."""
 GREY_OPTIONS = ("blur", "grain")
-"""Options of traits, 0 by default, that make images grey."""
-# Smallest size of a trait in pixels; a smaller square has no space for four holes.
+"""Options of the image set 'traits' that make its images grey; both are 0 (not grey) by default."""
+# Smallest height and width, in pixels, of the drawings in the image set 'traits'. One drawing is a square
+# with four holes, which needs this number of pixels.
 _MIN_TRAIT = 5
 # Number of rows that are made at a time.
 _BATCH_ROWS = 1024
@@ -56,7 +57,7 @@ VOCABULARY = tuple(_WORDS.split())
 def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     """Return all parameters of a set as JSON values.
 
-    The drawings of its features are included, so that a later change of the font does not change the images.
+    The drawings of its shapes are included, so that a later change of the font does not change the images.
     """
     if kind not in DEFAULTS:
         raise DataError(f"there is no image set {kind!r}; the sets are {', '.join(DEFAULTS)}")
@@ -152,7 +153,11 @@ class ImageSet:
         return self._make_images(start, stop, 0.0)[0]
 
     def truth(self, start: int, stop: int) -> np.ndarray:
-        """Return int16 (stop - start, count, 3): feature, top and left of each placement; -1 for none."""
+        """Return the shapes in each image, int16 (stop - start, count, 3).
+
+        The three numbers are the index of a drawing in `features`, its top row and its left column; the index
+        is -1 for no shape.
+        """
         return np.concatenate([self._choose_placements(self._draws(a, b)) for a, b in _batches(start, stop)])
 
     def _make_images(self, start: int, stop: int, noise: float) -> tuple[np.ndarray, np.ndarray | None]:
@@ -176,12 +181,12 @@ class ImageSet:
         draw_features(self._choose_placements(draws), self.features, out)
 
     def _draws(self, start: int, stop: int) -> np.ndarray:
-        """Return uniform uint32 (rows, draws); with noise, the last draws belong to the pixels."""
+        """Return uniform random uint32 (rows, draws); with noise, the last draws decide which pixels flip."""
         count = self._n_draws + (self.n_pixels if self.noise else 0)
         return uniform(self.seed, self.kind, start, stop, count)
 
     def _choose_placements(self, draws: np.ndarray) -> np.ndarray:
-        """Return the placements of each row from its draws; see `truth`."""
+        """Return the shapes and places in each image, chosen by the random numbers `draws`; see `truth`."""
         raise NotImplementedError
 
     def _compute_labels(self, draws: np.ndarray) -> np.ndarray:
@@ -207,7 +212,7 @@ def _scale_draws(draws: np.ndarray, n: npt.ArrayLike) -> np.ndarray:
 
 
 class Scattered(ImageSet):
-    """Symbols and letters: random features at random places, whole inside the image."""
+    """Image sets 'symbols' and 'letters': random shapes at random places, completely inside the image."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
@@ -225,7 +230,7 @@ class Scattered(ImageSet):
 
 
 class Crosses(ImageSet):
-    """Grid of crossings of two bars, each at one of `length` positions; random order of all combinations."""
+    """Image set 'bars': a grid of crosses of two bars, each with `length` positions, in random order."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
@@ -248,7 +253,7 @@ class Crosses(ImageSet):
 
 
 class Pages(ImageSet):
-    """Pages of lines of common English words, with frequencies by Zipf's law."""
+    """Image set 'text': pages of lines of common English words, with frequencies by Zipf's law."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
@@ -256,8 +261,8 @@ class Pages(ImageSet):
         number = {name: i for i, name in enumerate(self.names)}
         weights = np.array([2**40 // rank for rank in range(1, len(VOCABULARY) + 1)], dtype=object)
         cumulative = np.cumsum(weights)
-        # Integers are identical on every machine. The last one, 2**32 - 1, is dropped: only one draw reaches
-        # it.
+        # Integers are identical on every machine. The last one, 2**32 - 1, is dropped, so that the largest
+        # draw, which equals it, selects the last word.
         self._likelihood = np.array([c * (2**32 - 1) // cumulative[-1] for c in cumulative], np.uint32)[:-1]
         self._letters = np.array([number[c] for word in VOCABULARY for c in word], np.int64)
         self._starts = np.cumsum([0, *map(len, VOCABULARY)]).astype(np.int64)
@@ -280,9 +285,9 @@ class Pages(ImageSet):
 
 
 class Traits(ImageSet):
-    """Images with two traits, drawn by a network of two layers: square or circle, and one of two diagonals.
+    """Image set 'traits': images of two shapes, first a square or a circle, and second one of two diagonals.
 
-    Grey images (appendix B of the paper) are blurred binary images with random noise.
+    Grey images (appendix B of Lázaro-Gredilla et al., 2016) are blurred binary images with random noise.
     """
 
     _CLASSES = ("category", "pattern")
@@ -314,7 +319,7 @@ class Traits(ImageSet):
         return {**super().columns, "y_dtype": np.uint8}
 
     def _compute_labels(self, draws: np.ndarray) -> np.ndarray:
-        """Return category (0 or 1, which needs both traits) or pattern (0 to 3) of each row."""
+        """Return the label of each row: pattern (0 to 3), or category (0 or 1, the XOR of both shapes)."""
         shape, diagonal = _scale_draws(draws[:, :2], 2).T
         return 2 * shape + diagonal if self._by_pattern else shape ^ diagonal
 
@@ -365,7 +370,7 @@ def make_images(
     Returns
     -------
     Dataset
-        Images; `image_set_of` returns their features and placements.
+        Images; `image_set_of` returns the shapes in the images and their places.
 
     Raises
     ------
@@ -438,7 +443,7 @@ def from_provenance(provenance: dict[str, Any], url: str) -> ImageSet:
 
 
 def image_set_of(ds: Dataset) -> ImageSet:
-    """Return the image set whose first rows a dataset holds; it has their features and placements.
+    """Return the image set that `make_images` wrote to a dataset, with the shapes in each image (`truth`).
 
     Raises
     ------

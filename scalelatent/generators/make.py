@@ -26,7 +26,7 @@ RowsFunction = Callable[[int, int], "tuple[DenseOrCsr, DenseOrCsr | None]"]
 
 
 class MakeOptions(TypedDict, total=False):
-    """Keyword arguments that all functions share which make datasets; `make_digits` documents them."""
+    """Keyword arguments of all functions that generate datasets; `make_digits` documents them."""
 
     n_jobs: int | None
     resume: bool

@@ -284,7 +284,7 @@ def _scan(
     names: list[str],
     row_bytes: int | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Return the record batches of some columns, in order; `row_bytes` are those of a row in memory."""
+    """Return the record batches of some columns, in order; `row_bytes` is the size of a row in memory."""
     if kind == "csv":
         return _scan_csv(table, columns, names)
     row_bytes = row_bytes or max(1, n_features(columns.feature_shape) * columns.dtype.itemsize)
@@ -340,7 +340,7 @@ def _count_rows(
 
 
 class _TableReader(RowReader):
-    """Features of a table's rows; `labels` and `weights` hold those of the rows of the last `read`."""
+    """Reader of the features of a table; `labels` and `weights` belong to the rows of the last `read`."""
 
     def __init__(self, batches: Iterator[pyarrow.RecordBatch], columns: FrameColumns, n_rows: int) -> None:
         self.name, self.dtype = columns.name, columns.dtype

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class NpzCsrReader(CsrReader):
     """CSR rows of an npz archive.
 
-    Without an array of values, `is_pattern` makes all stored entries 1.
+    If the archive has no array of values, `is_pattern=True` makes all stored entries 1 instead of an error.
     """
 
     nnz: int
@@ -93,7 +93,7 @@ class NpzCsrReader(CsrReader):
             vector.close()
 
     def _read_pointers(self, rows: int, first: int) -> np.ndarray:
-        """Return the pointers of the next rows, after that of their start: int64 (rows + 1,)."""
+        """Return where each of the next rows begins, and where the last one ends, int64 (rows + 1,)."""
         if first == 0:
             self._last_pointer = int(self._pointers.read(1)[0])
             if self._last_pointer != 0:
@@ -120,7 +120,7 @@ class NpzCsrReader(CsrReader):
         return pointers
 
     def _find_values(self, values: str | None, is_pattern: bool) -> str | None:
-        """Return the name of the array of values behind the prefix; None if all values are 1."""
+        """Return the name, without the prefix, of the array of values; None if all stored entries are 1."""
         names = array_names(self._archive)
         name = "data" if values is None else values
         if self._prefix + name in names:
@@ -168,7 +168,7 @@ class NpzCsrReader(CsrReader):
 
 
 def _find_prefixes(archive: zipfile.ZipFile) -> list[str]:
-    """Return the prefixes of all CSR arrays; that of scipy's own arrays is empty."""
+    """Return the prefix of each group of CSR arrays; "" for the arrays of `scipy.sparse.save_npz`."""
     names = set(array_names(archive))
     heads = [n.removesuffix("indptr") for n in names if n == "indptr" or n.endswith("_indptr")]
     return sorted(head.rstrip("_") for head in heads if f"{head}indices" in names)
@@ -204,7 +204,7 @@ def import_csr(
     Parameters
     ----------
     file : path
-        What `scipy.sparse.save_npz` writes, or any npz archive with the four arrays of CSR rows.
+        An archive that `scipy.sparse.save_npz` wrote, or any npz archive with the four arrays of CSR rows.
     url : str
         Dataset to write.
     csr_prefix : str, optional

@@ -18,7 +18,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def file_size(file: IO[bytes]) -> int:
-    """Return the bytes of an open file, without moving its position."""
+    """Return the size of an open file in bytes; the position in the file does not change."""
     position = file.tell()
     size = file.seek(0, os.SEEK_END)
     file.seek(position)

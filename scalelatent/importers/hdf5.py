@@ -1,4 +1,4 @@
-"""Import HDF5 files in bands of whole chunks: each chunk is unpacked once; a band bounds the memory."""
+"""Import HDF5 files in bands (ranges of rows that one read covers), so that each chunk is unpacked once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from .stream import ImportOptions
 
-# A band holds about this many bytes, or one chunk if that is larger.
+# A band, the range of rows that one read covers, holds about this many bytes, or one chunk if it is larger.
 _BAND_BYTES = 2 << 20
-# A band holds at most this many bytes; larger chunks are unpacked several times.
+# A band, the range of rows that one read covers, holds at most this many bytes. A chunk that is larger is
+# unpacked several times.
 _MAX_BAND_BYTES = 64 << 20
 
 
@@ -169,7 +170,7 @@ class Hdf5Reader(RowReader):
         self._row = self._band_row = 0
 
     def _choose_band_rows(self, array: h5py.Dataset) -> int:
-        """Return the rows of a band: those of whole chunks, unless they exceed the maximum bytes."""
+        """Return the rows of a band (the range of one read): whole chunks, unless these are too large."""
         row_bytes = max(1, n_features(self.shape[1:]) * array.dtype.itemsize)
         chunk_rows = 1 if array.chunks is None else int(array.chunks[self._row_axis])
         if chunk_rows * row_bytes > _MAX_BAND_BYTES:
@@ -191,7 +192,7 @@ class Hdf5Reader(RowReader):
         return out.astype(str) if self.dtype.kind == "U" else out
 
     def read_band(self) -> np.ndarray:
-        """Return the next band (rows, *feature_shape), in the dtype of HDF5."""
+        """Read and return the next band, a range of rows (rows, *feature_shape), in the dtype of the file."""
         a, b = self._row, min(self._row + self._band_rows, self.n_rows)
         try:
             band = self._array[(slice(None),) * self._row_axis + (slice(a, b),)]

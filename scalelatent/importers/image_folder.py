@@ -101,7 +101,10 @@ class ImageFolder:
 
 
 def _list_images(root: PathOrUrl) -> ImageFolder:
-    """Return the images below a folder: first those of each folder by name, then those of its folders."""
+    """List all images below a folder.
+
+    The images directly in a folder come first, sorted by name; the images of its subfolders follow.
+    """
     found = ImageFolder(Path(root))
     if not found.root.is_dir():
         problem = "is a file, not a folder" if found.root.exists() else "does not exist"
@@ -136,7 +139,7 @@ def _walk(found: ImageFolder, folder: str, parents: list[str]) -> None:
 
 
 def _scan(folder: Path) -> tuple[list[str], list[str], Counter[str]]:
-    """Return the sorted names of a folder's images and folders, and the suffixes of its other files."""
+    """Return the sorted names of a folder's images and subfolders, and the suffixes of its other files."""
     images: list[str] = []
     inner: list[str] = []
     other: Counter[str] = Counter()

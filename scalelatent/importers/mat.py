@@ -180,7 +180,7 @@ def _as_labels(values: np.ndarray) -> np.ndarray:
 
 
 def _check_row_axis(rows: RowReader, n_labels: int, rows_last: bool) -> None:
-    """Raise `DataError` with the right option if the rows are along the other axis, as the labels show."""
+    """Raise `DataError` with the right option if the number of labels fits the other axis of the array."""
     if rows.n_rows != n_labels and len(rows.shape) > 1 and rows.shape[1 if rows_last else -1] == n_labels:
         here, there = ("last", "first") if rows_last else ("first", "last")
         step = "leave --rows-last out (rows_last=False)" if rows_last else "add --rows-last (rows_last=True)"

@@ -179,7 +179,8 @@ def open_npy(path: PathOrUrl, content: str) -> RowReader:
                 f"{name} is stored column by column (Fortran order), which is read through a memory map; "
                 "copy it to a disk first"
             )
-        # A memory map gathers rows from columns: slow, but with bounded memory.
+        # In Fortran order, the values of one row are far apart in the file. A memory map reads such rows
+        # slowly, but needs little memory.
         return ArrayReader(np.load(path, mmap_mode="r", allow_pickle=False), name)
     except BaseException:
         raw.close()
@@ -221,7 +222,7 @@ def _member(archive: zipfile.ZipFile, key: str) -> str:
 def read_header(
     file: IO[bytes], name: str, *, allow_scalar: bool = False
 ) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, whether the order is Fortran's, and dtype; raise `DataError` for Python objects."""
+    """Return (shape, True for Fortran order, dtype) from an npy header; raise `DataError` for objects."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(file)

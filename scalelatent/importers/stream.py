@@ -56,7 +56,7 @@ class ImportOptions(LayoutOptions, total=False):
 
 
 class RowReader:
-    """Array (n, ...) in a source, which `read` returns in parts, in order."""
+    """Reader of the rows (n, ...) of a file or an array; `read` returns the next rows, in order."""
 
     name: str
     """Name of the source in messages."""
@@ -216,7 +216,7 @@ class BinaryReader(RowReader):
 
 
 class ArrayReader(RowReader):
-    """Rows of an array in memory, or of any object with a shape and a dtype that slices like one."""
+    """Rows of an array in memory, or of any object with shape and dtype that slices like an array."""
 
     def __init__(self, values: np.ndarray, name: str) -> None:
         self.name, self.shape, self.dtype = name, values.shape, values.dtype
@@ -336,7 +336,7 @@ def write_rows(
 
 
 def _warn_of_fractions(ds: Dataset) -> None:
-    """Warn of labels that are numbers with a fraction, from which no classifier learns."""
+    """Warn if labels are numbers with a fraction (such as 0.5), which classifiers refuse."""
     found = ds.classes
     if found is None or found.dtype.kind != "f" or not (fractions := found[found % 1 != 0]).size:
         return
@@ -404,7 +404,7 @@ def _write(
 
 
 def _row_bytes(x: RowReader) -> int:
-    """Return the bytes of a row; the mean for CSR rows."""
+    """Return the size of a row in bytes, at least 1; for CSR rows the mean size."""
     if x.nnz is None:
         return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
     return max(1, x.nnz * (x.dtype.itemsize + 4) // x.n_rows)

@@ -97,7 +97,7 @@ def import_svmlight(
 
 
 class _Block(NamedTuple):
-    """Rows of some lines of text."""
+    """Parsed rows and labels of some lines of the file."""
 
     rows: csr_array
     labels: np.ndarray
@@ -190,7 +190,7 @@ def _malformed(text: bytes, lines_before: int, name: str) -> DataError:
 
 @dataclass
 class _TextCounts:
-    """Counts of a whole file."""
+    """Numbers of rows and entries of a whole file, and the ranges of its columns and labels."""
 
     rows: int = 0
     entries: int = 0
@@ -206,7 +206,7 @@ class _TextCounts:
     highest_label: float = -np.inf
 
     def add(self, block: _Block) -> None:
-        """Add the counts of a block."""
+        """Add the rows, entries, columns and labels of a block."""
         columns, labels = block.rows.indices, block.labels
         self.rows += block.rows.shape[0]
         self.entries += len(columns)
@@ -221,7 +221,7 @@ class _TextCounts:
 
 
 def _count(file: PathOrUrl, name: str, progress: Progress | None, parsed: IO[bytes]) -> _TextCounts:
-    """Return the counts of a whole file and write its blocks to `parsed`.
+    """Parse a whole file once: return its numbers of rows and entries, and write the blocks to `parsed`.
 
     `progress` is called with (0, rows so far).
     """
@@ -244,7 +244,7 @@ def _count(file: PathOrUrl, name: str, progress: Progress | None, parsed: IO[byt
 
 
 def _first_column(counts: _TextCounts, zero_based: bool | str, name: str) -> int:
-    """Return the number of the first column: 0 or 1."""
+    """Return the number with which the columns in the file begin: 0 or 1."""
     if zero_based not in (True, False, "auto"):
         raise DataError(f"zero_based is {zero_based!r}, but it must be True, False or 'auto'")
     has_zero = counts.columns is not None and counts.columns[0] == 0
@@ -280,7 +280,7 @@ def _open_labels(x: _SvmlightReader, counts: _TextCounts) -> PairedReader | None
 
 
 def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name: str) -> csr_array:
-    """Return rows of ones, CSR uint8 (n, width), from labels and their number in each row."""
+    """Return multi-labels, CSR uint8 (n, width) of ones, from all labels and the number of labels per row."""
     pointers = np.concatenate([[0], np.cumsum(row_labels)])
     ones = np.ones(len(labels), np.uint8)
     rows, _, _ = canonical(ones, labels.astype(np.int64), pointers, width, 0, name)
@@ -291,7 +291,7 @@ def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name
 class _SvmlightReader(RowReader):
     """CSR rows from the temporary file of parsed blocks.
 
-    `labels_read` holds the labels of the rows of the last `read`, and their number in each row.
+    `labels_read` holds the labels of the rows that `read` returned last, and the number of labels per row.
     """
 
     sparse = True

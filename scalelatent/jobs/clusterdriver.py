@@ -1,4 +1,4 @@
-"""Tasks that `scalelatent submit` sends to a cluster: a plan, and the driver, which needs no other client.
+"""Tasks that `scalelatent submit` sends to a cluster: a plan, and the driver, which then runs the job alone.
 
 The driver task secedes from its worker's thread pool, so that the task holds no slot. The driver locks the
 run folder and drives the run like `scalelatent fit`, with its own client. If the worker dies, Dask runs the

@@ -82,7 +82,7 @@ def _user_name() -> str:
 
 @contextmanager
 def stop_on_signals(request: StopRequest, print_line: Callable[[str], None]) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
+    """Turn the first SIGINT or SIGTERM into a request to stop the fit; a second SIGINT interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return

@@ -1,4 +1,4 @@
-"""Check and create the ``[[callbacks]]`` of jobs, from this package or from entry points of others."""
+"""Check and create the ``[[callbacks]]`` of jobs, from this package or entry points of other packages."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _check_section(section: str, where: str) -> None:
 def _resolve_model(
     values: dict[str, tuple[Any, str, str]], where: str, origins: dict[str, str]
 ) -> tuple[str, dict[str, Any]]:
-    """Return kind and parameters of the model; refuse names that the table of the kind does not have."""
+    """Return kind and parameters of the model; refuse parameters that models of this kind do not have."""
     if "kind" not in values:
         raise JobError(f'{where}: [model] kind is missing; write for example kind = "capsule"')
     kind, origins["model.kind"], source = values.pop("kind")

@@ -27,7 +27,7 @@ SEARCH_FILE = "search.json"
 
 # Approximate maximum number of candidates to plan, because each plan takes time.
 PLANNED = 16
-# Parts of the memory of a shared pass that each fit needs separately.
+# If several fits share one pass over the rows, each fit needs these parts of the memory for itself.
 OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiting for their siblings")
 
 
@@ -153,7 +153,7 @@ def _planned(params: list[dict[str, Any]]) -> list[int]:
 
 
 def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:
-    """Return the bytes that fits in one shared pass need beyond one fit; groups of fits limit the bytes."""
+    """Return the extra bytes if fits share one pass over the rows, in groups that fit into memory."""
     allowed, alone, together = int(ALLOWED_SHARE * needs["resources"]["memory"]), 0, 0
     for name, stage in needs["stages"].items():
         peak = stage["peak_bytes"]

@@ -136,7 +136,7 @@ class Rate:
 
 
 class WorkerShare:
-    """Work that one worker has done for a job: rows, bytes, spans and times."""
+    """Work that one worker has done for a job: rows, bytes, spans (tasks, one row range each) and times."""
 
     __slots__ = ("address", "bytes", "gpu_rows", "gpu_total", "gpu_used", "last", "lost", "name", "pool",
                  "rate", "rows", "rss", "seconds", "seen", "spans", "wait")  # fmt: skip

@@ -112,7 +112,10 @@ class ProgressDisplay(Callback):
         return live
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Show the new stage; without a terminal, print only trials of values and stages after the fit."""
+        """Show a new stage of the fit; without a terminal, print few stages.
+
+        They are the stages that try values of a parameter, and the stages after the fit, such as scoring.
+        """
         self._now = {**info, "pass": 0}
         if self._live is None and (info.get("tries") or self._after_fit):
             self._print(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))

@@ -1,4 +1,4 @@
-"""Report parts of all classifiers, counted block by block: confusion, reliability, mistakes."""
+"""Report parts that all classifiers share, counted block by block: confusion, reliability, mistakes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClassifiedBlock:
 
 @dataclass
 class Confusion:
-    """Counts of true against predicted classes."""
+    """Confusion matrix: number of rows for each pair of true and predicted class."""
 
     counts: np.ndarray  # int64 (true classes, predicted classes)
     weight: float = 0.0  # sum of the row weights; a row without a weight counts 1
@@ -64,10 +64,10 @@ class Confusion:
 class Reliability:
     """Share of correct predictions by predicted probability, and the log-loss."""
 
-    # The three arrays are weighted sums over the rows in each of 10 bins of equal width in probability.
-    counts: np.ndarray  # row weights
-    confidence: np.ndarray  # probabilities of the predicted classes
-    hits: np.ndarray  # correct predictions
+    # The three arrays have one value for each of 10 bins of predicted probability, each 0.1 wide.
+    counts: np.ndarray  # sum of the weights of the rows in the bin
+    confidence: np.ndarray  # sum of weight x probability of the predicted class over the rows in the bin
+    hits: np.ndarray  # sum of the weights of the rows in the bin whose predicted class is right
     loss: float = 0.0  # weighted sum of -log P(true class), in nats
 
     @classmethod

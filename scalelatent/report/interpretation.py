@@ -37,7 +37,7 @@ def format_error(error: float, rows: int | None, *, wrong: int | None = None) ->
 
 
 def _source_text(run: RunFiles, role: str) -> str | None:
-    """Return the dataset and the row range of a role of a job as text, or None."""
+    """Return dataset and row range of a role ('train', 'validation' or 'test') of a job as text, or None."""
     data = run.job.get("data", {})
     if not data.get(role):
         return None

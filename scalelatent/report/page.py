@@ -49,13 +49,13 @@ class Section:
     headline: list[tuple[str, str]] = field(default_factory=list)  # the most important numbers
     numbers: list[tuple[str, str]] = field(default_factory=list)  # (name, value)
     pictures: list[Picture] = field(default_factory=list)
-    interpretation: list[tuple[str, str]] = field(default_factory=list)  # (number, its meaning)
+    interpretation: list[tuple[str, str]] = field(default_factory=list)  # (name, explanation) of a number
     snippet: str = ""  # Python code that applies the saved model, see `usage_snippet`
 
 
 @dataclass
 class Page:
-    """Content of a page."""
+    """Content of the HTML page of a report."""
 
     title: str
     results: Section
@@ -98,7 +98,7 @@ def _template() -> Template:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun in the right form."""
+    """Return a number with a noun, such as "1 row" or "2 rows"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -108,7 +108,7 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds as text."""
+    """Return a number of seconds as text, such as "12.5 s" or "3 min 20 s"."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)

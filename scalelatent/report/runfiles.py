@@ -47,7 +47,7 @@ class RunFiles:
     def collect(
         self, data: Dataset | None, left_out: str, collect: Callable[[Dataset], Found], what: str = "rows"
     ) -> Found | None:
-        """Return the result of ``collect`` for the rows; without usable rows add a note and return None."""
+        """Return ``collect(data)``; without rows, or after a read error, add a note and return None."""
         if data is None:
             self.notes.append(f"The report was made without {what}: {left_out}.")
             return None

@@ -21,14 +21,14 @@ _lock = threading.Lock()
 
 
 class Access:
-    """Options of fsspec; records store only its random mark, pickles store everything."""
+    """Storage options of fsspec, and a random mark. Run folders store only the mark; pickles store both."""
 
     def __init__(self, mark: str, options: dict[str, Any]) -> None:
         self.mark, self.options = mark, options
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Access:
-        """Return the access of some options; equal options give the same object."""
+        """Return the `Access` with these storage options; equal options give the same object."""
         with _lock:
             for known in list(_known.values()):
                 if known.options == options:
@@ -49,7 +49,7 @@ class Access:
 
 
 def known_access(mark: str) -> Access | None:
-    """Return the access with a mark, or None if this process has neither created nor received it."""
+    """Return the storage options with this mark; None if this process has not created or received them."""
     return _known.get(mark)
 
 

@@ -201,7 +201,7 @@ def _unreadable(path: Path, error: OSError) -> StoreError:
 
 
 def _exchange(new: Path, location: Path, old: Path) -> None:
-    """Rename `location` to `old`, if it exists, and `new` to `location`; undo the first if this fails."""
+    """Rename `location` to `old` and `new` to `location`; if the second rename fails, undo the first one."""
     try:
         os.replace(location, old)
     except FileNotFoundError:

@@ -35,7 +35,7 @@ RELEASE_SECONDS = 10.0
 
 
 class ObjectLock:
-    """The lease `key` of a location."""
+    """Lock in an object store: a lease, that is, an object that the holder must write again regularly."""
 
     def __init__(self, location: ObjectLocation, key: str = "lock", **doing: object) -> None:
         self._location, self._key, self._doing = location, key, doing

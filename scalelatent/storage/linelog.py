@@ -73,7 +73,7 @@ class LineLog:
         return self._key if number == 0 else f"{self._key}.{number:06d}"
 
     def _count_segments(self) -> int:
-        """Return the number of segments before the first gap in their numbers."""
+        """Return the number of segments (objects with parts of the log) before a gap in their numbers."""
         names = set(self._location.keys(self._folder))
         numbers = {0} if self._name in names else set()
         found = (re.fullmatch(re.escape(self._name) + r"\.(\d{6,})", name) for name in names)
@@ -85,7 +85,7 @@ class LineLog:
 
 
 def _pack_segments(lines: Sequence[bytes]) -> list[bytes]:
-    """Return the segments that would result from appending the lines one by one."""
+    """Return the contents of the objects (segments) that would result from appending the lines one by one."""
     parts = [b""]
     for line in lines:
         if parts[-1] and len(parts[-1]) + len(line) + 1 > SEGMENT_BYTES:

@@ -129,7 +129,10 @@ class FileLock:
             os.close(descriptor)
 
     def _held_by_record(self, locked: bool | None) -> bool:
-        """Return whether the file names a living holder that the system's lock cannot show."""
+        """Return whether the lock file names a holder that may live, although the system shows no lock.
+
+        Such a holder is on another host, or on a file system without locks.
+        """
         written = self._read_record()
         if not written or not self._is_fresh():
             return False

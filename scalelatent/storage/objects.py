@@ -379,7 +379,7 @@ def _translate(error: Exception, name: str, location: ObjectLocation, tries: int
 
 
 def _text_of(error: BaseException, access: Access | None) -> str:
-    """Return the text of an error without secrets of the environment and of the access."""
+    """Return the text of an error without secrets from the environment and the storage options."""
     return scrub(error) if access is None else access.hide(scrub(error))
 
 

@@ -1,4 +1,4 @@
-"""Module names in records of earlier versions, and the present modules."""
+"""Map from the module names in records (files) that earlier versions wrote to the present modules."""
 
 from __future__ import annotations
 

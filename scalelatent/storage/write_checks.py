@@ -26,7 +26,7 @@ def format_of(location: Location) -> str | None:
 
 
 def describe_contents(location: Location, wanted: str) -> str:
-    """Describe the contents of a location that lacks the wanted files; the text follows its path."""
+    """Return text about a location that lacks the wanted files; messages put it after the path."""
     path, names = location.local_path(""), location.keys("")
     if path is not None and os.path.isfile(path):
         found = "a file"
@@ -45,7 +45,7 @@ def describe_contents(location: Location, wanted: str) -> str:
 
 
 def contains(location: Location, other: Location) -> bool:
-    """Return whether clearing `location` also deletes `other`, which may be inside or have another name."""
+    """Return whether clearing `location` deletes `other`: a folder inside, or the same under another name."""
     outer, inner = _real(location), _real(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
@@ -115,7 +115,7 @@ def clear_after(error: BaseException, location: Location) -> None:
 
 @contextlib.contextmanager
 def explain_os_errors(location: Location, doing: str, next_step: str = "try again") -> Iterator[None]:
-    """Turn an `OSError` into a `DataError` with its cause and the next steps; `next_step` is the last."""
+    """Turn an `OSError` into a `DataError` with its cause and next steps; the last step is `next_step`."""
     try:
         yield
     except OSError as error:

@@ -28,7 +28,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     return both[:320], both[320:]
 
 
-# With few rows compared with the width of x, chains return records; one chain of the last step has no rows.
+# With few rows compared with the columns of x, a chain returns the factors of its gradient instead of the
+# gradient. In the last step of an epoch, one chain has no rows.
 RECORDS = {"batch_size": 12}
 OPTIONS: list[dict[str, Any]] = [
     {}, RECORDS, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"},

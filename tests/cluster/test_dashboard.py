@@ -48,7 +48,7 @@ def base(client: Any) -> str:
 def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: Page, base: str) -> None:
     page.open(f"{base}/status")  # Like a user, the test opens the page from the navigation bar.
     page.wait("document.querySelector('.navbar a[href=scalelatent]') !== null")
-    seen = len(page.errors)  # These errors come from Dask's own page.
+    seen = len(page.errors)  # Errors so far come from Dask's own page.
     page.js("document.querySelector('.navbar a[href=scalelatent]').click()")
     page.wait("document.querySelector('#live')?.textContent === 'live'")
     assert page.js("location.pathname") == "/scalelatent"
@@ -129,7 +129,8 @@ def test_the_page_shows_rounds_and_a_report_in_dark_mode(client: Any, page: Page
     client.log_event("scalelatent", {"kind": "state", "state": "running", **run, **known})
     client.log_event("scalelatent", {"kind": "event", "name": "fit_started", "max_iter": 40, **run})
     for number in range(1, 21):
-        # One pass appears a hundred times as fast, as after a resume.
+        # Pass 7 reports a hundredth of the seconds of the other passes, as the first pass after a resume
+        # does.
         cost = {"rows": 1000, "seconds": 0.01 if number == 7 else 1.0}
         found = {"objective": 1 / number, "nu": 0.5 * (number < 11), "round": 1 + (number >= 11)}
         message = {"kind": "pass", "stage": "capsule_estep", "pass": number, **cost, **found, **run}
@@ -148,10 +149,11 @@ def test_the_page_shows_rounds_and_a_report_in_dark_mode(client: Any, page: Page
         assert link == "scalelatent/report?job=rounds"
         rate = "document.querySelector('path.line[data-series=rows_per_s]').closest('svg')"
         whole = "document.querySelector('#charts').getBoundingClientRect().width"
-        # The element has its own row.
+        # The chart of rows per second fills a row of the page alone.
         assert page.js(f"{rate}.getBoundingClientRect().width / {whole}") > 0.9
         reported = page.js(f"[...{rate}.querySelectorAll('text')].map(t => t.textContent)")
-        assert "1000" in reported  # The axis suits the other passes, not this one.
+        # The axis ends near the throughput of the other passes, not near that of pass 7.
+        assert "1000" in reported
         assert not any(text.endswith("k") for text in reported)
     finally:
         page.call("Emulation.setEmulatedMedia", features=[])

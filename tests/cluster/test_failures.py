@@ -268,7 +268,7 @@ def test_a_folder_that_workers_do_not_see_is_refused(
     client: Any, fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler_tasks: Any
 ) -> None:
     gc.collect()
-    # A worker on another machine would give this answer.
+    # This is the answer of a worker on another machine that cannot see the folder.
     monkeypatch.setattr(executor, "find_folder_problem", lambda folder, mark: "they do not see it")
     with pytest.raises(
         RunError,

@@ -111,7 +111,8 @@ def test_a_network_partition_changes_no_bit(
         log = At(2, pull)
         same(fit(client, run_dir=tmp_path / "run", callbacks=log), alone())
         assert log.passes == [1, 2, 3, 4, 5]
-        # The driver waited for its spans, or others recomputed them.
+        # The driver waited for the spans of the worker without a connection, or other workers recomputed
+        # these spans.
         assert time.monotonic() - cut[0] > CUT_SECONDS
         assert len(client.nthreads()) == 2
 
@@ -193,7 +194,8 @@ class Greedy(WorkerPlugin):
             if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
                 while sum(a.nbytes for a in held) < 2 * LIMIT:
                     held.append(np.ones(2**22))
-                    time.sleep(0.25)  # This is slow enough for the heartbeats to report it.
+                    # With this pause, the heartbeats report the growing memory of the worker.
+                    time.sleep(0.25)
             return original(source, start, stop)
 
         StoredRows.read = read  # type: ignore[method-assign]

@@ -33,7 +33,7 @@ from .test_failures import EverySpan
 
 P, K, ROWS, BATCH = 12, 4, 960, 48
 STEPS = ROWS // BATCH
-pytestmark = pytest.mark.slow  # They take about a minute, and `.ci/run` runs them.
+pytestmark = pytest.mark.slow  # The tests of this file take about a minute; `.ci/run` runs them.
 
 toys = load_online_toys()
 LEARNERS = {"gradient": toys.Logistic(P, K), "walk": toys.Walk(P, K), "evidence": toys.Evidence(P)}
@@ -154,7 +154,7 @@ def test_validation_and_reports_within_an_epoch_are_the_same(
     options = {"validate_steps": 8, "report_steps": 5}
     there = run(workers, tmp_path, **options)
     same(there, alone(**options))
-    assert len(there.history) == 2 * 6  # The steps are 5 8 10 15 16 20.
+    assert len(there.history) == 2 * 6  # An epoch has records at the steps 5, 8, 10, 15, 16 and 20.
 
 
 def test_auto_spreads_only_long_steps_over_workers(workers: Any) -> None:
@@ -168,12 +168,13 @@ def test_auto_spreads_only_long_steps_over_workers(workers: Any) -> None:
         None,
         0.01,
     )
-    assert steps._use_one(2)  # No durations are known yet.
+    assert steps._use_one(2)  # Without measured durations, one worker is used.
     steps._one = steps._work = 0.015
-    assert steps._use_one(2)  # Spreading takes 7.5 ms and 10 ms, which is more.
+    # Two workers would need 7.5 ms for computing and 10 ms for sending, which is more than 15 ms on one.
+    assert steps._use_one(2)
     steps._one = steps._work = 0.03
     assert not steps._use_one(2)
-    steps._cost = 0.05  # This is the duration on a busy network.
+    steps._cost = 0.05  # Sending takes 50 ms on a busy network.
     assert steps._use_one(2)
     assert steps._use_one(1)
 
@@ -189,7 +190,8 @@ def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
             out = kept[name](self, *args)
             if not found:  # The first steps are slow, as if kernels were being loaded.
                 self._one = self._work = 5.0
-                self._cost = 1.0  # Noise in the duration of the steps then decides nothing.
+                # These large durations decide the choice of the workers, and noise does not.
+                self._cost = 1.0
             found.append(name)
             return out
 
@@ -258,7 +260,7 @@ def test_workers_killed_within_an_epoch_change_no_bit(
             os.kill(pid, signal.SIGKILL)
 
     killers = [At(1, 0.3, kill)]
-    if victims == "one":  # The other one is killed later.
+    if victims == "one":  # The second worker is killed later.
 
         def kill_other() -> None:
             os.kill(there[1], signal.SIGKILL)
@@ -297,7 +299,8 @@ def test_a_segment_is_repeated_if_its_worker_has_no_replica(
 
     monkeypatch.setattr(dask_online.DaskSteps, "_on_all", forgetful)
     same(run(workers, tmp_path, epochs=1), alone(epochs=1))
-    assert len(set(lost)) >= 2  # These segments were repeated; on a busy machine a third one may be.
+    # The lost segments were repeated. On a busy machine a third segment may be lost.
+    assert len(set(lost)) >= 2
 
 
 def test_the_error_names_a_bad_row_that_a_worker_found(
@@ -382,7 +385,7 @@ def test_no_task_of_a_segment_remains(
     (tasks, futures, files, recent, sites, feeds), _ = _watched(
         run, workers, tmp_path, 5, scheduler_tasks, epochs=2, spread=spread
     )
-    assert tasks <= 4 * 5  # One segment, and one that is being released.
+    assert tasks <= 4 * 5  # The limit allows for one segment, and one more whose tasks are being released.
     assert futures <= 4
     assert files <= 8
     assert recent <= 8
@@ -400,6 +403,6 @@ def test_tasks_and_files_do_not_grow_over_1000_steps(
     assert len(seen) >= 9
     assert top[0] <= 4 * 5
     assert top[1] <= 4
-    assert seen[-1][2] <= seen[2][2] + 2  # Files: a first checkpoint adds a durable state and its mark.
+    assert seen[-1][2] <= seen[2][2] + 2  # The first checkpoint adds two files: a durable state and its mark.
     assert top[3] <= 8
     assert top[4] <= 2

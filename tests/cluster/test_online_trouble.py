@@ -221,14 +221,14 @@ def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
     workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
-    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # An epoch is one segment.
+    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # With this duration, a segment is a whole epoch.
     redone: list[dict[str, Any]] = []
 
     class Log(Callback):
         def on_event(self, info: dict[str, Any]) -> None:
             redone.extend([info] if info["event"] == "steps_redone" else [])
 
-    workers.run(_slow, 0.1)  # Tasks take 0.2 s, segments 4 s and more.
+    workers.run(_slow, 0.1)  # With this delay, a task takes 0.2 s, and a segment 4 s or more.
     workers.run(_report_often, 0.5)
     try:
         np.testing.assert_array_equal(run(workers, tmp_path, spread=spread, callback=Log()), whole)

@@ -151,8 +151,9 @@ def test_rows_that_fit_into_the_caches_are_read_once(client: Any, fit: Any, alon
         client.run(keep, 0)
     same(model, alone())
     read = [r["bytes_read"] for r in model.history_]
-    assert read[0] <= 11_500 * 68  # The pass over second moments has read most rows.
-    # A span may go to another worker occasionally, never most spans.
+    # The earlier pass over the second moments has put most rows into the caches of the workers.
+    assert read[0] <= 11_500 * 68
+    # Occasionally a span goes to another worker, which reads its rows again; most spans do not.
     assert sum(read[2:]) < 11_500 * 68
 
 
@@ -207,11 +208,13 @@ def test_tasks_are_few_and_small_and_have_readable_names(
         max_iter=3,
         projection=30,
     )
-    assert model.W_.nbytes > 80_000  # No task can therefore contain the parameters.
+    # The parameters have more bytes than the limit of a task below, so no task can contain them.
+    assert model.W_.nbytes > 80_000
     assert submitted
     for key, size, futures in submitted:
         assert size < 10_000, key
-        assert futures <= 8 * 2 + 1, key  # These are the last family of both parts, and the parameters.
+        # A task depends at most on eight merged results of each of two parts, and on the parameters.
+        assert futures <= 8 * 2 + 1, key
     esteps = [key for key, _, _ in submitted if key.startswith("capsule_estep")]
     strange = [k for k, _, _ in submitted if not NAME.fullmatch(k) and not k.startswith("capsule_project")]
     assert strange == []
@@ -269,11 +272,12 @@ def test_tasks_and_files_do_not_grow_over_200_passes(
     )
     assert model.n_iter_ == 200
     tasks, futures, recent, folder = (max(column) for column in zip(*seen, strict=True))
-    # Passes of one chain, one that has started behind it, and one that is being released.
+    # The scheduler has the passes of one chain, one more pass that has started after the chain, and one that
+    # is being released.
     assert tasks <= 5 * (CHAIN_PASSES + 2)
     assert futures <= 2 * 10
     assert recent <= 8
-    assert folder <= 13  # Records, states of the last passes, and notes of the driver.
+    assert folder <= 13  # The files are records, states of the last passes, and notes of the driver.
     assert seen[-1][3] <= seen[0][3]
     # The number is negative if tasks of an earlier test were released, too.
     assert scheduler_tasks(wait=5) <= 0

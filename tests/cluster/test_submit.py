@@ -92,7 +92,7 @@ def test_submitted_job_gives_the_same_bits_as_a_local_job(
     assert files_of(folder) == undisturbed
     events = [record["event"] for record in folder.records("events.jsonl")]
     assert events[:3] == ["submitted", "state", "fit_started"]
-    # The number belongs to the last stage, the scores of the test rows.
+    # The last stage, the scores of the test rows, has 297 rows.
     assert folder.read_progress()["rows_total"] == 297
     leaves_nothing()
     assert control.known_jobs(cluster)[submitted.id]["run"] == submitted.run
@@ -138,7 +138,7 @@ def test_cancel_stops_within_two_seconds_and_resume_continues(
 def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
     cluster: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The check would wait for a thread, too.
+    # The check of the cluster runs as a task and would also wait for a thread.
     monkeypatch.setattr(submit, "check_cluster", lambda *a, **k: None)
     block = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.05)"
     block = block.format(str(tmp_path / "go"))
@@ -164,7 +164,8 @@ def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> N
     """A driver that Dask repeats after its job has ended or restarted does nothing."""
     folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
     assert settled(folder)["state"] == "done"
-    until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")  # Its last line.
+    # Wait for the last line of the job's events.
+    until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")
     before = (folder.path / "events.jsonl").read_bytes()
     for start in (0, 1):
         said = cluster.submit(clusterdriver.drive, folder.url, start, pure=False).result(timeout=30)

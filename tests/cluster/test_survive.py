@@ -54,8 +54,9 @@ def _killer(pids: dict[str, int]) -> Any:
     return kill
 
 
-# In the first stage some rows must be done, because the scheduler may not know the listeners earlier. The
-# projection is so short that its first rows are all of them.
+# The worker is killed at a share of the rows of a stage. In the first stage this share must be above 0,
+# because the scheduler may not know the listeners earlier. The projection is so short that its first report
+# covers all rows.
 @pytest.mark.parametrize(
     ("stage", "share"),
     [("capsule_moments", 0.05), pytest.param("capsule_project", 0.0, marks=pytest.mark.slow)],
@@ -139,7 +140,8 @@ def test_a_hanging_span_is_computed_by_another_worker(
     mark = tmp_path / "mark"
     mortal.run(hang_once, str(mark))
     log = Log("capsule_estep", lambda: mark.write_text(""), 0.2)
-    fit(mortal, max_iter=1)  # Compiling the kernels would be silent, too.
+    # Compile the kernels before the test, because a worker sends no reports while it compiles.
+    fit(mortal, max_iter=1)
     begin = time.monotonic()
     try:
         same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())

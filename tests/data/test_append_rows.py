@@ -110,7 +110,7 @@ class _Killed(BaseException):
 
 
 def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
-    """Let this process change the disk `n_writes` times, and fail all later changes."""
+    """Make the first ``n_writes`` changes of the disk succeed, and all later changes fail."""
     from zarr.storage import LocalStore
 
     done = [0]
@@ -175,17 +175,17 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     ds = _part("numbers", 0, 60).save(tmp_path / "ds")
     before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
 
-    def full(*_: Any, **__: Any) -> Any:
+    def raise_disk_full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_commit", full)
+        patch.setattr(module, "_commit", raise_disk_full)
         with pytest.raises(OSError):
             append_rows(tmp_path / "ds", _part("numbers", 60, N))
     from scalelatent.data.write.shards import ShardWriter
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardWriter, "_paths_to_delete", full)
+        patch.setattr(ShardWriter, "_paths_to_delete", raise_disk_full)
         with pytest.raises(DataError, match=r"appending failed: .*No space left.*the dataset is unchanged"):
             append_rows(tmp_path / "ds", _part("numbers", 60, N))
     assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before

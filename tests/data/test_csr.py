@@ -29,8 +29,8 @@ def _random(rows: int, columns: int, density: float, dtype: Any, seed: int = 0) 
     return out
 
 
-def _same(a: Any, b: Any) -> None:
-    """Return whether all entries are equal, including stored zeros."""
+def assert_same_csr(a: Any, b: Any) -> None:
+    """Assert that two CSR arrays have equal entries, stored zeros included."""
     assert a.shape == b.shape
     assert a.dtype == b.dtype
     for x, y in zip(csr_module.unpack_csr(a), csr_module.unpack_csr(b), strict=True):
@@ -66,12 +66,12 @@ def test_any_csr_matrix_is_read_back_from_any_store_and_row_groups(
         ds = Dataset.from_arrays(x).save(url, overwrite=True, shard_rows=group)
         a = cut.draw(st.integers(0, x.shape[0]))
         b = cut.draw(st.integers(a, x.shape[0]))
-        _same(ds.read_x(0, x.shape[0]), x)
-        _same(ds.read_x(a, b), x[a:b])
+        assert_same_csr(ds.read_x(0, x.shape[0]), x)
+        assert_same_csr(ds.read_x(a, b), x[a:b])
         assert (ds.is_sparse, ds.nnz) == (True, x.nnz)
         if b > a:
             assert ds[a:b].nnz == x[a:b].nnz
-            _same(ds[a:b].read_x(0, b - a), x[a:b])
+            assert_same_csr(ds[a:b].read_x(0, b - a), x[a:b])
         pieces = ds.pieces()
         assert [p for piece in pieces for p in range(*piece)] == list(range(x.shape[0]))
         if local:
@@ -89,7 +89,7 @@ def test_unsorted_and_duplicate_entries_are_read_as_scipy_does(rows: list[list[t
     found, unsorted, added = canonical(data, indices, indptr, 6, 0, "x")
     wanted = sp.csr_array((data.copy(), indices.copy(), indptr), shape=(len(rows), 6))
     wanted.sum_duplicates()
-    _same(found, wanted)
+    assert_same_csr(found, wanted)
     assert found.has_canonical_format
     assert unsorted == sum(any(row[i + 1][0] < row[i][0] for i in range(len(row) - 1)) for row in rows)
     assert added == len(data) - wanted.nnz
@@ -98,7 +98,7 @@ def test_unsorted_and_duplicate_entries_are_read_as_scipy_does(rows: list[list[t
 @pytest.mark.parametrize("kind", ["csr_matrix", "csr_array", "csc_matrix", "coo_array", "lil_matrix"])
 def test_every_sparse_format_is_accepted(kind: str) -> None:
     ds = Dataset.from_arrays(getattr(sp, kind)(X), Y)
-    _same(ds.read_x(0, ROWS), X)
+    assert_same_csr(ds.read_x(0, ROWS), X)
     assert ds.fingerprint() == Dataset.from_arrays(X, Y).fingerprint()
     assert ds.fingerprint() != Dataset.from_arrays(X.toarray(), Y).fingerprint()
     assert repr(ds) == "<Dataset 300 CSR rows x (40,) float32, labels>"
@@ -113,7 +113,7 @@ def test_rows_in_memory_are_views() -> None:
 def test_column_indices_beyond_31_bits_are_stored() -> None:
     wide = sp.csr_array((np.ones(2), np.array([0, 2**31 + 5]), np.array([0, 1, 2])), shape=(2, 2**31 + 6))
     ds = Dataset.from_arrays(wide).save("memory://csr-wide", overwrite=True)
-    _same(ds.read_x(0, 2), wide)
+    assert_same_csr(ds.read_x(0, 2), wide)
 
 
 @pytest.mark.parametrize("url", ["memory://kinds", "folder"])
@@ -135,7 +135,7 @@ def test_every_kind_of_y_is_stored_with_dense_and_csr_rows(
         assert (one.classes is None) == (kind != "labels")
         np.testing.assert_array_equal(one.read_weight(3, 9), np.arange(first + 3, first + 9))
         if kind == "multilabel":
-            _same(one.read_y(60, 70), y[first + 60 : first + 70])
+            assert_same_csr(one.read_y(60, 70), y[first + 60 : first + 70])
         elif kind:
             np.testing.assert_array_equal(one.read_y(60, 70), y[first + 60 : first + 70])
         if kind in ("targets", "multilabel"):
@@ -189,7 +189,7 @@ def test_writers_in_any_order_resume_and_repair(tmp_path: Path) -> None:
     assert [writer.is_done(i) for i in range(3)] == [True, False, True]
     _write(writer, 1)
     assert writer.is_done(1)
-    _same(open_dataset(url).read_x(0, ROWS), X)
+    assert_same_csr(open_dataset(url).read_x(0, ROWS), X)
 
 
 def _filled(url: str) -> Dataset:
@@ -233,7 +233,8 @@ def test_the_error_names_lost_and_damaged_row_groups(
     with pytest.raises(DataError, match=message):
         open_dataset(ds.url or "").read_x(0, ROWS)
     if file.startswith("x/000001"):
-        _same(open_dataset(ds.url or "").read_x(0, 100), X[:100])  # The other row groups are undamaged.
+        # The other row groups are undamaged.
+        assert_same_csr(open_dataset(ds.url or "").read_x(0, 100), X[:100])
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,8 @@ def test_invalid_arguments_leave_no_files(options: dict[str, Any], message: str)
 )
 def test_invalid_csr_arrays_are_refused(x: Any, y: Any, message: str | None) -> None:
     if message is None:
-        x.indices[0] = 8  # Scipy checks the indices only once.
+        # Scipy checks the indices only when the array is made, so the package must find this wrong index.
+        x.indices[0] = 8
         message = "row 0 has an entry in column 8, but columns are 0 to 7"
     with pytest.raises(DataError, match=message):
         Dataset.from_arrays(x, y)
@@ -339,13 +341,13 @@ def test_plain_zarr_reads_the_files(dtype: str, compressor: str | None, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scalelatent.data.csr_store.CHUNK_ENTRIES", 128)
         ds = Dataset.from_arrays(x).save(tmp_path / "ds", shard_rows=120, compressor=compressor)
-        _same(ds.read_x(0, ROWS), x)
+        assert_same_csr(ds.read_x(0, ROWS), x)
     group = zarr.open_group(tmp_path / "ds", mode="r")
     assert sorted(group["x"].group_keys()) == ["000000", "000001", "000002"]
     for i, first in enumerate(range(0, ROWS, 120)):
         part = group[f"x/{i:06d}"]
         wanted = x[first : first + 120]
         found = sp.csr_array((part["data"][:], part["indices"][:], part["indptr"][:]), shape=wanted.shape)
-        _same(found, wanted)
+        assert_same_csr(found, wanted)
         assert part["data"].dtype == x.dtype
         assert part["data"].shards[0] >= part["data"].chunks[0]

@@ -13,7 +13,7 @@ from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.data.read.earlier import find_earlier_rows, rows_at_same_time
 from scalelatent.errors import DataError
 
-SIZES = (40, 10, 15, 80, 5)  # Later appends merge the second and the third part.
+SIZES = (40, 10, 15, 80, 5)  # Rows of each appended part. Later appends merge the second and the third part.
 
 
 def _rows(part: int, kind: str) -> Dataset:
@@ -22,7 +22,7 @@ def _rows(part: int, kind: str) -> Dataset:
     x: Any = random.integers(0, 5, (n, 6)).astype("u1")
     y: Any = np.array(["b", "d", "f"])[np.arange(n) % 3]
     if part in (1, 3):
-        y[:1] = "ace"[part // 2]  # This class sorts before the others.
+        y[:1] = "ace"[part // 2]  # The first row has a class that sorts before the classes of the other rows.
     if kind == "numbers":
         y = np.array([ord(c) for c in y])
     if kind == "csr":

@@ -112,7 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raw.write(b"MATLAB 7.3 MAT-file")
     (path / "images").mkdir()
     image = Image.fromarray(rows[:WIDTH])
-    for i in range(40):  # Each has 2.5 MB.
+    for i in range(40):  # An image has 2.5 MB.
         image.save(path / "images" / f"{i}.png", compress_level=1)
     Dataset.from_arrays(rows).save(path / "ds", chunk_rows=1000, shard_rows=2000)
     return path

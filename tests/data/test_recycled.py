@@ -71,7 +71,7 @@ def test_threads_never_share_the_memory_of_rows(tmp_path):
                     wrong.append(b)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(read, range(4)))  # It raises the errors of the threads.
+        list(pool.map(read, range(4)))  # ``list`` raises the errors of the threads.
     assert not wrong
 
 
@@ -82,7 +82,7 @@ def test_little_memory_is_kept_and_none_is_pickled(tmp_path):
     memory = ds._columns.x._memory
     assert len(memory._free) == MAX_FREE
     assert len(pickle.dumps(memory)) < 1000
-    # The pieces have another size; those of the old size are released.
+    # A request for another size releases the kept pieces of the old size.
     again = memory.empty((2 * CHUNK, WIDTH), F4)
     assert again.shape == (2 * CHUNK, WIDTH)
     assert not memory._free

@@ -23,7 +23,8 @@ def _arrays(kind: str, seed: int) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     x: Any = random.integers(1, 9, (N, P)).astype("f4" if kind == "floats" else "u1")
     y: Any = random.integers(0, 3, N)
-    if kind == "csr":  # The other rows have the same number of entries.
+    # Arrays of both seeds have their entries in the same columns, so their shards have the same sizes.
+    if kind == "csr":
         x = csr_array(np.where(np.arange(P) % 2, x, 0).astype("f4"))
         y = csr_array((np.arange(P) % 3 == 0) * random.integers(1, 5, (N, P)).astype("u1"))
     if kind == "targets":
@@ -175,7 +176,7 @@ def test_a_shard_of_another_dataset_is_repaired(
     make_digits(tmp_path / "b", 300, seed=2, shard_rows=100)
     x = first.read_x(0, 300)
     shutil.copyfile(tmp_path / "b/x/c/1/0/0", tmp_path / "a/x/c/1/0/0")
-    if packed_otherwise:  # Another version of the compressor would do this.
+    if packed_otherwise:  # Compress the shard differently, as another version of the compressor would.
         _repack(tmp_path / "a")
     made = repair_dataset(tmp_path / "a")
     assert made.fingerprint() == first.fingerprint()

@@ -73,7 +73,8 @@ def test_missing_and_damaged_objects_are_errors(through: str, monkeypatch: pytes
     place = locate("memory://damage")
     np.testing.assert_array_equal(ds.read_x(0, 100), X)
     place.write("x/c/1/0", place.read("x/c/1/0")[:-9])  # type: ignore[index]
-    ds = open_dataset("memory://damage")  # Its index has not been read yet.
+    # Open the dataset again, so that the index of the shard is not yet read.
+    ds = open_dataset("memory://damage")
     what = "cannot be decoded" if through == "zarr" else "is damaged: the checksum of its index"
     with pytest.raises(DataError, match=rf"rows 20:40 of 'x'\) {what}"):
         ds.read_x(15, 25)
@@ -150,14 +151,15 @@ def test_damaged_metadata_and_missing_arrays_are_refused(tmp_path: Path) -> None
 def test_a_lost_column_is_an_error(tmp_path: Path, column: str, names: str, reported: bool) -> None:
     y = [f"c{label}" for label in Y] if names == "strings" else Y
     Dataset.from_arrays(X, y, sample_weight=np.ones(100)).save(tmp_path / "ds")
-    if not reported:  # A version that did not list the columns wrote this.
+    if not reported:  # Remove the list of columns, which earlier versions did not write.
         meta = json.loads((tmp_path / "ds/zarr.json").read_text())
         assert meta["attributes"].pop("columns") == ["x", "y", "weight"]
         (tmp_path / "ds/zarr.json").write_text(json.dumps(meta))
         assert open_dataset(tmp_path / "ds").has_weight
     (tmp_path / "ds" / column / "zarr.json").unlink()
     if column == "weight" and not reported:
-        assert not open_dataset(tmp_path / "ds").has_weight  # Nothing shows that the dataset had weights.
+        # Without the list of columns, nothing shows that the dataset had weights.
+        assert not open_dataset(tmp_path / "ds").has_weight
         return
     with pytest.raises(DataError, match=rf"array '{column}' is missing|{column}/zarr\.json is missing"):
         open_dataset(tmp_path / "ds")

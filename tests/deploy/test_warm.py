@@ -77,7 +77,8 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(warming.subprocess, "Popen", Child)
-    signal.siginterrupt(signal.SIGINT, False)  # Polars sets this: waits continue after a signal.
+    # Polars makes the same call. After it, a wait for a child process continues when a signal comes.
+    signal.siginterrupt(signal.SIGINT, False)
     threading.Thread(target=interrupt).start()
     try:
         with pytest.raises(KeyboardInterrupt):

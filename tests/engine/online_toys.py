@@ -18,7 +18,7 @@ from scalelatent.contract.requests import Requests, Targets
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.streams import stream
 
-if __name__ == "online_toys":  # The file was sent to a worker.
+if __name__ == "online_toys":  # A worker that received this file has it as the module ``online_toys``.
     sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])
 
 

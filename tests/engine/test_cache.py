@@ -48,7 +48,7 @@ def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
             known = cache.get(key)
             if cache.put(key, piece):
                 put[key] = piece if known is None else known
-                assert cache.get(key) is put[key]  # An older piece of the same rows stays.
+                assert cache.get(key) is put[key]  # The cache keeps an older piece of the same rows.
         assert 0 <= cache.used <= limit
         kept = [cache.get(k) for k in range(10)]
         assert cache.used == sum(p[0].nbytes for p in kept if p is not None)
@@ -81,7 +81,8 @@ def test_pieces_that_two_passes_did_not_use_are_evicted() -> None:
     cache.get("b")
     cache.start_pass()
     assert cache.put("new", _piece(100))
-    assert (cache.get("a") is None) != (cache.get("c") is None)  # Dropping one piece was enough.
+    # The cache has dropped a single piece, because that was enough.
+    assert (cache.get("a") is None) != (cache.get("c") is None)
     assert cache.get("b") is not None
 
 

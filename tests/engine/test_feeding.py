@@ -76,10 +76,11 @@ def test_a_long_step_causes_no_second_read(rows: Dataset) -> None:
         for step in range(40):
             feed.blocks(0, step)
             if step % 8 == 3:
-                time.sleep(0.3)  # The consumer computes.
+                time.sleep(0.3)  # The consumer computes for 0.3 s.
             feed.finish_step()
         read = reader.meter.bytes_read
-        # The epoch is read once, and ahead of the next one two slabs and the buffer that follows.
+        # The reader has read the epoch once. It may also have read two slabs of the next epoch, and the
+        # buffer after these slabs.
         assert ROWS * P * 4 <= read <= (ROWS + 2 * 128) * P * 4
 
 
@@ -100,7 +101,7 @@ def test_an_idle_feed_releases_its_thread_and_resumes_when_used(rows: Dataset) -
 
 def test_a_dead_reader_thread_is_restarted(rows: Dataset) -> None:
     with feeding_on(rows) as (feed, _):
-        feed._thread = threading.Thread()  # This thread is not alive.
+        feed._thread = threading.Thread()  # A thread that was never started is not alive.
         assert feed.blocks(0, 0)[0] is not None
 
 

@@ -132,7 +132,7 @@ def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, store
 
     x, y = blobs(300)
     x[np.abs(x) < 0.8] = 0
-    x[[5, 6, 299]] = 0  # These rows have no entries.
+    x[[5, 6, 299]] = 0  # Rows 5, 6 and 299 have no CSR entries.
     rows = Dataset.from_arrays(csr_array(x), y)
     rows = rows.save(tmp_path / "rows", shard_rows=70) if stored else rows
     whole = fit(online.Walk(P, K), Dataset.from_arrays(x, y))
@@ -316,7 +316,7 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
         order={"run_rows": 128, "shuffle": False},
     )
     assert ordered.state["error"] < shuffled.state["error"] + 0.01
-    # Without a difference the test would show nothing.
+    # If stored order were as good as shuffled order, the assertion above would prove nothing.
     assert as_stored.state["error"] > shuffled.state["error"] + 0.03
 
 

@@ -112,7 +112,7 @@ def test_idle_runners_are_dropped_and_used_ones_stay(
         with sites.use(ref, "toy_step", "t2"):
             assert [key[2] for key in sites._kept] == ["t0", "t2"]
         assert closed == [[2, 3]]
-        assert len(step(used, 0, 2)) == 1  # Two chains were merged.
+        assert len(step(used, 0, 2)) == 1  # The task has merged the statistics of both chains into one.
 
 
 def test_the_end_of_a_fit_waits_for_its_running_task(ref: Any, sites: Sites, closed: list[list[int]]) -> None:

@@ -203,7 +203,7 @@ def test_a_worker_without_work_for_long_is_measured_again() -> None:
 def test_a_short_pause_of_a_worker_does_not_count_as_its_speed() -> None:
     news, key = PaceReports(), ("fit", "estep", "train")
     reported = [news.averaged(key, pace) for pace in (50.0, 1.0, 1.0, 100.0, 1.0, 1.0, 1.0, 1.0)]
-    assert reported[:3] == [None, 1.0, None]  # The first one compiles.
+    assert reported[:3] == [None, 1.0, None]  # The first report is ignored, because it includes compilation.
     assert max(pace for pace in reported if pace) < 2.0
     assert [pace for pace in reported if pace][-1] < 1.3
 
@@ -277,10 +277,10 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
     for _ in range(2):
         window = case.window(kept)
     assert window.unequal
-    assert case.on_scheduler == ["toy_estep_pool"]  # once
+    assert case.on_scheduler == ["toy_estep_pool"]  # The scheduler is asked once for two windows.
     assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
-    assert window.all_sent  # A pass this short is one message.
+    assert window.all_sent  # A pass of so few seconds is sent in one message.
     ((batch, last),) = case.sent
     assert last
     assert kept <= {span for span, _ in batch}  # Finished spans of an interrupted pass are never cut.
@@ -361,7 +361,8 @@ def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
     assert "within 1e-05" in event["message"]
     assert "message" not in devices_event({"gpu": 4})
     assert devices_event({"cpu": 1}, {"cpu": 2})["devices"] == "cpu 1 of 2 workers (the others had no work)"
-    assert devices_event({"cpu": 2}, {"cpu": 1})["devices"] == "cpu 2 workers"  # one has left
+    # one of the two workers has left
+    assert devices_event({"cpu": 2}, {"cpu": 1})["devices"] == "cpu 2 workers"
 
 
 @pytest.mark.parametrize(

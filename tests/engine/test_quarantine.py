@@ -54,7 +54,7 @@ def test_a_pass_reads_the_rows_around_excluded_ones(tmp_path: Path, sparse: bool
     given = Dataset.from_arrays(csr_array(x) if sparse else x, y, sample_weight=weight if weighted else None)
     stored = given.save(tmp_path / "rows", shard_rows=20, **({} if sparse else {"chunk_rows": 20}))
     for file in (tmp_path / "rows" / "x").glob("c/1/*" if not sparse else "000001/*/c/0"):
-        file.unlink()  # rows 20:40
+        file.unlink()  # Remove the shard of the rows 20:40.
     reader = Reader(
         stored, None, Meter(), np.arange(3), requests=Requests(csr=True), skipped=((20, 40), (95, 100))
     )

@@ -158,7 +158,7 @@ def test_the_reader_reads_a_bounded_number_of_pieces_ahead() -> None:
     deadline = time.monotonic() + 5
     while len(rows.reads) < 1 + AHEAD and time.monotonic() < deadline:
         time.sleep(0.005)
-    time.sleep(0.1)  # Long enough to read further, if the limit did not hold.
+    time.sleep(0.1)  # In this time the reader would read further pieces if its limit did not work.
     # One piece was consumed, AHEAD pieces are in the queue, and one more was read and waits for space.
     assert 1 + AHEAD <= len(rows.reads) <= 2 + AHEAD
     source.close()

@@ -161,7 +161,8 @@ def test_spans_are_stored_if_recomputing_takes_longer_than_writing() -> None:
     assert is_worth_saving(0.0, 10**9, 0)
     assert is_worth_saving(1.0, 10**6, 30)  # Writing takes 2 ms and saves a second of computation.
     assert not is_worth_saving(0.001, 10**6, 30)
-    assert not is_worth_saving(1e-4, 100, 30)  # A file costs more than that, however small it is.
+    # Writing a file takes longer than 0.1 ms, however small the file is.
+    assert not is_worth_saving(1e-4, 100, 30)
 
 
 @pytest.mark.parametrize("damage", ["torn", "missing", "history"])

@@ -105,7 +105,7 @@ def test_keys_of_finished_tasks_are_forgotten() -> None:
 def test_a_waiting_span_is_free_again_if_its_worker_dies_of_another_cause() -> None:
     cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     cluster.lose("a")
-    cluster.tasks["j"].state = "waiting"  # Its parameters were lost too.
+    cluster.tasks["j"].state = "waiting"  # The lost worker also had the parameters of j, so j waits for them.
     cluster.workers["b"].processing = {cluster.tasks["i"]}
     cluster.lose("b")
     assert set(cluster.bound()) == {"i"}

@@ -51,7 +51,7 @@ def test_streams_are_the_same_on_every_machine() -> None:
     assert stream(7, "start", 2, 3).integers(2**32, size=3).tolist() == GOLDEN
 
 
-GOLDEN = [2846696873, 89771030, 3942453723]  # Philox4x64-10 in numpy, recorded once
+GOLDEN = [2846696873, 89771030, 3942453723]  # Numbers of numpy's generator Philox4x64-10, recorded once
 
 
 def test_negative_seeds_are_refused() -> None:
@@ -75,8 +75,9 @@ def test_invalid_seeds_are_refused(bad: Any) -> None:
 # -- backends ------------------------------------------------------------------------------------------------
 
 
-# It joins several chains in one launch of a GPU. The host computes the same with other kernels, chain by
-# chain, and tests/gpu/test_crbm.py compares both.
+# Kernels without a body for the host. This kernel computes several chains in one launch on a GPU. The host
+# computes the same result chain by chain with other kernels, and tests/gpu/test_crbm.py compares both
+# results.
 ONLY_ON_GPU = {"crbm_add_chain_gradients"}
 
 

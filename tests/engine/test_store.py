@@ -199,7 +199,8 @@ def test_stored_nodes_load_with_their_statistic(store: EngineStore) -> None:
     assert sorted(store.nodes("toy_estep", 7), key=str) == sorted(spans, key=str)
     assert store.nodes("toy_estep", 9) == []
     np.testing.assert_array_equal(store.load_node("toy_estep", 7, spans[1], 2), [1.0, 1.0])
-    # A version with a shorter statistic wrote this file; its counters must not be read as sums.
+    # Such a file was written by a version whose statistic had two numbers; its counters must not be read as
+    # sums.
     assert store.load_node("toy_estep", 7, spans[1], 4) is None
     (path,) = store.folder.glob("node-toy_estep-000007-train-1-12.rec")
     path.write_bytes(path.read_bytes()[:40])

@@ -114,7 +114,8 @@ def expected(online: Any) -> Any:
 def test_minibatches_and_passes_receive_rows_and_outputs(
     online: Any, expected: Any, tmp_path: Path, form: str, cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "TARGET_BYTES", 100)  # Pieces then have a few rows.
+    # With this limit, a piece of outputs has only a few rows.
+    monkeypatch.setattr(reading, "TARGET_BYTES", 100)
     learner = online.Outputs(P, V, Targets(), Targets())
     ds = pair(form, tmp_path)
     found = fit(learner, ds, cache=cache)

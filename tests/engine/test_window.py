@@ -91,7 +91,7 @@ def test_a_new_worker_takes_items_from_the_others() -> None:
     window.open()
     window.refresh({"a": 1, "b": 2})
     assert [worker for _, worker in cluster.batches[1]] == ["b"] * 4
-    # a would have reached these items last.
+    # Worker b receives the items that worker a would have reached last.
     assert [item for item, _ in cluster.batches[1]] == [19, 18, 17, 16]
 
 
@@ -161,7 +161,7 @@ class Pool:
         self.threads = {f"w{i}": threads for i, (threads, _) in enumerate(workers)}
         self.speeds = {f"w{i}": speed for i, (_, speed) in enumerate(workers)}
         self.capacity = sum(threads * speed for threads, speed in workers)
-        # Seconds for a leaf, so that ``seconds`` is the ideal time of the pass.
+        # Seconds that a leaf takes at speed 1, such that the ideal time of a pass is ``seconds``.
         self.leaf = seconds * self.capacity / leaves
         level = min(level, self.grid.depth)
         spans = [Span("train", level, i) for i in range(self.grid.n_nodes(level))]

@@ -46,7 +46,7 @@ def test_mle_bp_learns_and_beats_logistic() -> None:
 @pytest.mark.parametrize("learner", ["mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm"])
 def test_all_learners_improve_on_the_noisy_inputs(learner: str, pair: Pair, held: Pair) -> None:
     model = make(learner=learner, n_epochs=6, learning_rate=0.1).fit(*pair)
-    assert model.score(*held) > 0.9  # 80 % of the noisy inputs equal the clean outputs.
+    assert model.score(*held) > 0.9  # A prediction that copies the noisy inputs has a score of 0.8.
     assert model.n_iter_ == 6
 
 
@@ -320,7 +320,8 @@ def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptu
     m = default().fit(x, v)
     errors = [record["validation_error"] for record in m.history_]
     lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
-    # 363 rows are learned, and 12 epochs make 4,000. Then 12 epochs at a quarter of the rate gain nothing.
+    # The fit learns from 363 rows, so 12 epochs show about 4,000 rows. After the best epoch, 12 epochs at the
+    # old rate and 12 epochs at a quarter of this rate gain nothing.
     assert m.n_iter_ == lasts[-1] + 1 + 2 * 12 < 50
     last, lower = (m.history_[epoch]["learning_rate"] for epoch in (-13, -12))
     assert lower == last / 4

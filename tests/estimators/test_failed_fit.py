@@ -174,7 +174,7 @@ def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.
 
     model, x, _ = make("mixture")
     model.fit(x)
-    model.partial_fit(x[:10])  # From now on the arrays change in place.
+    model.partial_fit(x[:10])  # After a first partial_fit, further calls change the arrays in place.
     before, step, calls = learned(model), incremental._update_svd, []
 
     def interrupted(*arguments: Any) -> Any:

@@ -141,7 +141,8 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 
 def _close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> None:
-    # Other rows in other blocks: float32 products differ in their last bits (6e-8), summed over six passes.
+    # The two fits divide the rows into other blocks. So float32 products differ in their last bits (6e-8),
+    # and the differences add up over six passes.
     np.testing.assert_allclose(a.predict_proba(x), b.predict_proba(x), atol=2e-4)
     assert a.history_[-1]["objective"] == pytest.approx(b.history_[-1]["objective"], rel=1e-5)
     assert a.history_[-1]["train_error"] == pytest.approx(b.history_[-1]["train_error"], abs=1e-2)

@@ -160,8 +160,8 @@ def test_a_fit_interrupted_at_any_point_resumes(digits: Any, tmp_path: Path) -> 
     counted = InterruptAt(10**9, *hooks)
     _network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
     stages = set()
-    # Interruptions at start and end of each stage of each layer, in the first passes of the output, and in
-    # the last one.
+    # Interrupt the fit at start and end of each stage of each layer, in the first passes that compute the
+    # output, and in the last pass.
     for at in [*range(12), counted.calls - 1]:
         run, log = tmp_path / f"run{at}", Log()
         with pytest.raises(KeyboardInterrupt):

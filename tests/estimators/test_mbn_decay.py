@@ -72,7 +72,8 @@ def test_decays_beyond_one_that_is_far_below_the_best_are_not_tried(monkeypatch:
     monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.5, 0.6, 0.9))
     monkeypatch.setattr(mbn_decay, "MARGIN", np.inf)
     every = _scores(x)
-    # All five are tried, so the decay that ends the grid can be foreseen.
+    # An infinite margin tries all five decays. Their scores show at which decay a smaller margin ends the
+    # search.
     best = np.maximum.accumulate(list(every.values()))
     gap = next(float(best[i] - every[d]) for i, d in enumerate(every) if d >= 0.5 and every[d] < best[i])
     monkeypatch.setattr(mbn_decay, "MARGIN", 0.9 * gap)

@@ -79,7 +79,7 @@ def test_sorted_rows_are_learned_like_shuffled_ones(digits: Arrays, held_out: Ar
     x, y = digits
     order = np.argsort(y, kind="stable")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Another test covers this warning.
+        warnings.simplefilter("ignore", UserWarning)  # Ignore a warning that another test covers.
         a = make(algorithm, n_chains=2).fit(x, y).score(*held_out)
         b = make(algorithm, n_chains=2).fit(x[order], y[order]).score(*held_out)
     assert b > a - 0.03

@@ -21,8 +21,9 @@ def _fit(data: Arrays, **options: Any) -> CapsuleRegression:
 
 def test_the_default_schedule_learns_digits(digits: Arrays, held_out: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=6, random_state=0).fit(*digits, validation=held_out)
-    assert model.score(*held_out) > 0.88  # The fit has 600 rows.
-    assert model.n_iter_ == len(model.history_) < 2000  # The schedule ended the fit.
+    assert model.score(*held_out) > 0.88  # The limit is low because the fit has only 600 rows.
+    # The schedule ended the fit before the largest number of passes.
+    assert model.n_iter_ == len(model.history_) < 2000
 
 
 @pytest.mark.parametrize(
@@ -124,8 +125,8 @@ def test_a_warm_start_continues_the_fit(digits: Arrays) -> None:
     model.fit(*digits)
     first = model.W_
     model.set_params(max_iter=6).fit(*digits)
-    # The second moments are summed about the known mean instead of being shifted to it, so they round
-    # differently.
+    # A warm start sums the second moments around the known mean. A first fit shifts them to the mean
+    # afterwards, so the two fits round differently.
     np.testing.assert_allclose(model.W_, whole.W_, rtol=0, atol=1e-6 * np.abs(whole.W_).max())
     assert model.n_iter_ == 6
     assert not np.array_equal(first, model.W_)

@@ -148,12 +148,12 @@ def test_a_full_disk_keeps_the_earlier_model(
     _fit(digits, "plain").save(tmp_path / "m")
     before = files(tmp_path / "m")
 
-    def full(*args: Any, **kwargs: Any) -> Any:
+    def raise_disk_full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     import zarr
 
-    monkeypatch.setattr(zarr.Group, "create_array", full)
+    monkeypatch.setattr(zarr.Group, "create_array", raise_disk_full)
     with pytest.raises(DataError, match=r"cannot write the model .*m: .*No space left.*free some space"):
         _fit(digits, "pairs").save(tmp_path / "m", overwrite=True)
     assert files(tmp_path / "m") == before
@@ -199,7 +199,8 @@ def test_an_incomplete_model_is_replaced(
 
     with monkeypatch.context() as patch:
         patch.setattr(zarr.Group, "update_attributes", killed)
-        patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)  # Nothing more is done.
+        # A killed process does not remove its files either.
+        patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)
         with pytest.raises(Killed):
             _fit(digits, "plain").save("memory://killed")
     assert not locate("memory://killed").is_empty()

@@ -94,7 +94,8 @@ def test_folds_agree_with_grid_search(digits: Arrays) -> None:
     grid = {"capsule_dim": [1, 2, 4], "momentum": [0.0, 0.5]}
     ours = Search(BASE, grid, cv=3).fit(*digits)
     theirs = GridSearchCV(BASE, grid, cv=KFold(3)).fit(*digits)
-    # GridSearchCV removes the rows of a fold, so blocks start elsewhere: scores differ by a row or two.
+    # GridSearchCV removes the rows of a fold from the data, so its blocks start at other rows. The rounding
+    # then differs, and one or two predicted classes may differ.
     np.testing.assert_allclose(
         ours.results_["mean_test_score"], theirs.cv_results_["mean_test_score"], atol=4 / 600
     )
@@ -160,7 +161,8 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
         _same(models[f"{i:03d}"], alone)
     # One pass measures the joint decision of the members of each candidate.
     assert len([s for s in log.stages if "_decision" in s]) == 1
-    assert search.n_passes_ == 3 * len(groups) + 3 + 2  # One more pass finds the temperatures of all.
+    # One of the additional passes finds the temperatures of all candidates.
+    assert search.n_passes_ == 3 * len(groups) + 3 + 2
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
 
@@ -199,7 +201,7 @@ def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
     assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
     _same(first.best_estimator_, again.best_estimator_)
-    assert not list(tmp_path.rglob("state-*"))[3:]  # The other files belong to the refit.
+    assert not list(tmp_path.rglob("state-*"))[3:]  # At most three state files are left, those of the refit.
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
     with pytest.raises(RunError, match="already holds a fit"):
         clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
@@ -236,7 +238,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
         np.testing.assert_array_equal(
             models[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
         )
-    # At the first rung the candidates with better scores continued.
+    # The candidates that continued after the first rung are those with the better scores.
     first = [
         clone(base)
         .set_params(**own, max_iter=3)
@@ -288,7 +290,8 @@ def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
     search = Search(BASE, {"capsule_dim": [3, 1, 2]}, scoring=small).fit(*digits, validation=held_out)
     assert search.best_params_ == {"capsule_dim": 1}
     assert search.results_["rank_test_score"].tolist() == [3, 1, 2]
-    assert search.score(*held_out) == -20  # Ten members have two capsules each.
+    # The scorer returns minus the number of rows of W: ten members with two capsules of one dimension.
+    assert search.score(*held_out) == -20
 
 
 def test_a_diverging_candidate_does_not_end_the_search(digits: Arrays, held_out: Arrays, models: Any) -> None:

@@ -128,7 +128,8 @@ def test_a_default_is_reduced_to_the_rows_with_one_warning(
         f"capsule_dim is {expected} instead of its default 8, because the training rows have " in text
         for text in reported
     )
-    with pytest.raises(ValueError, match="capsule_dim"):  # Requested values are not reduced.
+    # Only the default value is reduced. A requested value that is too large is an error.
+    with pytest.raises(ValueError, match="capsule_dim"):
         CapsuleRegression(capsule_dim=8).fit(x, y)
 
 

@@ -225,12 +225,13 @@ class Change:
     """Row of the table: a change of the rows of a fit."""
 
     after: Callable[[Given, Path], Given]
-    # The other of two ways to give the same rows.
+    # Change of the rows of the fit with which the changed fit is compared; by default none.
     before: Callable[[Given], Given] = as_it_is
-    # What the change does to held-out rows and their labels.
+    # The same change for held-out rows, and for their labels.
     rows: Callable[[np.ndarray], Any] = as_it_is
     labels: Callable[[np.ndarray], np.ndarray] = as_it_is
-    # From the results after the change to the results before it.
+    # Function that converts the results of the changed fit so that they can be compared with those of the
+    # other fit.
     back: Callable[[np.ndarray], np.ndarray] = as_it_is
 
 

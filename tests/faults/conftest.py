@@ -16,7 +16,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
             if all(column in reported for column in COLUMNS[:3]):
                 reported.setdefault("outcome", "FAILED")
                 rows.append([str(reported[column]) for column in COLUMNS])
-    # The table would not be noticed among those of the whole suite.
+    # Show the table only if all collected tests belong to it, or if the run is verbose. A reader would not
+    # notice the table in the output of the whole suite.
     if not rows or (len(rows) < terminalreporter._numcollected and config.option.verbose < 1):
         return
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]

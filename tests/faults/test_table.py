@@ -66,9 +66,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "search apart": lambda: sl.Search(MODELS["mbn"](), {"k1": [10, 20]}, cv=2),
 }
-# With kept messages each leaf writes records.
+# With kept messages, each leaf writes records. Leaves of 50 rows write several records.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
-# A Ctrl-C there leaves work before and after it.
+# Callback and its number at which Ctrl-C interrupts the fit; there is work before and after this moment.
 STOPS = {
     "capsule": ("pass_end", 2),
     "capsule stepwise": ("pass_end", 1),

@@ -22,18 +22,20 @@ ROWS, FEATURES = 240, 12
 
 
 def rows() -> tuple[np.ndarray, np.ndarray]:
+    """Return float32 rows (240, 12) and their class codes 0 to 2."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, ROWS)
     return (rng.random((ROWS, FEATURES)) + 0.3 * np.eye(FEATURES)[4 * y]).astype(np.float32), y
 
 
 def pairs() -> tuple[np.ndarray, np.ndarray]:
+    """Return binary observed rows x (240, 8) and binary outputs v (240, 4) for a conditional RBM."""
     bits = (rows()[0] > 0.5).astype(np.uint8)
     return bits[:, :8], bits[:, 8:]
 
 
 def fits() -> dict[str, tuple[object, bool]]:
-    """Return the estimators by name, and whether each one learns pairs."""
+    """Return pairs by name: an estimator, and whether it learns from ``pairs`` instead of ``rows``."""
     capsule = {
         "architecture": "multiclass", "capsule_dim": 2, "random_state": 0, "projection": None,
         "fit_intercept": False, "ridge": 0

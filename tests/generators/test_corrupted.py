@@ -100,15 +100,15 @@ def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
         assert image[top : bottom + 1, left : right + 1].sum() == 0
         widths.add((top, 11 - bottom, left, 14 - right))
     assert set(np.ravel(list(widths))) == {1, 2, 3}
-    assert len(widths) > 70  # of 81, in 400 images
+    assert len(widths) > 70  # 400 images have more than 70 of the 81 possible frames.
 
 
 def test_patches_contain_random_pixels(tmp_path: Path) -> None:
     low, high = _changes(
         tmp_path, "patched-digits", patch=(6, 7)
-    )  # 42 pixels need more bits than one draw has.
+    )  # A patch of 42 pixels needs more random bits than one draw has.
     hidden = low == high
-    seen = np.argwhere(~hidden)  # Nothing else changes.
+    seen = np.argwhere(~hidden)  # Pixels outside of the patches do not change.
     assert (low[tuple(seen.T)] == 0).all()
     for image in hidden:
         rows, columns = np.flatnonzero(image.any(axis=1)), np.flatnonzero(image.any(axis=0))

@@ -46,7 +46,10 @@ FITTED: dict[str, tuple[Any, np.ndarray, str]] = {
 
 @pytest.fixture
 def fitted_folder(tmp_path: Path) -> Any:
-    """Fit a kind on rows in memory, and store others."""
+    """Return a function that fits a model of a kind on rows in memory.
+
+    The function saves other rows as ``rows.zarr``, and returns the name of a figure that needs rows.
+    """
 
     def fit(kind: str) -> str:
         model, x, figure = FITTED[kind]

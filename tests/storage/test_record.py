@@ -220,7 +220,7 @@ def test_the_error_of_a_full_disk_names_the_file_and_the_older_record_stays(
     path = tmp_path / "a.rec"
     write_record(path.parent, path.name, {"old": 1})
 
-    def full(*args: Any, **kwargs: Any) -> Any:
+    def raise_disk_full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def leaky(*args: Any, **kwargs: Any) -> Any:
@@ -230,9 +230,9 @@ def test_the_error_of_a_full_disk_names_the_file_and_the_older_record_stays(
         return file
 
     if call in ("fsync", "replace"):
-        monkeypatch.setattr(os, call, full)
+        monkeypatch.setattr(os, call, raise_disk_full)
     else:
-        monkeypatch.setattr(store, "open", full if call == "open" else leaky, raising=False)
+        monkeypatch.setattr(store, "open", raise_disk_full if call == "open" else leaky, raising=False)
     with pytest.raises(RunError, match=r"cannot write .*a\.rec.*No space left.*Free some space"):
         write_record(path.parent, path.name, {"new": np.arange(50)})
     monkeypatch.undo()

@@ -114,10 +114,10 @@ def test_an_interrupted_removal_can_be_repeated(
 def test_an_output_on_a_full_disk_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save(tmp_path / "a")
 
-    def full(*_: Any, **__: Any) -> None:
+    def raise_disk_full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(LocalLocation, "write", full)
+    monkeypatch.setattr(LocalLocation, "write", raise_disk_full)
     locate(tmp_path / "a").clear()
     assert not (tmp_path / "a").exists()
 
@@ -152,10 +152,10 @@ def test_the_error_of_a_full_disk_names_a_possible_next_step(
 ) -> None:
     from scalelatent.data.write.shards import Markers
 
-    def full(*_: Any) -> None:
+    def raise_disk_full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Markers, "write", full)
+    monkeypatch.setattr(Markers, "write", raise_disk_full)
     with pytest.raises(
         DataError, match="free some space, then try again: the partial dataset is removed"
     ) as error:
@@ -186,7 +186,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
-    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its place.
+    with monkeypatch.context() as patch:  # Let the step fail that moves the new dataset to its place.
         patch.setattr(os, "replace", refused)
         with pytest.raises(PermissionError):
             _fill(place, "new")
@@ -198,7 +198,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
             raise KeyboardInterrupt
         rmtree(path, *rest, **options)
 
-    with monkeypatch.context() as patch:  # The old dataset cannot be removed.
+    with monkeypatch.context() as patch:  # Let the step fail that removes the old dataset.
         patch.setattr(shutil, "rmtree", interrupted)
         try:
             _fill(place, "new")

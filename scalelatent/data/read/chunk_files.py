@@ -59,7 +59,7 @@ class FetchedChunk:
 
 
 class ShardIndexCache:
-    """Cache of the shard indexes of an object store; it is emptied above `_MAX_INDEXES` indexes."""
+    """Cache of shard indexes, which hold the positions of chunks in objects; emptied above `_MAX_INDEXES`."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -176,7 +176,7 @@ def find_decoder(array: zarr.Array) -> Decoder | None:
         index = [name for name, _ in named_codecs(shards["index_codecs"])]
         if shards.get("index_location", "end") != "end" or index != ["bytes", "crc32c"]:
             return None
-    # Decoders support chunks of whole rows, or tiles with one file each.
+    # Decoders support chunks of whole rows, and tiles (chunks of some columns) if each tile is one file.
     plain = all(c == s for c, s in zip(array.chunks[1:], array.shape[1:], strict=True))
     plain = plain or (tile_columns_of(array) is not None and shards is None)
     names = [name for name, _ in chain]

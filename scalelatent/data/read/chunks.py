@@ -32,7 +32,7 @@ from .sources import StoredColumn
 if TYPE_CHECKING:
     from types import EllipsisType
 
-    Columns = EllipsisType | tuple[slice, slice]  # index of one tile
+    Columns = EllipsisType | tuple[slice, slice]  # array index of some columns; `...` selects all columns
 
     import zarr
 
@@ -58,7 +58,7 @@ def _warn_slow_decoding(url: str, name: str, codecs: str) -> None:
 
 
 class StoredRows(StoredColumn):
-    """Rows of one stored array, split into shards along the first axis, or into tiles along two axes."""
+    """Rows of one stored array; each file (shard) holds a range of rows, and all or some (a tile) columns."""
 
     def __init__(self, location: Location, array: zarr.Array, repair: str) -> None:
         self.shape = array.shape
@@ -85,7 +85,7 @@ class StoredRows(StoredColumn):
         self._indexes = ShardIndexCache(location)
         self._memory = RecyclingAllocator()
         self._crcs: np.ndarray | None = None
-        self._only: int | None = None  # the only tile to read; None reads all tiles
+        self._only: int | None = None  # the only tile (group of columns) to read; None reads all columns
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
         """Return a reader of another array (length,) with the same codecs, without reading its metadata."""
@@ -110,7 +110,7 @@ class StoredRows(StoredColumn):
         self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
 
     def crcs_of(self, shard: int) -> slice:
-        """Return the slice of checksums of one shard file; each tile counts as a shard."""
+        """Return the slice of the column's checksums that belongs to the shard file number `shard`."""
         return slice(shard * self._per_shard, (shard + 1) * self._per_shard)
 
     @property
@@ -143,7 +143,7 @@ class StoredRows(StoredColumn):
         return out
 
     def read_tile(self, start: int, stop: int, tile: int) -> np.ndarray:
-        """Return the columns of one tile of the rows `start:stop`, and open only the files of the tile."""
+        """Return the rows `start:stop` of one tile (group of columns); open only the files of this tile."""
         other = copy.copy(self)
         other._only = tile
         return other.read(start, stop)[self._tiles()[tile][1]]
@@ -171,7 +171,7 @@ class StoredRows(StoredColumn):
         return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
 
     def _tiles(self) -> list[tuple[int, Columns]]:
-        """Return the number and the column index of each tile to read."""
+        """Return (number, array index) of each tile to read; a tile is a group of columns with own files."""
         if self._tile is None:
             return [(0, ...)]
         firsts = range(0, self.shape[1], self._tile)
@@ -219,7 +219,7 @@ class StoredRows(StoredColumn):
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Read the rows `start:stop` from an object store into `out`, one window of requests at a time."""
+        """Read the rows `start:stop` from an object store into `out`, some pieces at a time."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
@@ -240,7 +240,7 @@ class StoredRows(StoredColumn):
                 self._raise(shards[bad][0], error, shards[bad][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
-        """Return (key, offset, length) of the chunk that holds each piece; a key alone is a whole object."""
+        """Return where the chunk of each piece is: (key, offset, length), or the key of a whole object."""
         if not self._sharded:
             return list(keys)
         per_shard = self._per_shard
@@ -251,7 +251,7 @@ class StoredRows(StoredColumn):
         ]
 
     def _read_with_zarr(self, shard: int, start: int, stop: int, out: np.ndarray) -> None:
-        """Read rows through zarr; check for the files first, because zarr fills in for missing files."""
+        """Read rows through zarr, after a check for missing files, for which zarr returns fill values."""
         for tile, _ in self._tiles():
             if not self._location.has(self.shard_key(shard, tile)):
                 self._raise(shard, FileNotFoundError(), tile)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SlicedRows:
-    """Array-like whose rows are read by a function when it is sliced."""
+    """Array-like that calls the function `read(start, stop)` when its rows are sliced."""
 
     def __init__(
         self,

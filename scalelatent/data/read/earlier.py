@@ -10,14 +10,14 @@ from .segments import earlier_columns, earlier_states, restore_columns
 
 
 def find_earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
-    """Return the earlier rows of a dataset or slice that have this fingerprint, or None."""
+    """Return the rows that a dataset or slice had when its fingerprint was `fingerprint`, or None."""
     if ds.fingerprint() == fingerprint:
         return ds
     return next((found for found in _candidates(ds) if found.fingerprint() == fingerprint), None)
 
 
 def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
-    """Return the rows of `ds` in the same earlier state as `other`, or `ds` if no earlier state matches."""
+    """Return the rows that `ds` had before the same append as `other`; return `ds` without such an append."""
     then = earlier_columns(ds._columns, other._columns.fingerprint)
     start, stop = ds.extent
     if then is None or ds._columns.paired is not None or start >= then.x.shape[0]:
@@ -26,7 +26,7 @@ def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
 
 
 def _candidates(ds: Dataset) -> Iterator[Dataset]:
-    """Yield possible earlier forms of a slice: the same row range, or a range up to the earlier last row."""
+    """Yield what a slice may have been before appends: the same rows, or rows up to the former end."""
     columns, (start, stop) = ds._columns, ds.extent
     if columns.attrs is None:
         return

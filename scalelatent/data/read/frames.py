@@ -26,7 +26,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def arrow(action: str) -> ModuleType:
-    """Return the module pyarrow, or raise a `DataError` that names the `action`."""
+    """Return the module pyarrow; if it is not installed, raise a `DataError` that begins with `action`."""
     try:
         import pyarrow
     except ImportError as error:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class JoinedRows(RowSource):
-    """Concatenation of several row sources."""
+    """Rows of several row sources, one source after the other."""
 
     def __init__(self, sources: list[RowSource]) -> None:
         self._sources = sources
@@ -42,7 +42,7 @@ class JoinedRows(RowSource):
 
     @property
     def layout(self) -> ChunkLayout | None:
-        """Layout of the first segment."""
+        """Chunk and shard sizes and codec of the first source."""
         return self._sources[0].layout
 
     @property
@@ -123,13 +123,13 @@ def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
 
 
 def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:
-    """Return the columns of the earlier state of a stored dataset with this fingerprint, or None."""
+    """Return the columns that a stored dataset had when it had this fingerprint, or None."""
     states = [] if columns.attrs is None else earlier_states(columns.attrs)
     return next((restore_columns(columns, s) for s in states if s.fingerprint == fingerprint), None)
 
 
 def restore_columns(columns: Columns, state: EarlierState) -> Columns:
-    """Return the columns of a stored dataset in an earlier state."""
+    """Return the columns that a stored dataset had in `state`, before an append."""
     attrs = columns.attrs
     assert attrs is not None
 

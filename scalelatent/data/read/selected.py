@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import DenseOrCsr
 
-# Maximum range of consecutive rows of the original dataset that one read covers.
+# One read covers at most this many consecutive rows of the original dataset.
 READ_ROWS = 8192
 
 
@@ -36,7 +36,7 @@ def select_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
 
 
 class SelectedRows(RowSource):
-    """Selected rows of a dataset, read with `read` from the original rows."""
+    """Rows of a dataset with the numbers `rows`, which the function `read` reads from the whole dataset."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Row sources: the interface that reads the columns of a dataset, and row sources for foreign arrays."""
+"""Row sources: the interface that reads a column of a dataset, and readers of other libraries' arrays."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class StoredColumn(RowSource):
     @property
     @abstractmethod
     def n_tiles(self) -> int:
-        """Number of shards that share the same rows and split their columns."""
+        """Number of tiles: groups of columns with separate shard files; 1 if shards hold whole rows."""
 
     @property
     @abstractmethod
     def n_crcs(self) -> int:
-        """Number of checksums: the number of chunks that fit into all shards."""
+        """Number of checksums: number of shards x chunks per full shard."""
 
     @property
     @abstractmethod
@@ -95,10 +95,10 @@ class StoredColumn(RowSource):
 
     @abstractmethod
     def crcs_of(self, shard: int) -> slice:
-        """Return the slice of the checksums that belongs to a shard."""
+        """Return the slice of the column's checksums that belongs to shard number `shard`."""
 
     def read_tile(self, start: int, stop: int, tile: int) -> DenseOrCsr:
-        """Return the columns of one tile of the rows `start:stop`, or all columns if there are no tiles."""
+        """Return the rows `start:stop` with the columns of one tile, or with all columns without tiles."""
         return self.read(start, stop)
 
 
@@ -215,7 +215,7 @@ class DaskRows(RowSource):
     def _computed(self, start: int, stop: int) -> np.ndarray:
         """Compute the rows `start:stop`; refuse results that are sparse, masked or of an unexpected shape."""
         block = self._array[start:stop].compute(scheduler=_dask_scheduler())
-        if hasattr(block, "tocsr"):  # the metadata of dask did not show this
+        if hasattr(block, "tocsr"):  # a sparse block, although dask's metadata announced a dense one
             raise _sparse_blocks(block)
         if np.shape(block) != (stop - start, *self.shape[1:]):
             raise DataError(
@@ -253,7 +253,7 @@ def _dask_scheduler() -> str | None:
             return None
     except ValueError:  # this process has no client of distributed
         pass
-    return "synchronous"  # the engine already runs one thread per core
+    return "synchronous"  # a fit already runs one thread per core, so dask must not start more threads
 
 
 def _split_range(start: int, stop: int, inner: Iterable[int]) -> list[tuple[int, int]]:

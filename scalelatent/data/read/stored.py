@@ -144,7 +144,7 @@ def own_columns(
 
 
 def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
-    """Return whether a dataset has a column; old attributes do not list columns, so look for its file."""
+    """Return whether a dataset has a column; old versions list no columns, so look for the column's file."""
     if attrs.columns is not None:
         return name in attrs.columns
     found = location.has(f"{name}/zarr.json")

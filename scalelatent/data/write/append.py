@@ -213,7 +213,7 @@ def _write_segment(
     n_rows = sum(part.n_rows for part in parts)
     nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
     named: dict[str, Any] = {"classes": classes} if target.y_kind == "labels" else {}
-    named["feature_names"] = None  # the first segment has them
+    named["feature_names"] = None  # only the first segment stores the names
     writer = create_like(
         target, location.url, n_rows=n_rows, nnz=nnz, provenance={"importer": "append"}, **layout, **named
     )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from scalelatent.typing import LabelsLike, RowsLike, WeightsLike
 
 
-_MARKERS_AT_ONCE = 512  # markers that one call of `read_ranges` reads
+_MARKERS_AT_ONCE = 512  # maximum number of marker files (one per written shard) that one call reads
 
 
 Column: TypeAlias = "zarr.Array | CsrGroups"
@@ -123,12 +123,12 @@ class ShardWriter:
 
     @property
     def n_tiles(self) -> int:
-        """Number of shards that share the same rows and split their columns; 1 if rows are not split."""
+        """Number of tiles: groups of columns with separate shards; 1 if a shard holds whole rows."""
         return 1 if self._tile is None else -(-int(self._x.shape[1]) // self._tile)
 
     @property
     def n_shards(self) -> int:
-        """Number of shards; the numbering goes through all tiles of the first rows, then the next rows."""
+        """Number of shards, which are numbered along the columns first and then along the rows."""
         return -(-self.n_rows // self.shard_rows) * self.n_tiles
 
     def shard_bounds(self, shard: int) -> tuple[int, int]:
@@ -274,7 +274,7 @@ class ShardWriter:
             self._group["digest"].resize((self.n_shards, 16))
 
     def note(self, values: dict[str, Any]) -> None:
-        """Add values that are only known after the write to the provenance, before `finalize`."""
+        """Add `values`, which are known only after all rows are written, to the provenance of the dataset."""
         if values:
             self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **values})
 
@@ -336,7 +336,7 @@ class ShardWriter:
             self._found_crcs[key] = chunk_crcs(data, self._shard_chunks[name])
 
     def _pop_crcs(self, shard: int) -> dict[str, list[int]]:
-        """Return the checksums of the chunks of a written shard, by column."""
+        """Return and forget the checksums of the chunks of the shard just written, by column."""
         return {
             name: (
                 column.crcs.pop(shard)

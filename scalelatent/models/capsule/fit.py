@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 AUTO_PROJECTION = 196
 # Default dimension of the capsules.
 CAPSULE_DIM = 8
-# Labels that are read at a time when the rows of each class are counted.
+# Number of labels that are read at a time when the rows of each class are counted.
 COUNT_ROWS = 2**20
-# Rows whose mean is the first guess of the mean of all rows; sums of squares in float64 need no better one.
+# Number of rows at the start of a dataset whose mean is the first estimate of the mean of all rows. Squares
+# are summed around this estimate in float64, so a better one is not needed.
 FIRST_ROWS = 1024
 # Largest default ridge of a feature, as a multiple of its own mean square. A larger ridge would depend on the
 # units of other features.
@@ -67,8 +68,9 @@ REPEATED_ROWS = 10
 # log-loss on them, but not on other rows. On eight small datasets the best temperatures for other rows were
 # between 0.02 and 0.17.
 TEMPERATURES = np.geomspace(0.05, 5.0, 61)
-# Divisor of these temperatures for one-versus-all probabilities of validation rows. Divided by their sum,
-# probabilities of many classes are nearly equal, and the best temperature of UMIST's 20 classes was 0.01.
+# One-versus-all fits with validation rows try ``TEMPERATURES`` divided by this number. One-versus-all
+# probabilities are divided by their sum, so with many classes they are nearly equal and need a low
+# temperature: the best temperature for UMIST's 20 classes was 0.01.
 ONE_VS_ALL_DIVISOR = 5.0
 # Largest number of training rows with which the temperature is chosen.
 CALIBRATION_ROWS = 20_000
@@ -84,11 +86,12 @@ ALL_ROWS = (
     "algorithm = 'em'"
 )
 SMALLER = "lower capsule_dim, or set projection lower"
-# Share of rows that take part in the second product of a pass, on average over a fit of MNIST.
+# Share of rows that take part in the second matrix product of a pass (residuals times rows), on average over
+# a fit of MNIST.
 ACTIVE = 0.15
-# Estimated passes of a fit, as multiples of the summed patience of its schedule. Fits of MNIST with a summed
-# patience of 248 needed 403 to 737 passes.
-PASSES_OF_PATIENCE = 2.2
+# Expected passes of a fit per pass of patience, where the patience is summed over the rounds of the schedule.
+# Fits of MNIST with a summed patience of 248 passes needed 403 to 737 passes.
+PASSES_PER_PATIENCE = 2.2
 # Floating point operations per second of the M-step's products (float64) and of predictions.
 MSTEP_RATE, PREDICT_RATE = 2e10, 3e10
 
@@ -393,7 +396,7 @@ def _make_projection(moment: np.ndarray, first: Intercept | None, width: int) ->
 
 
 def _check_zeros(moment: np.ndarray, classes: np.ndarray, each: bool, has_intercept: bool) -> None:
-    """Raise DataError if the rows do not vary, or if ``each`` class needs rows and one has only zeros."""
+    """Raise DataError if the rows do not vary; with ``each``, also if a class has only rows of zeros."""
     squares = np.diagonal(moment, axis1=1, axis2=2)
     if not squares[:, : squares.shape[1] - has_intercept].any():
         alike = "every row is the same" if has_intercept else "every feature of every row is 0"
@@ -563,7 +566,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
     moment_pass = SecondMoments(columns, n_classes, None, intercept)
     forecast.add_single_pass("moments", moment_pass, 2 * moments, f"set projection below {p}")
     forecast.add_eigenvectors("start", p, _count_eigenproblems(members, model.init))
-    # Zeros that take no memory, because only their shape matters here.
+    # Zeros whose array takes no memory; `plan` needs only its shape.
     zeros = np.broadcast_to(np.zeros(()), (n_classes, p, p))
     em = make_em_learner(model, frame, members, zeros, 1.0, validation is not None)
     w, passes = (
@@ -575,7 +578,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         stage = forecast.add_stage("estep", em, held_moments + 8 * weights, SMALLER)
         block, arrays = stage.grids["train"].block_rows, 4 if together else 3
         full = forecast.measure_rates(stage, state)
-        # All rows take part in the first product, but few in the second.
+        # All rows take part in the first matrix product of a pass, but few in the second.
         scores = {"train": CapsulePass(members, p, em.nu, None, False, intercept)}
         product = forecast.measure_rates(replace(stage, name="capsule_scores", work=scores), state)["train"]
         usual = {**full, "train": product + ACTIVE * max(full["train"] - product, 0.0)}
@@ -634,7 +637,11 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
 def _plan_members(
     model: CapsuleRegression, forecast: Forecast, width: int | None, classes: np.ndarray
 ) -> Members:
-    """Return the members of the fit; without reading labels, those with the largest capsules."""
+    """Return the members that `plan` expects for the fit.
+
+    If the forecast may not measure, labels are not read, and the capsules have the largest dimension that
+    they can have.
+    """
     train, p = forecast.train, count_columns(model, width or forecast.train.n_features)
     if not forecast.measure:
         dim = min(CAPSULE_DIM, p) if model.capsule_dim is None else model.capsule_dim
@@ -663,7 +670,7 @@ def _estimate_passes(model: CapsuleRegression, n_rows: int) -> dict[str, int]:
     most = get_max_passes(model) if get_algorithm(model) == "em" else get_max_epochs(model, n_rows)
     nu, patience, scheduled = parse_schedule(model.nu_schedule)
     least = int(patience.sum()) if scheduled else most
-    usual = round(PASSES_OF_PATIENCE * least) if scheduled and get_algorithm(model) == "em" else most
+    usual = round(PASSES_PER_PATIENCE * least) if scheduled and get_algorithm(model) == "em" else most
     if model.tol:
         # A round of batch EM needs a step, and a pass that measures no progress. An epoch can do both, except
         # in the first round.

@@ -55,7 +55,7 @@ def collect_report_data(
 ) -> ReportData:
     """Return the data of the figures, from one pass over the rows; raise DataError for another width."""
     check_features(data, model)
-    # The members of the fit, because the parameter ``architecture`` may have been changed since.
+    # Use the members of the fit, because the parameter ``architecture`` may have been changed since the fit.
     members, m = model._members, len(model.classes_)
     votes_only = members.architecture == "all_vs_all"
     if sample_rows is None:
@@ -104,7 +104,7 @@ def _read_blocks(model: CapsuleRegression, data: Dataset, block_bytes: int) -> I
         prepared = latents.prepare(make_backend(model.device))
         reader = Reader(data, None, Meter(), model.classes_)
         for block in iter_blocks(reader, ranges, StopEvent()):
-            # Copies, because the next product overwrites the buffers of the backend.
+            # Copy both arrays, because the next product overwrites the buffers of the backend.
             h, score = np.array(latents.apply(prepared, block)), np.array(scores.apply(prepared, block))
             guess = scores.labels(score).astype(np.int32)
             yield LatentBlock(block.start, block.x, block.y, guess, score, block.weight, h)

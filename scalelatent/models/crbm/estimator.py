@@ -227,7 +227,8 @@ class ConditionalRBM(StreamedEstimator):
     # x.
     _source: str = "pairs"
     _n_outputs: int
-    # (rows, period): these last rows of each period of the training rows are held out.
+    # (rows, period): of each ``period`` training rows, the fit holds out the last ``rows`` rows for
+    # validation.
     _held: tuple[int, int] = (0, 1)
     _shape: CrbmShape
     _theta: np.ndarray

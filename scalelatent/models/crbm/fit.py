@@ -57,16 +57,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("scalelatent")
 
-# Random stream that corrupts rows for scores and for the report.
+# Name of the random stream that corrupts rows for scores and for the report.
 TEST_STAGE = "corruption-test"
 # Reason why a fit refuses to skip bad rows.
 ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some of them during the fit"
-# Advice for rows that do not meet the tolerance.
+# End of the warning about rows that do not meet the tolerance.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
 SMALLER = "lower n_hidden, or set n_chains lower"
-# Maximum rows, ranges of rows and bytes on which the units of columns are measured.
+# Limits of the sample from which the scale of each column of x is estimated: rows, contiguous ranges of rows,
+# and bytes.
 SAMPLE_ROWS, SAMPLE_RUNS, SAMPLE_BYTES = 10_000, 64, 2**28
-# `plan` measures the seconds of these two numbers of sweeps and assumes that seconds are linear in sweeps.
+# Numbers of sweeps for which `plan` measures the seconds. It assumes that the seconds are linear in the
+# number of sweeps.
 TIMED = (4, 12)
 
 
@@ -315,7 +317,8 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     model._check_params()
     model._check_rows(train, validation)
     check_patience(model, validation is not None)
-    make_learner(model, train, validation, 0)  # refuses a wrong loss or corruption
+    # raises an error if the loss or corruption does not fit the rows
+    make_learner(model, train, validation, 0)
     n = count_training_rows(model, train)
     size, epochs = choose_batch_size(model, n), choose_n_epochs(model, n, validation is not None)
     if size < choose_batch_size(model):
@@ -341,7 +344,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
 
 
 def measure_columns(train: Dataset) -> ColumnUnits | None:
-    """Return the units of the columns, from ranges of at most ``SAMPLE_ROWS`` rows."""
+    """Return shift and scale of the columns of x, from ranges of rows with at most ``SAMPLE_ROWS`` rows."""
     n = len(train)
     size = min(n, SAMPLE_ROWS, max(SAMPLE_BYTES // (8 * train.n_features), 1))
     run = -(-size // SAMPLE_RUNS) if size < n else n

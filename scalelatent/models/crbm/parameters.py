@@ -31,18 +31,18 @@ LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "l
 INFERENCES = ("sum-product", "mixed-product", "max-product", "mean-field")
 # Names of the learners that accept each of these parameters; the other learners refuse it.
 USERS = {"loss": ("mssvm", "lssvm"), "gibbs_steps": ("cd", "pcd", "cd-percloss")}
-# Largest standard deviation of the initial weights: eight deviations are the largest weight of float32
-# messages.
+# Largest standard deviation of the initial weights. Eight standard deviations are the largest weight for
+# which messages fit float32.
 MAX_INIT_SCALE = 5.0
 # Rows of a gradient for batch_size=None.
 BATCH_SIZE = 20
-# Learning rates for learning_rate=None, as (rate, rows, epochs): a rate lasts until that many rows were
-# shown, and at least that many epochs; the last rate lasts until the end. Measured on the digits of
-# scikit-learn.
+# Learning rates for learning_rate=None, as (rate, rows, epochs). A fit uses a rate until it has processed
+# that many rows, and for at least that many epochs. It uses the last rate until its end. Measured on the
+# digits of scikit-learn.
 RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
 # Epochs of the paper, and upper bound for n_epochs=None.
 PAPER_EPOCHS = 50
-# Epochs for n_epochs=None without validation rows: until 20,000 rows were shown, and at least ten.
+# Epochs for n_epochs=None without validation rows: as many as process 20,000 rows, and at least ten.
 SHOWN_ROWS, MIN_EPOCHS = 20_000, 10
 # With validation rows, n_epochs=None lowers the rate after epochs that show 4,000 rows, and at least 3
 # epochs, none of which had a validation error at least 0.5 % lower than the best one before. The fit ends if
@@ -72,7 +72,7 @@ def stops_early(model: ConditionalRBM) -> bool:
 
 
 def choose_held_rows(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
-    """Return (rows, period): these last rows of each period are held out if there are no validation rows."""
+    """Return (rows, period): the last rows of each period that a fit without validation rows holds out."""
     n = len(train)
     if not stops_early(model) or n < MIN_ROWS:
         return 0, 1
@@ -83,7 +83,7 @@ def choose_held_rows(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
 
 
 def count_epochs(n_rows: int, shown: int, least: int) -> int:
-    """Return the number of epochs over ``n_rows`` rows that show ``shown`` rows, from ``least`` to 50."""
+    """Return how many epochs over ``n_rows`` rows process ``shown`` rows: between ``least`` and 50."""
     return min(max(-(-shown // n_rows), least), PAPER_EPOCHS)
 
 

@@ -44,7 +44,8 @@ LEARNERS = {
     "lssvm": "latent structured SVM",
     "logistic": "logistic regression",
 }
-# Inference that runs for each row in training; other learners sample, or have no hidden units.
+# Inference that each learner runs for each row in training. Other learners draw samples, or have no hidden
+# units.
 INFERENCES = {
     "mle-bp": "sum-product belief propagation",
     "mle-mf": "mean field",
@@ -81,7 +82,7 @@ class RbmEvidence:
     """Data of the figures: some rows and the model's predictions."""
 
     n_rows: int  # rows of the dataset
-    v: np.ndarray  # uint8 (n, outputs), as ``predicted``
+    v: np.ndarray  # observed outputs, uint8 (n, outputs), like ``predicted``
     predicted: np.ndarray
     x: np.ndarray | None  # rows x of the predictions; None for a plain RBM
     corrupted: bool  # whether ``x`` was made from ``v`` by the corruption of training
@@ -110,7 +111,7 @@ def collect_rbm(
     """Predict the outputs of evenly spaced rows with a fitted conditional RBM."""
     plain = model._source == "plain"
     check_features(data, model)
-    model = without_names(model)  # for arrays of rows
+    model = without_names(model)  # the rows are arrays, which have no feature names
     pieces = space_ranges(
         len(data), _choose_sample_rows(model) if sample_rows is None else sample_rows, N_RANGES
     )

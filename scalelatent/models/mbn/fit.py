@@ -300,7 +300,7 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
         centroids += layer.n_sets * set_bytes
         tasks, row_bytes = tasks + count, sets * code_size
     every = sum(layer["seconds"] for layer in out["layers"].values())
-    forecast.set_passes(every / len(layers), len(layers), len(layers))  # one per layer
+    forecast.set_passes(every / len(layers), len(layers), len(layers))  # one pass per layer
     if model.output == "pca":
         _add_pca(forecast, model, layers[-1], n)
     kept = sum(codes) if model.keep_codes else codes[-1]
@@ -401,9 +401,9 @@ def _estimate_memory(
     threads = resources.threads
     at_once = 1 if layer.number == 1 else layer.group_size
     if layer.number > 1:
-        # The first sum counts, for each clustering, its codes as rows and as lists, and its drawn units. The
-        # second sum counts the starts of the lists of each code and the units being drawn. The third sum is
-        # for the centroids that share units with the rows of a strip (cpu/lists.py).
+        # The first sum has, for each clustering, its codes as rows and as lists, and its drawn units. The
+        # second sum has the starts of the lists of each code, and the units that are being drawn. The third
+        # sum is for the centroids that share units with the rows of a strip (cpu/lists.py).
         word = 2 if layer.k * at_once < SHORT_CODES else 4
         ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)
         ready += layer.width * layer.k_below * (8 + word)

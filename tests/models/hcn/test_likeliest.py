@@ -59,7 +59,10 @@ def found(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Check eight pairs of images. The best of twelve attempts counts, as a fit restarts from other seeds."""
+    """Assert that messages find the most probable weights for at least ``LEAST`` of eight pairs of images.
+
+    For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
+    """
     rng, hits = np.random.default_rng(0), 0
     for _ in range(8):
         x = rng.random((2, 4)) < 0.4
@@ -142,4 +145,5 @@ def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
     off = np.abs(share[:3] - chance(1)) / np.sqrt(chance(1) * (1 - chance(1)) / n)
     assert off.max() < 5
     assert share[3] == 0
-    assert (np.abs(share[:3] - 1 / 3) > 0.02).any()  # Uniform pools would fail.
+    # The shares differ from 1/3, so pools that choose uniformly would fail this test.
+    assert (np.abs(share[:3] - 1 / 3) > 0.02).any()

@@ -105,7 +105,8 @@ def test_a_classifier_has_a_report_page(digits, fitted, tmp_path):
     assert seen.confusion is not None
     assert seen.confusion.error == pytest.approx(1 - m.score(digits.test))
     np.testing.assert_array_equal(seen.codes, np.arange(10))
-    for c in range(10):  # The model of each class is meant, not the best one of all.
+    # Column c has the reconstruction by the components of class c, even if another class fits the row better.
+    for c in range(10):
         np.testing.assert_allclose(seen.reconstructed[:, c], m.reconstruct(seen.examples, label=c), atol=1e-4)
     bare = m.report(tmp_path / "bare", data=Dataset.from_arrays(digits.test.read_x(0, 100)))
     assert "have no labels" in Path(bare).read_text()
@@ -240,7 +241,7 @@ def test_the_sample_is_deleted_after_the_fit_and_kept_for_a_resume(digits, tmp_p
     resumed = clone(m).fit(digits.x, resume=True, **how)
     assert not list(sets.glob("*"))
     np.testing.assert_array_equal(resumed.bases_, clone(m).fit(digits.x).bases_)
-    again = clone(m).fit(digits.x, resume=True, **how)  # The run was done.
+    again = clone(m).fit(digits.x, resume=True, **how)  # The run had ended, so nothing is computed.
     np.testing.assert_array_equal(again.bases_, resumed.bases_)
 
 
@@ -267,7 +268,8 @@ def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
         ways = np.linalg.svd(others - others.mean(axis=0))[2][:h]
         assert found[i] == pytest.approx(z @ z - ((ways @ z) ** 2).sum())
     assert (found > errors).all()
-    # Then another component of the class may be nearer.
+    # As the error of a row under its own component has grown, the second component of the class may now be
+    # the best.
     both = np.stack([errors, errors + 1e-3], axis=1)
     np.testing.assert_allclose(rows.best_scores(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
 
@@ -301,7 +303,8 @@ def test_components_of_few_rows_have_fewer_directions(caplog):
         assert len(reported) == 1
         assert "1 of 2 components" in reported[0]
         assert np.isfinite(m.predict_proba(x)).all()
-        # Directions that no basis spans reconstruct no part of other rows.
+        # ``far`` is orthogonal to the two directions that the three rows of class 1 span. So the mean of the
+        # class is the reconstruction of the mean plus ``far``.
         span = x[60:] - x[60:].mean(axis=0)
         far = rng.normal(size=(1, 9)) @ (np.eye(9) - np.linalg.pinv(span) @ span)
         row = far + x[60:].mean(axis=0)

@@ -261,7 +261,8 @@ def _look_up_lambdas(coefficients: np.ndarray, scale: float, width: int, work: n
         work[_PLACE + j] = beta / (beta + scale) * cells
     for j in range(width):
         t = work[_PLACE + j]
-        # A NaN or infinite row must not read outside the table. It still gives NaN below, and the pass stops.
+        # The index is limited because a NaN or infinite row must not cause a read outside the table. The sums
+        # below are NaN as well, and the pass stops.
         cell = max(min(int(t), cells - 1), 0)
         u = t - cell
         c = coefficients[cell]

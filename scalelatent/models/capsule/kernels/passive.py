@@ -75,7 +75,8 @@ def _update_by_rows(
             length += q[i]
         beta = 0.5 * length
         place = beta / (beta + scale) * cells
-        # A NaN must not read outside the table. It still gives NaN below, and the fit stops.
+        # The index is limited because a NaN must not cause a read outside the table. The sums below are NaN
+        # as well, and the fit stops.
         cell = max(min(int(place), cells - 1), 0)
         u, c = place - cell, coefficients[cell]
         lam0 = ((c[3] * u + c[2]) * u + c[1]) * u + c[0]

@@ -13,7 +13,7 @@ from .squash import SquashTable, squash_integral
 
 
 def probabilities(h: np.ndarray, dims: np.ndarray, table: SquashTable | None = None) -> np.ndarray:
-    """Return P(y | x) of one member, (capsules, rows), from latent means (D, rows)."""
+    """Return P(y | x) of one member, (capsules, rows), from latent means (D, rows), D = dims.sum()."""
     f, beta = _fractions(np.asarray(h, dtype=np.float64), dims)
     total = dims.sum()
     lam0 = squash_integral(total / 2, beta) if table is None else table(beta)[0]
@@ -39,23 +39,24 @@ def residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable | None = None,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """Replace h (D, rows) by the residuals (r - 1) h of all members; return the active rows and the sums.
+    """Replace the latent means h (D, rows) by the residuals (r - 1) h; return the active rows and the sums.
 
-    With a threshold, the residuals of the active rows are moved to the front of h, and their row numbers are
-    returned; without one, None is returned. The sums (members, 3) are the log-likelihood, errors, active
-    rows.
+    Here r are the ratios of :func:`posterior_ratios`, so a residual is the posterior mean minus the latent
+    mean. With a threshold ``nu``, the residuals of the active rows are moved to the front of h, and their row
+    numbers are returned; without one, None is returned. The sums (members, 3) are the log-likelihood, errors
+    and active rows.
     """
     rows = np.arange(h.shape[1])
     factors, sums, moved = np.empty(h.shape), np.zeros((len(dims), 3)), np.zeros(h.shape[1], dtype=bool)
     start = 0
-    for r, sizes in enumerate(dims):
-        stop, target = start + sizes.sum(), labels[r][y]
+    for m, sizes in enumerate(dims):
+        stop, target = start + sizes.sum(), labels[m][y]
         ratios, p = posterior_ratios(h[start:stop], target, sizes)
         right = p[target, rows]
         wrong = np.where(np.arange(len(sizes))[:, None] == target, -np.inf, p).max(axis=0)
-        active = wrong > nu[r] * right if nu[r] > 0 else np.ones(h.shape[1], dtype=bool)
+        active = wrong > nu[m] * right if nu[m] > 0 else np.ones(h.shape[1], dtype=bool)
         factors[start:stop] = np.repeat(np.where(active, weight * (ratios - 1), 0.0), sizes, axis=0)
-        sums[r] = (weight * np.log(right)).sum(), (weight * (p.argmax(axis=0) != target)).sum(), active.sum()
+        sums[m] = (weight * np.log(right)).sum(), (weight * (p.argmax(axis=0) != target)).sum(), active.sum()
         moved |= active
         start = stop
     if not (nu > 0).any():
@@ -70,7 +71,10 @@ def update_by_rows(
     w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     inverse: np.ndarray, nu: float, aggressiveness: float, table: SquashTable | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the change of W (D, p) after passive-aggressive steps with each row, and the sums (3,)."""
+    """Return the change of W (D, p) after passive-aggressive steps row by row, and the sums (3,).
+
+    The sums are those of :func:`residuals` for one member.
+    """
     own, sums = w.astype(np.float64), np.zeros(3)
     capsules = np.arange(len(dims))[None]
     for row, label, a in zip(np.asarray(x, dtype=np.float64), labels, weight, strict=True):
@@ -92,5 +96,5 @@ def _fractions(h: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     starts = np.concatenate([[0], np.cumsum(dims)[:-1]])
     q = np.add.reduceat(h * h, starts, axis=0)
     total = q.sum(axis=0)
-    # If h = 0, then beta and both lambdas are 0, and any fraction is right; 0 avoids 0 / 0.
+    # If h = 0, then beta, lambda0 and lambda1 are 0, and any fraction is right. The divisor 1 avoids 0 / 0.
     return q / np.where(total > 0, total, 1.0), total / 2

@@ -207,7 +207,8 @@ class CapsulePass:
                     continue
                 part = backend.take(x, rows, "class")
                 sums = self._add_group(backend, group, part, block.y[rows], weight[rows], stats)
-            # If the rows are finite, the weights W have grown too large, which the M-step reports.
+            # Non-finite sums of finite rows mean that the weights W have grown too large. The M-step reports
+            # this.
             if not np.isfinite(sums).all() and (place := find_nonfinite(block)):
                 raise NonFiniteError(place)
         if prepared.w is not None:
@@ -322,8 +323,8 @@ class CapsuleEM:
             if watched[r] < best_error[r]:
                 best_error[r], best_pass[r], stale[r] = watched[r], state.iteration, 0
                 best[rows] = state.w[rows]
-            # The first pass of a later round repeats a measurement, so its objective is not a lack of
-            # progress.
+            # The first pass of a later round measures the best weights again, so its unchanged objective does
+            # not mean that the fit has converged.
             stepped = state.stale[r] >= 0
             flat = self.tol > 0 and stepped and 0 <= last_objective[r] - state.objective[r] < self.tol
             if stale[r] >= self.patience[round_[r]] or flat:

@@ -62,7 +62,7 @@ class Members:
 
     @property
     def class_set_of(self) -> np.ndarray:
-        """Index of each member's set of classes, int64 (members,)."""
+        """Index in ``class_sets`` of the classes that each member sees, int64 (members,)."""
         return self._class_sets[1]
 
     @cached_property
@@ -79,7 +79,7 @@ class Members:
 
     @cached_property
     def class_capsules(self) -> tuple[tuple[tuple[slice, slice], ...], ...]:
-        """Columns of ``transform`` for each class: pairs (columns of a member, columns of its capsule).
+        """Columns of the latents for each class: pairs (columns of a member, columns of its capsule).
 
         A class has one pair; for all-versus-all, it has one pair for each other class.
         """
@@ -116,7 +116,8 @@ class Members:
 def build_members(architecture: str | None, n_classes: int, capsule_dim: int | Sequence[int]) -> Members:
     """Return the members of an architecture; the parameters were checked by the estimator.
 
-    None stands for one-versus-all, or multiclass for two classes and for one dimension per class.
+    ``architecture=None`` chooses multiclass if there are two classes or if ``capsule_dim`` is a sequence (one
+    dimension per class), and one-versus-all otherwise.
 
     Raises
     ------

@@ -44,7 +44,7 @@ class OnlineState(MemberState):
     average: np.ndarray  # averaged weights, float64 (D, p)
     best_epoch: np.ndarray  # epoch that gave ``best``, int64 (M,)
     since: np.ndarray  # steps since the round started, int64 (M,)
-    # Log-likelihood, errors, active rows, weight and rows of the epoch in progress, float64 (M, 5).
+    # Sums of the current epoch: log-likelihood, errors, active rows, weight and rows, float64 (M, 5).
     sums: np.ndarray
     steps: int  # completed steps
 
@@ -72,7 +72,7 @@ class AveragedPass(CapsulePass):
     """Scoring of the averaged weights."""
 
     def measures_decision(self, state: MemberState) -> bool:
-        """Return True, because there are few epochs."""
+        """Return True: every epoch measures the joint decision, because there are few epochs."""
         return True
 
     def prepare(self, state: MemberState, backend: Backend) -> Prepared:

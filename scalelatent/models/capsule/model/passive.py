@@ -55,7 +55,7 @@ class CapsulePassiveAggressive(OnlineCapsule):
     aggressiveness: float
 
     def layout(self) -> Layout:
-        """Return the fields; ``moved`` (D, p) is the sum of the changes of W over ``chains`` chains."""
+        """Return the fields: among others ``moved`` (D, p), the changes of W over ``chains`` chains."""
         m, d, p = self.em.members.n_members, self.em.members.total_dim, self.em.moment.shape[1]
         return Layout((("sums", (m, 4)), ("rows", (m,)), ("moved", (d, p)), ("chains", ())))
 

@@ -37,7 +37,8 @@ from .members import Members
 from .online import AVERAGE_POWER, batch_scale
 from .start import random_start, subspace_start
 
-# The inverse of the second moments is computed again after the summed row weight has grown by this share.
+# The inverse of the second moments is computed again as soon as the summed row weight has grown by this
+# share.
 RENEW_SHARE = 0.05
 
 

@@ -13,8 +13,10 @@ from .members import Members
 PAPER_SCHEDULE: tuple[tuple[float, int], ...] = ((0.8, 128), (0.6, 64), (0.4, 32), (0.2, 16), (0.0, 8))
 """Rounds (threshold nu, patience in passes) of section 3.1."""
 
+# Patience in passes of the only round of plain EM, which therefore never ends.
 FOREVER = 2**62
-# A class gets first weights only in directions whose mean square is at least this share of its largest.
+# A capsule gets initial weights only in directions whose mean square over its rows is above this share of the
+# largest mean square.
 LEAST_SHARE = 1e-6
 # An eigenvalue below this share of the largest has fewer than six correct digits in float64.
 CONDITION = 1e-10
@@ -24,9 +26,10 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
     """Return W from the leading eigenpairs of each capsule's rows (equation 2.28), shape (D, p).
 
     ``moment`` (classes, p, p) and ``weight`` (classes,) are the second moments and the total weights of the
-    classes. Rows of W are zero for directions that a class does not have, whatever the units of the features.
-    Rows of a class get vectors of mean length 1 from their own capsule and often longer ones from others, so
-    the errors of the first passes exceed those of guessing.
+    classes. If the rows of a class have fewer directions than its capsule, the remaining rows of W are zero;
+    this does not depend on the units of the features. Rows of a class get latents of mean squared length 1
+    from their own capsule and often longer ones from other capsules, so the error rates of the first passes
+    are above that of guessing.
     """
     unit = unit_scale(moment.sum(axis=0))
     w = np.zeros((members.total_dim, moment.shape[1]))
@@ -54,7 +57,7 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
 def random_start(
     members: Members, moment: np.ndarray, weight: np.ndarray, scale: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return Gaussian weights (D, p); latents of a row of mean length have the deviation ``scale``."""
+    """Return Gaussian weights (D, p); latents of a row of mean length have standard deviation ``scale``."""
     length = np.trace(moment.sum(axis=0)) / weight.sum()
     return (
         rng.normal(size=(members.total_dim, moment.shape[1])) * scale / np.sqrt(length if length > 0 else 1.0)

@@ -26,12 +26,12 @@ from scalelatent.kernels.cuda import Kernels, current_device
 from .inference import BLOCKS, MESSAGE_BYTES, Inference, check_graphs, check_pairs, choose_limits
 
 THREADS, TOGETHER = 512, 8  # threads of a block, and rows of a block of crbm_positive, as in gpu.cu
-# Graphs with at least this many edges get a cluster. The choice depends on the graph alone, so that the bits
-# of a row do not depend on the batch.
+# A graph with at least this many edges is computed by a cluster of thread blocks. Only the size of the graph
+# decides this, so the result of a row is bit-identical in every batch.
 CLUSTER_EDGES = 2**14
 HELD_UNITS = 256  # largest h for which the beliefs of hidden units stay in registers during a sweep
-_STATIC_BYTES = 8192  # shared memory of the kernels besides the messages
-_LEAST_PROCESSORS = 16  # with fewer multiprocessors eight blocks may not fit at once
+_STATIC_BYTES = 8192  # bytes of shared memory that the kernels use besides the messages
+_LEAST_PROCESSORS = 16  # a GPU with fewer multiprocessors may be unable to run eight blocks at once
 _NULL = np.uint64(0)  # a null pointer
 _kernels = Kernels(__package__, THREADS)
 _launch = _kernels.launch
@@ -39,7 +39,7 @@ _launch = _kernels.launch
 
 @dataclass(frozen=True)
 class DeviceCoupling:
-    """Couplings on the device."""
+    """Couplings W on the device, prepared once for all rows that share W."""
 
     # float32 (v, h): W and exp(W)
     w: cupy.ndarray
@@ -156,7 +156,8 @@ def add_chain_gradients(
     ``gradients``) if given, and loss, wrong units and change of each row to ``measures``, (3, rows).
     """
     (v, h), rows, chains = coupling.w.shape, len(seen), len(starts) - 1
-    sizes, limit = (np.int32(v), np.int32(h)), np.float32(87.0)  # of float32 exponentials
+    # largest |log odds| whose exponential fits float32
+    sizes, limit = (np.int32(v), np.int32(h)), np.float32(87.0)
     positive, edges = cupy.empty((rows, h), dtype=np.float32), (_ceil(v * h), chains)
     device_starts, stride = cupy.asarray(starts.astype(np.int32)), np.int32(gradients.shape[1])
     _launch(

@@ -16,12 +16,13 @@ from scalelatent.kernels.jit import entry, in_array
 
 # Upper bound of |W|. A message is at most e^|W|; for larger W message times belief exceeds float32.
 MAX_WEIGHT = 40.0
-# A row has converged if no belief changed by more in its last sweep (the paper's epsilon).
+# A row has converged if no belief changed by more than this in its last sweep (the paper's epsilon).
 CONVERGED = 1e-3
-# Number of beliefs, each at least a half, whose product stays above the smallest float64.
+# Largest number of beliefs that are multiplied before the log is taken. Each belief is at least a half, so
+# the product stays above the smallest float64.
 PRODUCT_UNITS = 512
 # Largest number of messages that are multiplied before mantissa and exponent are split, and largest |log| of
-# the product.
+# the product of these messages.
 _FACTORS, _MAX_LOG = 8, 80.0
 # Upper bound of the bytes of the messages of all graphs that a GPU works on at a time.
 MESSAGE_BYTES = 256 * 2**20
@@ -52,7 +53,7 @@ def largest_magnitude(a: Array) -> float:
     if not a.size:
         return 0.0
     if not isinstance(a, np.ndarray):
-        return float(abs(a).max())  # one number comes from the device
+        return float(abs(a).max())  # the maximum is computed on the device, and only one number is copied
     if a.dtype == np.float32 and a.flags.c_contiguous:
         return float(np.int32(_largest_bits(a.reshape(-1).view(np.int32))).view(np.float32))
     return max(float(a.max()), -float(a.min()))  # abs would allocate a second array
@@ -62,7 +63,8 @@ def largest_magnitude(a: Array) -> float:
 def _largest_bits(bits: np.ndarray) -> np.int32:
     """Return the largest bits of float32 numbers without their signs.
 
-    Such bits have the order of the numbers as integers, with NaN after infinity, and are compared in vectors.
+    Without the signs, the bits as integers have the order of the numbers, and NaN comes after infinity. The
+    compiled loop compares vectors of integers.
     """
     most = np.int32(0)
     for i in range(len(bits)):

@@ -20,7 +20,7 @@ from .update import StepArrays, StepRates, add_to, ascend
 # faster with vectors of sixteen floats; with eight floats both are equally fast at this number
 # (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
-# With fewer units BLAS computes a product as a matrix times a vector.
+# With fewer units than this, `write_affine_map` uses einsum on the host instead of BLAS.
 _FEW_UNITS = 8
 
 

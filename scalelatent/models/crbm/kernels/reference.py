@@ -37,7 +37,7 @@ class _Graph:
 
 
 def make_coupling(w: np.ndarray) -> PlainCoupling:
-    """Return the couplings W in the form that the kernels take; batches with the same W share it."""
+    """Return the couplings W in the form that the kernels take; batches with the same W share the result."""
     return PlainCoupling(np.array(w, dtype=np.float64))
 
 
@@ -59,7 +59,7 @@ def sum_product(
     n_sweeps : int
         Upper bound of the number of sweeps.
     tol : float or None
-        A row stops sweeping as soon as no belief has changed by more.
+        A row stops sweeping as soon as no belief has changed by more than ``tol``.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def sum_product_pairs(
     check_pairs(pairs.shape, coupling.w.shape)
     graphs = _infer_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, one_more=True)
     for graph in graphs:
-        # P(v_i = 1 | h_j = 1) P(h_j = 1)
+        # The pair belief is P(v_i = 1 | h_j = 1) P(h_j = 1).
         pairs += sigmoid(graph.w + graph.lv[:, None] - graph.to_v) * sigmoid(graph.lh)
     return _collect(
         graphs, coupling, np.array([_estimate_log_z(graph) for graph in graphs], dtype=np.float64)
@@ -89,7 +89,7 @@ def sum_product_pairs(
 def mixed_product(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Find the most probable visible state with the hidden units summed out (marginal MAP), ``lv > 0``.
+    """Find the most probable visible state, ``lv > 0``, with the hidden units summed out (marginal MAP).
 
     Mixed-product belief propagation of Liu and Ihler (2013). Parameters as in :func:`sum_product`.
     """
@@ -103,7 +103,7 @@ def mixed_product(
 def max_product(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Find the most probable state of all units together, ``lv > 0`` and ``lh > 0``, by max-product.
+    """Find the most probable joint state of all units, ``lv > 0`` and ``lh > 0``, by max-product.
 
     The log odds are those of max-marginals. Parameters as in :func:`sum_product`.
     """

@@ -1,4 +1,4 @@
-"""Units of the columns of x: learning sees standardised columns, and the learned parameters fit the rows."""
+"""Scaling of the columns of x: a fit standardises columns, and its final parameters fit the original rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from scalelatent.kernels.sparse_rows import CsrRows
 
 from .energy import CrbmShape
 
-# Largest standardised value, in units of the range of a column; a rarely used column would have larger ones.
+# Least scale of a column, as a share of its range (largest minus smallest value). Without this limit, a
+# column that is rarely different from 0 would have very large standardised values.
 RANGE_SHARE = 0.1
-# Mean squared length of a standardised row is at most this. It is two to three times that of the binary
-# images of 784 pixels for which the learning rates were chosen.
+# Upper bound of the mean squared length of a standardised row. The bound is two to three times that of the
+# binary images of 784 pixels for which the learning rates were chosen.
 MOST_LENGTH = 300.0
 
 
@@ -32,7 +33,7 @@ class ColumnUnits:
 
     @classmethod
     def measure(cls, x: np.ndarray | CsrRows) -> ColumnUnits | None:
-        """Return the units of rows (n, x); None for zeros and ones, and for rows that are not usable."""
+        """Return shifts and scales for rows (n, x); None for zeros and ones, and for unusable rows."""
         values = x.data if isinstance(x, CsrRows) else x
         if ((values == 0) | (values == 1)).all() or not (np.abs(values) <= LARGEST_VALUE).all():
             return None
@@ -64,11 +65,11 @@ class ColumnUnits:
         return replace(block, x=((x - self.shift) / self.scale).astype(np.float32, copy=False))
 
     def for_rows(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Return parameters for rows as they are, from those for standardised rows."""
+        """Convert parameters for standardised rows into parameters for the original rows."""
         return self._convert(shape, theta, 1 / self.scale.astype(np.float64), -1.0)
 
     def for_standardised(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Return parameters for standardised rows, from those for rows as they are."""
+        """Convert parameters for the original rows into parameters for standardised rows."""
         return self._convert(shape, theta, self.scale.astype(np.float64), 1.0)
 
     def _convert(self, shape: CrbmShape, theta: np.ndarray, factor: np.ndarray, sign: float) -> np.ndarray:

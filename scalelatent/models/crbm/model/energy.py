@@ -94,7 +94,7 @@ class Observed:
 
     # float32 (rows, columns used)
     x: Array
-    # Numbers of the columns; None: all
+    # Indices of the columns of ``x`` in the rows; None: all columns
     columns: np.ndarray | None
 
     def select_columns(self, weights: Array) -> Array:
@@ -161,7 +161,8 @@ def compute_log_loss(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Arr
         log_loss(lv, beliefs, v, out)
         return out
     out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
-    likelier = xp.maximum(beliefs, 1 - beliefs)  # at least a half, see PRODUCT_UNITS
+    # at least a half, so a product of PRODUCT_UNITS of them is not 0
+    likelier = xp.maximum(beliefs, 1 - beliefs)
     for first in range(0, lv.shape[1], PRODUCT_UNITS):
         out -= xp.log(likelier[:, first : first + PRODUCT_UNITS].prod(axis=1, dtype=np.float64))
     return out

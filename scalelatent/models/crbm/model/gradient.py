@@ -25,7 +25,7 @@ from .negative_phases import Phase
 
 
 def compute_weight_gradient(xp: ModuleType, v: Array, phase: Phase, out: Array) -> None:
-    """Write the gradient of W, v^T positive - pairs of the negative phase, to ``out``, (v, h)."""
+    """Write the gradient of W to ``out``, (v, h): v^T positive minus the pairs of the negative phase."""
     if not out.shape[1]:
         return
     if phase.pairs is None:
@@ -71,7 +71,7 @@ def ascend_phase(
     phase: Phase,
     rates: StepRates,
 ) -> None:
-    """Step along the gradient of one phase; see :func:`.update.ascend`.
+    """Take a gradient step for the rows of one negative phase; see :func:`.update.ascend`.
 
     Products of few rows with all columns of x are added to the parameters directly on the host. The gradient
     of W is stored first if it has pair beliefs and the step has momentum or decay.
@@ -98,7 +98,10 @@ def ascend_factors(
     x: np.ndarray,
     rates: StepRates,
 ) -> None:
-    """Step along the gradient w of W and the products dv^T x and dh^T x, which are not stored."""
+    """Take a gradient step from the gradient ``w`` of W and the factors dv, dh and x.
+
+    The gradients dv^T x and dh^T x of Wvx and Whx are not stored.
+    """
     dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
     ascend(arrays.slice_part(shape.layout.slices["W"][0]), w.reshape(-1), w.size, rates)
     _ascend_biases(shape, arrays, dv, dh, x, rates)
@@ -112,7 +115,7 @@ def _stack_phases(xp: ModuleType, v: Array, phase: Phase) -> tuple[Array, Array]
 def _ascend_biases(
     shape: CrbmShape, arrays: StepArrays, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, rates: StepRates
 ) -> None:
-    """Step the biases and the matrices Wvx and Whx, which x adds to the biases."""
+    """Step the biases and the matrices Wvx and Whx; their products with x are added to the biases."""
     places = {name: place for name, (place, _) in shape.layout.slices.items()}
     for name, left in (("Wvx", dv), ("Whx", dh)):
         ascend_outer(arrays.slice_part(places[name], left.shape[1], x.shape[1]), left, x, rates)

@@ -44,7 +44,7 @@ from .gibbs import Uniforms, gibbs_search, gibbs_steps
 
 @dataclass(frozen=True)
 class Phase:
-    """Result of the negative phase of the rows of a gradient."""
+    """Result of a negative phase, for the rows of one gradient."""
 
     # (rows, v) and (rows, h): expectations, samples or states
     visible: Array
@@ -53,12 +53,12 @@ class Phase:
     positive: Array
     # (v, h): sum over rows of the expectation of v h^T; None: visible^T hidden
     pairs: Array | None
-    # (rows,): the learner's loss. If there are beliefs: log-loss in nats, summed over units. Else: free
-    # energy of the row minus that of the negative state
+    # (rows,): loss of the learner. With beliefs, it is the log-loss in nats, summed over units; otherwise it
+    # is the free energy of the row minus that of the negative state
     loss: Array
     # (rows,): number of units in which the negative phase differs from the row
     wrong: Array
-    # The inference, if one ran that may converge
+    # Result of the iterative inference; None if the learner used none
     inferred: Inference | None = None
     # (rows, h): hidden states of the persistent chains after the step (pcd)
     particles: Array | None = None
@@ -70,7 +70,7 @@ class PhaseInput:
 
     backend: Backend
     params: Params
-    # Result of :func:`.beliefs.couple`; None if the learner runs no inference
+    # Result of :func:`.beliefs.couple`; None if the learner sends no messages
     coupling: AnyCoupling | None
     # Targets in float32, and biases of the rows' RBMs
     v: Array
@@ -94,7 +94,7 @@ class PhaseInput:
 
     @property
     def numbers(self) -> Uniforms:
-        """Random streams of the rows, from the first number."""
+        """Random streams of the rows, each at its first number."""
         return Uniforms(
             self.seed, self.epoch, self.rows, lambda a: self.backend.asarray(a, np.float32, "numbers")
         )

@@ -48,8 +48,8 @@ from .state import (
     make_divergence_error,
 )
 
-# Factor of the learning rate if the validation error has stopped falling. Measured on the two sets of
-# several labels of benchmarks/rivals.py.
+# Factor of the learning rate when the validation error has stopped falling. Measured on the two multi-label
+# datasets of benchmarks/rivals.py.
 RATE_DROP = 0.25
 # Inference kernels of the learners whose chains a GPU computes together.
 TOGETHER = {"mle-bp": "sum_product", "mle-mf": "mean_field"}
@@ -98,7 +98,8 @@ class CrbmLearner:
     # The patience restarts if the validation error is below the best one by this relative amount. If it is
     # above 0, the fit does not end at the first end of the patience: see :meth:`end_epoch`
     gain: float = 0.0
-    # Units in which a state sees the columns of x; None: as they are
+    # Shift and scale of each column of x with which the parameters of a state are learned; None: x is used
+    # unchanged
     units: ColumnUnits | None = None
 
     # -- the contract ----------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class CrbmLearner:
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def run_chains(self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Do the same as `run_chain` for each block, on a GPU.
+        """Add the gradients of several blocks, each of which is a chain, on a GPU; see `run_chain`.
 
         The messages of all chains are computed together, in as many launches as those of one chain. Only the
         products with x are computed chain by chain, so that their bits do not depend on the other chains.

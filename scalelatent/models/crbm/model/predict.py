@@ -36,7 +36,8 @@ class CrbmScoring:
     targets: Targets
     theta: np.ndarray | None = None
     reconstructs: bool = False
-    # Units of the columns of x in the parameters of a state; None: as they are
+    # Shift and scale of each column of x with which the parameters of a state are learned; None: x is used
+    # unchanged
     units: ColumnUnits | None = None
 
     @property

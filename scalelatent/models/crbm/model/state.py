@@ -17,7 +17,8 @@ from .negative_phases import Phase
 
 # Sums that training collects: loss, wrong units, rows, converged rows.
 N_SUMS = 4
-# Learning rates of the paper in falling order, which the error about divergence suggests.
+# Learning rates of the paper in falling order. The error message of a diverged fit suggests the next lower
+# one.
 RATES = (0.05, 0.02, 0.01, 0.005)
 NOT_FINITE = "parameters are no longer finite"
 
@@ -32,10 +33,10 @@ class CrbmState:
     velocity: np.ndarray
     # float32 (parameters,): parameters with the lowest validation error; empty without validation rows
     best: np.ndarray
-    # float32 (places of a batch, h): hidden states of the persistent chains; no rows unless the learner is
+    # float32 (rows of a batch, h): hidden states of the persistent chains; without rows unless the learner is
     # pcd
     particles: np.ndarray
-    # float64 (4,): sums of the current epoch
+    # float64 (4,): sums of the current epoch: loss, wrong units, rows, converged rows
     sums: np.ndarray
     # Measured in training over the last epoch: mean loss per unit, share of units in which the negative
     # phase differs from the row, share of converged rows

@@ -39,7 +39,7 @@ SCORES = 2**26
 
 @dataclass(frozen=True)
 class DeviceBank:
-    """Centroids that clusterings share on the device; fields as in :class:`..cpu.dense.PackedBank`."""
+    """Centroids that clusterings share on the device; fields as in :class:`..cpu.dense.PackedCentroids`."""
 
     w: cupy.ndarray
     scale: cupy.ndarray
@@ -48,8 +48,8 @@ class DeviceBank:
     codes: cupy.ndarray
     exact_length: float
     error: tuple[float, float]
-    # Makes the bank of the host, for rows whose list is too short.
-    on_host: Callable[[], by_tiles.PackedBank]
+    # Packs the centroids on the host, for rows whose list of candidates is too short.
+    on_host: Callable[[], by_tiles.PackedCentroids]
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ class Layer:
             if not fine:
                 _refuse_value(x, values, start, limit)
         if self.metric == "cosine":
-            empty = np.flatnonzero(_row_counts(x) == 0)
+            empty = np.flatnonzero(_count_nonzeros(x) == 0)
             if len(empty):
                 raise ValueError(
                     f"row {start + empty[0]} is all zeros, so its cosine is undefined: remove empty rows, "
@@ -250,8 +250,8 @@ class Layer:
                 )
 
 
-def _row_counts(x: HostRows) -> np.ndarray:
-    """Return the number of entries of each row that are not zero."""
+def _count_nonzeros(x: HostRows) -> np.ndarray:
+    """Return the number of nonzero entries of each row."""
     if not isinstance(x, CsrRows):
         return np.count_nonzero(x, axis=1)
     before = np.concatenate([[0], np.cumsum(x.data != 0)])

@@ -22,7 +22,7 @@ from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
 # A kernel by its name, see `Backend.kernel`.
 FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
-# Least number of extra columns; the more there are, the faster the components converge.
+# Least number of columns of the iteration beyond the components; more columns converge faster.
 _SPARE = 8
 # With at least this many rows, a few eigenvectors come from Lanczos' method.
 LANCZOS_ROWS = 200
@@ -39,7 +39,7 @@ class Components:
     offset: np.ndarray
     # float64 (d,): variance along each component, divided by n
     variance: np.ndarray
-    # Variance of the rows
+    # Variance of the one-hot rows, summed over all V k columns
     total_variance: float
 
     def first(self, d: int) -> Components:

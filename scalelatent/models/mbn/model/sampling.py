@@ -10,7 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
-# A draw of less than this share of n numbers draws single numbers; a larger draw draws a mask of all n.
+# A draw of less than this share of n numbers draws single numbers. A larger draw decides for each of the n
+# numbers (a mask).
 _FEW = 1 / 16
 
 

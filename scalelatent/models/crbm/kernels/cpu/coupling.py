@@ -29,10 +29,10 @@ class Coupling:
     The padding has W = 0, so its messages are 1 within rounding and do not change any other unit.
     """
 
-    # float32 (v, h), not a copy
+    # float32 (v, h): the couplings W; the caller's own array if it was float32
     w: np.ndarray
-    # Number of messages to multiply before mantissa and exponent are split, and upper bound of |log odds|
-    # in beliefs; both come from :func:`..inference.choose_limits`
+    # Number of messages that are multiplied before mantissa and exponent are split, and upper bound of |log
+    # odds| when beliefs are computed; both come from :func:`..inference.choose_limits`
     factors: int
     limit: float
 

@@ -15,7 +15,8 @@ from scalelatent.kernels.vectors import F32, I64, LANES, Vectors, instructions
 from .coupling import EDGES, LINE_BYTES, ROWS
 
 HALF = ROWS // 2
-# Number of rows whose products are computed together, so that the two products of each row fit registers.
+# Number of visible units (rows of W) whose products ``gather`` computes together. Each visible unit needs two
+# product vectors in registers, so narrow vectors allow only two units.
 GATHERED = HALF if LANES == EDGES else 2
 
 
@@ -68,7 +69,7 @@ def _make_gather(rows: int) -> Callable[..., None]:
 
 
 class _Edges(NamedTuple):
-    """Edges from two visible units to sixteen hidden ones; a message is ``over`` divided by ``under``."""
+    """Edges from two visible units to sixteen hidden units: A, s, numerator and denominator of messages."""
 
     a: list[ir.Value]
     s: list[ir.Value]

@@ -25,7 +25,8 @@ from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, in
 SIDE = 16
 # Units and rows of x in a tile of x W^T, limited by the number of registers.
 _UNITS, _ROWS = (4, 5) if LANES == 16 else (4, 2)
-# Number of units whose parameters stay in the second-level cache from one reading to the next.
+# Number of units whose parameters are updated together. A step reads the parameters twice, the second time
+# from the second-level cache.
 _SLAB = 32
 # Number of vectors in a row of a tile of L^T X.
 _VECS = 3

@@ -34,9 +34,10 @@ from .units import (
 
 @subkernel
 def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved: np.float32) -> np.float32:
-    """Update the units of one side of a graph from the products.
+    """Update one side of a graph from ``total``, the products of W with the beliefs of the other side.
 
-    Return the largest change of a belief of the graph in this sweep, at least ``moved``.
+    ``moved`` is the largest change of a belief of the other side in this sweep. Return the largest change of
+    both sides.
     """
     n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
     for k in range(n):

@@ -1,9 +1,11 @@
 """Mixed-product belief propagation, which stores no messages and divides once per visible unit and sweep.
 
-A visible unit sends its decision: the message is A^d, where d = 1 if the log odds of the unit are above 0. So
-a message to the unit is A t + u if d = 0, and A / (A u + t) if d = 1. Its product over the hidden units is a
-product of A x + y, where x, y are t, u or u, t; for d = 1 it divides the product of a row of A, which is
-computed beforehand. A hidden unit receives the sum of W over the visible units that are 1.
+As in :mod:`.sum_product`, A = exp(W), and t and u are the beliefs that the hidden unit is 1 and 0. A visible
+unit sends its decision: the message is A^d, where d = 1 if the log odds of the unit are above 0. So a message
+to the unit is A t + u if d = 0, and A / (A u + t) if d = 1. To multiply these messages over the hidden units,
+the kernel computes the product of A x + y, where x, y are t, u for d = 0, and u, t for d = 1. For d = 1 the
+product of a row of A, computed beforehand, is divided by that product. A hidden unit receives the sum of W
+over the visible units that are 1.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ def _gather(
 ) -> None:  # fmt: skip
     """Write the product of A x + y of each of four rows as q times 2^e.
 
-    The arguments are addresses, bytes of a row, and ``chunk``, the bytes after which mantissas and exponents
-    are split. y is at the address ``swap`` - x.
+    All arguments are addresses, except ``row_step``, the bytes of a row of A, ``n``, the bytes of the hidden
+    units, and ``chunk``, the bytes after which mantissas and exponents are split. The address of y is
+    ``swap`` - x.
     """
     b, xs = lanes.b, (x0, x1, x2, x3)
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]

@@ -61,13 +61,13 @@ from .units import (
     update_by_product,
 )
 
-# Rows of the array of hidden units after those that every unit has: the product of the messages and the
-# product of the Bethe factors, each as mantissa and exponent.
+# Rows of the array of hidden units, after the rows that visible units have as well: mantissa and exponent of
+# the product of the messages, and mantissa and exponent of the product of the Bethe factors.
 _P, _E, _Z, _EZ = (UNIT_FIELDS + k for k in range(4))
 _FIELDS = UNIT_FIELDS + 4
-# Largest number of graphs that one call sweeps together, and upper bound of the bytes of their messages.
-# Small graphs share a call. Large ones come one by one and use the same memory for messages, because memory
-# limits their speed.
+# Upper bounds of a group of graphs that are swept together: number of graphs, and bytes of their messages. A
+# group of large graphs has one graph, and all groups use the same memory for messages, because memory limits
+# the speed of large graphs.
 _GROUP, _GROUP_BYTES = 64, 2**17
 
 
@@ -78,8 +78,10 @@ def _update_block(
 ) -> None:  # fmt: skip
     """Send messages to eight visible units of one graph, compute their beliefs, and send messages back.
 
-    All arguments are addresses, except ``row`` and ``unit``, bytes of a row of hidden and of visible units,
-    and ``factors``. The next block, at ``next_a`` and ``next_m``, is fetched into the cache.
+    All arguments are addresses, with three exceptions: ``row`` and ``unit`` are the bytes of a row of hidden
+    and of visible units, and ``factors`` is the number of messages that are multiplied before mantissa and
+    exponent are split. If the address ``c`` is not 0, P(v_i = 1 | h_j = 1) is written there. The next block,
+    at ``next_a`` and ``next_m``, is fetched into the cache.
     """
     e, moved, limit = small + UNIT_BYTES * EXPONENT, small + UNIT_BYTES * MOVED, small + UNIT_BYTES * LIMIT
     tv, uv, p, ep = v_at + ON * unit, v_at + OFF * unit, h_at + _P * row, h_at + _E * row
@@ -110,10 +112,10 @@ def _sweep(
     a: np.ndarray, m: np.ndarray, up: bool, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
     factors: int, active: np.ndarray, c: np.ndarray,
 ) -> int:  # fmt: skip
-    """Sweep once over the active graphs of a group; return how often the products of the columns were split.
+    """Sweep once over the active graphs of a group; return the number of splits of each column's product.
 
-    All graphs use a block of exp(W) while it is in the cache. ``c`` is empty, or receives P(v_i = 1 | h_j =
-    1).
+    A split divides a product into mantissa and exponent. All graphs use a block of exp(W) while it is in the
+    cache. ``c`` is empty, or receives P(v_i = 1 | h_j = 1).
     """
     row, unit, matrix, blocks = 4 * a.shape[1], 4 * v_units.shape[2], 4 * a.size, len(a) // ROWS
     a_at, m_at, c_at = a.ctypes.data, m.ctypes.data, c.ctypes.data if len(c) else 0
@@ -155,7 +157,7 @@ def _sweep(
 
 @subkernel
 def _sum_log_partitions(units: np.ndarray, n: int) -> float:
-    """Return the sum of log(1 + e^l) over the first n units, from l and the two beliefs."""
+    """Return the sum of log(1 + e^l) over the log odds l of the first n units."""
     total, product = 0.0, 1.0
     for k in range(n):
         total += max(units[LOG_ODDS, k], np.float32(0.0))
@@ -171,7 +173,7 @@ def _infer_group(
     lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, log_z: np.ndarray, m: np.ndarray,
     v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
 ) -> None:  # fmt: skip
-    """Infer the graphs of one group.
+    """Run sum-product on the graphs of one group; write log odds, sweeps, changes and log Z.
 
     If ``log_z`` is not empty, the last sweep replaces the messages by P(v_i = 1 | h_j = 1). A graph that has
     met ``tol`` then takes one more sweep.
@@ -216,7 +218,7 @@ def _infer_group(
 
 @subkernel
 def _add_pairs(c: np.ndarray, h_units: np.ndarray, pairs: np.ndarray) -> None:
-    """Add the pair beliefs of the graphs of a group, in the order of the graphs."""
+    """Add P(v_i = 1, h_j = 1) of each graph of a group to ``pairs``, in the order of the graphs."""
     for i in range(pairs.shape[0]):
         for n in range(len(c)):
             for j in range(pairs.shape[1]):
@@ -228,7 +230,11 @@ def _infer(
     lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, log_z: np.ndarray, pairs: np.ndarray,
     m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray,
 ) -> None:  # fmt: skip
-    """Infer one group after the other; add pair beliefs to ``pairs`` if ``log_z`` is not empty."""
+    """Run sum-product on all graphs, one group of graphs after another.
+
+    Log Z and pair beliefs are requested together: if ``log_z`` is not empty, it is written, and the pair
+    beliefs are added to ``pairs``.
+    """
     for first in range(0, len(bv), len(m)):
         part = slice(first, min(first + len(m), len(bv)))
         _infer_group(

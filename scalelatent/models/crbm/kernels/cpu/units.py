@@ -47,8 +47,8 @@ def update_by_product(
 ) -> None:  # fmt: skip
     """Set log odds = bias + log(q 2^(e - offset)) of eight units, and update their beliefs.
 
-    All arguments are addresses, except ``step``, the bytes between two fields of a unit, and ``offset``.
-    ``moved`` is raised to the largest change of a belief in each lane.
+    All arguments are addresses, except ``step``, the bytes between two fields of a unit, and the number
+    ``offset``. ``moved`` is raised to the largest change of a belief in each lane.
     """
     exponent = lanes.b.sub(lanes.load(e, 0, lanes.ints), lanes.spread(lanes.b.trunc(offset, I32)))
     new = lanes.log_plus(lanes.load(q), exponent, lanes.load(units))

@@ -52,8 +52,8 @@ STRIP = 120
 
 
 @dataclass(frozen=True)
-class PackedBank:
-    """Different centroids that clusterings share, packed."""
+class PackedCentroids:
+    """Distinct centroids that several clusterings share, in the layout that the tiles read."""
 
     # Panels of PANEL centroids, (columns, PANEL) each; the last is padded with zeros
     packed: np.ndarray
@@ -61,25 +61,27 @@ class PackedBank:
     # :class:`..reference.CentroidBank`; the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias
+    # float64 (2, k): scale and bias, with which scores are computed in float64
     exact: np.ndarray
     # int32 (k, clusterings): see :func:`.candidates.number_centroids`
     codes: np.ndarray
-    length: int  # of the lists of candidates
-    # Scores of rows of whole numbers of at most this length are exact in float32.
+    length: int  # length of the list of candidates of a row
+    # Rows of whole numbers whose Euclidean norm is at most this have exact scores in float32; -1 if no row
+    # has.
     exact_length: float
-    # A score in float32 is wrong by less than ``error[0] * |x| + error[1]``
+    # The score of a row x in float32 is wrong by less than ``error[0] * |x| + error[1]``, where |x| is the
+    # Euclidean norm of the row.
     error: tuple[float, float]
 
 
-def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedBank:
+def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedCentroids:
     """Pack centroids for :func:`nearest`, see :func:`..reference.make_bank`."""
     w, codes = merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
     return pack(w, codes, squared_lengths(w), metric)
 
 
 def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different centroids and their codes; equal centroids of whole numbers stay."""
+    """Return the distinct centroids and their codes; centroids of whole numbers are not merged."""
     codes = number_centroids(draws, len(w))
     if is_whole(w):
         return w, codes
@@ -87,7 +89,7 @@ def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.
     return w[kept], codes
 
 
-def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedBank:
+def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedCentroids:
     """Pack centroids, their codes and the scale and bias of their scores."""
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
@@ -98,7 +100,7 @@ def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> 
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
     bounds = bound_rounding(w, squares, exact, metric)
-    return PackedBank(packed.reshape(-1), scale, bias, exact, codes, list_length(codes), *bounds)
+    return PackedCentroids(packed.reshape(-1), scale, bias, exact, codes, list_length(codes), *bounds)
 
 
 def is_whole(w: np.ndarray) -> bool:
@@ -109,7 +111,7 @@ def is_whole(w: np.ndarray) -> bool:
 def bound_rounding(
     w: np.ndarray, squares: np.ndarray, exact: np.ndarray, metric: str
 ) -> tuple[float, tuple[float, float]]:
-    """Return ``exact_length`` and ``error`` of a :class:`PackedBank`."""
+    """Return ``exact_length`` and ``error`` of a :class:`PackedCentroids`."""
     # The sum of the products, scale, bias and their sum are each rounded by at most 2^-24 of their terms
     # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     rounding = (w.shape[1] + 4) * 2.0**-24
@@ -122,7 +124,7 @@ def bound_rounding(
     return (2.0**23 - largest) / max(float(lengths.max()), 1e-30), error
 
 
-def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedBank) -> np.ndarray:
+def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedCentroids) -> np.ndarray:
     """See :func:`..reference.nearest`; uint8 and float32 rows need no conversion."""
     out = np.empty((len(x), bank.codes.shape[1]), dtype=np.int32)
     body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
@@ -173,7 +175,8 @@ def _gather(
 ) -> None:  # fmt: skip
     """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles.
 
-    ``gaps`` gets the least difference of two scores that rounding cannot exchange, 0 if scores are exact.
+    ``gaps`` receives a number per row: rounding in float32 cannot exchange two scores that differ by at least
+    this number. It is 0 if the scores of the row are exact.
     """
     for i in range(rows):
         row, out, whole = x[first + i], strip[i], True
@@ -308,7 +311,7 @@ def _nearest(
         padded = -(-rows // ROWS) * ROWS
         for i in range(padded):
             for t in range(length):
-                # Rows of the padding take no scores.
+                # An infinite last score keeps all scores out of the lists of padding rows.
                 best[i, t] = -np.inf if i < rows else np.inf
         _scan(strip, padded, packed, scale, bias, partial, scores, hits, best, index)
         for i in range(rows):

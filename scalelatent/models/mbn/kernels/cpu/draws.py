@@ -1,7 +1,7 @@
 """Draws without replacement for many clusterings at once; numpy would take longer to start each stream.
 
-A byte of the stream of a draw decides for each number. Then random numbers are added to the draw, or removed
-from it, until it has the requested size.
+For each number, a byte of the random stream decides whether the draw contains that number. Then random
+numbers are added to the draw, or removed from it, until it has the requested size.
 """
 
 from __future__ import annotations

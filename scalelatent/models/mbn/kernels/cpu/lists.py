@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 _STRIP, _FEW_MEMBERS = 2048, 2**15
 # Number of clusterings of the layer below whose codes are transposed together, one cache line of codes.
 _GROUP = 32
+# Number of members of a list that are copied at a time.
 _COPIED = 16
-# Counters whose maximum is found at once, and counters that can be cleared in the time of a single one.
+# Number of counters whose maximum is computed with vectors, and number of adjacent counters that are cleared
+# in the time that one separate counter takes.
 _RUN, _CLEARED = 128, 16
 # The buffer of a row holds twice the members that a row has if codes are uniform, and at most this many per
 # look-up. Rows with more members are counted by a separate function.
@@ -54,8 +56,8 @@ class PackedLists:
     # the members of units that their clustering does not use. A member is ``clustering << shift | centroid``
     members: np.ndarray
     sets: int  # clusterings of the upper layer
-    k: int  # centroids of each
-    shift: int  # bits of a centroid
+    k: int  # centroids of each clustering of the upper layer
+    shift: int  # bits of the centroid in a member
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
@@ -141,7 +143,8 @@ def _write_lists(
     sets, k, clusterings = codes.shape
     below = units.shape[2]
     flat = codes.reshape(sets * k, clusterings)
-    # An odd number of lines, so that consecutive writes do not share few sets of the cache.
+    # Each row of ``turned`` has an odd number of cache lines, so that consecutive writes are spread over all
+    # sets of the cache.
     turned = empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
     place = empty(below + 1, np.int64)
     chosen, numbers = empty(sets * k, codes.dtype), empty(sets * k, codes.dtype)
@@ -243,8 +246,9 @@ def _count_shared_units(
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
     room = sets * min(2 * clusterings * k // below, _MAX_ROOM * clusterings) + 64
-    # Between two checks of its end a row writes sixteen numbers per clustering. Rows have an odd number of
-    # lines, so that their ends do not share few sets of the cache.
+    # The buffer of a row has ``room`` numbers, and space for the sixteen numbers that each clustering of a
+    # group copies before the end of the row is checked. A buffer has an odd number of cache lines, so that
+    # the ends of the rows are spread over all sets of the cache.
     line = 64 // members.itemsize
     width = (room + _COPIED * (_GROUP + 1) + line - 1) // line | 1
     strip = _STRIP if sets * k > _FEW_MEMBERS else _STRIP // 2

@@ -80,22 +80,23 @@ class SparseBank:
     centroid: np.ndarray
     # float32 or int16 (postings,)
     value: np.ndarray
-    # int32 (p,): largest count in each column; empty for other values
+    # int32 (p,): largest absolute value of the centroids in each column, if all values are counts that int16
+    # represents; else empty
     most: np.ndarray
     # float32 (k rounded up to whole panels,): scale and bias of the scores, see
     # :class:`..reference.CentroidBank`; the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias
+    # float64 (2, k): scale and bias, with which scores are computed in float64
     exact: np.ndarray
     # int32 (k, clusterings): see :func:`.candidates.number_centroids`
     codes: np.ndarray
-    length: int  # of the lists of candidates
-    # float32, int32 and int64: values, columns and row pointers of the centroids on the columns of the
-    # clustering
+    length: int  # length of the list of candidates of a row
+    # float32, int32 and int64: the centroids as CSR rows on the columns of the clustering: values, columns
+    # and row pointers
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
-    # A score from e entries is wrong by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; for counts 4
-    # replaces e + 4
+    # The score of a row x with e entries is wrong by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; for
+    # counts, 4 replaces e + 4
     error: tuple[float, float]
 
 
@@ -137,9 +138,9 @@ def make_sparse_bank(
     start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
     pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
     slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
-    # Scores of counts are multiples of a half, which float32 represents up to 2^23. At least one centroid has
-    # sums that int16 represents, so all lists begin with scores of at least -49,151. Larger biases are
-    # rounded.
+    # Sums of counts are computed exactly in int16. A Euclidean score of counts is a multiple of a half, which
+    # float32 represents exactly up to 2^23. So scores are rounded only for other values than counts, for the
+    # cosine, and if the largest |bias| is near 2^23 or above.
     rounds = not len(most) or metric == "cosine" or largest > 2**23 - 2**16
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
@@ -152,7 +153,7 @@ def make_sparse_bank(
 def _largest_counts(
     column: np.ndarray, value: np.ndarray, centroid: np.ndarray, k: int, p: int
 ) -> np.ndarray:
-    """Return the largest absolute value in each column if all values are counts for int16, else nothing."""
+    """Return each column's largest absolute value if all values are counts for int16, else an empty array."""
     none = np.empty(0, dtype=np.int32)
     sizes = np.abs(value)
     if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
@@ -187,7 +188,8 @@ def _split_entries(
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
     """Split the entries of row i of a strip into dense columns and columns with postings.
 
-    Return the number of each, and the length of the row on both. For counts the length is -1 if some entry is
+    Return the number of entries in dense columns, the number of entries in columns with postings, and an
+    upper bound of the Euclidean norm of all these entries. For counts, -1 replaces the norm if some entry is
     not a count, or sums may exceed int16.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
