@@ -90,7 +90,7 @@ class Backend(Protocol):
         """Array library, numpy or CuPy; CuPy's operators then run on this backend's stream."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """Return the function of a kernel."""
+        """Return the function of the kernel ``name`` for this backend's array library."""
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return a reusable array of this shape, valid until the next call with the same name."""
@@ -99,10 +99,10 @@ class Backend(Protocol):
         """Return ``a`` as a contiguous array of ``dtype``, in a named buffer if it is copied."""
 
     def take(self, a: Array, rows: Array, name: str) -> Array:
-        """Return some rows of ``a`` in a named buffer."""
+        """Return a copy of the rows of ``a`` with the indices ``rows``, in the reusable buffer ``name``."""
 
     def matmul(self, a: Array, b: Array, name: str) -> Array:
-        """Return the matrix product in a named buffer."""
+        """Return the matrix product of ``a`` and ``b``, in the reusable buffer ``name``."""
 
     def table(self, table: Table) -> Table:
         """Return a kernel's table of constants in the memory of the backend's device."""
@@ -134,7 +134,7 @@ class Reduction(Protocol[StateIn, Prepared]):
         """Return the data that all blocks of a task need, such as float32 parameters on the device."""
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Add the block's contribution to ``stats``."""
+        """Add the statistic of the rows of a block to ``stats``."""
 
 
 @runtime_checkable
@@ -159,7 +159,7 @@ class BatchLearner(Protocol[State]):
         """Return the reduction of the ``"train"`` rows and, if any, that of the ``"validation"`` rows."""
 
     def update(self, state: State, stats: Mapping[str, Stats]) -> State:
-        """Return the state after the M-step; a pure function."""
+        """Return the next state, given the sums of a pass (the M-step of EM); a pure function."""
 
     def summary(self, state: State) -> dict[str, Any]:
         """Return the scalars of the last pass for the driver, the callbacks and the dashboard."""
@@ -182,7 +182,7 @@ class RowMap(Protocol[Prepared]):
         """Return the data that every block needs, such as parameters on the device."""
 
     def apply(self, prepared: Prepared, block: Block) -> np.ndarray:
-        """Return the output rows of the block, (rows, *shape)."""
+        """Return the output rows of a block, (rows, *shape) with the shape that `output` returns."""
 
 
 class OutputMap(RowMap[Prepared], Protocol[Prepared]):
@@ -256,10 +256,10 @@ class RowSets(Protocol):
 
     @property
     def set_rows(self) -> int:
-        """Number of rows of each set."""
+        """Number of rows of every set; all sets have equally many rows."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """Return (shape of one stored row, dtype)."""
+        """Return (shape of one row as it is stored in a set, dtype)."""
 
     def rows(self, which: int) -> np.ndarray:
         """Return the indices of a set's rows in the dataset, in ascending order."""

@@ -35,7 +35,7 @@ def _is_same(value: object, default: object) -> bool:
 
 
 class Allowed(Protocol):
-    """Rule for the allowed values of a parameter."""
+    """Rule that decides which values of a parameter are allowed."""
 
     def refusal(self, value: object) -> str:
         """Return the end of an error message that starts with ``name=value``, or "" for an allowed value."""

@@ -68,7 +68,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one statistic without row records."""
+        """Bytes of the summed part of one statistic, without the records of rows."""
         return 8 * self.size
 
 
@@ -107,7 +107,7 @@ class Stats:
         return Stats(self.layout, merge_vectors([self.vector, other.vector], self.layout.size))
 
     def scale(self, factor: float) -> Stats:
-        """Return a copy multiplied by ``factor``, without row records."""
+        """Return the statistic multiplied by ``factor``, without the records of rows."""
         return Stats(self.layout, self.vector[: self.layout.size] * factor)
 
     def __reduce__(self) -> tuple[object, ...]:

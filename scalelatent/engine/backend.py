@@ -40,7 +40,7 @@ _GIB = 2.0**30
 
 @cache
 def find_kernel(name: str, backend: str) -> Callable[..., Any]:
-    """Return the function of a kernel for a backend."""
+    """Return the function that computes the kernel ``name`` on a backend ("numba", "cupy", "reference")."""
     bodies = find_kernels(name)
     if bodies is None or backend not in bodies:
         known = list_kernels() if bodies is None else sorted(bodies)
@@ -116,7 +116,7 @@ def gpu_count() -> int:
 
 
 def resolve_device(device: str) -> str:
-    """Return ``"cpu"`` or ``"gpu"`` for this process."""
+    """Return ``"cpu"`` or ``"gpu"``: where this process computes if ``device`` is requested."""
     if device not in DEVICES:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
     if device == "auto":
@@ -363,7 +363,7 @@ class CupyBackend:
             return self._convert(stored, dtype, name)
 
     def take(self, a: cupy.ndarray, rows: Array, name: str) -> cupy.ndarray:
-        """Return some rows of ``a`` in a named buffer; ``rows`` is on the host or on the device."""
+        """Return a copy of some rows of ``a`` in the buffer ``name``; the indices are on the host or the GPU."""
         out = self.buffer(name, (len(rows), *a.shape[1:]), a.dtype)
         if out.size:
             with self._work("gathering rows"):
@@ -371,7 +371,7 @@ class CupyBackend:
         return out
 
     def matmul(self, a: cupy.ndarray, b: cupy.ndarray, name: str) -> cupy.ndarray:
-        """Return the matrix product in a named buffer; float32 or float64."""
+        """Return the product of matrices ``a`` and ``b`` in the buffer ``name``; float32 or float64."""
         check_same_width(a.shape[1], b.shape[0])
         out = self.buffer(name, (a.shape[0], b.shape[1]), a.dtype)
         with self._work("a matrix product"):

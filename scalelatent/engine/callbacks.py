@@ -103,7 +103,7 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks that are called as one."""
+    """Callback that passes each call on to several callbacks."""
 
     def __init__(self, callbacks: Iterable[Callback] | Callback = ()) -> None:
         self.callbacks: Sequence[Callback] = (

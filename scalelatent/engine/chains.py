@@ -49,7 +49,7 @@ class RowCheck:
         self._next = time.monotonic()
 
     def __call__(self) -> None:
-        """Run the check if the interval has passed."""
+        """Call the function ``call`` if the interval since its last call has passed."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._seconds
@@ -219,7 +219,7 @@ class ChainRunner:
         return apply_step(self.learner, state, self.run(epoch, step, state, check), rows)
 
     def close(self) -> None:
-        """Stop all threads."""
+        """Stop the threads that compute chains and the thread that reads rows."""
         self._feed.close()
         if self._pool is not None:
             self._pool.shutdown()
@@ -245,7 +245,7 @@ class InProcessSteps:
         return handle
 
     def steps(self, place: Place, stop: int, handle: object) -> Iterator[Advance]:
-        """Yield the result of each step."""
+        """Run the steps from ``place`` up to ``stop`` of its epoch; yield the progress after each step."""
         if place.step == 0:
             self._cache.start_pass()
         before, check = self._runner.meter.bytes_read, RowCheck(self.callbacks.on_wait)

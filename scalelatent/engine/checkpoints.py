@@ -62,7 +62,7 @@ class EngineStore:
 
     @property
     def scratch(self) -> Location:
-        """Folder of temporary datasets."""
+        """Folder within the run folder in which a fit stores temporary datasets."""
         return self.location.at("scratch")
 
     # -- records ---------------------------------------------------------------------------------------------
@@ -79,13 +79,13 @@ class EngineStore:
         return [m for name in self.location.keys("") if (m := pattern.fullmatch(name))]
 
     def remove(self, name: str) -> None:
-        """Remove a record if it exists."""
+        """Remove the file ``name`` from the run folder if it exists."""
         self.location.delete(name)
 
     # -- identity of the fit to which the folder belongs -----------------------------------------------------
 
     def claim(self, identity: dict[str, Any], resume: bool) -> None:
-        """Record the identity of a new fit, or raise a RunError if the folder belongs to a different fit."""
+        """Store the description of a new fit; raise a RunError if the folder belongs to another fit."""
         stored = self.identity()
         if stored is not None:
             if not resume:
@@ -103,7 +103,7 @@ class EngineStore:
         self.write_bytes("identity.json", json.dumps(identity, indent=1, sort_keys=True).encode())
 
     def identity(self) -> dict[str, Any] | None:
-        """Return the identity that :meth:`claim` recorded, or None."""
+        """Return the description of the fit to which the folder belongs, which `claim` stored, or None."""
         text = self.location.read("identity.json")
         try:
             return None if text is None else dict(json.loads(text))
@@ -116,7 +116,7 @@ class EngineStore:
     # -- stages and results ----------------------------------------------------------------------------------
 
     def save_stage(self, stage: Stage) -> None:
-        """Write a stage for the workers, with references to its datasets instead of their rows."""
+        """Write a stage (a learner with its datasets) for the workers, with references instead of rows."""
         tree = {
             "name": stage.name,
             "work": stage.work,
@@ -130,7 +130,7 @@ class EngineStore:
         self.write(f"stage-{stage.name}.rec", tree, durable=False)
 
     def load_stage(self, name: str) -> Stage:
-        """Return the stage that :meth:`save_stage` wrote."""
+        """Return the stage (a learner with its datasets) that `save_stage` wrote for the workers."""
         from scalelatent.data import Dataset
 
         tree = self.read(f"stage-{name}.rec")
@@ -156,7 +156,7 @@ class EngineStore:
     # -- states ----------------------------------------------------------------------------------------------
 
     def state_path(self, stage: str, iteration: int) -> str:
-        """Return the path or URL of a state's record."""
+        """Return the path or URL of the file in which the state of a stage and pass is stored."""
         return self.location.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: object, durable: bool) -> None:

@@ -61,7 +61,7 @@ class Advance(Generic[Handle]):
 
 
 class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle]):
-    """Runner of the steps of one online fit."""
+    """Runner of the minibatch steps of one online fit, in this process or on a cluster."""
 
     callbacks: Callback
 
@@ -82,7 +82,7 @@ class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle
 
 
 class Executor(Protocol[Handle]):
-    """Runner of passes, online steps and row maps."""
+    """Runner of passes, minibatch steps and row maps, in this process or on a cluster."""
 
     @property
     def workers(self) -> int:
@@ -94,7 +94,7 @@ class Executor(Protocol[Handle]):
 
     @property
     def quarantine(self) -> Quarantine:
-        """Shards that the fit excludes."""
+        """List of bad shards, whose rows the fit excludes."""
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> Handle:
         """Make a state available to the workers, and return a handle with which a pass can start."""
@@ -103,10 +103,10 @@ class Executor(Protocol[Handle]):
         """Return the state to which a handle refers."""
 
     def step(self, stage: Stage, iteration: int, handle: Handle, on_rows: OnRows) -> StepResult[Handle]:
-        """Run one pass of a learner and its M-step."""
+        """Run one pass over the rows and compute the next state from its sums (the M-step)."""
 
     def end(self) -> None:
-        """Cancel passes that were started in advance, because the fit has ended."""
+        """Cancel passes that were started in advance; called when a fit has ended."""
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> OnlineSteps[Any]:
         """Return a runner of an online learner's steps over the training rows of a stage."""
@@ -115,4 +115,4 @@ class Executor(Protocol[Handle]):
         """Run one pass of reductions without a state; return their statistics by part."""
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of an :class:`~.mapwrite.OutputTask`."""
+        """Write all shards of an output dataset that are not written yet."""

@@ -55,24 +55,24 @@ class RowGrid:
         return -(-self.n_leaves // FAN_IN**level)
 
     def node_leaves(self, level: int, node: int) -> range:
-        """Return the range of leaves below a node."""
+        """Return the range of leaves whose statistics are summed in a node."""
         if not 0 <= node < self.n_nodes(level):
             raise IndexError(f"RowGrid: level {level} has nodes 0 to {self.n_nodes(level) - 1}, not {node}")
         width = FAN_IN**level
         return range(node * width, min((node + 1) * width, self.n_leaves))
 
     def node_rows(self, level: int, node: int) -> tuple[int, int]:
-        """Return the range `(start, stop)` of rows below a node."""
+        """Return the range `(start, stop)` of rows whose statistics are summed in a node."""
         leaves = self.node_leaves(level, node)
         return leaves.start * self.leaf_rows, min(leaves.stop * self.leaf_rows, self.n_rows)
 
     def family(self, level: int, node: int) -> range:
-        """Return the nodes of a level with the same parent as `node`; the last family may be smaller."""
+        """Return `node` and its siblings, up to 8 nodes of a level that are summed into one parent."""
         first = node // FAN_IN * FAN_IN
         return range(first, min(first + FAN_IN, self.n_nodes(level)))
 
     def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the blocks of the rows `start:stop`, in order."""
+        """Return the range (start, stop) of each block of the rows `start:stop`, in order."""
         if start % self.leaf_rows or not (stop == self.n_rows or stop % self.block_rows == 0):
             raise ValueError(
                 f"RowGrid: rows {start}:{stop} do not match the grid (leaves of {self.leaf_rows} rows, "
@@ -117,13 +117,13 @@ class PairTree:
         return (self.n_leaves - 1).bit_length()
 
     def family(self, level: int, node: int) -> range:
-        """Return a node and its sibling; the last node of a level may have no sibling."""
+        """Return a node and its sibling, which are summed into one parent; the last node may have none."""
         first = node // 2 * 2
         return range(first, min(first + 2, -(-self.n_leaves // 2**level)))
 
 
 class TreeReducer:
-    """Sum over one tree: nodes are added in any order, and each complete family is merged at once."""
+    """Sum over one tree: nodes are added in any order, and siblings are summed once all of them are known."""
 
     def __init__(self, tree: Tree, size: int | None = None) -> None:
         self.tree, self.size = tree, size

@@ -82,7 +82,7 @@ def accumulate_leaf(
 def apply_block(
     backend: Backend, work_name: str, row_map: RowMap[Prepared], prepared: Prepared, block: Block
 ) -> np.ndarray:
-    """Return the output rows of a block."""
+    """Return the output rows of a block; if GPU memory runs out, compute them in smaller blocks."""
     while True:
         try:
             parts = split_rows(block, backend.row_limits.get(work_name))

@@ -87,7 +87,7 @@ class OutputTask:
 
 
 def read_task_fields(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of an :class:`OutputTask` from its record."""
+    """Return the attributes of an `OutputTask` from the tree that its `to_tree` returned."""
     fields: dict[str, Any] = json.loads(tree["task"])
     fields["dataset"] = open_spec(fields["dataset"])
     fields["skipped"] = tuple(map(tuple, fields["skipped"]))
@@ -171,7 +171,7 @@ def fill_rows(
     out: np.ndarray,
     stop_event: StopEvent,
 ) -> None:
-    """Write the output rows of a block to ``out``."""
+    """Write the output rows of a row map for one block to ``out``."""
     on_gpu = backend.gpu_errors
     if not isinstance(row_map, ColumnMap):
         apply = partial(apply_block, backend, name, row_map) if on_gpu else row_map.apply

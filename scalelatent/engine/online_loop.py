@@ -186,7 +186,7 @@ class _OnlineFit:
         return min([self.order.n_steps] + [(step // k + 1) * k for k in every if k])
 
     def advance(self, stop: int) -> None:
-        """Run the steps up to ``stop`` of the epoch."""
+        """Run the minibatch steps of the current epoch up to the step ``stop``."""
         if self.place.step >= stop:
             return
         order, epoch = self.order, self.place.epoch

@@ -89,7 +89,7 @@ class RowOrder:
 
     @property
     def buffer_rows(self) -> int:
-        """Number of rows that are permuted together."""
+        """Number of rows of a buffer, within which rows are permuted."""
         return self.run_rows * self.buffer_runs
 
     def step_rows(self, step: int) -> int:

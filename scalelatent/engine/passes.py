@@ -81,17 +81,17 @@ class Stage:
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """Reductions by part."""
+        """Reductions by the name of their rows: "train" and, if there are any, "validation"."""
         return _get_reductions(self.work)
 
     @property
     def batch(self) -> BatchLearner:
-        """Learner of a stage of many passes."""
+        """Learner of this stage, which must be a learner by passes over all rows."""
         return cast(BatchLearner, self.work)
 
     @property
     def online(self) -> OnlineLearner:
-        """Learner of a stage of minibatch steps."""
+        """Learner of this stage, which must be a learner by minibatches."""
         return cast(OnlineLearner, self.work)
 
     @property
@@ -327,7 +327,7 @@ class PassContext:
 
 
 class _SpanSum:
-    """Sum of the leaves of one span in the order of the reduce tree, as they are computed."""
+    """Sum of the leaves of one span (rows of one task), which are added in the order of the tree."""
 
     # The vector of a node's first child becomes the node's sum, and the vectors of the other children are
     # reused, because allocating a vector per leaf would take longer than the additions.
@@ -339,7 +339,7 @@ class _SpanSum:
         self._free: list[np.ndarray] = []
 
     def zeros(self) -> np.ndarray:
-        """Return a vector of zeros for the next leaf."""
+        """Return a vector of zeros for the statistic of the next leaf (group of consecutive blocks)."""
         if not self._free:
             return np.zeros(self._size)
         vector = self._free.pop()

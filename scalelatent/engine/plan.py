@@ -87,7 +87,7 @@ class Resources:
         return self.workers * self.threads
 
     def to_dict(self) -> dict[str, int]:
-        """Return the entries of a plan about its resources."""
+        """Return the workers, threads and memory (bytes) as entries of a plan."""
         return {"workers": self.workers, "threads": self.threads, "memory": self.memory}
 
 
@@ -598,7 +598,7 @@ def make_summary(out: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as text in a suitable unit."""
+    """Return a duration in seconds as text in seconds, minutes, hours or days."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     if seconds < 90 * 60:

@@ -28,7 +28,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class BadShard:
-    """A shard whose rows are excluded."""
+    """A bad shard of a dataset; a fit excludes its rows."""
 
     url: str
     file: str

@@ -427,7 +427,7 @@ def _read_ahead(
 
 
 def _limit_read_ahead(dataset: Dataset, pieces: list[tuple[int, int]], target_width: int) -> int:
-    """Return the number of pieces to read ahead."""
+    """Return the number of pieces (rows of one read) to read ahead of the computation."""
     if dataset.is_sparse:  # their bytes are unknown before they are read, but their row groups are small
         return AHEAD
     row_bytes = dataset.n_features * dataset.dtype.itemsize + target_width

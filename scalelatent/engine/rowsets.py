@@ -54,7 +54,7 @@ class ChosenRows:
         return self.numbers
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> np.ndarray:
-        """Return some rows of ``x`` as dense float32 rows."""
+        """Return the rows ``rows`` of ``x`` as dense float32 rows."""
         some = x.take(rows).to_dense() if isinstance(x, CsrRows) else x[rows]
         return np.asarray(some, dtype=np.float32)
 
@@ -66,7 +66,7 @@ class ChosenRows:
 
 @dataclass(frozen=True)
 class StoredSets:
-    """Sets that :class:`SetsTask` wrote, which are read on demand."""
+    """Sets of rows that a `SetsTask` has written to a dataset; they are read on demand."""
 
     spec: str  # specification of the dataset that contains all sets
     rows: int  # number of rows of a set
@@ -80,11 +80,11 @@ class StoredSets:
 
     @property
     def dataset(self) -> Dataset:
-        """Dataset of the rows of all sets."""
+        """Dataset that contains the rows of all sets, one set after the other."""
         return open_spec(json.loads(self.spec))
 
     def read(self, which: int, count: int = 1) -> HostRows:
-        """Return the rows of sets as ndarray or :class:`~scalelatent.kernels.sparse_rows.CsrRows`."""
+        """Return the rows of ``count`` sets from the set ``which`` on, as ndarray or `CsrRows`."""
         return as_rows(self.dataset.read_x(which * self.rows, (which + count) * self.rows))
 
 
@@ -250,6 +250,6 @@ def _count_entries(source: Any, sets: RowSets) -> int:
 
 
 def _choose_shard_sets(sets: RowSets, row_bytes: int) -> int:
-    """Return the number of sets in a shard."""
+    """Return the number of sets of rows that one shard of the output contains."""
     each = sets.set_rows * row_bytes
     return max(1, min(SHARD_BYTES // each, max(-(-sets.n_sets // SHARDS), SMALL_BYTES // each), sets.n_sets))

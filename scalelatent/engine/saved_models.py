@@ -271,6 +271,6 @@ def encode_params(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters from which :func:`encode_params` made ``params``."""
+    """Return constructor parameters from ``params``, the JSON values that `encode_params` made of them."""
     pairs = {k: dict(map(tuple, v["pairs"])) for k, v in params.items() if isinstance(v, dict)}
     return {**params, **pairs}

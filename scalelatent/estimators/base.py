@@ -128,11 +128,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         raise NotImplementedError
 
     def _state(self) -> Saved:
-        """Return the fitted parameters as (values, arrays), for ``save``."""
+        """Return the fitted parameters for ``save``, as (JSON values by name, arrays by name)."""
         raise NotImplementedError
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Set the fitted parameters from the result of :meth:`_state`."""
+        """Set the fitted parameters from ``values`` and ``arrays``, which `_state` returned before a save."""
         raise NotImplementedError
 
     def _restore_at(self, saved: Saved, location: Location | None, run: Location | None) -> None:
@@ -206,7 +206,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return self._checked_features(ds, name, reset)
 
     def _checked_values(self, X: DenseOrCsr, name: str) -> DenseOrCsr:
-        """Return rows in memory; raise an error for values that no model can learn from."""
+        """Return rows ``X`` that are in memory; raise an error for values that no model can learn from."""
         check_finite(X, name)
         return X
 
@@ -583,7 +583,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     # -- display ---------------------------------------------------------------------------------------------
 
     def _set_learned(self, **learned: object) -> None:
-        """Set attributes that users cannot set (see :class:`.learned.Learned`)."""
+        """Set fitted attributes (keyword arguments) that are read-only for users, see `Learned`."""
         self.__dict__.update(learned)
 
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:

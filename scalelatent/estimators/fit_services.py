@@ -28,7 +28,7 @@ _WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False
 
 @dataclass(frozen=True)
 class FitCall:
-    """Arguments of a call of ``fit``."""
+    """Arguments of one call of ``fit`` or of a similar method."""
 
     model: BaseEstimator
     rows: dict[str, Dataset]
@@ -48,7 +48,7 @@ class Passes(Callback):
         self.layer = ""
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Store the number of the current layer as text."""
+        """Store the current layer as text, such as "in layer 2 of 3"; "" for a model without layers."""
         self.layer = f"in layer {info['layer']} of {info['layers']}" if info.get("layer") else ""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:

@@ -252,7 +252,7 @@ class FitSession:
             )
 
     def announce(self, train: Dataset, **more: object) -> None:
-        """Notify the callbacks that a fit begins."""
+        """Notify the callbacks that a fit begins, with its numbers of rows and features."""
         info = {
             "rows": len(train),
             "features": train.n_features,
@@ -512,7 +512,7 @@ class FitSession:
         return DrawnSets(step.sets, x)
 
     def _encode_in_memory(self, step: Encode) -> Rows:
-        """Apply a map to rows; return Rows in memory."""
+        """Apply the map of ``step`` to its rows; return the output rows, which stay in memory."""
         assert step.rows is not None
         begin, dataset = time.perf_counter(), self.rows(step.rows)
         stage = self._announce_step(step, len(dataset))

@@ -38,7 +38,7 @@ class Rows:
 
     @property
     def n_features(self) -> int:
-        """Number of features of a row after the maps."""
+        """Number of features of a row after all row maps were applied."""
         return self.maps[-1][1].output()[0][0] if self.maps else self.dataset.n_features
 
     @property
@@ -47,7 +47,7 @@ class Rows:
 
     @property
     def url(self) -> str | None:
-        """Address of the stored dataset, or None."""
+        """Path or URL of the dataset if it is stored, otherwise None."""
         return self.dataset.url
 
     @property

@@ -24,7 +24,7 @@ MAX_GRID_Y = 65_535
 
 
 def has_cuda(package: str) -> bool:
-    """Return True if a package has a file ``gpu.cu``."""
+    """Return True if a package has a file ``gpu.cu`` with CUDA kernels."""
     return (files(package) / "gpu.cu").is_file()
 
 
@@ -41,7 +41,7 @@ class Kernels:
 
     @cached_property
     def text(self) -> str:
-        """Text of ``gpu.cu``."""
+        """CUDA source code of the kernels, the text of ``gpu.cu``."""
         return (files(self._package) / "gpu.cu").read_text(encoding="utf-8")
 
     @cached_property

@@ -165,7 +165,7 @@ def _serialize_saving(dispatcher: Any) -> Any:
 
 @functools.cache
 def _remove_unused_once() -> None:
-    """Remove unused kernels, once per process."""
+    """Remove compiled kernels that were not loaded for `KEEP_DAYS`, at most once per process."""
     remove_unused()
 
 

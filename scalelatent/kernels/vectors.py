@@ -55,7 +55,7 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 
 
 def _size(kind: ir.Type) -> int:
-    """Return the bytes of an element."""
+    """Return the bytes of a number of the LLVM type ``kind``, or of one element of a vector type."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {F32: 4, F64: 8}[element] if element in (F32, F64) else element.width // 8
 
@@ -80,7 +80,7 @@ class Vectors:
         return ir.Constant(self.ints, [x] * self.lanes)
 
     def first(self, n: Value) -> Value:
-        """Return the mask of the first n lanes."""
+        """Return a mask that selects the first n lanes of a vector."""
         return self.b.icmp_signed(
             "<", ir.Constant(self.ints, list(range(self.lanes))), self.spread(self.b.trunc(n, I32))
         )
@@ -117,11 +117,11 @@ class Vectors:
         self._call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset, I8), read, near, data)
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
-        """Return lanes of two vectors, numbered through both."""
+        """Return a vector of the given lanes of a and b; the lanes of b are numbered after those of a."""
         return self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
     def spread(self, scalar: Value, lanes: int | None = None) -> Value:
-        """Return a vector with a scalar in all lanes."""
+        """Return a vector that has the number ``scalar`` in each lane."""
         lanes = lanes or self.lanes
         undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         first = self.b.insert_element(undefined, scalar, I32(0))
@@ -133,7 +133,7 @@ class Vectors:
         return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), args)
 
     def call(self, name: str, *values: Value) -> Value:
-        """Call an intrinsic of LLVM on vectors of float32."""
+        """Call the LLVM intrinsic ``name``, such as "fma", on vectors of float32; return its result."""
         kind = values[0].type
         return self._call(f"llvm.{name}.v{kind.count}f32", kind, *values)
 
@@ -152,7 +152,7 @@ class Vectors:
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
 
     def bits(self, x: Value) -> Value:
-        """Return the bits of floats as integers."""
+        """Return the bit patterns of float32 numbers as integers."""
         return self.b.bitcast(x, self.ints)
 
     def split(self, x: Value) -> tuple[Value, Value]:

@@ -53,7 +53,7 @@ class Candidate:
 
 
 def check_estimator(estimator: object) -> None:
-    """Raise a TypeError unless an estimator can be searched."""
+    """Raise a TypeError if ``estimator`` is not a scalelatent estimator whose parameters can be searched."""
     if not isinstance(estimator, StreamedEstimator) or find_kind(estimator._kind).python_only:
         raise TypeError(
             f"estimator={estimator!r}: Search needs an estimator object of scalelatent that job files know, "

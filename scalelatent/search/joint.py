@@ -110,7 +110,7 @@ class JointReduction:
         return self._layout
 
     def flops_per_row(self) -> float:
-        """Return the floating-point operations per row, summed over members."""
+        """Return the floating-point operations per row, summed over all members (learners)."""
         return sum(slot.reduction.flops_per_row() for slot in self.slots)
 
     def prepare(self, state: JointState | None, backend: Backend) -> tuple[Backend, list[object]]:
@@ -152,7 +152,7 @@ class JointReduction:
                     reduction.accumulate(own, visible, its)
 
     def close_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
-        """Add the sums of the members to their statistics."""
+        """Add the sums that members kept during a leaf (a group of blocks) to their statistics."""
         for slot, own, (layout, span), kept in zip(self.slots, prepared[1], self._layouts, sums, strict=True):
             if kept is not None and isinstance(slot.reduction, LeafReduction):
                 slot.reduction.close_leaf(own, Stats(layout, stats.vector[span]), kept)

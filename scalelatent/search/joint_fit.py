@@ -32,7 +32,7 @@ SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
 class Memo:
-    """Cache of derived results: each result is computed once."""
+    """Cache of the results of `Derive` steps: each function is called once for equal arguments."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[object, object]] = {}

@@ -80,7 +80,7 @@ class DaskPass(Work[Span]):
         self._quiet = learns and spent.known and self.window.seconds < AT_ONCE
 
     def key(self, role: str | None, suffix: str = "") -> str:
-        """Return the key of a task of this pass."""
+        """Return the Dask key of this pass's task with the given role, such as "merge" or "mstep"."""
         return key_of(self.stage, role, self.iteration, suffix, self.token)
 
     def _span_key(self, span: Span) -> str:
@@ -267,7 +267,7 @@ class DaskPass(Work[Span]):
         }
 
     def release(self) -> None:
-        """Release all futures at once."""
+        """Release all futures of this pass, which cancels its unfinished tasks."""
         super().release()
         self._trees.clear()
         self._roots.clear()

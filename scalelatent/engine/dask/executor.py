@@ -233,7 +233,7 @@ class DaskExecutor:
         return iteration
 
     def get_state(self, stage: Stage, iteration: int, handle: int) -> Any:
-        """Return the state from the run folder."""
+        """Read the state of a stage at the pass ``handle`` from the run folder, and return it."""
         return self.store.load_state(stage.name, handle)
 
     def spans(self, stage: Stage) -> list[Span]:

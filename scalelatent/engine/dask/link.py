@@ -45,7 +45,7 @@ class Link:
 
     @property
     def address(self) -> str:
-        """Address of the scheduler."""
+        """Address of the scheduler, or "(closed)" if the client is closed."""
         scheduler = getattr(self.client, "scheduler", None)
         return str(scheduler.address if scheduler is not None else "(closed)")
 

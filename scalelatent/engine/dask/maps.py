@@ -70,7 +70,7 @@ class Shards(Work[int]):
         return {shard: futures[key] for shard, key in keys.items()}
 
     def item_rows(self, item: int) -> int:
-        """Return the number of rows of a shard."""
+        """Return the number of rows of an output shard."""
         a, b = self._writer.shard_bounds(item)
         return b - a
 

@@ -132,7 +132,7 @@ class Segment(Work[Place]):
             raise WorkerDied(f"worker {worker} died")
 
     def release(self) -> None:
-        """Release all futures."""
+        """Release the futures of the segment's tasks, which cancels unfinished tasks."""
         # `Client.cancel` is not used, because it waits for the scheduler, which may be lost.
         super().release()
         for future in self.futures:
@@ -187,7 +187,7 @@ class DaskSteps:
         return place
 
     def get(self, place: Place, handle: Place) -> Any:
-        """Return the state from the run folder."""
+        """Read the state at the position ``handle`` from the run folder, and return it."""
         return self._store.load_state(self.stage.name, handle.total(self._order))["state"]
 
     def summary(self, place: Place, handle: Place) -> tuple[dict[str, Any], bool]:

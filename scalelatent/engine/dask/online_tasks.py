@@ -153,7 +153,7 @@ KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 
 class SegmentEnd(TypedDict):
-    """Result of the last task of a segment."""
+    """Result of the last task of a segment (consecutive minibatch steps), for the driver."""
 
     step: int
     summary: dict[str, Any]
@@ -335,7 +335,7 @@ class Site:
         }
 
     def close(self) -> None:
-        """Drop all replicas and retire all runners."""
+        """Drop all copies of the state, and close the threads that compute chains and read rows."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
             self._replicas.clear()

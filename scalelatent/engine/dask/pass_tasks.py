@@ -145,7 +145,7 @@ def worker_device(device: str) -> str:
 
 
 class PassInfo(TypedDict):
-    """Report of a pass to the driver."""
+    """Report that the last task of a pass (the M-step) sends to the driver."""
 
     summary: dict[str, Any]
     done: bool
@@ -300,7 +300,7 @@ def _past(store: EngineStore, stage: str, iteration: int) -> TaskParams:
 
 
 def task_info(params: TaskParams) -> PassInfo | None:
-    """Return the report of a pass to the driver."""
+    """Return the report of a pass from the result of its M-step, for a driver that missed the event."""
     return params.info
 
 

@@ -165,7 +165,7 @@ async def _read_row_limit() -> int:
 
 
 class Pools:
-    """Workers of one executor, grouped by device."""
+    """Workers of one fit: those that compute on GPUs, those that compute on CPUs, and their speeds."""
 
     def __init__(self, link: Link) -> None:
         self._link, self.device, self.bound, self.pace = link, "auto", False, Pace()

@@ -55,7 +55,7 @@ class Listener:
         self._lock = threading.Lock()
 
     def add(self, topic: str, handler: Handler) -> None:
-        """Call ``handler`` with each message, in the client's thread."""
+        """Call ``handler`` with each message of a topic, in the client's thread."""
         with self._lock:
             handlers = self._handlers.setdefault(topic, [])
             if not handlers:

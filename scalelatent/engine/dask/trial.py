@@ -70,7 +70,7 @@ class Trial(Work[Item]):
         return {item: graph.send(self._client, [key], [worker])[key]}
 
     def item_rows(self, item: Item) -> int:
-        """Return the number of rows of an item."""
+        """Return the number of rows that the task of an item reads."""
         return self._tried.item_rows(item)
 
     def about(self, item: Item) -> ItemWords:
@@ -307,7 +307,7 @@ def try_span(
 
 
 def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
-    """Compute and write one shard of a map."""
+    """Compute and write one output shard of a map, and log each step in the file ``note``."""
     task, backend = load_map(ref, name)
     with _logged(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())

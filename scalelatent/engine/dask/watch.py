@@ -72,7 +72,7 @@ def _when_died(workers: int) -> str:
 
 
 class Watch:
-    """Supervisor of the passes of one executor."""
+    """Supervisor of the work of one executor: it detects lost and hanging workers and tasks."""
 
     def __init__(self, executor: DaskExecutor) -> None:
         self._executor, self.topic = executor, pass_topic(executor.token)

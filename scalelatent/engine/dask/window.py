@@ -164,7 +164,7 @@ class Window(Generic[Item]):
         return self.opened and not any(share.items for share in self._shares.values())
 
     def open(self) -> None:
-        """Send the first items to the workers."""
+        """Send the tasks of the first items to the workers."""
         if not self.opened:
             self.opened = True
             self._send_items()
@@ -274,7 +274,7 @@ class Window(Generic[Item]):
         return min((s.busy + work / s.speed, name) for name, s in self._shares.items() if s.threads)
 
     def cancel(self) -> None:
-        """Cancel the items that have not finished."""
+        """Cancel the tasks of all items that have not finished."""
         # Releasing the futures cancels their tasks. Client.cancel would also cancel dependents, and it breaks
         # the client if a dependent was released before.
         for future, _ in self.pending.values():
@@ -284,7 +284,7 @@ class Window(Generic[Item]):
 
 
 class TaskEnded(Exception):
-    """A task failed or was cancelled."""
+    """Signal that a task of the work has failed or was cancelled."""
 
     def __init__(self, item: Any, future: Future) -> None:
         super().__init__(item, future)
@@ -292,7 +292,7 @@ class TaskEnded(Exception):
 
 
 class ItemWords(TypedDict):
-    """Description of an item in the event log."""
+    """Description of an item (the rows of one task) in the event log."""
 
     part: str
     span: int
@@ -331,7 +331,7 @@ class Work(Generic[Item]):
 
     @property
     def done(self) -> bool:
-        """True if all items are done."""
+        """True if the tasks of all items are done."""
         return self.window.all_sent and not self.window.pending
 
     def everyone(self) -> list[Work[Item]]:
@@ -351,7 +351,7 @@ class Work(Generic[Item]):
         return key.endswith(self.token)
 
     def item_rows(self, item: Item) -> int:
-        """Return the number of rows of an item."""
+        """Return the number of rows that the task of an item reads."""
         raise NotImplementedError
 
     def about(self, item: Item) -> ItemWords:
@@ -397,6 +397,6 @@ class Work(Generic[Item]):
         self.release()
 
     def release(self) -> None:
-        """Release all futures."""
+        """Release all futures of this work, which cancels its unfinished tasks."""
         self.window.cancel()
         self.following = None
