@@ -134,7 +134,7 @@ def own_kinds() -> dict[str, Kind]:
 
 @cache
 def known_kinds() -> dict[str, Kind]:
-    """Return all kinds by name: those of this package, then those of other packages' entry points."""
+    """Return all kinds by name: the kinds of this package, then the kinds of other packages' entry points."""
     from importlib.metadata import entry_points  # this import takes a third of `import scalelatent`
 
     found = dict(own_kinds())

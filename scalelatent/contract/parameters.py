@@ -156,7 +156,8 @@ class Parameter:
     decides: bool = True  # a resumed fit must have the same value
     changes_on_resume: bool = False  # a resumed fit may use another value from then on
     searched: bool = True  # candidates of a search may have different values
-    # True for a parameter that some run folders are too old to record; such runs used the default.
+    # True for a parameter that was added later, so that some run folders do not contain it; their runs used
+    # the default.
     later: bool = False
 
     def check(self, value: object) -> None:
@@ -212,7 +213,7 @@ class Parameters:
             rule(model)
 
     def select_deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the given values that change the result of a fit."""
+        """Return, from the given values, only the parameters that change the result of a fit."""
         return {
             entry.name: given[entry.name]
             for entry in self.entries

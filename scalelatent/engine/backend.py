@@ -363,7 +363,7 @@ class CupyBackend:
             return self._convert(stored, dtype, name)
 
     def take(self, a: cupy.ndarray, rows: Array, name: str) -> cupy.ndarray:
-        """Return a copy of some rows of ``a`` in the buffer ``name``; the indices are on the host or the GPU."""
+        """Return a copy of some rows of ``a`` in the buffer ``name``; indices are on the host or the GPU."""
         out = self.buffer(name, (len(rows), *a.shape[1:]), a.dtype)
         if out.size:
             with self._work("gathering rows"):

@@ -251,7 +251,7 @@ READ_SHARE = 0.05
 
 
 def choose_cache(size: float | None, stage: Stage, *, once: bool = False) -> float:
-    """Return the cache size for the rows of a stage, in the form of :func:`~.cache.shared_cache`.
+    """Return the size of the row cache for a stage, in bytes or (up to 1) as a share of the memory.
 
     A ``size`` that the user set is returned unchanged. ``once`` is True if training rows are read only once,
     so that a large cache would gain nothing.

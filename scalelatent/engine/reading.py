@@ -1,4 +1,4 @@
-"""Read the rows of a dataset piece by piece, ahead of the computation, in the form that the work requests."""
+"""Read the rows of a dataset piece by piece, ahead of the computation, dense or sparse as requested."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def name_dataset_in_errors(dataset: Dataset) -> Iterator[None]:
 
 
 def as_rows(x: DenseOrCsr) -> HostRows:
-    """Return the rows in the form that kernels read: an ndarray unchanged, or :class:`CsrRows`."""
+    """Return rows as kernels read them: an ndarray unchanged, or SciPy CSR rows as :class:`CsrRows`."""
     return x if isinstance(x, np.ndarray) else CsrRows.from_scipy(x)
 
 
@@ -320,7 +320,7 @@ def _iter_copied_blocks(
     stop_event: StopEvent,
     backend: CupyBackend,
 ) -> Generator[Block, None, None]:
-    own_stop, own_reader = StopEvent(), copy(reader)  # only this thread may use those of the caller
+    own_stop, own_reader = StopEvent(), copy(reader)  # only the caller may use the originals
     own_reader.meter = Meter()
 
     def read() -> Generator[Block, None, None]:

@@ -136,7 +136,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         raise NotImplementedError
 
     def _restore_at(self, saved: Saved, location: Location | None, run: Location | None) -> None:
-        """Restore a model that was saved at ``location``, in the run folder ``run``; see :meth:`_restore`."""
+        """Set the fitted parameters of a model that was saved at ``location``, in the run folder ``run``."""
         self._restore(*saved)
 
     def _training_rows(

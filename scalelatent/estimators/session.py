@@ -92,7 +92,7 @@ def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -
         return out
     try:
         stored = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
-    except ValueError:  # the file is damaged; :meth:`begin` reports this error
+    except ValueError:  # the file is damaged; `begin` reports the error
         stored = {}
     for name, ds in datasets.items():
         wanted = stored.get(f"{name} data")
@@ -245,7 +245,7 @@ class FitSession:
         return self.device == "gpu" or (self.device == "auto" and all_use_gpu(self.client))
 
     def check_skipping(self, all_rows: str) -> None:
-        """Raise ValueError if bad rows are to be skipped but the fit needs all. Call before :meth:`begin`."""
+        """Raise ValueError if ``on_bad_shard`` is "skip" but the fit needs all rows. Call before `begin`."""
         if all_rows and self.on_bad_shard == "skip":
             raise ValueError(
                 f"on_bad_shard = 'skip' is for fits by passes: {all_rows}; or leave on_bad_shard out"
@@ -528,7 +528,7 @@ class FitSession:
         return stage
 
     def gather(self, step: Gather) -> StoredSets:
-        """Return sets of rows, written to the folder ``sets`` of the records unless they are there."""
+        """Return sets of rows; write them to the folder ``sets`` of the records unless it contains them."""
         stage = f"{self.kind}_{step.name}"
         stored = self._records.load_result(stage)
         location = self._records.location.at("sets").at(f"{step.name}.zarr")
@@ -604,7 +604,7 @@ class FitSession:
     # -- end -------------------------------------------------------------------------------------------------
 
     def keep_records(self) -> None:
-        """Make a temporary folder for records if there is no run folder. Call before :meth:`begin`."""
+        """Make a temporary folder for the fit's records if there is no run folder. Call before `begin`."""
         if self.store is None:
             self.store = EngineStore(self._make_temporary_folder())
 

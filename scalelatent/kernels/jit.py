@@ -43,7 +43,8 @@ LANES = int(
 _ROOT = Path(__file__).parent.parent
 
 
-# These folders share one family, because a program that generates or imports rows needs few of their kernels.
+# A family is a group of modules whose kernels share a folder on disk. These folders form one family, because
+# a program that generates or imports rows needs few of their kernels.
 _ROW_FOLDERS = ("generators", "importers")
 
 
@@ -58,7 +59,7 @@ def _family(module: str) -> str:
 
 
 def _sources(family: str) -> list[Path]:
-    """Return the files whose functions kernels of a family can contain."""
+    """Return the source files whose functions can be compiled into kernels of a family (group of modules)."""
     shared = [*_ROOT.glob("kernels/*.py")]
     if (_ROOT / "models" / family).is_dir():
         rooms = [_ROOT / "models" / family / room for room in ("kernels", "model")]
@@ -90,7 +91,7 @@ _FOLDER = r"[a-z_]+-[0-9a-f]{10}"
 
 @functools.cache
 def _folder(family: str) -> str:
-    """Return the folder of the kernels of a family, and update its time of use."""
+    """Return the folder of the kernels of a family (group of modules), and update its time of use."""
     folder = Path(CACHE) / f"{family}-{_digest(family)}"
     with contextlib.suppress(OSError):
         if time.time() - folder.stat().st_mtime > _TOUCHED_DAYS * 86400:
@@ -122,8 +123,8 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
 # Seconds that a process waits to save kernels. After one timeout it becomes 0; kernels that are not saved are
 # compiled again by the next process.
 _save_timeout = [10.0]
-# Seconds that a process waits while another process compiles the same kernel. Then it compiles the kernel
-# itself.
+# Maximum seconds that a process waits while another process compiles the same kernel. Afterwards the waiting
+# process compiles the kernel itself.
 _compile_timeout = [120.0]
 
 
@@ -227,7 +228,7 @@ class subkernel:
         raise TypeError(f"{self._dispatcher.__name__} can be called only by other kernels")
 
 
-# Entries of all imported modules by family.
+# Kernels that Python calls, with their argument types, of all imported modules by family.
 _entries: dict[str, list[tuple[Any, tuple[types.Type, ...]]]] = {}
 
 

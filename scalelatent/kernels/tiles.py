@@ -217,7 +217,7 @@ def latents(packed, x, out):  # type: ignore[no-untyped-def]
         _panel_latents(x.ctypes.data, whole, row, panel, vecs, p, target, step, first == 0)
         if whole < n:
             end = target + BYTES * whole
-            # These are not literals, because numba would compile the function again for each literal.
+            # The arguments are not literals, because numba would compile the function again for each literal.
             _panel_latents(tail.ctypes.data, np.int64(ROWS), row, panel, vecs, p, end, step, np.bool_(False))
 
 

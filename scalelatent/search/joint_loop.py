@@ -1,4 +1,4 @@
-"""Joint training loop: a learner that is done leaves, and the others continue with a smaller statistic."""
+"""Training loop of several learners: when one is done, the others continue with a smaller statistic."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _keep(store: EngineStore | None, name: str, key: str, outcome: Outcome) -> N
 def _resume(
     store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
 ) -> tuple[str, JointState, list[dict[str, Any]]]:
-    """Return (stage, state, history) of an interrupted loop: its last stage is that of the fewest members."""
+    """Return (stage, state, history) of an interrupted loop; its last stage has the fewest members."""
     if not state.members:
         return "", state, []
     stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]

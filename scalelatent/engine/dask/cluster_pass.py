@@ -208,7 +208,7 @@ class DaskPass(Work[Span]):
         return list(self.stage.datasets[item.part].shards(*rows))
 
     def reads(self, item: Span) -> Reads:
-        """Return the rows of whole shards that a span reads, for the scheduler; see :meth:`Work.reads`."""
+        """Return (part, start, stop) of the whole shards that a span reads; the scheduler uses this range."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
         part = f"{self.executor.token}/{item.part}"
         return (part, *whole_shards(self.stage.datasets[item.part], *rows))

@@ -97,7 +97,7 @@ class DaskExecutor:
         self._check_shared(self.store.location, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
-        self.lost_cards: dict[str, str] = {}  # worker -> error of its card before its process ended
+        self.lost_cards: dict[str, str] = {}  # worker -> error of its GPU before its process ended
         self.link.call("its news were asked for", listener(client).add, KERNELS, self.receive)
 
     # -- workers ---------------------------------------------------------------------------------------------

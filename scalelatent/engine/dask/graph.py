@@ -27,7 +27,7 @@ Reads = tuple[str, int, int]
 
 
 class Graph:
-    """Tasks by key, which are sent together; :meth:`ref` refers to the result of another task."""
+    """Tasks by key, which are sent in one message; arguments of a task may be results of other tasks."""
 
     # A pass of ten tasks in one graph costs the scheduler a third of the time of ten single messages.
 

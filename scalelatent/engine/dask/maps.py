@@ -112,7 +112,7 @@ class MapShards(Shards):
         return list(self._task.dataset.shards(*self._task.source_rows(item)))
 
     def reads(self, item: int) -> Reads:
-        """Return the rows of whole input shards that an output shard reads; see :meth:`Work.reads`."""
+        """Return (map, start, stop) of the whole input shards that an output shard reads."""
         rows = whole_shards(self._task.dataset, *self._task.source_rows(item))
         return (f"{self._executor.token}/{self.name}", *rows)
 

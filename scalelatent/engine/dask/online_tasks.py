@@ -375,7 +375,7 @@ class Sites:
                 site.close()
 
     def _take_idle(self) -> list[Site]:
-        """Remove and return sites that were idle too long, and the oldest ones beyond `KEEP_IDLE`."""
+        """Remove and return the data of fits (sites) that were idle too long or are beyond `KEEP_IDLE`."""
         idle = [key for key, site in self._kept.items() if not site.users]
         now = time.monotonic()
         return [

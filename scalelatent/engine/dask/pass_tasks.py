@@ -139,7 +139,7 @@ def worker_device(device: str) -> str:
         return device
     try:
         worker = get_worker()
-    except ValueError:  # This thread runs no task.
+    except ValueError:  # the calling thread runs no task of a worker
         return "cpu"
     return "gpu" if offers_gpu(worker) else "cpu"
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
-"""Largest difference of sums between processor and card, relative to the largest entry of each field."""
+"""Largest difference of sums between CPU and GPU, relative to the largest entry of each field."""
 
 MIXED = (
     f"processors and cards compute this fit together: its sums depend, within {TOLERANCE:g} of their largest "

@@ -240,12 +240,13 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
-# Seconds between samples of a suspect's memory; short enough to see it grow in test_machines.py.
+# Seconds between samples of the memory of a worker in a trial; test_machines.py shows that growing memory is
+# sampled in time.
 SAMPLE_SECONDS = 0.25
 
 
 class LoggedStop(TaskStop):
-    """Stop flag of a suspect task; it logs each step, so that the rows are known if the worker dies."""
+    """Stop flag of a task that may kill its worker; it logs each step, so that the rows are known then."""
 
     notes = True
 

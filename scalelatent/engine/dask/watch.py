@@ -30,7 +30,7 @@ MISSES = 3
 # A computing span reports every ten seconds (worker_side.BEAT_SECONDS). A span hangs if it is silent for
 # HANG_SECONDS and for HANG_TIMES the usual seconds of a span.
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
-# An M-step, a merge or a task of another program sends no reports. It counts as hanging after this many
+# An M-step, a merge or a task of another program sends no reports. The task counts as hanging after this many
 # seconds without progress.
 MAX_SILENT_SECONDS = 3600.0
 # An item is run alone after this many worker deaths, so that bad rows kill at most three workers
@@ -241,7 +241,7 @@ class Watch:
         return self.deaths.get((work.name, work.number, item), [])
 
     def deaths_with(self, work: Work[Item], item: Item, shards: Iterable[Shard]) -> list[str]:
-        """Return the workers that died with items that read one of these shards, those of ``item`` last."""
+        """Return the workers that died during tasks that read these shards; workers of ``item`` are last."""
         wanted, own = set(shards), self.deaths_of(work, item)
         others = [
             who
@@ -253,7 +253,7 @@ class Watch:
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
     def count_named_death(self, work: Work[Item], key: str, worker: str) -> bool:
-        """Count the death that an error of the scheduler names; return whether there are suspect items."""
+        """Count the worker death that a scheduler error names; return whether an item may kill workers."""
         deadline = time.monotonic() + NEWS_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
             while self._news:

@@ -119,7 +119,7 @@ def report_smaller_block(fit: Fit, work: str, rows: int, device: str) -> None:
 
 @contextmanager
 def restart_on_lost_gpu(fit: Fit) -> Iterator[None]:
-    """End this worker's process if its card refuses all work; the nanny restarts the process.
+    """End this worker's process if its GPU refuses all work; the nanny restarts the process.
 
     Dask reassigns the tasks to other workers. Without a nanny the driver receives the error.
     """
