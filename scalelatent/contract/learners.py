@@ -93,7 +93,7 @@ class Backend(Protocol):
         """Return the function of the kernel ``name`` for this backend's array library."""
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return a reusable array of this shape, valid until the next call with the same name."""
+        """Return an uninitialised array from the buffer ``name``; the next call with this name reuses it."""
 
     def asarray(self, a: Array, dtype: npt.DTypeLike, name: str | None = None) -> Array:
         """Return ``a`` as a contiguous array of ``dtype``, in a named buffer if it is copied."""

@@ -218,7 +218,7 @@ class EngineStore:
         return self._list_states(stage)[0]
 
     def drop_stage(self, stage: str) -> None:
-        """Remove the constants and states of a finished stage, but not its history."""
+        """Remove the files of a finished stage (its datasets' references and states), but not its history."""
         states, marks = self._list_states(stage)
         for iteration in states:
             self.remove(_state_name(stage, iteration))

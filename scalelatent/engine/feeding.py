@@ -167,7 +167,7 @@ class Feed:
         return range(requested, max(requested + 1, min(requested + 1 + AHEAD, self._n_slabs)))
 
     def _wait_for_request(self, requested: int) -> bool:
-        """Wait until another slab is requested; return True if the thread must end instead."""
+        """Wait until another slab (group of steps) is requested; return True if the thread must end."""
         with self._change:
             while not self._closed and self._requested == requested:
                 if not self._busy and time.monotonic() - self._asked > IDLE_SECONDS:
@@ -220,7 +220,7 @@ class Feed:
         return out
 
     def _find_steps(self, slab: int) -> tuple[int, int, int]:
-        """Return (epoch, first step, last step + 1) of a slab."""
+        """Return (epoch, first step, last step + 1) of a slab (group of consecutive steps)."""
         epoch, index = divmod(slab, self._per_epoch)
         return epoch, index * self._steps, min((index + 1) * self._steps, self._order.n_steps)
 

@@ -1,4 +1,4 @@
-"""Split rows into blocks and leaves, and sum the statistics of leaves in a fixed tree."""
+"""Split rows into blocks and leaves (groups of blocks), and sum the statistics of leaves in a fixed tree."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 pea
 
 @dataclass(frozen=True)
 class Span:
-    """All leaves below the node ``(level, index)`` of the reduce tree of one part; the rows of one task."""
+    """Rows of one task: all leaves below the node ``(level, index)`` of the tree of sums of one part."""
 
     part: str
     level: int

@@ -238,7 +238,7 @@ class Forecast:
         return stage
 
     def _add_gpu_rows(self, stage: Stage) -> None:
-        """Add the rows that the GPUs keep between the passes of a stage, if its rows stay there."""
+        """Add to the plan how many rows GPUs keep between the passes of a stage, if its learner allows it."""
         parts = [part for part, reduction in stage.reductions.items() if reduction.requests.reads_on_gpu]
         needed = sum(_gpu_row_bytes(stage.datasets[part]) for part in parts)
         room, gpus = sum(self.resources.gpu_rows), len(self.resources.gpu_rows)

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @contextmanager
 def name_dataset_in_errors(dataset: Dataset) -> Iterator[None]:
-    """Add the URL of the dataset to errors of kernels and damaged shards that are raised inside."""
+    """Add the dataset's URL to kernel and shard errors that are raised in the ``with`` statement."""
     try:
         yield
     except ShardError as error:

@@ -685,7 +685,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         graph.save(path, repr(self))
 
     def _add_prediction_nodes(self, graph: RowGraph) -> None:
-        """Add the nodes of the prediction to the graph of `to_onnx`."""
+        """Add the operators that compute the prediction to the ONNX graph that `to_onnx` writes."""
         raise DataError(
             f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "
             "model, and predict with this package"

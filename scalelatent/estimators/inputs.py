@@ -64,7 +64,7 @@ def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
 
 
 def validated(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks: Any) -> Any:
-    """Return the result of ``validate_data``.
+    """Return the arrays as scikit-learn's ``validate_data`` returns them.
 
     Refuse masked entries, whose mask scikit-learn would drop, and shorten its error messages to one line.
     """

@@ -158,7 +158,7 @@ class JointReduction:
                 slot.reduction.close_leaf(own, Stats(layout, stats.vector[span]), kept)
 
     def split(self, stats: Stats) -> list[Stats]:
-        """Return the statistic of each slot, as views of the joint statistic."""
+        """Return the statistic of each member's reduction, as views of the joint statistic."""
         return [Stats(layout, stats.vector[span]) for layout, span in self._layouts]
 
 
@@ -251,7 +251,7 @@ def _grids(
 
 
 class _Parts:
-    """Named sets of rows of a joint pass: one per combination of dataset, leaf size and block contents."""
+    """Named sets of rows that are read once in a joint pass, by dataset, leaf size and block contents."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}

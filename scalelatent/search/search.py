@@ -61,7 +61,7 @@ _LEARNED = (
 
 
 def _gives(name: str) -> Callable[[Search], bool]:
-    """Return a check whether the estimator of a search has a method, for ``available_if``."""
+    """Return a check, for ``available_if``, that the estimator of a search has the method ``name``."""
 
     def check(search: Search) -> bool:
         getattr(search.estimator, name)  # raises AttributeError if it has no such method

@@ -167,7 +167,7 @@ class DaskPass(Work[Span]):
         self._roots = {part: _held(node, futures) for part, node in self._roots.items()}
 
     def open_following(self) -> None:
-        """Send the next pass behind the M-step, unless the chain of passes is too long."""
+        """Send the tasks of the next pass, which wait for this M-step, unless too many passes are queued."""
         if not self.learns or self.following is not None or not self.window.all_sent:
             return
         links = self.links + 1

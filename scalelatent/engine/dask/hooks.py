@@ -1,6 +1,7 @@
 """The semi-private parts of Dask that scalelatent uses.
 
-No other module uses private parts of Dask. Without one of them a fit lacks one feature (`test_hooks.py`).
+No other module uses private parts of Dask. If a version of Dask lacks one, a fit lacks one feature
+(`test_hooks.py`).
 """
 
 from __future__ import annotations

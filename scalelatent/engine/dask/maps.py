@@ -41,7 +41,7 @@ AddShard = Callable[[Graph, str, int, str], None]
 
 
 class Shards(Work[int]):
-    """Work that writes the missing shards of an output."""
+    """Work that writes the missing shards of an output dataset, one task per shard."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Shards(Work[int]):
         return b - a
 
     def owns(self, key: str) -> bool:
-        """Return whether the task with this key belongs to the map."""
+        """Return whether the Dask task with this key belongs to the work on this output."""
         return self._others or super().owns(key)
 
     def about(self, item: int) -> ItemWords:

@@ -197,7 +197,7 @@ class DaskSteps:
         return self._known[1], self._known[2]
 
     def _remember_end(self, place: Place, out: SegmentEnd) -> Place:
-        """Store the summary of a segment and choose the seconds of the next one; return its place."""
+        """Store the summary of a finished segment, choose the seconds of the next; return ``place``."""
         self._known = (place, out["summary"], out["done"])
         wanted = max(SEGMENT_SECONDS, out["save_seconds"] / SAVE_SHARE)
         self._seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
@@ -258,7 +258,7 @@ class DaskSteps:
         raise AssertionError
 
     def _workers(self, fresh: bool = False) -> list[str]:
-        """Return worker addresses, one per thread, with the first threads of all workers first."""
+        """Return the address of a worker for each of its threads; the list begins with all workers once."""
         if fresh:
             self.executor.wait_for_workers()
         self.executor.refresh()

@@ -182,7 +182,7 @@ class ChainResults(NamedTuple):
 
 
 class StateLost(RunError):
-    """Error of a worker that has no replica of the state that its task needs."""
+    """Error of a worker that has no copy (replica) of the state that its task needs."""
 
 
 class _Runner:
@@ -236,7 +236,7 @@ class Site:
 
     @contextmanager
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
-        """Lock and yield the runner of some chains; call ``check`` while another task uses the runner."""
+        """Lock and yield the runner of some chains (parts of a minibatch); call ``check`` while waiting."""
         while True:
             found = self._runner(first, last, threads)
             while not found.lock.acquire(timeout=CHECK_SECONDS):
@@ -281,7 +281,7 @@ class Site:
     # -- states ----------------------------------------------------------------------------------------------
 
     def keep(self, place: Place, state: object) -> None:
-        """Store a replica of the state at ``place``, and drop the oldest replicas."""
+        """Store a copy (replica) of the state at ``place`` in this process, and drop the oldest copies."""
         with self._lock:
             self._replicas[place] = state
             while len(self._replicas) > KEEP_REPLICAS:

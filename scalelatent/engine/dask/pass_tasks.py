@@ -132,7 +132,7 @@ def _backend(device: str) -> Backend:
 
 
 def worker_device(device: str) -> str:
-    """Return the device of this worker: ``device``, or for ``"auto"`` the device that the worker offers."""
+    """Return ``device``, or for ``"auto"`` the device ("gpu" or "cpu") that this worker offers."""
     from distributed import get_worker
 
     if device != "auto":

@@ -45,7 +45,7 @@ QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
 class WorkersDied(Exception):
-    """Signal that a worker died while it ran one item and nothing else."""
+    """Signal that a worker died while it ran the task of one item and nothing else."""
 
     def __init__(self, item: object, worker: str) -> None:
         super().__init__(item, worker)
@@ -194,7 +194,7 @@ def wait_until_idle(executor: DaskExecutor) -> None:
 
 
 def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
-    """Exclude the shards of a bad item, or raise an error that names them."""
+    """Exclude the shards that the task of a bad item reads, or raise an error that names the shards."""
     text = executor.store.location.read(note_name(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)

@@ -335,7 +335,7 @@ class Work(Generic[Item]):
         return self.window.all_sent and not self.window.pending
 
     def everyone(self) -> list[Work[Item]]:
-        """Return this work and all work that was started after it and overlaps with it."""
+        """Return this work and all work that was queued behind it and has started before it ended."""
         return [self] if self.following is None else [self, *self.following.everyone()]
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
