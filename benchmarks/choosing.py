@@ -46,7 +46,7 @@ def algorithms(a: Any) -> dict[str, Any]:
     warm = sl.CapsuleRegression(
         architecture="multiclass", max_iter=1, n_epochs=1, n_jobs=1, random_state=a.seed
     )
-    for algorithm in ("em", "stepwise"):  # These fits compile the kernels.
+    for algorithm in ("em", "stepwise"):  # Compile the kernels before the measured fits.
         warm.set_params(algorithm=algorithm).fit(x[:2000], y[:2000])
     targets = {}
     for algorithm in ("em", "stepwise"):

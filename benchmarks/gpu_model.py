@@ -58,7 +58,7 @@ class Work:
     gemm_flops: float = 0  # float32 operations of matrix products alone
     flops64: float = 0
     divisions: float = 0
-    launches: int = 0  # kernels, matrix products, and rows gathered
+    launches: int = 0  # number of launches: kernels, matrix products, and gathering of rows
     uploads: int = 0  # copies to the card
     downloads: int = 0  # copies to the host; the host waits for each
     copied_bytes: float = 0

@@ -18,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# Number of last lines of output that the result of a failed part contains.
+# Number of lines at the end of the output of a failed part that are copied to the result.
 QUOTED_LINES = 15
 # Factor of the time limits of a rehearsal, which may share a busy processor.
 EMULATED_PATIENCE = 10

@@ -92,7 +92,7 @@ def load_online_toys() -> Any:
     return sys.modules[name]
 
 
-# Runs on workers: a report takes longer than the fits of tests.
+# Source text that workers run: it replaces the report, which takes longer than the fits of tests.
 WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda *_: None"
 
 

@@ -62,7 +62,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("tls", "cryptography.hazmat.primitives", lambda folder: make_certificates(folder / "tls")),
     ("torch", "torch", lambda _: sl.CompressiveMBN().fit(X, X)),
 ]
-# Extras for clusters that users start, for the other CUDA version, and extras for contributors.
+# Extras without such a call: for clusters that users start, for the other CUDA version, and for contributors.
 OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
 
 

@@ -27,7 +27,7 @@ INSTEAD = {
 # A first word that makes a docstring a fragment; a question is a sentence.
 FRAGMENT = re.compile(r"^(?:Of|Those|What|Which|Whether|How|Where|That|With)\b(?!.*\?$)")
 FOLDERS = ["scalelatent", "tests", "benchmarks", "cluster", ".ci"]
-# This file lists the words.
+# All files except this one, which lists the words.
 FILES = sorted(
     path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__).resolve()
 )

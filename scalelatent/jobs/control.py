@@ -38,7 +38,8 @@ POLL_SECONDS = 0.5
 RESTART_SECONDS = 20.0
 QUEUED_SECONDS = 30.0
 CANCEL_SECONDS = 30.0
-# Seconds for jobs to stop before a cluster ends; the SLURM recipes get a signal two minutes ahead.
+# Maximum seconds to wait until the jobs of a cluster have stopped, before the cluster ends. The SLURM recipes
+# receive their signal two minutes before the end, so this wait must be shorter.
 STOP_SECONDS = 90.0
 
 

@@ -42,11 +42,11 @@ class StopRequest(Callback):
             raise KeyboardInterrupt(self.by)
 
     def on_wait(self) -> None:
-        """Interrupt while the executor waits or computes."""
+        """Raise `KeyboardInterrupt` while the executor waits or computes, if a stop was requested."""
         self.check()
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Interrupt during a pass over the rows; a resumed fit keeps the completed parts of the pass."""
+        """Raise `KeyboardInterrupt` in a pass if a stop was requested; a resume keeps the finished parts."""
         self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:

@@ -110,7 +110,7 @@ class _Killed(BaseException):
 
 
 def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
-    """Let this process change the disk `n_writes` times, and fail all later changes."""
+    """Make the first ``n_writes`` changes of the disk succeed, and all later changes fail."""
     from zarr.storage import LocalStore
 
     done = [0]

@@ -43,7 +43,8 @@ def test_all_orders_are_equally_likely() -> None:
     orders = [tuple(shuffled_rows(seed, 4).tolist()) for seed in range(4800)]
     counts = np.array([orders.count(o) for o in set(orders)])
     assert len(counts) == 24
-    # The chance of a larger value is 1e-3, and the seeds are fixed.
+    # A random order exceeds this limit with probability 1e-3; the seeds are fixed, so the result is always
+    # the same.
     assert ((counts - 200) ** 2 / 200).sum() < 50
 
 

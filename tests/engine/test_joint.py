@@ -245,7 +245,7 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
             state = tasks.task_params(store.ref, stage.name, iteration).state
             assert state == {"shift": float(iteration)}
     own = {slot: key for slot, (key, _) in tasks._recent._kept.items() if slot[0] == store.ref}
-    # States are sent with the tasks that need them.
+    # Only the stage is kept for later tasks, because each task brings its own state.
     assert own == {(store.ref, "stage"): ("search-1_estep", ())}
     tasks._recent.forget(store.ref)
     assert not [slot for slot in tasks._recent._kept if slot[0] == store.ref]

@@ -121,7 +121,8 @@ def test_the_grid_suits_the_cache_and_the_number_of_rows(n: int, p: int, flops: 
     grid = choose_grid(ds, reduction)
     assert grid.n_rows == n
     assert grid.block_rows == n if n < 256 else 256 <= grid.block_rows <= passes.BLOCK_ROWS
-    # A block of float32 rows stays in the cache it was chosen for, unless 256 of its rows are too wide.
+    # A block of float32 rows fits the cache for which its size was chosen, unless 256 rows are already
+    # larger.
     assert grid.block_rows * p * 4 <= max(2 * passes.BLOCK_BYTES, 256 * p * 4)
     assert grid.n_leaves <= 1024
     merge = 3 * 8 * size / passes._MERGE_RATE

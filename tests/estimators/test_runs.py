@@ -211,7 +211,7 @@ def test_a_resume_keeps_the_warm_start(digits: Arrays, tmp_path: Path, algorithm
     resumed = CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "a", resume=True)
     np.testing.assert_array_equal(resumed.projection_, whole.projection_)
     np.testing.assert_array_equal(resumed.W_, whole.W_)
-    # A fit that started without a warm start stays so, even for a fitted model.
+    # A fit that began without a warm start is resumed without one, even by a fitted estimator.
     cold = CapsuleRegression(**options).fit(*digits)
     with pytest.raises(KeyboardInterrupt):
         CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "b", callbacks=InterruptAt(1, "stage"))

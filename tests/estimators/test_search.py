@@ -238,7 +238,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
         np.testing.assert_array_equal(
             models[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
         )
-    # At the first rung the candidates with better scores continued.
+    # The candidates that continued after the first rung are those with the better scores.
     first = [
         clone(base)
         .set_params(**own, max_iter=3)
@@ -290,7 +290,8 @@ def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
     search = Search(BASE, {"capsule_dim": [3, 1, 2]}, scoring=small).fit(*digits, validation=held_out)
     assert search.best_params_ == {"capsule_dim": 1}
     assert search.results_["rank_test_score"].tolist() == [3, 1, 2]
-    assert search.score(*held_out) == -20  # Ten members have two capsules each.
+    # The scorer returns minus the number of rows of W: ten members with two capsules of one dimension.
+    assert search.score(*held_out) == -20
 
 
 def test_a_diverging_candidate_does_not_end_the_search(digits: Arrays, held_out: Arrays, models: Any) -> None:

@@ -172,8 +172,8 @@ def test_splitters_and_scorers_of_scikit_learn_give_its_results(digits: Arrays, 
     cv_theirs = KFold(3) if cv == 3 else cv
     theirs = GridSearchCV(CAPSULE, grid, cv=cv_theirs, scoring=scoring).fit(x, y)
     ours = Search(CAPSULE, grid, cv=cv, scoring=scoring).fit(x, y)
-    # Ranges of rows have weight 0 in the passes that candidates share; blocks start elsewhere, so a row or
-    # two differ.
+    # In the passes that candidates share, the held-out rows have weight 0 and stay in the blocks. Without
+    # these rows the blocks start elsewhere, so one or two predictions differ.
     room = 0.03 if cv == 3 else 0
     for name in (n for n in theirs.cv_results_ if "test_score" in n and "rank" not in n):
         np.testing.assert_allclose(ours.cv_results_[name], theirs.cv_results_[name], atol=room, err_msg=name)

@@ -10,8 +10,8 @@ from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.members import build_members
 
-# Largest error relative to the largest residual: the table is exact to 1e-12, which 1/P magnifies, and
-# float32 h has rounding errors.
+# Largest error relative to the largest residual. The table is exact to 1e-12, and the division by P magnifies
+# this error. In float32, h has rounding errors.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-6}
 EDGE_ROWS = 3
 ROWS = (1, 2, 31, 127, 128, 129, 300)

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 _local = threading.local()
-COMPILED: list[str] = []  # texts
-LAUNCHED: list[tuple[str, int]] = []  # (Kernel or product, pointer of its stream).
+COMPILED: list[str] = []  # Source texts of compiled kernels.
+LAUNCHED: list[tuple[str, int]] = []  # (name of a kernel or product, pointer of its stream)
 EXPRESSIONS: list[str] = []  # Array expressions of CuPy itself, each of which launches a kernel.
 COPIED = {"set": 0, "get": 0}  # Bytes copied to and from the device.
 WAITS: list[int] = []  # Pointers of streams that the host waited for.
@@ -96,7 +96,7 @@ class Stream:
     """cupy.cuda.Stream."""
 
     _number = 0
-    _lock = threading.RLock()  # One for all streams, because they wait for each other.
+    _lock = threading.RLock()  # One lock for all streams, because streams wait for each other.
     _all: ClassVar[weakref.WeakSet[Stream]] = weakref.WeakSet()
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
@@ -105,7 +105,8 @@ class Stream:
         self.device_id = -1 if null else runtime.getDevice()
         self._issued = self._waited_for = 0
         self._pending: deque[tuple[int, Callable[[], None]]] = deque()
-        self._after: dict[Stream, int] = {}  # Numbers of the work of other streams that this one follows.
+        # For each other stream, the number of the work in it that must end before work of this stream.
+        self._after: dict[Stream, int] = {}
         Stream._all.add(self)
 
     def use(self) -> Stream:
@@ -198,7 +199,7 @@ def _new(shape: Any, dtype: Any) -> np.ndarray:
     out = np.empty(shape, dtype)
     if POOL.limit and out.nbytes > POOL.limit:
         raise OutOfMemoryError(f"Out of memory allocating {out.nbytes:,} bytes")
-    # These bytes are NaN as floats and far out of range as integers.
+    # Fill new memory with bytes that are NaN as floats and far out of range as integers.
     out.view(np.uint8).reshape(-1)[:] = 0x7F if out.dtype.kind in "iu" else 0xFF
     return out
 
@@ -225,7 +226,7 @@ class MemoryPointer:
 class ndarray:
     """cupy.ndarray."""
 
-    __array_ufunc__ = None  # Operators of numpy refuse it, like CuPy's arrays.
+    __array_ufunc__ = None  # With None, operators of numpy refuse this array, as they refuse CuPy's arrays.
 
     def __init__(self, a: np.ndarray, memory: _Memory | None = None) -> None:
         self._a, self._memory = a, memory or _Memory()
@@ -605,7 +606,7 @@ def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     matrix(c, m, n, ldc)[...] = left @ right
 
 
-HANDLES: dict[int, int] = {}  # From a cuBLAS handle to its device.
+HANDLES: dict[int, int] = {}  # Device of each cuBLAS handle.
 
 
 def _create() -> int:

@@ -95,9 +95,8 @@ def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float 
         nudged = expected(w + rng.integers(-1, 2, w.shape) * np.spacing(np.maximum(np.abs(w), np.float32(1))))
         off = np.abs(beliefs(nudged) - beliefs(want))
         largest, mean = max(largest, 1e-5 + 4 * off.max()), max(mean, 1e-6 + 4 * off.mean())
-        steady &= (
-            nudged.sweeps == want.sweeps
-        )  # A row whose number of sweeps depends on rounding is not compared.
+        # A row is not compared if its number of sweeps depends on rounding.
+        steady &= nudged.sweeps == want.sweeps
     assert steady.mean() > 0.5
     assert_array_equal(to_host(found.sweeps)[steady], want.sweeps[steady])
     off = np.abs(beliefs(found) - beliefs(want))[steady]
@@ -340,8 +339,8 @@ def test_the_checks_of_the_benchmark_detect_wrong_weights(monkeypatch, error):
     monkeypatch.setattr(script, "find_kernel", find)
     parts = script.checks(make_backend("cpu"), SimpleNamespace(quick=False, seed=0))
     checks = [check for _, name, part in parts if name.startswith("graphs") for check in part()]
-    # Sums of numba depend on the batch, unlike those of a GPU, so checks of a part of the batch may fail
-    # here.
+    # This process uses the numba kernels, whose sums depend on the batch, unlike those of a GPU. So checks
+    # that compute a part of the batch may fail here.
     compared = [check for check in checks if "largest difference" in check]
     assert len(compared) == 5 * 6
     if error:  # An estimate of log Z, or a graph of one edge, hardly depends on a thousandth of the weights.

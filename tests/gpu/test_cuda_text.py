@@ -95,7 +95,7 @@ def test_nvrtc_compiles_every_cuda_file(nvrtc, load_helper, model, architecture)
     assert status == 0, log
     assert "warning" not in log, log
     for name in names:
-        clustered = name.endswith(("_cluster", "_kept"))  # The GPU must support it.
+        clustered = name.endswith(("_cluster", "_kept"))  # Clusters need a GPU of compute capability 9.0.
         assert (name.encode() in binary) == (not clustered or architecture >= "sm_90")
     used = local_bytes(binary)
     assert set(used) == {name for name in names if name.encode() in binary}

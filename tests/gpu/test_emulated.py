@@ -91,7 +91,9 @@ def test_a_tie_goes_to_the_first_capsule(fake, gpu):
     y, weight = np.array([1, 2, 3, 0], np.int32), np.array([1.0, 10.0, 100.0, 1000.0])
     wiring = np.ones((1, 5), int), np.arange(5)[None]
     _, sums = gpu.residuals(h, y, weight, *wiring, np.zeros(1), squash_table(5))
-    assert sums[0, 1] == 1101.0  # Row 1 is right: its capsule is the first of the two longest.
+    # Row 1 is predicted correctly: of two capsules with equal length, the first wins, and it is the row's
+    # class.
+    assert sums[0, 1] == 1101.0
 
 
 def test_two_runs_give_the_same_bits(fake, gpu, cases):

@@ -61,7 +61,8 @@ def check_messages(gpu, shape, damping: float, kept: str = "i2") -> None:
     want = [s.copy(), w.copy(), to_s.astype(kept), to_w.astype(kept), held]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
-        evidence = np.roll(evidence, 1, axis=4)  # Messages that no place sends any more are removed.
+        # Moving the evidence makes the kernels remove messages that no place sends any more.
+        evidence = np.roll(evidence, 1, axis=4)
         wanted = reference.sweep_messages(evidence, order, *want, damping)
         moved = gpu.sweep_messages(gpu.cupy.asarray(evidence), gpu.cupy.asarray(order), *found, damping)
         assert_array_equal(moved, wanted)
@@ -173,7 +174,7 @@ def test_leaves_side_by_side_give_the_bits_of_single_leaves(emulated_gpu) -> Non
     for device in ("cpu", "gpu"):
         prepared = learner.prepare(state, make_backend(device))
         kept = [None] * len(parts)
-        for epoch in range(3):  # The third visit finds all leaves done.
+        for epoch in range(3):  # In the third epoch all leaves have done their passes.
             blocks = [Block(x[rows], None, None, int(rows[0]), rows, epoch, 0) for rows in parts]
             if device == "cpu":
                 kept = [learner.visit(prepared, *leaf) for leaf in zip(blocks, kept, strict=True)]

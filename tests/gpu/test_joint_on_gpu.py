@@ -82,6 +82,7 @@ def test_sums_are_copied_once_per_leaf(fake, monkeypatch):
         fake.COPIED.update(set=0, get=0)
         found.append(run(stage, state, backend))
         copied.append(fake.COPIED["get"])
-    large = sum(8 * k * (P + P + 4 * P) for k in (3, 5, 8))  # sums, squares and scatter of all members
+    # bytes of the sums, squares and scatter of all members
+    large = sum(8 * k * (P + P + 4 * P) for k in (3, 5, 8))
     assert copied[1] - copied[0] == large * (N // BLOCK - N // LEAF)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

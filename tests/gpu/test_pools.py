@@ -23,7 +23,8 @@ from tests.helpers import Log
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"capsule_dim": 3, "projection": None, "nu_schedule": None, "random_state": 0}
-# Relative to the learnt weights after a few passes, each of which may move them by the tolerance of its sums.
+# Largest difference of the weights after five passes, relative to the largest weight. Each pass may move the
+# weights by the tolerance of its sums.
 WEIGHTS, PASSES = 1e-3, 5
 
 
@@ -53,7 +54,8 @@ def test_sums_of_a_pass_agree_within_the_stated_tolerance(real: Any, data: Any) 
     for name in ("rows", "delta"):
         scale = np.abs(host[name]).max()
         np.testing.assert_allclose(card[name], host[name], rtol=0, atol=TOLERANCE * scale, err_msg=name)
-    # The log-likelihood; errors and active rows are counts of rows, of which a few are at the threshold.
+    # Column 0 has the log-likelihood. The other columns count errors and active rows, of which a few are at
+    # the threshold.
     np.testing.assert_allclose(card["sums"][:, 0], host["sums"][:, 0], rtol=TOLERANCE)
     np.testing.assert_allclose(card["sums"][:, 1:], host["sums"][:, 1:], rtol=1e-3)
 

@@ -36,7 +36,7 @@ class Passes:
         self.stage = make_stage("toy", {"train": work}, {"train": dataset}, "gpu", data.classes,
                                 block_rows=BLOCK)  # fmt: skip
         self.backend, self.fake = backends.CupyBackend(), fake
-        self.copies: list[tuple[int, int]] = []  # bytes and stream of each copy of rows
+        self.copies: list[tuple[int, int]] = []  # (bytes, stream) of each copy of rows
         copy = fake.MemoryPointer.copy_from_host_async
 
         def count(pointer, mem, size, stream=None):
@@ -69,7 +69,8 @@ def test_rows_stay_on_the_gpu_between_passes(fake, monkeypatch, tmp_path, stored
     assert found[1] == found[2]
     assert OTHER_BYTES[0] <= found[1][1] < OTHER_BYTES[1]
     assert found[0][0] == found[1][0]
-    assert 0 <= found[0][1] - found[1][1] - passes.x.nbytes < 10**5  # each row is copied once
+    # Only the first pass copies rows, each row once.
+    assert 0 <= found[0][1] - found[1][1] - passes.x.nbytes < 10**5
     assert passes.backend.kept_rows.used == passes.x.nbytes + 4 * N
     passes.backend.release_memory()
     assert (passes.backend.kept_rows.used, passes.backend.kept_rows.limit) == (0, 0)
@@ -80,9 +81,10 @@ def test_other_rows_are_copied_on_another_stream(fake, monkeypatch, stored):
     """Sums have the bits of kept rows, and the host waits once per block, for its sums."""
     kept = Passes(fake, monkeypatch, stored).run()[0]
     monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
-    monkeypatch.setattr(backends, "STRIPE_BYTES", BLOCK)  # several threads copy a block
+    # With stripes of this size, several threads copy a block.
+    monkeypatch.setattr(backends, "STRIPE_BYTES", BLOCK)
     passes = Passes(fake, monkeypatch, stored)
-    assert passes.run()[0] == kept  # and copies tables
+    assert passes.run()[0] == kept  # The first pass also copies tables, so its bytes are not compared.
     for _ in range(2):
         sums, copied = passes.run()
         assert sums == kept

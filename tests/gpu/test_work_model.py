@@ -110,7 +110,7 @@ def test_the_model_counts_the_work_of_capsule_residuals(fake, counts, model, cas
     names = ("y", "weight", "dims", "labels", "nu", "table")
     for nu in (0.0, 0.8):
         case = cases.make_case("d2", 200, nu, "float32")
-        # The backend copies a table to the GPU once.
+        # Copy the table to the GPU before counting, as the backend does once.
         case["table"] = replace(case["table"], coefficients=fake.asarray(case["table"].coefficients))
         found = []
 
@@ -119,7 +119,7 @@ def test_the_model_counts_the_work_of_capsule_residuals(fake, counts, model, cas
             before = counts.uploads
             active, _ = gpu.residuals(h, *(case[k] for k in names))
             found.append(None if active is None else len(active))
-            counts.uploads -= before  # The upload of h itself.
+            counts.uploads -= before  # Do not count the upload of h.
 
         got = counts.of(call)
         active = found[-1]
@@ -144,7 +144,8 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
     prepared = reduction.prepare(initial_state(w, 1), backend)
     stats = Stats.zeros(reduction.layout())
     got = counts.of(lambda: reduction.accumulate(prepared, Block(x, y, None, 0), stats))
-    active = None if nu == 0 else int(stats["sums"][0, 2]) // 2  # There are two calls.
+    # ``counts.of`` makes two calls, so the sums are twice those of one call.
+    active = None if nu == 0 else int(stats["sums"][0, 2]) // 2
     assert active is None or 0 < active < 3000
     work = model.capsule_block(3000, 30, 20, 1, active, x.itemsize)
     assert got == expected(work)
@@ -172,7 +173,7 @@ def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, mo
         stage, initial_state(rng.normal(size=(20, 30)) / 100, 1), backend.CupyBackend(), None
     )
     span = Span("train", stage.grids["train"].depth, 0)
-    context.run_span(span, StopEvent())  # prepares the state
+    context.run_span(span, StopEvent())  # The first call prepares the state and is not counted.
     got = counts.of(lambda: context.run_span(span, StopEvent()))
     block = model.rows_ahead(model.capsule_block(2048, 30, 20, 1, None, 1), 2048 * 30)
     assert got == expected(block * 3)
@@ -210,7 +211,8 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     assert counts.copied_bytes == model.mbn_make_lists(2, 6, 4, 8).copied_bytes
     lists, x = gpu.make_lists(codes, units), fake.asarray(rng.integers(0, 8, (7, 6)).astype("i4"))
     assert counts.of(lambda: gpu.nearest_codes(x, lists)) == expected(model.mbn_nearest_codes(7, 6, 2))
-    assert counts.copied_bytes == 2 * 7 * 2  # It was four bytes per code, with one launch per clustering.
+    # A code has two bytes. Earlier it had four, and each clustering was a launch.
+    assert counts.copied_bytes == 2 * 7 * 2
     before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
     assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 2, 2)
 
@@ -219,7 +221,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
 @pytest.mark.parametrize("with_pairs", [False, True])
 def test_the_model_counts_the_work_of_conditional_rbms(fake, counts, model, monkeypatch, shape, with_pairs):
     gpu = kernels("crbm")
-    room = 4 * 9 * 7 * 2  # Messages of two graphs.
+    room = 4 * 9 * 7 * 2  # bytes of the messages of two graphs with 9 x 7 edges
     monkeypatch.setattr(gpu, "MESSAGE_BYTES", room)
     monkeypatch.setattr(model, "MESSAGE_BYTES", room)
     v, h, rows = shape
@@ -244,7 +246,8 @@ def test_the_model_counts_the_work_of_a_step_of_conditional_rbms(
     got = counts.of(steps.run)
     work = model.crbm_step(90, 5, 300, chains, 8, 2)
     assert (steps.launches, steps.waits, got[1] / 2) == (work.launches, work.downloads, work.uploads)
-    missing = 3 * (90 + 5 + 3 + 300) * 4 + 3 * 90  # the last chain has three rows less
+    # The last chain has three rows fewer than the others, so fewer bytes are copied.
+    missing = 3 * (90 + 5 + 3 + 300) * 4 + 3 * 90
     assert 0 <= counts.copied_bytes / 2 - (work.copied_bytes - missing) < 1000
     before = model.earlier_crbm_step(90, 5, 300, chains, 8, 2)
     assert (before.launches, before.downloads) == (42 * chains, 4 * chains)

@@ -31,7 +31,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def _pack(path: Path) -> Path:
-    packed = path.with_suffix(".bin")  # The content shows that the file is gzip.
+    # The name does not show that the file is gzip, so the importer must look at the content.
+    packed = path.with_suffix(".bin")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     return packed
 

@@ -64,7 +64,8 @@ def test_at_most_one_shard_more_than_threads_is_in_memory(tmp_path: Path, monkey
     class Counted(ArrayReader):
         def read(self, rows: int) -> np.ndarray:
             reads.append(rows)
-            # Three are being written and one waits: the reader must not come here earlier.
+            # Three pieces are being written and one waits. The reader must not read a fifth piece before one
+            # is written.
             if len(reads) == 5:
                 assert written.is_set()
             return super().read(rows)
@@ -198,7 +199,8 @@ def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> No
         run(tmp_path / "out" / "ds", shard_rows=10, progress=interrupt)
     assert _all_files(tmp_path / "out") == []
     assert threading.active_count() <= threads + 1  # zarr keeps its own thread.
-    ds = run(tmp_path / "out" / "ds", shard_rows=10)  # Nothing prevents another try.
+    # The interrupted import has left nothing that prevents another one.
+    ds = run(tmp_path / "out" / "ds", shard_rows=10)
     assert kind == "digits" or np.array_equal(ds.read_x(0, 90), ROWS)
 
 

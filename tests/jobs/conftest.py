@@ -28,7 +28,7 @@ class FakeEstimator:
     """Count passes; resume from ``engine/passes``."""
 
     _kind = "capsule"
-    fail: BaseException | None = None  # Raised after pass 2.
+    fail: BaseException | None = None  # exception that a fit raises after pass 2
     before_pass: Any = None
 
     def __init__(self, **params: Any) -> None:

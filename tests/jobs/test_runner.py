@@ -90,7 +90,8 @@ def test_repeated_passes_replace_their_records(prepared, fake):
     fake.fail = DataError("gone")
     with pytest.raises(DataError):
         run_job(job, folder)
-    (folder.path / "engine" / "passes").write_text("1")  # The checkpoint is older than the last record.
+    # Make the checkpoint one pass older than the last record.
+    (folder.path / "engine" / "passes").write_text("1")
     fake.fail = None
     run_job(job, folder, resume=True)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
@@ -107,7 +108,7 @@ def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepa
             for number in (3, 4) if resumed else (1, 2, 3):
                 log.on_pass_end({"stage": "estep", "pass": number})
             log.on_event({"event": "candidate_scored", "fit": fit})
-    # This record belongs to the best candidate, fitted on all rows.
+    # This record belongs to the last fit: the best candidate on all rows.
     log.on_pass_end({"stage": "estep", "pass": 1})
     records = folder.records("metrics.jsonl")
     assert [(record.get("fit"), record["pass"]) for record in records] == [

@@ -66,7 +66,8 @@ def test_scoring_and_report_are_stages(kind: str, workplace: SimpleNamespace) ->
         assert watch.files[stage]["stage"] == stage
     assert "report" in watch.status
     assert "rows of the stage" in watch.status
-    assert "0 of 50" in watch.status  # The values of the last pass are gone.
+    # The status has the progress of this stage, and no values of the last pass.
+    assert "0 of 50" in watch.status
 
 
 def test_scoring_can_be_cancelled_and_repeated(workplace: SimpleNamespace) -> None:

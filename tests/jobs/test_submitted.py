@@ -57,7 +57,7 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
 
 def test_a_folder_that_another_process_just_took_is_refused(workplace, folder, monkeypatch):
     other = RunFolder(folder.url)
-    # The folder was empty when it was checked.
+    # Let the check find an empty folder, as if the other process had taken it after the check.
     monkeypatch.setattr(type(other.location), "is_empty", lambda self: True)
     with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))

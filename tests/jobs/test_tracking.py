@@ -74,7 +74,8 @@ class FakeClient:
         self._server.broken()
         self._server.calls["metrics"] += bool(metrics)
         self._server.runs[run_id]["metrics"] += [(m.key, m.value, m.step) for m in metrics]
-        assert not set(self._server.runs[run_id]["params"]) & {p.key for p in params}  # MLflow refuses these
+        # MLflow refuses parameters that already have a value.
+        assert not set(self._server.runs[run_id]["params"]) & {p.key for p in params}
         self._server.runs[run_id]["params"] |= {p.key: p.value for p in params}
 
     def log_artifact(self, run_id: str, file: str, folder: str) -> None:
@@ -196,7 +197,8 @@ def test_short_passes_are_sent_in_one_call(server: FakeServer, job: Any, fake: A
     (reported,) = server.runs.values()
     steps = [step for key, _, step in reported["metrics"] if key == "objective"]
     assert steps == [1, 2, 3, 4, 5]
-    assert server.calls["metrics"] <= 3  # The four that waited, the fifth, and the scores.
+    # The calls send the four passes that waited, the fifth pass, and the scores.
+    assert server.calls["metrics"] <= 3
 
 
 def test_a_slow_server_is_waited_for_as_long_as_it_answers(

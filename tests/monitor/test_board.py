@@ -123,7 +123,7 @@ def test_board_shows_the_layer_number() -> None:
     (job,) = board.summary(10.0)
     assert (job["stage"], job["part"]) == ("mbn_code-l3", "layer 3 of 7, k = 1,250")
     assert "layer 3, layers 7, k 1,250" in board.jobs["r"].detail(10.0)["events"][-1]["text"]
-    # A page that starts to listen within a layer has the number, too.
+    # A board that receives its first message within a layer knows the number of the layer, too.
     late = Board()
     late.update({"kind": "progress", "run": "r", "rows_done": 5, "rows_total": 10, **layer}, 11.0)
     assert late.summary(11.0)[0]["part"] == "layer 3 of 7, k = 1,250"
@@ -225,7 +225,7 @@ def test_spans_in_one_message_are_counted_individually() -> None:
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = Board()
     board.update(span("/tmp/records", "tcp://h:w1"), 1000.0)
-    assert not board.jobs  # No driver reports when such a job would end.
+    assert not board.jobs  # A span alone creates no job, because no driver would report the end of this job.
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
         board.update(span(run, "tcp://h:w1"), 1001.0)

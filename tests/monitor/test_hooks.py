@@ -92,7 +92,7 @@ def test_facts_of_workers_are_read(watched: SimpleNamespace, said: Any) -> None:
     (facts,) = hooks.worker_facts(watched.scheduler).values()
     assert facts["threads"] == 1
     assert facts["memory"] > 1e6
-    assert facts["memory_limit"] is None  # The worker has no limit.
+    assert facts["memory_limit"] is None  # The worker of this test has no memory limit.
     assert facts["gpus"] == 0
     assert facts["host"] == "127.0.0.1"
     assert said() == []

@@ -246,7 +246,7 @@ def test_a_restarted_scheduler_learns_the_job_of_running_passes(
     log = ClusterLog(watched.client, "/runs/late", job="late-77", model="capsule")
     watched.scheduler.plugins[PLUGIN].board.jobs.clear()
     log.on_event({"event": "note"})
-    log.on_wait()  # Only the first call sends a message for a while.
+    log.on_wait()  # The first call sends a message; further calls send none for some seconds.
     log.on_wait()
     jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
     assert len([m for m in reported(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1

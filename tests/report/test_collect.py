@@ -12,7 +12,8 @@ from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_data, count_block_rows
 
-SMALL_BLOCKS = 40_000  # bytes of a few dozen rows, so that rows form several blocks
+# bytes of a block of a few dozen rows, so that the rows of the tests form several blocks
+SMALL_BLOCKS = 40_000
 
 
 def capsule_norms(h, dim):
@@ -76,7 +77,8 @@ def test_all_vs_all_prototypes(digits):
     found = digits(capsule_dim=2, architecture="all_vs_all")
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     assert shown.sample is None
-    assert shown.reliability is None  # Shares of votes are not probabilities.
+    # The scores are shares of votes and not probabilities, so there is no reliability.
+    assert shown.reliability is None
     h = found.model.transform(found.x).astype(float).reshape(-1, 45, 4)
     pairs = [(a, b) for a in range(10) for b in range(a + 1, 10)]
     squared = h**2 / (h**2).sum(axis=2, keepdims=True)
@@ -114,7 +116,7 @@ def test_weights_are_used_as_in_score(digits):
     weighted = found.data.with_weight(np.arange(1.0, len(found.y) + 1))
     shown = collect_report_data(found.model, weighted)
     assert shown.confusion.error == pytest.approx(1 - found.model.score(weighted))
-    # The reliability of weighted rows is that of repeated ones.
+    # A row of weight 2 counts like two equal rows, also in the reliability.
     repeated = np.repeat(np.arange(len(found.y)), np.arange(len(found.y)) % 3)
     twice = Dataset.from_arrays(found.x[repeated], found.y[repeated])
     weighted = found.data.with_weight(np.arange(len(found.y)) % 3)

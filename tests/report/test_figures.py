@@ -172,7 +172,8 @@ def test_few_elements_of_many_classes_are_drawn_in_a_row():
 def test_image_shapes_are_guessed_from_the_width():
     assert image_shape((3, 32)) == (3, 32)
     assert image_shape((32, 32, 3)) == (32, 32, 3)
-    assert image_shape((9,)) is None  # Nine values are a square, but more likely a table.
+    # Nine values could be an image of 3 x 3 pixels, but they are more likely columns of a table.
+    assert image_shape((9,)) is None
     assert choose_tone(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
 
 

@@ -48,7 +48,7 @@ def test_errors_of_unweighted_rows_have_counts_and_intervals() -> None:
     )
     counts = np.array([[30, 2], [0, 18]])
     assert describe_confusion(Confusion(counts, 50.0, 2.0)) == format_error(0.04, 50, wrong=2)
-    # Rows of different weight have no count for an interval.
+    # With rows of different weight there is no count of errors from which an interval could be computed.
     assert describe_confusion(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
 
 

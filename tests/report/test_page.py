@@ -136,7 +136,7 @@ def test_labels_are_escaped_and_strings_work(tmp_path):
     (tmp_path / "run").mkdir()
     page = read(build_report(tmp_path / "run", model=model, data=Dataset.from_arrays(x, y), role="training"))
     assert "<b>cat" not in page.source
-    assert not {"prototypes", "mistakes"} & set(names(page))  # only images are shown one by one
+    assert not {"prototypes", "mistakes"} & set(names(page))  # Figures of single rows are for images only.
     assert "training error" in page.words
 
 

@@ -33,7 +33,8 @@ def test_curves_belong_to_the_saved_model() -> None:
     run = RunFiles(locate("memory://none"), history=history, search={"folds": 2})
     own = [{"pass": 1, "objective": 0.5}]
     assert _history_of_best(run, SimpleNamespace(history_=own)) == own
-    assert _history_of_best(run, SimpleNamespace(history_=[])) == history[5:]  # The refit came last.
+    # The last records of the history are those of the refit.
+    assert _history_of_best(run, SimpleNamespace(history_=[])) == history[5:]
     run.search = {"folds": 1}
     assert _history_of_best(run, SimpleNamespace(history_=[])) == []
     assert "all candidates" in run.notes[-1]

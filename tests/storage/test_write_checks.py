@@ -186,7 +186,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
-    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its place.
+    with monkeypatch.context() as patch:  # Let the step fail that moves the new dataset to its place.
         patch.setattr(os, "replace", refused)
         with pytest.raises(PermissionError):
             _fill(place, "new")
@@ -198,7 +198,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
             raise KeyboardInterrupt
         rmtree(path, *rest, **options)
 
-    with monkeypatch.context() as patch:  # The old dataset cannot be removed.
+    with monkeypatch.context() as patch:  # Let the step fail that removes the old dataset.
         patch.setattr(shutil, "rmtree", interrupted)
         try:
             _fill(place, "new")

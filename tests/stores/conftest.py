@@ -86,7 +86,8 @@ def s3(aws: Door, _server: tuple[str, Door]) -> S3:
 @pytest.fixture(scope="session")
 def _google() -> Iterator[str]:
     """Start an emulator of Google's storage on loopback."""
-    # It is read when gcsfs is imported; otherwise gcsfs asks Google for the kind of each bucket.
+    # gcsfs reads this variable when it is imported. Without the variable it asks Google for the kind of each
+    # bucket.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     emulator = pytest.importorskip("gcp_storage_emulator.server")
     pytest.importorskip("gcsfs")
@@ -99,7 +100,8 @@ def _google() -> Iterator[str]:
 def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
     """Return the URL of an empty bucket of the emulator."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", _google)
-    monkeypatch.setenv("NO_GCE_CHECK", "true")  # Without it, the network is searched for credentials.
+    # Without this variable, gcsfs searches the network for credentials.
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
     objects.forget_connections()
     bucket = f"b-{uuid.uuid4().hex[:12]}"
     objects._filesystem("gs", os.getpid()).mkdir(bucket)

@@ -94,7 +94,7 @@ def test_an_index_is_read_once_and_chunks_by_their_range(s3: S3) -> None:
 
 def test_a_pass_requests_several_chunks_at_once_and_keeps_their_order(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
-    ds.read_x(0, 600)  # The indexes are read first.
+    ds.read_x(0, 600)  # Read the indexes of the shards before requests are held up.
     reader = Reader(ds, None, Meter())
     s3.door.gate = threading.Barrier(3)  # Each of three requests waits for the other two.
     try:
@@ -169,9 +169,8 @@ def test_an_interrupted_writer_resumes(s3: S3) -> None:
         writer.write_shard(i, X[i * 100 : (i + 1) * 100], Y[i * 100 : (i + 1) * 100])
     denied = s3.door.denying(lambda method, path: method == "PUT" and path.endswith("_shards/000002.json"))
     with denied, pytest.raises(DataError, match=r"writing shard 2 .*permission denied.*--resume"):
-        writer.write_shard(
-            2, X[200:300], Y[200:300]
-        )  # Its rows exist without its marker, so the shard does not count.
+        # The rows of shard 2 are written, but not its marker, so the shard does not count as finished.
+        writer.write_shard(2, X[200:300], Y[200:300])
     with pytest.raises(DataError, match="is incomplete: its writer finished only 2 shards"):
         open_dataset(url)
     writer = create_dataset(url, 600, (8,), "u1", **layout, resume=True)

@@ -200,7 +200,8 @@ def test_resume_after_a_kill_gives_the_same_bits(s3: S3, base: str, on_disk: Any
     assert process.returncode == -signal.SIGKILL
     folder = RunFolder.open(f"{base}/run")
     state = folder.read_state()
-    assert state["state"] == "failed"  # The end of its process is noticed at once.
+    # The state is read from the end of the driver's process, without waiting for the lease to expire.
+    assert state["state"] == "failed"
     assert f"scalelatent resume {base}/run" in state["error"]
     assert not folder.has_model
     assert call("resume", f"{base}/run")["state"] == "done"
@@ -337,7 +338,8 @@ def test_a_replaced_driver_does_not_change_the_state(on_disk: Any, tmp_path: Pat
     class Replace(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             held: Any = folder._held
-            held._hold.lost = True  # The heartbeat would notice it.
+            # Mark the lease as lost, as the heartbeat does if another driver has taken it.
+            held._hold.lost = True
             return False
 
     with pytest.raises(RunError, match="was taken over by another driver"):

@@ -167,7 +167,7 @@ def test_a_late_heartbeat_does_not_undo_the_release(
     lock = ObjectLock(place)  # type: ignore[arg-type]
     lock.acquire()
     assert late.wait(30)  # A heartbeat is being sent to the store.
-    lock.release()  # The release does not wait for it forever.
+    lock.release()  # The release does not wait forever for the heartbeat.
     go_on.set()
     assert _wait(lambda: ObjectLock(locate(url)).holder() is None)  # type: ignore[arg-type]
     assert not _wait(lambda: ObjectLock(locate(url)).holder() is not None, seconds=0.2)  # type: ignore[arg-type]

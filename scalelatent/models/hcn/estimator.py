@@ -78,7 +78,8 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# (mask of the known pixels of rows as bits, classes of rows); an item is None if it was not given.
+# Arguments of `inpaint`: mask of known pixels as bits, and classes of the rows; None if an argument is
+# missing.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -453,7 +454,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _layer(self) -> FeatureLayer:
-        """Layer above the pixels."""
+        """The lowest layer, whose images are the rows."""
         return self._network.layer
 
     def _multi_layer(self, name: str) -> MultiLayer:

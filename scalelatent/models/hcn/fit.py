@@ -1,4 +1,4 @@
-"""Fits of hierarchical compositional networks: checks and orders of rows, steps of all networks."""
+"""Fits of hierarchical compositional networks: checks of the rows, orders of the rows, steps of a fit."""
 
 from __future__ import annotations
 
@@ -47,15 +47,18 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 ALL_ROWS = "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
-# Rows of a mask that are packed at once.
+# Rows of a mask of known pixels that are packed into bits at a time.
 MASK_ROWS = 4096
 # Number of history records per epoch of an online fit; each is a point of the learning curve.
 REPORTS = 20
-# Target size of a leaf in bytes if [engine] leaf_rows is not set, and its smallest number of images.
-LEAF_BYTES, MIN_LEAF_ROWS = 2**28, 5
-# If one leaf holds all images, the fit writes its messages to disk about every VISIT_SECONDS seconds. The
-# estimate assumes PAIRS_WITH_MESSAGES updates of pairs per second on one thread.
-VISIT_SECONDS, PAIRS_WITH_MESSAGES = 30.0, 1e9
+# Target size of a leaf in bytes if [engine] leaf_rows is not set.
+LEAF_BYTES = 2**28
+# Smallest number of images of such a leaf.
+MIN_LEAF_ROWS = 5
+# If one leaf holds all images, the fit writes its messages to disk about every this many seconds.
+VISIT_SECONDS = 30.0
+# Assumed updates of pairs with kept messages per second on one thread, to convert seconds to passes.
+PAIRS_WITH_MESSAGES = 1e9
 
 
 NetworkLearner: TypeAlias = EvidenceLearner | LayeredEvidence
@@ -78,7 +81,7 @@ class Network(Protocol):
 
     @property
     def layer(self) -> FeatureLayer:
-        """The layer over the pixels."""
+        """The lowest layer, whose images are the rows."""
         ...
 
     @property
@@ -88,7 +91,7 @@ class Network(Protocol):
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a weight and a place of an image, in all layers."""
+        """Number of pairs of a weight and a place of its feature in one image, in all layers."""
         ...
 
     @property
@@ -98,22 +101,22 @@ class Network(Protocol):
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the messages of an image in memory, which determine the images per leaf."""
+        """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
         ...
 
     @property
     def kept_bytes(self) -> int:
-        """Upper bound of the stored bytes of an image between visits."""
+        """Upper bound of the bytes that one image takes on disk between two visits of its leaf."""
         ...
 
     @property
     def online_bytes(self) -> int:
-        """Bytes of an image of a minibatch in online learning."""
+        """Bytes of memory that online learning needs per image of a minibatch."""
         ...
 
     @property
     def sweeps_to_decode(self) -> float:
-        """Cost of applying the network to an image, in sweeps over all pairs."""
+        """Cost of applying the network to one image; the unit is a sweep over all pairs of the image."""
         ...
 
     def final_pass(self) -> tuple[str, Reduction]:
@@ -141,7 +144,7 @@ class Network(Protocol):
         ...
 
     def describe(self) -> str:
-        """Return the layers and their sizes in words."""
+        """Return a sentence with the layers and their sizes."""
         ...
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
@@ -163,7 +166,10 @@ class Network(Protocol):
 
 
 def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return (channels, height, width) of (h, w) or (channels, h, w); a flat row is an image of one line."""
+    """Return the shape (channels, height, width) of rows of shape (h, w), (channels, h, w) or (pixels,).
+
+    A flat row of pixels is an image of one line.
+    """
     sides = tuple(int(side) for side in shape)
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
@@ -415,7 +421,7 @@ def _count_smallest_leaf_rows(order: RowOrder) -> int:
 
 
 def visit_passes(pairs: int, n_rows: int) -> int:
-    """Return the passes per visit of a leaf that holds all images."""
+    """Return the number of passes per visit of a leaf that holds all images, see ``VISIT_SECONDS``."""
     return max(1, int(VISIT_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
 
@@ -456,7 +462,7 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
 def first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
-    """Return the state that the fit starts with; for a warm start, yield the step that stores it."""
+    """Return the state that the fit starts with; for a warm start, yield the step that stores this state."""
     if restart or not continues_last_fit(model):
         return state
     before = network.last_state(model)

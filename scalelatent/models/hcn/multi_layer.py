@@ -1,4 +1,4 @@
-"""Fits of several layers under a class layer: attempts, few labels, templates learned again from images."""
+"""Fits of several layers under a class layer: repeated attempts, few labels, templates from images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
-    SETTLED,
+    SETTLED_PASSES,
     LayeredEvidence,
     LayeredMessages,
     LayeredState,
@@ -60,7 +60,7 @@ LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], f
 UNLABELLED = -1
 # The first images of templates are chosen among at most this many images.
 CANDIDATES = 2**16
-# If one leaf holds all images, the results of its passes are recorded at least every 10 passes.
+# Upper bound of the passes per visit if one leaf holds all images: each visit adds one record to the history.
 MAX_VISIT_PASSES = 10
 
 
@@ -106,7 +106,7 @@ def build_multi_layer(
     classes: np.ndarray | None,
     per_class: int,
 ) -> MultiLayer:
-    """Return a network of these layers under templates, with the noise for images after learning."""
+    """Return a network of the layers ``below`` under templates, with the noise for images after learning."""
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
@@ -146,7 +146,7 @@ class MultiLayer:
     labels : ndarray, shape (classes,), or None
         Labels of the classes; None if templates are clusters.
     per_class : int
-        Number of templates per class, or of clusters.
+        Number of templates per class; without classes, number of clusters.
     validated : ndarray or None
         Classes of the validation rows if templates are clusters.
     all_labelled : bool
@@ -299,7 +299,7 @@ class MultiLayer:
 
     @property
     def coded(self) -> Hierarchy:
-        """The network with the number of each cluster as its class."""
+        """The network with classes of templates; without labels, the class of a cluster is its number."""
         codes = tuple(self.template_classes.tolist())
         return replace(self.net, classes=codes)
 
@@ -348,7 +348,7 @@ class MultiLayer:
         number: int,
         measures: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``number``; return its result, with its error if ``measures``."""
+        """Yield the steps of fit ``number``; return its result, with its share of errors if ``measures``."""
         online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
         # With few labels, find templates as clusters first, then give each the class of most of its rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
@@ -403,7 +403,7 @@ class MultiLayer:
     def _attempts(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
-        """Yield fits from different seeds until one settles; return its result and the records.
+        """Yield the steps of fits from different seeds until one converges; return its result and records.
 
         The seeds follow ``number``, so that each fit of an estimator has its own.
         """
@@ -419,6 +419,6 @@ class MultiLayer:
             name = f"learn-{restart}" if restart else "learn"
             result = yield from learn(model, network, learner, state, rows, seed, name)
             history += [{**record, "restart": restart} for record in result.history]
-            if result.state.quiet >= SETTLED:
+            if result.state.quiet >= SETTLED_PASSES:
                 break
         return network, result, history

@@ -24,27 +24,49 @@ from scalelatent.contract.parameters import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Defaults: number of features of a layer, their (height, width), and number of images of a minibatch.
-N_FEATURES, WINDOW, BATCH_SIZE = 32, (8, 6), 5
-# From 10,000 images on, a step has 8 chains of 10 minibatches, after a warm-up of 4,000 images.
-MANY_ROWS, CHAINS, CHAIN_BATCHES, WARMUP_ROWS = 10_000, 8, 10, 4_000
-# Length of a fit for n_epochs=None: online, as many epochs as show at least 3,000 images, or 1,000 with
-# templates; with kept messages, 60 sweeps.
-MIN_ROWS_SEEN, MIN_LAYERED_ROWS_SEEN, SWEEPS = 3_000, 1_000, 60
-# n_epochs=None with templates and kept messages: an attempt that has not settled after 300 passes is followed
-# by another one, up to 5 attempts.
-PASSES, ATTEMPTS = 300, 5
-# p_weight=None: prior of a weight of a single layer, of layers with templates, and of templates that are
-# learned from kept messages.
-ONE_LAYER, LAYERED, KEPT_TEMPLATES = 0.3, 0.25, 1e-20
-# Default layer below templates: few small features separate binary digits as well as more or larger ones do.
-LAYERED_FEATURES, LAYERED_WINDOW = 8, (3, 3)
-# template_passes=None, online: the error of binary digits no longer falls after three passes.
+# Default number of features of a single layer.
+N_FEATURES = 32
+# Default (height, width) of these features in pixels.
+WINDOW = (8, 6)
+# Default number of images per minibatch.
+BATCH_SIZE = 5
+# A fit of at least this many images uses several chains per step.
+MANY_ROWS = 10_000
+# Default number of chains per step of a fit of at least MANY_ROWS images.
+CHAINS = 8
+# Default number of minibatches per chain of a fit of at least MANY_ROWS images.
+CHAIN_BATCHES = 10
+# Number of images of the warm-up (one minibatch per step) before steps with several chains.
+WARMUP_ROWS = 4_000
+# If n_epochs is None, an online fit takes as many epochs as show at least this many images.
+MIN_ROWS_SEEN = 3_000
+# If n_epochs is None, an online fit with templates takes as many epochs as show at least this many images.
+MIN_LAYERED_ROWS_SEEN = 1_000
+# If n_epochs is None, a fit with kept messages takes at most this many sweeps over the images.
+SWEEPS = 60
+# If n_epochs is None, a fit with templates and kept messages takes at most this many passes per attempt.
+PASSES = 300
+# If such an attempt has not converged, another one follows, up to this number of attempts.
+ATTEMPTS = 5
+# Prior probability of a weight of a single layer if p_weight is None.
+ONE_LAYER = 0.3
+# Prior probability of a weight in networks with templates if p_weight is None.
+LAYERED = 0.25
+# Prior probability of a weight of a template that is learned from kept messages if p_weight is None.
+KEPT_TEMPLATES = 1e-20
+# Default number of features of the layer below templates: few small features separate binary digits as well
+# as more or larger features do.
+LAYERED_FEATURES = 8
+# Default (height, width) of these features in pixels.
+LAYERED_WINDOW = (3, 3)
+# Passes of online learning that learn templates from images if template_passes is None; the error of binary
+# digits does not fall after three passes.
 TEMPLATE_PASSES = 3
-# pool=None: sides of pools that a fit tries. The smaller error decides, because images need different pools:
-# with shifts digits of 8 x 8 score alike in all classes, and without shifts lines at new places are unknown.
+# Sides of pools in pixels that a fit tries if pool is None; the side with the smaller error is kept. With
+# shifts, digits of 8 x 8 pixels get similar scores in all classes. Without shifts, lines at new places are
+# not recognised.
 POOLS = (3, 1)
-# Weight of new messages for damping=None in a network with templates.
+# Weight of new messages in a network with templates if damping is None; 1 means no damping.
 LAYERED_DAMPING = 0.2
 
 
@@ -72,7 +94,7 @@ def is_pixel(value: Any) -> bool:
 
 
 def is_pool(value: Any) -> bool:
-    """Return True for an odd whole number: a pool or filter has a middle pixel."""
+    """Return True for an odd whole number, because a pool or filter must have a middle pixel."""
     return is_whole(value) and value % 2 == 1
 
 
@@ -82,7 +104,7 @@ def is_optional_pool(value: Any) -> bool:
 
 
 def is_filters(value: Any) -> bool:
-    """Return True for None or an even number of directions: each direction has its opposite."""
+    """Return True for None or an even number of directions, because each direction needs its opposite."""
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
 
 
@@ -128,7 +150,7 @@ def has_templates(model: HierarchicalCompositionalNetwork) -> bool:
 
 
 def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False) -> bool:
-    """Return True for online learning: the parameter, or by default unless templates are clusters."""
+    """Return True if learning is online: the parameter, else True unless templates are clusters."""
     return has_labels or not has_templates(model) if model.online is None else bool(model.online)
 
 

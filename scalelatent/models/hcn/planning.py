@@ -36,11 +36,13 @@ from .single_layer import MEASURED_ROWS
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# The speed probe uses random images with this share of ones, and this many sweeps with kept messages.
-PROBE_SHARE_OF_ONES, PROBE_SWEEPS = 0.15, 4
+# Share of ones in the random images with which a plan measures the speed.
+PROBE_SHARE_OF_ONES = 0.15
+# Number of sweeps with kept messages of this measurement.
+PROBE_SWEEPS = 4
 # Bytes that the names and shapes of arrays take in the file of a leaf.
 LEAF_HEAD = 2**14
-# Assumed speed of one thread before the probe has run.
+# Assumed updates of pairs per second on one thread until the speed is measured.
 PAIRS_PER_SECOND = 2e9
 
 
@@ -110,7 +112,7 @@ def _row_seconds(
         drawn = np.random.default_rng(0).random((size, math.prod(layer.seen)))
         x = (drawn < PROBE_SHARE_OF_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
-        # Labelled images have fewer messages.
+        # Labelled images have fewer messages: those for templates of their own class only.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
         # The annotations OnlineLearner and LeafLearner accept the states of both kinds of networks.

@@ -41,7 +41,7 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Upper bound of the pair updates that the figures may cost, a few seconds on one core.
+# Upper bound of the updates of pairs (place, weight) for the figures; they take a few seconds on one core.
 PAIR_UPDATES = 4e9
 LEAST_ROWS, MOST_ROWS = 20, 1000
 
@@ -83,6 +83,7 @@ class PartsEvidence:
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
         Pixels, reconstructions and unknown pixels of the images that are drawn.
     places : ndarray of uint8, shape (n, HS, WS, F)
+        1 at each place of each of the F features.
     filled : FilledImages
     """
 
@@ -146,7 +147,7 @@ def _count_sample_rows(pairs: int) -> int:
 
 
 def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
-    """Return one line that describes the model."""
+    """Return one line of text that describes the model."""
     layer = model._layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]

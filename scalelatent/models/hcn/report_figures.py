@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_FEATURES, ACROSS = 144, 16
-# Largest number of lines and columns in the figure of templates, and of classes in the figure of samples.
-MOST_LINES, MOST_CLASSES = 12, 10
+# Largest number of lines and of columns in the figure of templates.
+MOST_LINES = 12
+# Largest number of classes in the figure of samples.
+MOST_CLASSES = 10
 # If an image has at most this many places, label each by the number of its feature; else draw dots.
 NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
@@ -52,7 +54,7 @@ def direction_colors(n: int) -> np.ndarray:
 def plot_parts(
     images: np.ndarray, places: np.ndarray, weights: np.ndarray, made: np.ndarray, unknown: np.ndarray
 ) -> Figure:
-    """Plot images, their features, the places of these and the reconstructions (Figures 1, 3 and 5).
+    """Plot images, their features, the places of these features, and the reconstructions (Figures 1, 3, 5).
 
     Parameters
     ----------
@@ -102,7 +104,7 @@ def _color_image(
     ink: np.ndarray = _INK,
     colors: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return colours of an image (channels, h, w): dark, or the mean colour of the channels that are on."""
+    """Return the colours of an image (channels, h, w): ``ink``, or the mean colour of its channels."""
     out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
     on = image.any(axis=0)
     if len(image) == 1:
@@ -155,7 +157,7 @@ def plot_features(
     often: np.ndarray | None = None,
     colors: np.ndarray | None = None,
 ) -> Figure:
-    """Plot all features, used ones dark, with their mean number of places per image.
+    """Plot all features, the used ones in dark colours, with their mean number of places per image.
 
     Parameters
     ----------
@@ -300,7 +302,7 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
 
 
 def _find_largest(counts: np.ndarray, n: int) -> np.ndarray:
-    """Return the positions of the n largest numbers, in rising order."""
+    """Return the positions of the n largest numbers of ``counts``, in ascending order of position."""
     return np.sort(np.argsort(-counts, kind="stable")[:n])
 
 

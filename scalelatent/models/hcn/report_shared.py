@@ -13,10 +13,14 @@ from scalelatent.report.style import percent
 
 from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
 
-# Number of images to complete, and number of evenly spaced ranges of the dataset that they come from.
-N_COMPLETED, N_RANGES = 100, 50
-# Largest number of images that are drawn side by side, and their largest total width in pixels.
-MAX_SHOWN, MAX_WIDTH = 8, 320
+# Number of images that a report completes.
+N_COMPLETED = 100
+# Number of evenly spaced ranges of the dataset from which these images are read.
+N_RANGES = 50
+# Largest number of images that are drawn side by side.
+MAX_SHOWN = 8
+# Largest total width of these images in pixels of the images.
+MAX_WIDTH = 320
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class FilledImages:
 
     @property
     def wrong(self) -> tuple[float, float]:
-        """Share of wrong hidden pixels: in the completion, and if all hidden pixels were 0."""
+        """Shares of hidden pixels that are wrong in the completion, and that would be wrong as 0."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
 

@@ -1,4 +1,4 @@
-"""Metrics of networks: compression of images, or with templates accuracy of classes."""
+"""Metrics of networks: compression of images; for networks with templates, accuracy of classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PART_METRICS, _CLASS_METRICS = ("compression", "score"), ("accuracy", "error")
 
 
 class NetworkScorer(Scorer):
-    """Scorer by compression, which needs no labels; of a network with templates by accuracy."""
+    """Scorer of networks: by compression, which needs no labels, or with templates by accuracy."""
 
     metrics = (*_PART_METRICS, *_CLASS_METRICS)
     headline = ("error", "accuracy", "compression")

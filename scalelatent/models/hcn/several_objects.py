@@ -36,6 +36,7 @@ class SeveralObjects:
     Attributes
     ----------
     classes_ : ndarray, shape (n_classes,)
+        Labels of the classes, in the order of the scores.
     n_objects : int
         Largest number of objects per image.
     image_shape : (int, int)
@@ -45,7 +46,7 @@ class SeveralObjects:
     network : FixedNetwork
         The fitted weights, for the larger images.
     device : str
-        Device of the forward pass.
+        Device of the forward pass: "auto", "cpu" or "gpu".
 
     Notes
     -----
@@ -76,7 +77,7 @@ class SeveralObjects:
         n_objects: int,
         device: str,
     ) -> SeveralObjects:
-        """Return the finder for a fitted network; raise an error for images smaller than those of the fit."""
+        """Return the finder for a fitted network; raise an error for images smaller than in the fit."""
         own = network.layer.image[1:]
         sides = tuple(int(side) for side in image_shape)
         if len(sides) != 2 or sides[0] < own[0] or sides[1] < own[1]:

@@ -29,7 +29,7 @@ from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_o
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Warn if messages of more than this share of pixels still changed in the last sweep.
+# Warn if the messages of more than this share of pixels still changed in the last sweep.
 MAX_MOVED_SHARE = 0.9
 # Warn that no image converged only if at least this many images were decoded.
 MIN_ROWS_TO_WARN = 20
@@ -44,10 +44,13 @@ class SingleLayerFit:
     Attributes
     ----------
     state : EvidenceState
+        Last state of the restart.
     history : list of dict
+        One record per epoch, see ``history_`` of the estimator.
     used : ndarray of bool, shape (F,)
         True for features that save more bits than they cost.
     compression : float
+        Bits of the description over bits of the images, see :mod:`.model.compression`.
     rows, at_rest : int
         Number of images that compression was measured on, and how many of them converged.
     """

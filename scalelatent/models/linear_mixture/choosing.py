@@ -30,8 +30,9 @@ from .settings import (
 if TYPE_CHECKING:
     from .settings import AnyMixture
 
-# A candidate leaves the comparison if it has more errors than the best one by this many standard errors of
-# the difference. Factor analysis replaces the reconstruction error if it has fewer errors by one.
+# A candidate leaves the comparison if it makes more errors than the best candidate, by this many standard
+# errors of the difference. Factor analysis replaces the reconstruction error if it makes fewer errors by one
+# standard error.
 FAR = 2.0
 
 
@@ -88,7 +89,7 @@ def choose_likelihood(model: AnyMixture, x: np.ndarray, codes: np.ndarray, seed:
 def _count_wrong(
     model: AnyMixture, x: np.ndarray, codes: np.ndarray, is_learned: np.ndarray, seed: int
 ) -> int:
-    """Return the errors on the other rows of the model that is fitted to the rows ``is_learned``."""
+    """Fit the model to the rows ``is_learned``; return its errors on the other rows."""
     p, counts = x.shape[1], np.bincount(codes[is_learned])
     model = set_n_components(model, counts, labelled=True, warn=False)
     sizes = count_components(model, len(counts))

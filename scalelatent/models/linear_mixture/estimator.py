@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
 _Class = TypeVar("_Class", bound=type)
 
-# Hidden features are filled in for this many rows at a time, and `partial_fit` learns this many at a time.
-COMPLETED_ROWS = LEARNED_ROWS = 4096
+# Number of rows whose hidden features are filled in at a time.
+COMPLETION_BLOCK_ROWS = 4096
+# Number of rows that `partial_fit` adds to the components at a time.
+PARTIAL_FIT_BLOCK_ROWS = 4096
 
 # Parts of the docstrings of both classes; `_share_docs` inserts them.
 _SHARED_DOCS = {
@@ -154,9 +156,9 @@ class _LinearMixtures(StreamedEstimator):
     basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.matrix)
     n_dims_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.n_dims)
     likelihood_ = Learned(FIT_AGAIN, lambda model: model._fitted.likelihood)
-    recognition = "error"  # only the classifier has this parameter
+    recognition = "error"  # the density has no parameter `recognition`; the classifier overrides this default
     _fitted: FittedMixture
-    # A fit replaces None by values that it chooses from its rows.
+    # Parameters that a fit replaces by values from its rows if they are None.
     n_components: Any
     n_dims: Any
     likelihood: Any
@@ -260,10 +262,10 @@ class _LinearMixtures(StreamedEstimator):
         ds = self._training_rows(X, y, sample_weight, reset=False)
         check_any_weight(ds.read_weight(0, len(ds)))
         fitted, classes = self._fitted, getattr(self, "classes_", None)
-        if len(ds) > LEARNED_ROWS:  # an error in a later part must leave the components as they are
+        if len(ds) > PARTIAL_FIT_BLOCK_ROWS:  # an error in a later part must leave the components as they are
             fitted = replace(fitted, owns_arrays=False)
-        for first in range(0, len(ds), LEARNED_ROWS):
-            stop = min(first + LEARNED_ROWS, len(ds))
+        for first in range(0, len(ds), PARTIAL_FIT_BLOCK_ROWS):
+            stop = min(first + PARTIAL_FIT_BLOCK_ROWS, len(ds))
             x = ds.read_x(first, stop)
             x = x if isinstance(x, np.ndarray) else x.toarray()
             check_finite(x, "X", first)
@@ -535,7 +537,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
                         f"class {missing[0]!s} has no rows, and the first rows must include every class: "
                         "collect more rows first"
                     )
-            # Only the classifier has this default; factor analysis could not learn the rows that follow.
+            # If `likelihood` is None, `fit` may choose factor analysis, which cannot learn later rows.
+            # Therefore the first call fits by the reconstruction error.
             given, self.likelihood = self.likelihood, self.likelihood or "error"
             try:
                 return self.fit(X, y, sample_weight=sample_weight)
@@ -849,8 +852,8 @@ class LinearMixture(DensityMixin, _LinearMixtures):
             )
         ds = self._given_rows(X)
         parts = []
-        for first in range(0, len(ds), COMPLETED_ROWS):
-            x = ds.read_x(first, min(first + COMPLETED_ROWS, len(ds)))
+        for first in range(0, len(ds), COMPLETION_BLOCK_ROWS):
+            x = ds.read_x(first, min(first + COMPLETION_BLOCK_ROWS, len(ds)))
             rows = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64)
             likelihood = density_likelihood(f.likelihood)
             parts.append(density.complete(f.components, likelihood, rows, observed)[0])

@@ -95,17 +95,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("scalelatent")
 
-# Operations per second of the M-step, for the forecast.
+# Assumed floating-point operations per second of the M-step in a forecast of the fit.
 MSTEP_RATE = 2e10
-# Stepwise EM starts with this many passes over a sample. With tangents it ends with this many passes over all
-# rows.
-SAMPLE_PASSES, TANGENT_PASSES = 5, 3
+# Number of EM passes over a sample with which stepwise EM starts.
+SAMPLE_PASSES = 5
+# Number of passes over all rows with which stepwise EM ends if there are tangents.
+TANGENT_PASSES = 3
 STEPWISE_PARAMETERS = ("n_epochs", "batch_rows")
-# A step has at most this many rows, or this many per component if that is more. Chains of a step are computed
-# independently of each other; their number is part of the result.
-BATCH_ROWS, ROWS_PER_COMPONENT, N_CHAINS = 1024, 20, 4
+# Default upper bound of the rows of a step of stepwise EM, if ROWS_PER_COMPONENT does not give more rows.
+BATCH_ROWS = 1024
+# Rows of a step per component, if these are more than BATCH_ROWS.
+ROWS_PER_COMPONENT = 20
+# Number of chains of a step, which run independently of each other. Another number gives another result.
+N_CHAINS = 4
 ALL_ROWS = "stepwise EM needs an order of all rows: set algorithm='em', or remove the bad rows before the fit"
-# Below this mean variance, squares of features are near the smallest float32, 1e-38.
+# Smallest mean variance of features that a fit accepts; squares of smaller features are near the smallest
+# float32, 1e-38.
 LEAST_VARIANCE = 1e-30
 REMEDY = "lower n_components or n_dims"
 
@@ -186,7 +191,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
 
 
 def count_most_passes(model: AnyMixture) -> int:
-    """Return the most passes of all phases together."""
+    """Return the largest possible number of passes of all phases together."""
     if model.algorithm == "stepwise":
         return int(model.n_epochs) + (TANGENT_PASSES if len(model.tangents) else 0)
     is_density = model.likelihood in DENSITY_LIKELIHOODS
@@ -235,7 +240,7 @@ def smooth_steps(
     """Return the matrix that smooths the rows, or None, and the smoothed rows."""
     if not model.smoothing or shape is None:
         return None, rows
-    # A derived value is shared by the candidates of a search, and so are the rows that it makes.
+    # All candidates of a search share a derived value, and the rows that are smoothed with it.
     matrix = yield Derive(make_smoothing_matrix, (shape, float(model.smoothing)))
     smoothed = {}
     for name, part in rows.items():
@@ -287,7 +292,8 @@ def temperature_steps(
 ) -> Generator[Step, Any, float]:
     """Return the temperature of class probabilities with the least log-loss.
 
-    The loss is that of validation rows; without them, that of training rows as if left out of the fit.
+    The loss is that of the validation rows. Without validation rows it is that of training rows, each scored
+    as if the fit had not used it.
     """
     noise = fitted.components.noise.reshape(len(fitted.classes), -1).mean(axis=1)
     p, h = fitted.components.means.shape[1], fitted.components.n_dims
@@ -319,7 +325,7 @@ def stepwise_steps(
     """Run stepwise EM, and with tangents the last passes over all rows; return the state and the history."""
     settings, train = em.settings, {"train": rows["train"]}
     learner = make_stepwise_learner(model, settings, em.width)
-    # After a warm start there are no counts: weights give each class the same mass.
+    # A warm start has no counts of rows; the weights of the components then give each class the same mass.
     mass = state.counts if state.counts.any() else state.components.weights
     start = initial_stepwise_state(learner.settings, state.components, mass)
     n, seed = len(rows["train"].dataset), model.seed_
@@ -340,7 +346,7 @@ def stepwise_steps(
 def _fit_sample(
     em: MixtureEM, state: MixtureState, x: np.ndarray, codes: np.ndarray, counts: np.ndarray, device: str
 ) -> MixtureState:
-    """Return the state after passes over the sample, whose rows have the total weight of their class."""
+    """Return the state after EM passes over the sample; its rows are weighted to the size of their class."""
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)
@@ -355,7 +361,7 @@ def make_stepwise_learner(model: AnyMixture, settings: MixtureSettings, width: i
 def choose_row_order(
     model: AnyMixture, k: int, n_rows: int, options: Mapping[str, Any], seed: int
 ) -> RowOrder:
-    """Return the order in which k components see the rows; a step has a multiple of `N_CHAINS` rows."""
+    """Return the order of rows in stepwise EM of k components; a step has a multiple of `N_CHAINS` rows."""
     batch = model.batch_rows
     if batch is None:
         batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_PER_COMPONENT * k)), 1)
@@ -363,7 +369,7 @@ def choose_row_order(
 
 
 def _end_stepwise(state: StepwiseState, rows: float) -> MixtureState:
-    """Return the state of the last step, with the running shares of all rows as counts."""
+    """Return the mixture at the end of stepwise EM; counts are the running shares of ``rows`` rows."""
     counts = state.mass * (rows / max(float(state.mass.sum()), LEAST_FLOOR))
     return replace(state.mixture, counts=counts, objective=state.objective, iteration=state.epoch)
 
@@ -380,7 +386,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     if model.n_dims is None:  # the most that the fit may choose
         model.n_dims = count_possible_dims(model, even, p)
     is_chosen = set_likelihood(model, train, n_classes).likelihood is None
-    model.likelihood = model.likelihood or "error"  # factor analysis takes about as long
+    model.likelihood = model.likelihood or "error"  # a fit by factor analysis takes about as long
     model = set_n_components(model, even, classes is not None, warn=False)
     sizes, shape = count_components(model, n_classes), find_image_shape(model, train)
     k = int(sizes.sum())

@@ -34,7 +34,7 @@ from scalelatent.reductions.moments import NonFiniteError
 # Outputs that need the scores of all classes, and outputs that need the best component of a row.
 CLASS_OUTPUTS = ("probabilities", "classes", "scores", "decisions")
 COMPONENT_OUTPUTS = ("components", "codes", "reconstructions")
-# Up to this many rows are scored without packing the scores for the kernels.
+# Largest number of rows that are scored in numpy, without packing the scores for the kernels.
 _FEW_ROWS = 4
 
 
@@ -64,9 +64,10 @@ class FittedMixture:
     counts : ndarray, shape (K,)
         Weight of the rows of each component.
     floor : float
-        Smallest noise.
+        Smallest noise variance, in squared units of the features.
     owns_arrays : bool
-        Whether no other object shares the components, so that rows may change them in place.
+        True if no other object shares the arrays of the components; ``partial_fit`` may then change them in
+        place.
     """
 
     components: Components
@@ -153,7 +154,7 @@ class FittedMixture:
 
 
 class PreparedMixtureRows(NamedTuple):
-    """The smoothing matrix on the device, or None, and packed scores of classes or of components."""
+    """Smoothing matrix on the device (None without smoothing), and packed scores of classes or components."""
 
     backend: Backend
     matrix: Array | None
@@ -188,7 +189,7 @@ class MixtureRowMap:
 
     @property
     def requests(self) -> Requests:
-        """Wish that labels of the output are predicted and not copied, if the output is classes."""
+        """Request to the engine: with the output "classes", the labels of the output are predicted."""
         return Requests(labels=self.output_name == "classes")
 
     def output(self) -> tuple[tuple[int, ...], str]:

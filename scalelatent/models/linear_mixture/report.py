@@ -40,8 +40,16 @@ if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
     from .settings import AnyMixture
 
-# Upper bounds of a figure: means in a line, classes, components, directions of a component, samples.
-MOST_ACROSS, MOST_CLASSES, SHOWN, DIRECTIONS, SAMPLES = 20, 26, 10, 4, 40
+# Largest number of means in a line of a figure.
+MOST_ACROSS = 20
+# Largest number of classes in a figure.
+MOST_CLASSES = 26
+# Largest number of components in a figure.
+SHOWN = 10
+# Largest number of directions of a component in a figure.
+DIRECTIONS = 4
+# Number of samples in a figure.
+SAMPLES = 40
 PHASES = {
     "k-means": "k-means",
     "settle": "bases by the error",
@@ -206,7 +214,7 @@ def _list_numbers(run: RunFiles, model: AnyMixture) -> tuple[list[tuple[str, str
 
 
 def _image_shape(model: AnyMixture, data: Dataset | None) -> tuple[int, ...] | None:
-    """Return the shape in which rows are drawn, or None."""
+    """Return the shape of the images as which rows are drawn, or None if rows are no images."""
     if model.image_shape is not None:
         return tuple(int(n) for n in model.image_shape)
     return image_shape((model.n_features_in_,) if data is None else data.feature_shape)

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
     from .settings import AnyMixture
 
-# Upper bounds of a block, in bytes and in rows.
-BLOCK_BYTES, MOST_ROWS = 32 * 2**20, 4096
-# Numbers of rows in figures: evenly spaced rows, and rows with the lowest density.
-EXAMPLES, LEAST_LIKELY = 10, 20
+# Upper bound of a block of rows in bytes.
+BLOCK_BYTES = 32 * 2**20
+# Upper bound of the rows of a block.
+MOST_ROWS = 4096
+# Number of evenly spaced rows in a figure.
+EXAMPLES = 10
+# Number of rows with the lowest density in a figure.
+LEAST_LIKELY = 20
 
 
 @dataclass

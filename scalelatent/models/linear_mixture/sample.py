@@ -20,15 +20,15 @@ from scalelatent.models.linear_mixture.model.start import (
 )
 from scalelatent.reductions.moments import OUTLIER_SHARE
 
-# Class codes are read for this many rows at a time.
-COUNT_ROWS = 2**20
+# Number of rows whose class codes are read at a time.
+CODE_BLOCK_ROWS = 2**20
 
 
 def _iterate_codes(rows: Rows, classes: np.ndarray | None) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first row, class of each row) in pieces; rows of weight 0 and masked rows have the class -1."""
     dataset, mask = rows.dataset, rows.mask
-    for first in range(0, len(dataset), COUNT_ROWS):
-        stop = min(first + COUNT_ROWS, len(dataset))
+    for first in range(0, len(dataset), CODE_BLOCK_ROWS):
+        stop = min(first + CODE_BLOCK_ROWS, len(dataset))
         if classes is None:
             codes = np.zeros(stop - first, dtype=np.int32)
         else:

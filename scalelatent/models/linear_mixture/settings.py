@@ -1,4 +1,4 @@
-"""Sizes and settings of a fit: components, directions, images and tangents from the parameters of a model."""
+"""Sizes and settings of a fit, from the parameters of a model: components, directions, images, tangents."""
 
 from __future__ import annotations
 
@@ -22,19 +22,36 @@ if TYPE_CHECKING:
 
     AnyMixture: TypeAlias = LinearMixture | LinearMixtureClassifier
 
-# A basis has at least this many spare columns in addition to the directions of the model, and a multiple of
-# MULTIPLE columns in total.
-SPARE, MULTIPLE = 4, 8
-# Maximum passes of k-means, and of the hard assignment by reconstruction error that precedes a likelihood or
-# a soft assignment.
-START_PASSES, SETTLE_PASSES = 10, 5
-# Defaults, chosen by test errors of classifiers and test likelihoods of densities (benchmarks/defaults.py).
-# A classifier chooses at most one dimension per 16 features and at most 10. If classes have 60 rows or more,
-# it may choose one per 20 rows, but at most half the features and 20. A density has one per 2 features, at
-# most 10. A component has at least 5 rows per dimension in a classifier, 10 in a density; its mean counts as
-# a dimension.
-CHOICE_ROWS, CHOICE_ROWS_PER_DIM, FEATURES_PER_DIM, FEWEST_DIMS = 60, 20, 16, 10
-ROWS_PER_DIM, DENSITY_ROWS_PER_DIM, CLASSIFIER_DIMS, DENSITY_DIMS, MAX_COMPONENTS = 5, 10, 20, 10, 20
+# Smallest number of spare columns of a basis, in addition to the directions of the model.
+SPARE = 4
+# The total number of columns of a basis is a multiple of this number, or the number of features.
+MULTIPLE = 8
+# Largest number of passes of k-means.
+START_PASSES = 10
+# Largest number of passes of hard assignment by reconstruction error, before soft assignment or a likelihood.
+SETTLE_PASSES = 5
+
+# The defaults below were chosen by test errors of classifiers and test likelihoods of densities
+# (benchmarks/defaults.py). A dimension is a direction of a component.
+
+# A classifier may choose at most one dimension per this many features.
+FEATURES_PER_DIM = 16
+# A classifier whose classes have fewer than CHOICE_ROWS rows may choose at most this many dimensions.
+FEWEST_DIMS = 10
+# If classes have at least this many rows, a classifier may choose more dimensions, up to half the features.
+CHOICE_ROWS = 60
+# Such a classifier may choose one dimension per this many rows of a class.
+CHOICE_ROWS_PER_DIM = 20
+# Such a classifier may choose at most this many dimensions.
+CLASSIFIER_DIMS = 20
+# Largest default number of dimensions of a density, which has one per two features.
+DENSITY_DIMS = 10
+# Smallest number of rows per dimension of a component in a classifier; the mean counts as one dimension.
+ROWS_PER_DIM = 5
+# Smallest number of rows per dimension of a component in a density; the mean counts as one dimension.
+DENSITY_ROWS_PER_DIM = 10
+# Largest default number of components of a class, or of a density.
+MAX_COMPONENTS = 20
 
 
 def count_directions(n_dims: float, max_dims: int, p: int) -> int:
@@ -44,7 +61,7 @@ def count_directions(n_dims: float, max_dims: int, p: int) -> int:
 
 
 def set_n_dims(model: AnyMixture, p: int, n_classes: int) -> AnyMixture:
-    """Return the model with a number as ``n_dims``, or None if rows of several classes must choose it."""
+    """Return the model with ``n_dims`` set, or None if cross-validation of several classes chooses it."""
     n_dims: float | None = model.n_dims
     if n_dims is None and model.warm_start and hasattr(model, "_fitted"):
         n_dims = model._fitted.components.n_dims
@@ -56,7 +73,7 @@ def set_n_dims(model: AnyMixture, p: int, n_classes: int) -> AnyMixture:
 
 
 def set_likelihood(model: AnyMixture, train: Dataset, n_classes: int) -> AnyMixture:
-    """Return the model with a likelihood, or None if dense rows of several classes must choose it."""
+    """Return the model with ``likelihood`` set, or None if cross-validation of dense rows chooses it."""
     likelihood: str | None = model.likelihood
     if likelihood is None and model.warm_start and hasattr(model, "_fitted"):
         likelihood = model._fitted.likelihood
@@ -66,7 +83,7 @@ def set_likelihood(model: AnyMixture, train: Dataset, n_classes: int) -> AnyMixt
 
 
 def count_possible_dims(model: AnyMixture, counts: np.ndarray, p: int) -> int:
-    """Return the most dimensions that a classifier may choose for ``counts`` rows of p features per class."""
+    """Return the largest n_dims that a classifier may choose for ``counts`` rows of p features per class."""
     rows = int(np.median(counts))
     most = min(p // FEATURES_PER_DIM, FEWEST_DIMS)
     if rows >= CHOICE_ROWS:
@@ -77,9 +94,9 @@ def count_possible_dims(model: AnyMixture, counts: np.ndarray, p: int) -> int:
 
 
 def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool, warn: bool = True) -> AnyMixture:
-    """Return the model with numbers as ``n_components``: the default follows the rows ``counts`` per class.
+    """Return the model with ``n_components`` set; None follows from the ``counts`` of rows per class.
 
-    If ``n_dims`` is None, the components are as many as the rows allow for 0 dimensions.
+    If ``n_dims`` is None, the number of components is the largest that the rows allow for 0 dimensions.
     """
     if model.n_components is not None:
         return model
@@ -164,7 +181,7 @@ def check_n_dims(model: AnyMixture, n_features: int) -> None:
 def make_settings(
     model: AnyMixture, sizes: np.ndarray, n_classes: int, p: int, floor: float, spec: TangentSpec | None
 ) -> MixtureSettings:
-    """Return the constants of a fit; ``sizes`` are the components of each class."""
+    """Return the constants of a fit; ``sizes`` are the numbers of components of each class."""
     finish_weight = float(model.recognition_tangent_weight)
     tangent_weight = float(model.tangent_weight)
     return MixtureSettings(

@@ -104,7 +104,7 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
         np.testing.assert_allclose(step, pulled, rtol=0, atol=1e-10 * np.abs(paper).max())
         np.testing.assert_allclose(step, paper, rtol=0, atol=1e-5 * np.abs(paper).max())
-        # The scalars of the pass follow.
+        # The state after the step has the scalars of the pass.
         log_loss = -(ws * np.log(p[target, np.arange(len(target))])).sum() / ws.sum()
         new = learner.update(state, {"train": stats})
         assert new.objective[r] == pytest.approx(log_loss, rel=1e-12)
@@ -158,7 +158,8 @@ def test_em_never_lowers_the_likelihood(name: str, options: str, seed: int | Non
     for _ in range(25):
         stats = _pass(learner, state, x, y, row_weight)
         value = _objective(learner, state, stats)
-        # Rounding of a sum of 150 logarithms in float64; a wrong step falls by far more.
+        # The tolerance allows the rounding of a sum of 150 logarithms in float64. A wrong step lowers the
+        # objective by far more.
         assert (value >= last - 1e-10 * np.abs(value)).all()
         first = value if first is None else first
         last, state = value, learner.update(state, {"train": stats})
@@ -173,7 +174,8 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
     for _ in range(20):
         exact = learner.update(exact, {"train": _pass(learner, exact, x, y, None)})
         fast = learner.update(fast, {"train": _pass(learner, fast, x.astype("f4"), y, None, device="cpu")})
-        np.testing.assert_allclose(fast.objective, exact.objective, rtol=2e-6)  # float32 rows: 6e-8 a number
+        # float32 rounds each number by 6e-8
+        np.testing.assert_allclose(fast.objective, exact.objective, rtol=2e-6)
     np.testing.assert_allclose(fast.w, exact.w, rtol=0, atol=1e-4 * np.abs(exact.w).max())
 
 

@@ -50,7 +50,7 @@ def _fit(
 def _compare(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
     rows = members.stack_rows(np.array([r]))
     scale = np.abs(alone.best).max()
-    # Sums over the rows in another order: rounding of float64, grown by 20 passes with momentum.
+    # The two fits add the rows in another order. The rounding of float64 grows in 20 passes with momentum.
     np.testing.assert_allclose(state.best[rows], alone.best, rtol=0, atol=1e-7 * scale)
     assert state.best_error[r] == pytest.approx(alone.best_error[0], abs=1e-12)
     assert (state.round[r], state.best_pass[r]) == (alone.round[0], alone.best_pass[0])
@@ -83,8 +83,8 @@ def test_the_numba_fit_follows_the_reference(architecture: str) -> None:
     members = build_members(architecture, 10, 2)
     fast = _fit(members, X.astype("u1"), Y, None, "cpu", 4)
     exact = _fit(members, X, Y, None, "reference", 4)
-    # W in float32 for the products: 6e-8 relative a number, over 4 passes; ill-conditioned directions of S
-    # (constant pixels) amplify it in W but not in the latents.
+    # The products use W in float32, with a relative error of 6e-8 per number, over 4 passes. Ill-conditioned
+    # directions of S (constant pixels) amplify this error in W, but not in the latents.
     h_fast, h_exact = X @ fast.w.T, X @ exact.w.T
     assert np.abs(h_fast - h_exact).max() < 1e-3 * np.abs(h_exact).max()
     np.testing.assert_allclose(fast.objective, exact.objective, rtol=1e-5)

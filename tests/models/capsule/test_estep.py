@@ -58,7 +58,7 @@ def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int
     flips = np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0)
     assert flips <= (1 if nu > 0 else 0)  # A ratio may equal nu up to float32 rounding.
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=2e-6, atol=1e-5)
-    # An error more or less where the two best are equal up to float32 rounding.
+    # The errors may differ by a row in which the two best classes are equal up to float32 rounding.
     assert np.abs(fast_sums[:, 1] - sums[:, 1]).max(initial=0) <= 3.0
     if not train:
         assert fast is None
@@ -66,7 +66,8 @@ def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int
     elif flips == 0:
         zeros = np.zeros((members.total_dim, p))
         exact, fast = zeros if exact is None else exact, zeros if fast is None else fast
-        # float32 sums over rows and features; residuals reach about 3 (weights) * 5, so a sum of n of them:
+        # The tolerance is for float32 sums over rows and features. A residual times its weight (up to 3) is
+        # at most about 15, so the sum of n of them grows with the root of n.
         assert np.abs(fast - exact).max(initial=0) <= 2e-6 * 15 * max(n, 10) ** 0.5 * 3
 
 
@@ -120,7 +121,7 @@ def test_members_may_have_different_thresholds() -> None:
 def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
     members = CASES[case]
     w, x, _, weight = _inputs(members, 130, 24, 5)
-    # Every row's own class wins by far.
+    # Label each row with the class that the model predicts.
     y = np.array([(h.reshape(10, -1) ** 2).sum(axis=1).argmax() for h in x @ w.T], dtype=np.int32)
     nu = np.array([1 - 1e-9])
     for device in ("reference", "cpu"):

@@ -50,8 +50,9 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 100.0)
     state = run_step(learner, online_state(data.w, data.m), [block(data)])
     np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-12)
-    np.testing.assert_array_equal(state.average, state.w)  # The average of one step is the step.
-    # Chains split the sums, not their total.
+    # After one step the average is the state of this step.
+    np.testing.assert_array_equal(state.average, state.w)
+    # Two chains give the same total as one.
     two = run_step(
         learner, online_state(data.w, data.m), [block(data, slice(40)), block(data, slice(40, 90))]
     )
@@ -157,7 +158,8 @@ def test_a_flat_objective_ends_the_round() -> None:
     data = make(tol=1e6)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 10.0)
     state = learner.end_epoch(run_step(learner, online_state(data.w, data.m), [block(data)]))
-    assert not learner.is_done(state)  # There is nothing to compare with.
+    # After the first epoch there is no earlier objective, so the fit continues.
+    assert not learner.is_done(state)
     state = run_step(learner, state, [block(data)])
     before = learner.end_epoch(state)
     assert learner.is_done(before) == bool(before.objective[0] <= state.objective[0])
@@ -201,7 +203,8 @@ def test_the_numba_kernel_equals_the_reference(
     given_ = (w, x, labels, weight, sizes, inverse, nu, aggressiveness)
     moved, sums = update_by_rows(*given_, squash_table(int(sizes.sum())))
     expected, expected_sums = reference.update_by_rows(*given_)
-    # A row at the threshold may be active in one of the two only; then all later rows differ.
+    # Because of rounding, a row at the threshold may be active in one result only. Then all later rows
+    # differ, too.
     if sums[2] == expected_sums[2]:
         np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max() + 1e-6)
         np.testing.assert_allclose(sums, expected_sums, rtol=1e-3)
@@ -219,14 +222,14 @@ def test_one_row_reaches_its_posterior_mean_by_the_smallest_change() -> None:
     ratios, _ = reference.posterior_ratios(h, y, data.em.members.dims[0])
     target = np.repeat(ratios, 2, axis=0) * h
     np.testing.assert_allclose((data.w + moved) @ x.T.astype(float), target, rtol=1e-12)
-    # Any other change with that result is longer in the metric of the rows.
+    # Any other change that gives this row the same latents is longer in the metric of the second moments.
     rng = np.random.Generator(np.random.Philox(1))
     other = rng.normal(size=moved.shape)
     row = x[0].astype(float)
     other -= np.outer(other @ row, row) / (row @ row)
     for change in (0.1 * other, -0.1 * other):
         assert np.sum((moved + change) @ s * (moved + change)) > np.sum(moved @ s * moved)
-    # The cap: |change| in the metric of h is C x^T z.
+    # With a small C, the change of the latents h has the length C x^T z.
     capped, _ = reference.update_by_rows(data.w, *args, 1e-3)
     z = np.linalg.inv(s) @ row
     np.testing.assert_allclose(np.linalg.norm(capped @ row), 1e-3 * (row @ z), rtol=1e-9)

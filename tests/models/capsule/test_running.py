@@ -107,9 +107,9 @@ def test_one_row_moves_by_its_weight(architecture: str) -> None:
         running.learn(data.x[30:31], data.y[30:31], np.array([weight]), OPTIONS, backend)
         moved[weight] = np.abs(running.w - w).max()
     assert 0 < moved[1e-6] < 1e-5 * moved[1.0]
-    np.testing.assert_allclose(
-        moved[2.0], 2 * moved[1.0], rtol=0.2
-    )  # The mean weight grows with this weight.
+    # The change is nearly proportional to the weight. It is not exactly so, because the mean weight also
+    # grows with this weight.
+    np.testing.assert_allclose(moved[2.0], 2 * moved[1.0], rtol=0.2)
 
 
 def test_rows_of_zeros_change_nothing() -> None:

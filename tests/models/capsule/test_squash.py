@@ -18,7 +18,8 @@ EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000
 
 
 def _quadrature(s: float, b: float) -> float:
-    # I_s(b) = int_0^b (1 - u/b)^s e^-u du, by rho = 1 - u/b: no large number is left; its mass is below 50.
+    # With rho = 1 - u/b, I_s(b) is the integral of (1 - u/b)^s e^-u from 0 to b. This form has no large
+    # numbers, and its integrand is negligible above u = 50.
     pieces = np.unique(np.clip([0.0, min(b, b / (s + 1)), min(b, 10 * b / (s + 1)), min(b, 50.0), b], 0, b))
     value = 0.0
     for low, high in itertools.pairwise(pieces):
@@ -37,8 +38,8 @@ def test_functions_equal_quadrature(s: float) -> None:
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_functions_equal_kummers_function(s: float) -> None:
-    # M(1, s+2, -b) itself loses digits for large negative arguments; by Kummer's transformation it is
-    # e^-b M(s+1, s+2, b), all terms positive, which scipy evaluates well while e^b does not overflow.
+    # M(1, s+2, -b) loses digits for large b. By Kummer's transformation it equals e^-b M(s+1, s+2, b), whose
+    # terms are all positive. scipy computes this function accurately as long as e^b does not overflow.
     b = np.concatenate([np.linspace(1e-3, 20, 41), np.linspace(25, 600, 24)])
     expected = b / (s + 1) * np.exp(-b) * hyp1f1(s + 1, s + 2, b)
     good = np.isfinite(expected)
@@ -61,7 +62,7 @@ def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
     """Equation A.4: b/(b+s+1) <= I_s(b) <= b/(b+s)."""
     s = twice_s / 2
     value = float(squash_integral(s, b))
-    slack = 4e-16  # Each side has one rounding.
+    slack = 4e-16  # Each side of the inequality is rounded once.
     assert b / (b + s + 1) - slack <= value
     if b + s > 0:
         assert value <= b / (b + s) + slack
@@ -154,4 +155,4 @@ def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: in
     q = (h.astype("f8") ** 2).reshape(10, size, n).sum(axis=1)
     p = probabilities(h, np.full(10, size), squash_table(10 * size) if tabled else None)
     np.testing.assert_array_equal(p.argmax(axis=0), q.argmax(axis=0))
-    assert (q.argmax(axis=0) == 1).mean() > 0.5  # The last bits then decide.
+    assert (q.argmax(axis=0) == 1).mean() > 0.5  # The last bits of the lengths decide in these rows.

@@ -84,7 +84,7 @@ def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str 
 
 
 def of_factors(stats: Any) -> np.ndarray:
-    """Return the gradient that chains return in factors, in float64."""
+    """Compute the float64 gradient of all parameters from the factors that chains return."""
     w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
     parts = w, dv.T @ x, dh.T @ x, dv.sum(axis=0), dh.sum(axis=0)
     return np.concatenate([part.reshape(-1) for part in parts])

@@ -17,7 +17,7 @@ from scalelatent.models.crbm.kernels.inference import Inference, WeightError
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
-# One unit, less than a vector, whole blocks, and one more.
+# Numbers of units: one, less than a vector, whole blocks, and one more than whole blocks.
 WIDTHS = st.sampled_from([1, 3, 7, 8, 9, 16, 33])
 
 
@@ -136,7 +136,8 @@ def test_inference_on_a_large_graph_takes_the_planned_memory(tol: float | None) 
     w, bv, bh = (rng.normal(size=shape).astype("f4") for shape in ((v, h), (1, v), (1, h)))
     w *= np.float32(0.01)
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
-    run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1, tol)  # The first call compiles.
+    # The first call compiles, and its memory is not measured.
+    run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1, tol)
     tracemalloc.start()
     try:
         run(make(w), bv, bh, 3, tol)

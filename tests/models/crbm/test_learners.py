@@ -86,7 +86,7 @@ def test_the_gradient_of_long_gibbs_chains_is_the_slope_of_the_exact_likelihood(
         state = learner.step(state, chain_stats(learner, state, block(step)), n)
     found = learner.gradient(chain_stats(learner, state, block(40))) / n
     np.testing.assert_allclose(found, exact, atol=0.03)
-    assert np.abs(first - exact).max() > 0.06  # Without a difference the test would show nothing.
+    assert np.abs(first - exact).max() > 0.06  # One Gibbs step alone gives another gradient.
 
 
 @pytest.mark.parametrize("shape", [CrbmShape(4, 1, 3), CrbmShape(4, 1, 0)], ids=str)
@@ -196,7 +196,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     least = np.max([negated(np.tile(v, (n, 1))) for v in states(6)], axis=0)
     assert (energy <= least + 1e-12).all()
     assert np.isclose(energy, least).mean() > 0.9
-    assert np.isclose(negated(start), least).mean() < 0.3  # Without a difference the test would show nothing.
+    assert np.isclose(negated(start), least).mean() < 0.3  # Few rows have the best state at the start.
 
 
 def test_gibbs_chains_draw_from_the_model() -> None:

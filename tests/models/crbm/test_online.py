@@ -187,10 +187,10 @@ def test_without_hidden_units_weights_may_be_large() -> None:
     stats["Wvx"][0] = 1e4
     found = learner.step(learner.start(make_theta(shape)), stats, 8)
     assert found.theta.max() > 40
-    found.theta[0] = np.nan  # A NaN in Wvx shows as soon as a row uses it.
+    found.theta[0] = np.nan  # A NaN in Wvx is found as soon as a row uses it.
     with pytest.raises(DivergenceError, match="parameters are no longer finite"):
         chain_stats(learner, found, make_rows(shape, 8))
-    stats["Wvx"][0] = np.nan  # It also shows as soon as a gradient is NaN.
+    stats["Wvx"][0] = np.nan  # A NaN in Wvx is also found as soon as a gradient is NaN.
     stats["dv" if learner.factored else "bv"][...] = np.nan
     with pytest.raises(DivergenceError, match="parameters are no longer finite"):
         learner.step(learner.start(make_theta(shape)), stats, 8)

@@ -62,7 +62,7 @@ def tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
     seen: tuple[list[int], list[int]] = ([int(rng.integers(v))], [])
     rest = [(0, i) for i in range(v) if i != seen[0][0]] + [(1, j) for j in range(h)]
     for side, unit in [rest[k] for k in rng.permutation(len(rest))]:
-        # The other side has no unit yet: this unit starts its own component, which is a tree too.
+        # If the other side has no unit yet, this unit starts a component of its own, which is a tree, too.
         if not seen[1 - side]:
             seen[side].append(unit)
             continue
@@ -84,7 +84,9 @@ def test_inference_is_exact_on_trees(seed: int, v: int, h: int, scale: float) ->
     found = reference.sum_product_pairs(make_coupling(w), bv, bh, SWEEPS, None, pairs)
     assert_allclose(sigmoid(found.lv[0]), want["tau_v"], rtol=1e-9, atol=1e-13)
     assert_allclose(sigmoid(found.lh[0]), want["tau_h"], rtol=1e-9, atol=1e-13)
-    edges = w != 0  # Units without a coupling are independent in their pair belief, but not in the graph.
+    # Compare only pairs with a coupling. The pair belief of other pairs is the product of their beliefs,
+    # although they depend on each other through the graph.
+    edges = w != 0
     assert_allclose(pairs[edges], want["pairs"][edges], rtol=1e-9, atol=1e-13)
     assert_allclose(found.log_z[0], want["log_z"], rtol=1e-11, atol=1e-12)
     best = reference.max_product(make_coupling(w), bv, bh, SWEEPS)
@@ -143,7 +145,7 @@ def test_pairwise_beliefs_agree_with_the_beliefs() -> None:
 
 def test_the_tolerance_ends_each_row_separately() -> None:
     w, bv, bh = draw(1, 8, 5, 0.5, rows=4)
-    bv[1], bh[1] = bv[1] * 20, bh[1] * 20  # The biases decide this row.
+    bv[1], bh[1] = bv[1] * 20, bh[1] * 20  # Large biases decide the units of row 1, so it needs fewer sweeps.
     found = reference.sum_product(make_coupling(w), bv, bh, 100, 1e-6)
     assert found.sweeps[1] < found.sweeps[0] < 100
     assert (found.change <= 1e-6).all()

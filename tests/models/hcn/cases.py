@@ -125,7 +125,7 @@ def one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """Return the step of these rows, divided into chains."""
+    """Return the state after a step on the given rows, which are divided into chains."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):

@@ -390,7 +390,8 @@ def test_a_search_on_one_image_compares_descriptions_of_that_image() -> None:
     how = {"online": False, "n_epochs": 30, "n_restarts": 2, "damping": 1.0, "random_state": 0}
     grid = {"p01": [1e-3, 0.3], "p10": [1e-3, 0.3]}
     search = sl.Search(HierarchicalCompositionalNetwork([(4, (8, 6))], p_sparsity=1e-4, **how), grid)
-    with pytest.warns(UserWarning, match="all weights are off"):  # The warning comes from p01 = p10 = .3.
+    # The candidate with p01 = p10 = 0.3 causes the warning.
+    with pytest.warns(UserWarning, match="all weights are off"):
         search.fit(image)
     assert search.best_params_ == {"p01": 1e-3, "p10": 1e-3}
     assert search.best_score_ == pytest.approx(1 - search.best_estimator_.compression_)

@@ -34,13 +34,14 @@ def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int)
     """Half planes in all directions are bright on the side to which the direction of the filter points."""
     angle = 2 * np.pi * direction / 16
     y, x = np.indices((21, 21)) - 10
-    fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)  # Share of the pixel that is bright.
+    # share of each pixel's area that is bright
+    fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)
     edges = OrientedFilters(16, size).edges(np.uint8(np.rint(255 * fine))[None])[0]
     middle = edges[:, 7:14, 7:14]
     assert middle.sum(axis=0).max() == 1
     on = np.bincount(np.nonzero(middle)[0], minlength=16)
     assert on.argmax() == direction
-    # At the finest size, pixels are coarser than 22.5 degrees.
+    # The neighbouring directions may win at some pixels, because small filters do not resolve 22.5 degrees.
     assert on[[(direction - 1) % 16, direction, (direction + 1) % 16]].sum() == on.sum() > 0
 
 
@@ -49,7 +50,7 @@ def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
     found = OrientedFilters(16, 3, *how).edges(images)
-    # The edge is on both sides of the step.
+    # Both columns beside the step have an edge.
     assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])
     assert not found[1, :, 1:-1, :7].any()  # The border does not add edges either.
 

@@ -27,7 +27,8 @@ SHAPES = [
 ]
 
 
-# Mean belief of a place, with which kernels examine all ranges of pairs, some of them, or hardly any.
+# Mean beliefs of a place. With these three values, the kernels examine all ranges of pairs, some of them, or
+# hardly any.
 PLACES = [-300, -900, -2000]
 
 

@@ -145,4 +145,5 @@ def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
     off = np.abs(share[:3] - chance(1)) / np.sqrt(chance(1) * (1 - chance(1)) / n)
     assert off.max() < 5
     assert share[3] == 0
-    assert (np.abs(share[:3] - 1 / 3) > 0.02).any()  # Uniform pools would fail.
+    # The shares differ from 1/3, so pools that choose uniformly would fail this test.
+    assert (np.abs(share[:3] - 1 / 3) > 0.02).any()

@@ -259,7 +259,7 @@ def test_rows_without_labels_are_learned_without_a_class() -> None:
     assert partly.classes_.tolist() == [0, 1]
     assert any((a != b).any() for a, b in zip(whole.beliefs_, partly.beliefs_, strict=True))
     assert partly.score(X, some) == np.mean((partly.predict(X) == Y)[some >= 0])
-    # Clusters receive classes if few rows have one.
+    # With labels for only a few rows, templates are clustered, and the clusters receive the classes.
     few = np.full(40, -1)
     few[:6] = Y[:6]
     m = network().fit(X, few)

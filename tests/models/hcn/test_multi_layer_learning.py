@@ -29,7 +29,7 @@ from scalelatent.models.hcn.model.multi_layer_learning import (
 from scalelatent.models.hcn.model.templates import TemplateCounts
 from scalelatent.storage.record import dumps, loads
 
-CATEGORY = (0, 1, 1, 0)  # Category of each pattern.
+CATEGORY = (0, 1, 1, 0)  # category of each of the four patterns
 
 
 def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
@@ -118,7 +118,7 @@ def test_hidden_parts_are_completed_in_place() -> None:
             near |= padded[:, :, dy : dy + clean.shape[2], dx : dx + clean.shape[3]]
     assert filled.sum() > 0.7 * (clean.astype(bool) & ~known).sum()
     assert (filled & near).sum() >= 0.95 * filled.sum()
-    # The other category is completed on request.
+    # The image can also be completed as a pattern of the other category.
     scores = net.template_scores(weights, pixels, make_backend("cpu"))
     found = np.array(CATEGORY)[scores.argmax(axis=1)]
     other = net.complete(weights, pixels, 1 - found, make_backend("cpu"))

@@ -73,7 +73,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
     expected = np.array(names)[labels.astype(int)].reshape(n, 2)
     assert (found.labels[:n] == expected).mean() >= 0.99
     assert_array_equal(found.labels[n:], [[names[labels[0]], none], [none, none]])
-    # Templates are found within two pixels, the range of traits and pools.
+    # The positions of templates are exact to two pixels, the range by which traits and pools may move.
     assert (np.abs(found.positions - truth) <= 2).all(axis=2).mean() >= 0.99
     assert_array_equal(found.positions[n:][found.labels[n:] == none], -1)
     assert_array_equal(found.scores > 0, found.labels != none)
@@ -108,7 +108,9 @@ def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -
         assert set(chosen) == set(choices[int(np.argmax(totals))])
         assert chosen == sorted(chosen, key=lambda place: place[::-1])
         greedy += bool(chosen) and np.unravel_index(gains.argmax(), shape) not in chosen
-    assert greedy  # The largest gain alone would give a worse choice.
+    # In some cases the template with the largest gain is not in the best choice, so a greedy search would
+    # fail.
+    assert greedy
 
 
 def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
@@ -152,7 +154,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
             image[row : row + 3, column : column + 3] |= place_features(
                 place_features(at, weights[1]), weights[0]
             )[0]
-    # Log probabilities of a pixel, given the generated one.
+    # Log probabilities that a pixel is on or off, if the generated pixel is off and if it is on.
     log_on, log_off = np.log([0.05, 0.9]), np.log([0.95, 0.1])
     noise, matches = np.random.default_rng(1), []
     x = (made[noise.integers(len(choices), size=40)] ^ (noise.random((40, 4, 7)) < 0.05)).astype(np.uint8)

@@ -213,7 +213,7 @@ def test_small_eigenvectors_equal_lapacks(q):
 def test_any_columns_become_orthonormal_in_order():
     p, q = 30, 8
     columns, otherwise = draw(1, 7, p, q), np.linalg.qr(draw(2, 7, p, q))[0]
-    columns[1, :, 5] = 2.0 * columns[1, :, 0]  # This column depends on another one.
+    columns[1, :, 5] = 2.0 * columns[1, :, 0]  # Column 5 is a multiple of column 0.
     columns[2, :, 3] = 0.0
     columns[3] = 0.0
     columns[4] = columns[4] @ np.diag(10.0 ** -np.arange(0, 4 * q, 4))  # Columns have very different lengths.

@@ -139,7 +139,8 @@ def test_bases_converge_in_a_whole_fit():
     identity = np.swapaxes(now.bases, 1, 2) @ now.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-10)
     assert (np.diff(now.values, axis=1) <= 1e-12).all()
-    # The values are the variances of the rows along the bases, under the assignments of the clustering.
+    # ``values`` are the variances of the rows along the bases, if rows are assigned to components as the
+    # clustering assigned them.
     main = next(s for s in states if s.phase == 3).assigned_by
     for c in range(3):
         rows = x[y == c]

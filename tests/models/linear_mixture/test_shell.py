@@ -268,7 +268,8 @@ def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
         ways = np.linalg.svd(others - others.mean(axis=0))[2][:h]
         assert found[i] == pytest.approx(z @ z - ((ways @ z) ** 2).sum())
     assert (found > errors).all()
-    # Then another component of the class may be nearer.
+    # As the error of a row under its own component has grown, the second component of the class may now be
+    # the best.
     both = np.stack([errors, errors + 1e-3], axis=1)
     np.testing.assert_allclose(rows.best_scores(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
 

@@ -224,7 +224,8 @@ def test_more_centroids_than_short_codes_can_name() -> None:
 def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
     """Panels of equal width may be fewer than requested, and none may be empty."""
     rng = np.random.default_rng(columns)
-    # The rows are near each other except for a large first column, so reads beyond a row show.
+    # The rows differ mostly in their large first column, so a kernel that reads beyond a row gives other
+    # codes.
     x = (rng.random((80, columns)) < 3 / columns).astype(np.uint8)
     x[:, 0] = rng.integers(0, 255, 80)
     which = np.arange(columns, dtype=np.int32)
@@ -234,7 +235,7 @@ def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
 
 
 def _draw_clusterings(rng: np.random.Generator, clusterings: int, rows: int, k: int) -> np.ndarray:
-    """Centroids that each clustering may take, bool (clusterings, rows)."""
+    """Return which centroids each clustering may take, bool (clusterings, rows)."""
     draws = np.zeros((clusterings, rows), dtype=bool)
     for own in draws:
         own[rng.permutation(rows)[:k]] = True
@@ -276,7 +277,7 @@ def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
 
 
 def _distances(x: np.ndarray, w: np.ndarray, metric: str, draws: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Distance of each row to the centroid of its code, relative to the length of the row."""
+    """Return the distance of each row to the centroid of its code, divided by the length of the row."""
     x, w = x.astype("f8"), w.astype("f8")
     if metric == "cosine":
         x, w = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, w))

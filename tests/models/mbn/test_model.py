@@ -225,7 +225,7 @@ def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
     ensemble.
     """
     largest, repeats, rhos = 32, 60, []
-    # The sets are far apart, so their errors are independent.
+    # The points are far apart, so their errors are independent.
     points = np.array([[a, b] for a in (0.25, 0.5, 0.75) for b in (0.25, 0.5, 0.75)], dtype=np.float32)
     for k in (40, 160):
         errors = np.empty((repeats, len(points), largest, 2))

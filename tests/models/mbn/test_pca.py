@@ -84,7 +84,7 @@ def test_components_of_many_rows_come_from_em(codes: np.ndarray, svd: Any) -> No
     _check(learner.components(state), codes, svd, 5, 1e-6)
     reported = learner.summary(state)
     assert reported["objective"] == pytest.approx(1 - svd[2][:5].sum() / svd[2].sum())
-    # Without a tolerance the number of passes ends it.
+    # With tol=0 the largest number of passes ends the iteration.
     assert _streamed(codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
 
 
@@ -121,7 +121,7 @@ def test_coordinates_of_many_rows_need_no_full_decomposition(
     kernel = partial(find_kernel, backend="numba")
     n = LANCZOS_ROWS + 50
     codes = np.random.default_rng(0).integers(0, K, (n, V)).astype(np.uint16)
-    codes[: n // 2, : V // 2] = 0  # The first direction then dominates.
+    codes[: n // 2, : V // 2] = 0  # With equal codes in half of the rows, the first direction dominates.
     if kind != "random":
         codes = codes[[0, n - 1] if kind == "two rows" else [0, 0]][np.arange(n) % 2]
     hot = np.eye(K)[codes].reshape(n, -1)

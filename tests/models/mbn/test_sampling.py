@@ -43,7 +43,8 @@ def test_each_number_and_each_pair_is_equally_probable(n: int, m: int) -> None:
     for i in range(draws):
         member[i, choose_numbers(11, "rows", 1, i, n=n, m=m)] = 1
     p, pair = m / n, m * (m - 1) / (n * (n - 1))
-    # The limit is five standard deviations of the most extreme of n, or n^2 / 2, binomial shares.
+    # The limit for a number is five standard deviations of its share. It covers the most extreme of n shares,
+    # or of n^2 / 2 shares of pairs.
     assert np.abs(member.mean(axis=0) - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
     together = (member.T @ member / draws)[np.triu_indices(n, 1)]
     assert np.abs(together - pair).max() < 5.5 * np.sqrt(pair * (1 - pair) / draws)

@@ -9,7 +9,7 @@
 
 constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
-constexpr int LEAST = -(1 << 30);
+constexpr int LEAST = -(1 << 30);  // below every value of a pair, in units of 1/256 nat
 constexpr unsigned EVERY_LANE = 0xffffffffu;
 constexpr int W_SHARED = 1, S_SHARED = 2;  // bits: beliefs that a thread block holds in shared memory
 
@@ -30,7 +30,8 @@ struct Shape {
     int channels, height, width, high, wide, h, w, features;
 };
 
-// The pairs of a pixel: a few contiguous lines of equal length.
+// The pairs of a pixel: `rows` lines of `run` pairs. s_step and w_step are the elements between two lines in S and
+// W; s and w are the indices of the first place and the first weight.
 struct Tree {
     int rows, run, s_step, w_step, s, w;
 };
@@ -49,7 +50,7 @@ __device__ __forceinline__ Tree tree_of(const Shape& shape, int channel, int y, 
     return tree;
 }
 
-// A sum over a thread block, in all threads.
+// Returns the sum of `total` over a thread block to all its threads.
 __device__ __forceinline__ int add_up(int total) {
     __shared__ int sums[WARPS];
 #pragma unroll
@@ -62,7 +63,7 @@ __device__ __forceinline__ int add_up(int total) {
     return total;  // another barrier comes before the next write to the array
 }
 
-// The largest and the second largest over a thread block, in all threads.
+// Writes the largest and the second largest value of a thread block to all its threads.
 __device__ __forceinline__ void largest_two(int& first, int& second) {
     __shared__ int firsts[WARPS], seconds[WARPS];
 #pragma unroll
@@ -86,13 +87,14 @@ __device__ __forceinline__ void largest_two(int& first, int& second) {
     }
 }
 
-// max(0, other + g) - max(0, other)
+// Returns the message to one input of a pair, from the other input and the message g of the OR to the pair.
 __device__ __forceinline__ int message(int other, int g) {
     return larger(0, other + g) - larger(0, other);
 }
 
-// Sends messages to a thread's pairs of a tree. KEPT messages of a pair are stored, as M; if KEPT is 1, weights
-// are fixed. Returns whether a stored message has changed; held marks lines with nonzero messages to weights.
+// Sends the messages of a tree to the pairs of this thread. KEPT is the number of stored messages per pair, of type
+// M; if KEPT is 1, weights are fixed. b is the evidence of the pixel. `held` gets 1 for each line with nonzero
+// messages to weights. Returns whether a stored message has changed.
 template <int KEPT, class M>
 __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, M* to_s, M* to_w,
                                        unsigned char* held, float damping) {
@@ -171,7 +173,8 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
     return moved;
 }
 
-// Beliefs of a thread block: in shared memory from here to `put_back`, if `held` says so, else where they are.
+// Beliefs of a thread block. The bits of `held` name the beliefs that are in shared memory until `put_back`; the
+// other beliefs stay in global memory.
 struct Beliefs {
     int *s, *w;
 
@@ -212,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     beliefs.put_back(s, weights, places, count, held);
 }
 
-// Sweeps whose messages are M.
+// Updates all trees of a chain once with kept messages of type M.
 template <class M>
 __device__ __forceinline__ void sweep_messages(const int* evidence, const int* order, int pixels, int images,
                                                int channels, int height, int width, int h, int w, int features,

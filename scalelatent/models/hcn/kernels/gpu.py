@@ -25,7 +25,7 @@ def _sizes(*numbers: int) -> tuple[np.int32, ...]:
 
 
 def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[cupy.ndarray, int]:
-    """Return the positions of the messages of each pixel, on the device, and the number of messages."""
+    """Return the index of the first message of each pixel, on the device, and the number of messages."""
     # The stream is part of the key, because memory of the pool must be reused in the stream that used it.
     return _copy_begins(current_device(), cupy.cuda.get_current_stream().ptr, image, window, n_features)
 
@@ -38,21 +38,24 @@ def _copy_begins(
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
 
 
-_STATIC_BYTES = 1024  # shared memory of the kernels besides the beliefs
-_NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3  # as in gpu.cu
+# Bytes of shared memory that the kernels use in addition to the beliefs.
+_STATIC_BYTES = 1024
+# Beliefs that a thread block copies to shared memory: none, those in W, or those in W and S; as in gpu.cu.
+_NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3
 
 
 @cache
 def _read_room(device: int) -> tuple[int, int]:
-    """Return (bytes of shared memory for a block's beliefs, multiprocessors)."""
+    """Return the bytes of shared memory for beliefs per thread block, and the number of multiprocessors."""
     properties = cupy.cuda.runtime.getDeviceProperties(device)
     return int(properties["sharedMemPerBlockOptin"]) - _STATIC_BYTES, int(properties["multiProcessorCount"])
 
 
 def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, int]:
-    """Return which beliefs a thread block holds in shared memory, and their bytes.
+    """Return which beliefs a thread block holds in shared memory, and the size of these beliefs in bytes.
 
-    Beliefs in S are there only if all blocks still run at the same time.
+    Beliefs in S are in shared memory only if all thread blocks can still run at the same time. ``places`` and
+    ``weights`` are the numbers of beliefs of one thread block in S and in W.
     """
     room, processors = _read_room(current_device())
     both, alone = 4 * (places + weights), 4 * weights
@@ -62,7 +65,7 @@ def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, in
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
-    """See :func:`..pixel_order.shuffled`; on the device."""
+    """Return a permutation of 0 to n - 1 per row, int32 (rows, n), on the device; see `pixel_order.py`."""
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
     numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))
@@ -71,7 +74,7 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> c
 
 
 def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray) -> None:
-    """See :func:`..reference.sweep`; all int32, on the device."""
+    """Update all trees of some images once; all arrays are int32 on the device, as in `reference.sweep`."""
     images = evidence.shape[1:]
     sizes = _sizes(order.shape[1], *images, *w.shape[2:])
     held, size = _choose_shared(len(order), s[0].size, w[0].size)
@@ -82,7 +85,10 @@ def sweep_messages(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
     to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """See :func:`..reference.sweep_messages`; int32, uint8, and messages of int16 or int32, on the device."""
+    """Update all trees of some images once with kept messages; return the number of changed trees per chain.
+
+    The arrays are on the device; `reference.sweep_messages` describes them.
+    """
     sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[2:])
     begins, _ = _begins(evidence.shape[3:], w.shape[2:4], w.shape[4])
     moved = cupy.empty(len(order), dtype=np.int32)
@@ -96,7 +102,10 @@ def sweep_messages(
 def decode(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """See :func:`..reference.decode`; int32, and bool on the host, the rest on the device."""
+    """Compute beliefs in S under fixed weights; return the number of changed trees of each row.
+
+    ``w`` is on the host and the other arrays are on the device; `reference.decode` describes them.
+    """
     begins, pairs = _begins(evidence.shape[2:], w.shape[1:3], w.shape[3])
     room = pairs + MESSAGE_ROOM
     kept = cupy.zeros((*evidence.shape[:2], room), dtype=np.int16)

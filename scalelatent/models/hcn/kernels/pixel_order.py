@@ -21,7 +21,7 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
             out[k, i] = i
         for step in range(n - 1):
             if step % 4 == 0:
-                counter += _U1  # numpy counts before it draws
+                counter += _U1  # as numpy does: increment the counter, then draw four words
                 a, b, c, d = philox(counter, _U0, np.uint64(rows[k]), epoch, seed, word)
             drawn = a if step % 4 == 0 else b if step % 4 == 1 else c if step % 4 == 2 else d
             i = n - 1 - step

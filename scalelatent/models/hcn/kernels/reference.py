@@ -15,17 +15,17 @@ from .windows import message_starts, shifts, window
 
 
 def and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
-    """Return the message to an input of AND, from the other input and the output."""
+    """Return the message to one input of an AND, from the messages of the other input and of the output."""
     return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
 def and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the message to the output of AND."""
+    """Return the message to the output of an AND, from the messages ``a`` and ``b`` of its two inputs."""
     return np.minimum(a + b, np.minimum(a, b))
 
 
 def or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """Return the messages to the inputs of OR, from their messages ``t`` (M,) and that of the output."""
+    """Return the messages to the inputs of an OR, from their messages ``t`` and ``below`` of the output."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     best = np.full(len(t), t[top])
@@ -34,13 +34,16 @@ def or_up(t: np.ndarray, below: float) -> np.ndarray:
 
 
 def or_down(t: np.ndarray) -> float:
-    """Return the message to the output of OR."""
+    """Return the message to the output of an OR, from the messages ``t`` (M,) of its inputs."""
     top = int(t.argmax())
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
 
 def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the messages of an AND-OR tree to the places and weights of its pairs, each (M,)."""
+    """Return the messages of an AND-OR tree to the places and to the weights of its M pairs, each (M,).
+
+    ``s`` and ``w`` (M,) are the messages of places and weights, and ``below`` is the evidence of the pixel.
+    """
     g = or_up(and_down(s, w), below)
     return and_up(w, g), and_up(s, g)
 
@@ -48,7 +51,7 @@ def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.nda
 def windows(
     index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the evidence of a pixel and views of its windows of S and W, for one chain."""
+    """Return the evidence of a pixel of a chain, and views of the places and weights of its pairs."""
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
         window(int(y), w.shape[1], s.shape[1]), window(int(x), w.shape[2], s.shape[2]), strict=True
@@ -62,12 +65,14 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     Parameters
     ----------
     evidence : array of int32, shape (chains, images, channels, height, width)
-        Bottom-up message of each pixel, 0 if it is unknown; in units, see :mod:`.units`.
+        Bottom-up message of each pixel in units of 1/256 nat; 0 for an unknown pixel.
     order : ndarray of int32, shape (chains, pixels)
-        Order of the pixels of a chain's images, by their numbers.
+        Order in which a chain updates its pixels: indices into the flattened evidence of the chain.
     s : array of int32, shape (chains, images, HS, WS, F)
     w : array of int32, shape (chains, channels, h, w, F)
-        Beliefs, changed in place; the window axes of w are flipped.
+        Beliefs in places and in weights in units of 1/256 nat, changed in place. The window axes of w are
+        flipped. HS and WS are the numbers of places along the height and the width, and F is the number of
+        features of h x w pixels.
     """
     for k in range(len(order)):
         for index in order[k]:
@@ -89,12 +94,13 @@ def sweep_messages(
     evidence, order, s, w
         See :func:`sweep`.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, pairs)
-        Messages, changed in place; those of a pixel are contiguous, see :func:`~.windows.message_starts`.
+        Messages of the trees to places and to weights in units of 1/256 nat, changed in place. Messages of
+        one pixel are contiguous, see :func:`~.windows.message_starts`.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
-        1 for each line of a pixel's window with a nonzero message in ``to_w``; changed in place. Few lines
-        have one, and kernels skip the others.
+        1 for each line of a pixel's window with a nonzero message in ``to_w``, else 0; changed in place. Few
+        lines have such a message, and kernels skip the other lines.
     damping : float
-        Weight of the new message.
+        Weight of the new message in the average of the new and the old message.
 
     Returns
     -------
@@ -128,7 +134,7 @@ def sweep_messages(
 
 
 def damped(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
-    """Return old + damping (new - old) in whole units; the product is rounded to float32."""
+    """Return old + damping (new - old), in whole units of 1/256 nat; the product is computed in float32."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
@@ -141,10 +147,11 @@ def decode(
     Parameters
     ----------
     evidence : array of int32, shape (rows, channels, height, width)
+        Bottom-up message of each pixel in units of 1/256 nat.
     order : ndarray of int32, shape (rows, pixels)
-        Order of a row's pixels, the same in each sweep.
+        Order in which the pixels of a row are updated; it is the same in each sweep.
     s : array of int32, shape (rows, HS, WS, F)
-        Prior beliefs, changed in place.
+        Prior beliefs in places in units of 1/256 nat, changed in place.
     w : ndarray of bool, shape (channels, h, w, F)
         Weights; the window axes are flipped.
     n_sweeps : int
@@ -175,7 +182,7 @@ def decode(
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Count the features over each pixel.
+    """Return the number of features that cover each pixel.
 
     Parameters
     ----------
@@ -198,18 +205,19 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
     """Improve S greedily: add or remove the feature with the largest gain until none has a positive gain.
 
-    Adding a feature gains the evidence of the pixels under no other feature, minus the cost. Among equal
-    gains, removing comes before adding, then the first in the order of the array.
+    S are the places of features. Adding a feature gains the evidence of the pixels that no other feature
+    covers, minus the cost. Among equal gains, a removal is chosen before an addition, and then the first
+    place in the order of the array.
 
     Parameters
     ----------
     evidence : array of int32, shape (rows, channels, height, width)
-        In whole units.
+        Bottom-up message of each pixel in whole units of 1/256 nat.
     s : ndarray of uint8, shape (rows, HS, WS, F)
     w : ndarray of bool, shape (channels, h, w, F)
         Weights; the window axes are flipped.
     cost : float
-        Cost of a place in units.
+        Cost of a place in units of 1/256 nat.
 
     Returns
     -------
@@ -235,9 +243,9 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 
 
 def at_targets(messages: np.ndarray) -> np.ndarray:
-    """Move messages of pools, (…, shifts, H, W), from the pools to the targets of their shifts.
+    """Return messages of pools, (…, shifts, H, W), moved from the pool to the target pixel of each shift.
 
-    A target that no pool reaches gets the value ``ABSENT``.
+    Target pixels that no pool reaches get the value ``ABSENT``.
     """
     out, (height, width) = np.full(messages.shape, ABSENT, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
@@ -250,13 +258,14 @@ def at_targets(messages: np.ndarray) -> np.ndarray:
 
 
 def at_sources(messages: np.ndarray) -> np.ndarray:
-    """Move messages, (…, shifts, H, W), from the targets of shifts back to their pools."""
+    """Return messages, (…, shifts, H, W), moved from the target pixel of each shift back to its pool."""
     return at_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
 
 
 def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Return the messages of ORs to the shifts of pools, int64 (…, shifts, H, W).
 
+    ``down`` are the messages of the shifts, and ``below`` (…, H, W) are those of the places below the ORs.
     Shifts that leave the image get the value ``ABSENT``.
     """
     t = at_targets(down)
@@ -273,20 +282,20 @@ def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
 def raise_pools(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages up through the pools of a layer: places below to ORs, ORs to pools, pools to R.
+    """Pass messages up through the pools of a layer: places below to ORs, ORs to pools, pools to trees.
 
     Parameters
     ----------
     below : ndarray of int32, shape (images, channels, H, W)
-        Messages of the places below in units.
+        Messages of the places below in units of 1/256 nat.
     prior : ndarray of int32, shape (shifts, H, W)
-        Log prior of each shift in units; ABSENT for a shift that leaves the image.
+        Log prior of each shift in units of 1/256 nat; ABSENT for a shift that leaves the image.
     down : ndarray of int32, shape (images, channels, shifts, H, W)
         Messages of pools to ORs.
     evidence : array of int32, shape (images, channels, H, W)
-        Messages of pools to R, changed in place.
+        Messages of pools to the pixels of the trees, changed in place.
     damping : float
-        Weight of the new message.
+        Weight of the new message in the average of the new and the old message.
     """
     up = raise_ors(down, below)
     new = np.where(prior == ABSENT, ABSENT, up + prior).max(axis=-3)
@@ -296,7 +305,7 @@ def raise_pools(
 def lower_pools(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Pass messages down through the pools of a layer, from R to the places below.
+    """Pass messages down through the pools of a layer, from the trees to the places below.
 
     Pools and ORs exchange messages for some rounds; then the ORs send messages to the places.
 
@@ -305,14 +314,16 @@ def lower_pools(
     below, prior
         See :func:`raise_pools`.
     above : ndarray of int32, shape (images, channels, H, W)
-        Messages of trees to R.
+        Messages of AND-OR trees to their pixels.
     down : array of int32, shape (images, channels, shifts, H, W)
         Messages of pools to ORs, changed in place.
     rounds : int
+        Number of rounds of messages between pools and ORs.
 
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
+        Messages of ORs to the places below.
     """
     for _ in range(rounds + 1):
         up = raise_ors(down, below)
@@ -329,14 +340,15 @@ def lower_pools(
 
 
 def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to the reconstruction R, from beliefs and the trees' own messages.
+    """Return the messages of AND-OR trees to their pixels, from beliefs and the messages of the trees.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
     w : ndarray of int32, shape (channels, h, w, F)
-        Beliefs; the window axes of w are flipped.
+        Beliefs in places and in weights in units of 1/256 nat; the window axes of w are flipped.
     to_s, to_w : ndarray, shape (images, channels, pairs and room)
+        Messages of the trees to places and to weights, followed by spare elements.
 
     Returns
     -------
@@ -357,14 +369,14 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
 
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to the reconstruction R, for fixed weights and after one pass up.
+    """Return the messages of AND-OR trees to their pixels, for fixed weights and after one pass up.
 
-    In this case a tree has sent its evidence to the places of weights that are on, and 0 to all others.
+    After a pass up, a tree has sent its evidence to the places of weights that are on, and 0 to other places.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, F, HS, WS)
-        Beliefs in places, in units.
+        Beliefs in places in units of 1/256 nat.
     w : ndarray of bool, shape (channels, h, w, F)
         Weights; the window axes are flipped.
     evidence : ndarray of int32, shape (images, channels, H, W)

@@ -1,4 +1,4 @@
-"""Windows of places and weights that meet in a pixel, and the layout of their messages."""
+"""Places and weights of features that together may turn a pixel on, and the layout of their messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 
 
 def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
-    """Return along one axis the slice of places whose features cover pixel ``at``, and of flipped weights."""
+    """Return two slices along one axis: the places whose features cover pixel ``at``, and their weights.
+
+    ``feature`` is the length of a feature in pixels, and ``places`` is the number of places along the axis.
+    The weights are flipped along the axis, so that place i and weight i of the slices form a pair.
+    """
     first, last = max(0, at - feature + 1), min(places - 1, at)
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
 
@@ -20,7 +24,10 @@ def shifts(n: int) -> list[tuple[int, int]]:
 
 
 def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return the position of the first message of each pixel, then the total number, int64 (pixels + 1,)."""
+    """Return the index of the first message of each pixel in the messages of a channel, int64 (pixels + 1,).
+
+    The last entry is the number of messages of a channel. ``image`` and ``feature`` are (height, width).
+    """
     counts = [
         [at.stop - at.start for at, _ in (window(i, f, n - f + 1) for i in range(n))]
         for n, f in zip(image, feature, strict=True)
@@ -31,10 +38,16 @@ def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features:
 
 @functools.lru_cache(maxsize=16)
 def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return the memory layout of the tree of each pixel: five numbers, int64 (pixels, 5), read-only.
+    """Return where the data of the AND-OR tree of each pixel are in memory: int64 (pixels, 5), read-only.
 
-    The columns are the number of lines of the window, the pairs per line, and the byte offsets of the first
-    place, the first weight of a channel and the first message.
+    A pair is one place in S (places of features) and one weight in W (features). The pairs of a pixel are a
+    few lines of equal length. The columns are:
+
+    - 0: number of lines of the pixel,
+    - 1: number of pairs per line,
+    - 2: byte offset of the first place in the int32 array S of an image,
+    - 3: byte offset of the first weight in the int32 array W of a channel,
+    - 4: byte offset of the first message in the int16 messages of a channel of an image.
     """
     (height, width), (h, w) = image, feature
     begins, out = message_starts(image, feature, n_features), np.empty((height, width, 5), np.int64)
@@ -49,7 +62,7 @@ def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_featur
 
 
 def count_pairs(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the number of pairs of a place and a weight in one channel of an image."""
+    """Return the number of pairs of a place of a feature and a weight of it in one channel of an image."""
     (height, width), (h, w) = image, feature
     return (height - h + 1) * h * (width - w + 1) * w * n_features
 
@@ -59,5 +72,5 @@ MESSAGE_ROOM = 32
 
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the length of the message array of a channel."""
+    """Return the length of the message array of one channel of an image, including the spare messages."""
     return count_pairs(image, feature, n_features) + MESSAGE_ROOM

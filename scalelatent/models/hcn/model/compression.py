@@ -1,10 +1,12 @@
 r"""Compression: length of a description of images by features, relative to the images (section 4.1).
 
-The description consists of the places S, the features W and the pixels that differ from the reconstruction R:
+The description of the images X consists of the places S of features, the features W, and the pixels that
+differ from the reconstruction R:
 
 .. math:: (E(S) + E(W) + E(X - R)) / E(X), \qquad E = N H(\text{share of ones})
 
-Here N is the size of an array and H the entropy of a bit. Unused features are not part of the description.
+Here N is the number of elements of an array and H the entropy of one of them in bits. Unused features are not
+part of the description.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
 if TYPE_CHECKING:
     from .evidence_learner import EvidenceState
 
+# The engine chooses block size and memory by its defaults.
 NOTHING = Requests()
 
 
 def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
-    """Return N H(ones / N): the bits of N binary numbers of which ``ones`` are 1."""
+    """Return the bits that code ``n`` binary numbers of which ``ones`` are 1: n times the entropy of one."""
     ones, n = np.asarray(ones, np.float64), np.asarray(n, np.float64)
     rest = n - ones
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -54,15 +57,16 @@ class DescriptionLength:
     def layout(self) -> Layout:
         """Return the layout of the counts.
 
-        The counts are rows, rows whose messages converged, known pixels, ones, and pixels that differ from
-        the reconstruction. For each feature they are its places, and the pixels that it explains.
+        The counts are: rows, rows whose messages converged, known pixels, pixels that are 1, and pixels that
+        differ from the reconstruction. Two more counts per feature are its places and the pixels that it
+        explains.
         """
         n = (self.decoder.layer.n_features,)
         names = ("rows", "at_rest", "known", "ones", "errors")
         return Layout((*((name, ()) for name in names), ("placed", n), ("explained", n)))
 
     def flops_per_row(self) -> float:
-        """Return the floating-point operations per row."""
+        """Return the number of floating-point operations per row."""
         return FLOPS_PER_PAIR * self.decoder.layer.pairs * self.decoder.n_sweeps / self.every
 
     def prepare(self, state: EvidenceState | None, backend: Backend) -> tuple[Decoder, Backend]:
@@ -102,7 +106,7 @@ class PixelCounts:
 
 
 def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Backend, stats: Stats) -> None:
-    """Add the counts of rows with known S to ``stats``.
+    """Add to ``stats`` the counts of rows whose places of features ``s`` are known.
 
     A feature explains the pixels that would be wrong without it, minus the pixels that would be right.
     """
@@ -121,7 +125,7 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
 
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
-    """Return the bits of S, of the used features (None: those with a place) and of wrong pixels."""
+    """Return the bits of places, of ``used`` features (None: those with a place) and of wrong pixels."""
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
         return float(bits(stats["ones"], stats["known"]))

@@ -33,6 +33,7 @@ class ConvolutionalForm:
     weights : list of ndarray of float32, shape (features, channels, h, w)
         Weights of 0 and 1 of each layer in the layout of `torch.nn.functional.conv2d`; the templates last.
     template_classes : ndarray, shape (templates,)
+        Class of each template.
     """
 
     evidence: tuple[float, float]

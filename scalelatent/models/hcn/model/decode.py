@@ -1,4 +1,4 @@
-"""Inference of S under fixed features: places of features, reconstructions, unknown pixels."""
+"""Inference of S, the places of fixed features, and from S of reconstructions and unknown pixels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from scalelatent.models.hcn.kernels.units import from_units
 
 from .layer import FeatureLayer, hide_unknown, rows_of
 
+# Default of the largest number of sweeps over an image.
 SWEEPS = 10
-# Upper bound of the bytes of beliefs in S for one block of rows.
+# Upper bound, in bytes, of the working memory for the inference of one block of rows.
 PART_BYTES = 2**25
 
 
@@ -40,25 +41,26 @@ class Decoder:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of memory that the inference needs per image."""
+        """Bytes of working memory that the inference needs per image."""
         return 6 * int(np.prod(self.layer.places)) + 16 * self.layer.n_pixels
 
     @property
     def block_rows(self) -> int:
-        """Number of images per kernel call."""
+        """Number of images per kernel call, from 1 to 256."""
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
 
     @property
     def requests(self) -> Requests:
-        """Request for rows of the maps and reductions that decode: rows per block, and scratch memory."""
+        """Rows per block and scratch memory that maps and reductions with this decoder ask of the engine."""
         return Requests(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return beliefs in S in units, int32 (rows, HS, WS, F), and the number of unsettled trees per row.
+        """Return the beliefs in places S, and the number of trees per row that have not converged.
 
-        A tree is unsettled if a message changed in the last sweep.
+        The beliefs are int32 (rows, HS, WS, F) in units of 1/256 nat. An AND-OR tree (one per pixel) has not
+        converged if one of its messages changed in the last sweep.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.no_places(len(rows)))
@@ -67,16 +69,17 @@ class Decoder:
         return backend.to_host(s), backend.to_host(moved)
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return S, uint8 (rows, HS, WS, F), see :meth:`decode`."""
+        """Return S of each row: 1 at each place with a feature, uint8 (rows, HS, WS, F)."""
         return self.decode(evidence, rows, backend)[0]
 
     def decode(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return S, uint8 (rows, HS, WS, F), and the number of trees of each row that changed last.
+        """Return S, uint8 (rows, HS, WS, F), and the number of trees per row that have not converged.
 
-        S starts as the sign of the beliefs. Then features are added or removed one by one as long as the log
-        posterior grows.
+        S is 1 at each place with a feature. A tree has not converged if a message of it changed in the last
+        sweep. S starts as the sign of the beliefs. Then features are added or removed one by one as long as
+        the log posterior grows.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
@@ -87,7 +90,7 @@ class Decoder:
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
     def cover_counts(self, s: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return the number of features over each pixel, int32 (rows, channels, height, width)."""
+        """Return the number of features that cover each pixel, int32 (rows, channels, height, width)."""
         return backend.kernel("hcn_cover")(s, self.weights)
 
 
@@ -107,7 +110,7 @@ class DecoderMap:
 
 @dataclass(frozen=True)
 class PlaceMap(DecoderMap):
-    """S of rows (a :class:`~scalelatent.contract.learners.RowMap`)."""
+    """Places of the features in each row (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
     output_name: str = "places"
 
@@ -145,7 +148,7 @@ class ReconstructionMap(DecoderMap):
 
 @dataclass(frozen=True)
 class BeliefMap(DecoderMap):
-    """Beliefs in S in nats, then the share of trees that converged, as one float32 vector per row."""
+    """Beliefs in places in nats, then the share of trees that converged, as one float32 vector per row."""
 
     output_name: str = "beliefs"
 
@@ -162,7 +165,10 @@ class BeliefMap(DecoderMap):
 def reconstruct(
     decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Backend, fills: bool = False
 ) -> np.ndarray:
-    """Return images of 0 and 1, uint8 (rows, channels, height, width); ``fills`` keeps the known pixels."""
+    """Return the reconstructions of images from their evidence, uint8 0 or 1 (rows, channels, height, width).
+
+    If ``fills``, the known pixels stay as they are, and only unknown pixels are reconstructed.
+    """
     made = decoder.cover_counts(decoder.places(evidence, rows, backend), backend) > 0
     if fills:
         made = np.where(evidence != 0, evidence > 0, made)

@@ -1,8 +1,9 @@
 r"""Learning one layer of features online: each tree of an image is updated once, without kept messages.
 
-A chain takes minibatches one after another, with its own copy w of the beliefs b in W. It updates all trees
-of a minibatch once, in a random order, and then forgets: :math:`w \leftarrow \lambda w + (1 - \lambda) b_0`
-with the first beliefs :math:`b_0`. After m minibatches the chain returns its evidence
+A chain takes minibatches one after another, with its own copy w of the beliefs b in the weights W. It updates
+all trees of a minibatch once, in a random order, and then forgets:
+:math:`w \leftarrow \lambda w + (1 - \lambda) b_0` with the first beliefs :math:`b_0` and the parameter
+``forgetting`` as :math:`\lambda`. After m minibatches the chain returns its evidence
 
 .. math:: e = w - (\lambda^m b + (1 - \lambda^m) b_0).
 
@@ -57,7 +58,8 @@ class EvidenceState:
         Compression of the validation rows: the last one, and the smallest; NaN and infinity before the first
         validation.
     rest : float
-        Share of validation rows whose messages converged; NaN before the first validation.
+        Share of validation rows in which no message changed in the last sweep; NaN before the first
+        validation.
     iteration, steps, rows, stale : int
         Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest compression.
     """
@@ -76,7 +78,7 @@ class EvidenceState:
 
 
 PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
-"""State at the start of a step, of whose beliefs each chain makes its own copy, and the backend."""
+"""State at the start of a step, and the backend. Each chain makes its own copy of the state's beliefs."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,15 @@ class EvidenceLearner:
         return Requests(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
     def layout(self) -> Layout:
-        """Return the layout of the evidence, the number of its minibatches and the sum of 1 - lambda^m."""
+        """Return the layout of the statistic of a step.
+
+        It holds the evidence for each weight in nats, the number of minibatches, and their weight: the sum
+        over chains of 1 - forgetting^m for a chain of m minibatches.
+        """
         return Layout((("evidence", self.layer.weights_shape), ("minibatches", ()), ("weight", ())))
 
     def flops_per_row(self) -> float:
-        """Return the floating-point operations per image."""
+        """Return the number of floating-point operations per image."""
         return FLOPS_PER_PAIR * self.layer.pairs
 
     def start(self, restart: int = 0) -> EvidenceState:
@@ -126,7 +132,7 @@ class EvidenceLearner:
         return state, backend
 
     def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
-        """Add the evidence of the minibatches of a block, taken one after another."""
+        """Process the minibatches of a block one after another; add their evidence to ``stats``."""
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
@@ -151,7 +157,7 @@ class EvidenceLearner:
                 stats[k]["weight"][...] += 1 - left
 
     def _chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
-        """Return the beliefs after chains of equal length: (chains, channels, h, w, F)."""
+        """Return the beliefs in W after chains of equal length, in nats: (chains, channels, h, w, F)."""
         layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
         sweep, orders = backend.kernel("hcn_sweep"), self._orders(blocks, backend.kernel("hcn_shuffled"))
         # No array moves between host and device from one minibatch to the next.
@@ -175,7 +181,7 @@ class EvidenceLearner:
         return backend.to_host(beliefs)
 
     def _orders(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
-        """Return for each minibatch the orders of its pixels in each chain, (chains, pixels)."""
+        """Return for each minibatch the order in which each chain updates its pixels, (chains, pixels)."""
         rows, size, out = len(blocks[0].x), self.batch_rows, []
         firsts = np.stack([rows_of(block)[::size] for block in blocks], axis=1)
         whole = rows // size
@@ -244,7 +250,7 @@ class EvidenceLearner:
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
-    """Return share * beliefs + (1 - share) * first; the bits are identical on every machine."""
+    """Return share * beliefs + (1 - share) * first; the result is bit-identical on every machine."""
     return share * beliefs + (1 - share) * first
 
 

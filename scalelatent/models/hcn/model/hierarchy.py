@@ -2,7 +2,8 @@
 
 The generative model works from the top down. The class layer turns on one template. Each pixel of the
 template, shifted by a pool of its own, is a place of a feature of the layer below, and so on down to the
-image. Learning works in passes: up from the pixels, which changes the beliefs in W, and down again.
+image. Learning alternates two passes of messages: a pass up from the pixels, which changes the beliefs in the
+weights W, and a pass down from the class layer.
 
 Arrays of pixels have the shape (images, channels, height, width). Arrays of places have the shape (images,
 HS, WS, F), as the kernels of the trees expect. The places of a layer are the shifted pixels of the layer
@@ -31,8 +32,9 @@ INNER_ROUNDS = 5
 
 
 def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
-    """Return the log priors of the shifts of a layer's pools, in units: int32 (side * side, height, width).
+    """Return the log priors of the shifts of a layer's pools, in units of 1/256 nat.
 
+    The array is int32 (side * side, height, width).
     The shift by 0 pixels has weight 1; each other shift has weight 1 - spread u with u uniform. With equal
     weights no message would prefer a direction. Shifts that leave the image have the prior ``ABSENT``, and
     the weights of the remaining shifts are normalized.
@@ -54,7 +56,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
 
 @dataclass(frozen=True)
 class LayerMessages:
-    """Messages and beliefs of one layer for some images; int32 in units unless stated otherwise.
+    """Messages and beliefs of one layer for some images: int32 in units of 1/256 nat if not stated otherwise.
 
     Attributes
     ----------
@@ -86,7 +88,7 @@ class LayerMessages:
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
-        """Return the same messages with other messages from above."""
+        """Return the messages after new messages ``above`` to the places have replaced the old ones."""
         return replace(self, s=self.s + (above - self.above), above=above)
 
 
@@ -120,7 +122,7 @@ class Hierarchy:
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
-        """Log priors of the shifts of each layer's pools, in units."""
+        """Log priors of the shifts of each layer's pools, in units of 1/256 nat."""
         return tuple(
             shift_priors(layer.image[1:], self.side, self.spread, self.seed, level)
             for level, layer in enumerate(self.layers)
@@ -128,7 +130,7 @@ class Hierarchy:
 
     @property
     def forward_bytes(self) -> int:
-        """Bytes per image of a pass up and down under fixed weights."""
+        """Bytes of memory per image that a pass up and a pass down under fixed weights need."""
         values = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.layers)
         return 8 * values + 4 * self.side**2 * max(layer.n_pixels for layer in self.layers)
 
@@ -175,7 +177,10 @@ class Hierarchy:
         return [self._start_layer(*one, n_rows) for one in zip(layers, floors, strict=True)]
 
     def message_layers(self, own_class_only: bool) -> tuple[FeatureLayer, ...]:
-        """Return the layers with only the features that have messages in one image, see :meth:`start`."""
+        """Return the layers, with as many features as have messages in one image.
+
+        If ``own_class_only``, the top layer has only the templates of one class.
+        """
         *below, top = self.layers
         return *below, replace(top, n_features=self.per_class) if own_class_only else top
 
@@ -210,9 +215,9 @@ class Hierarchy:
         ----------
         kept : list of LayerMessages
         weights : list of ndarray of int32, shape (channels, h, w, F)
-            Beliefs in W, in units.
+            Beliefs in W, in units of 1/256 nat.
         pixels : ndarray of int32, shape (images, channels, height, width)
-            Evidence.
+            Evidence of the pixels in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
             Class of each image; below 0 if unknown. If messages exist for the image's own class alone, the
             images must be sorted by class.
@@ -297,7 +302,7 @@ class Hierarchy:
         Parameters
         ----------
         scores : ndarray of int32, shape (images, templates)
-            Messages from below, in units.
+            Messages from below, in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
 
         Returns
@@ -315,7 +320,7 @@ class Hierarchy:
         return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
     def template_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return the scores of the templates by a forward pass, int32 (images, templates), in units."""
+        """Return the template scores of a forward pass, int32 (images, templates), in units of 1/256 nat."""
         return self.forward(weights, pixels, backend)[-1][1].reshape(len(pixels), -1)
 
     def forward(
@@ -351,7 +356,7 @@ class Hierarchy:
     def complete(
         self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Backend
     ) -> np.ndarray:
-        """Return the beliefs in pixels after a pass up and a pass down (section 3.3): int32, as ``pixels``.
+        """Return the beliefs in pixels after a pass up and a pass down (section 3.3), int32 as ``pixels``.
 
         Parameters
         ----------
@@ -415,7 +420,10 @@ def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Shift each pixel that is on by a random shift of its pool; return bool of the shape of ``pixels``."""
+    """Return the pixels after each pixel that is on has moved by a random shift of its pool, bool.
+
+    ``prior`` are the log priors of the shifts in units of 1/256 nat; the result has the shape of ``pixels``.
+    """
     out, ways = np.zeros_like(pixels), shifts(len(prior))
     for channel, y, x in np.argwhere(pixels):
         chances = np.where(prior[:, y, x] == ABSENT, 0, np.exp(prior[:, y, x] / GRID))
@@ -425,18 +433,18 @@ def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator
 
 
 def reorder_images(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
-    """Return an order of trees after the images have moved to the positions ``ranks``: int32."""
+    """Return the order of trees, int32, if image i has moved to position ``ranks[i]``."""
     image, pixel = np.divmod(order, np.int32(n_pixels))
     return ranks.astype(np.int32)[image] * np.int32(n_pixels) + pixel
 
 
 def channels_first(places: np.ndarray) -> np.ndarray:
-    """Return (images, height, width, channels) as (images, channels, height, width)."""
+    """Move the last axis of (images, height, width, channels) to (images, channels, height, width)."""
     return np.ascontiguousarray(np.moveaxis(places, -1, 1))
 
 
 def channels_last(pixels: np.ndarray) -> np.ndarray:
-    """Return (images, channels, height, width) as (images, height, width, channels)."""
+    """Move the second axis of (images, channels, height, width) to (images, height, width, channels)."""
     return np.ascontiguousarray(np.moveaxis(pixels, 1, -1))
 
 
@@ -460,11 +468,11 @@ def visit_images(
     kept : list of LayerMessages
         Changed in place.
     beliefs : ndarray of int32, shape (weights,)
-        Beliefs in the weights of all layers, in units.
+        Beliefs in the weights of all layers, in units of 1/256 nat.
     number : int
         Number of passes over these images before this one; 0 skips the pass down.
     key : int or None
-        Key of the orders of trees, together with the first row; None: ``number``.
+        Key of the random orders of trees, in addition to the first row. None: ``number`` is the key.
     ranks : ndarray of int, shape (images,), or None
         See :meth:`Hierarchy.pass_up`.
 

@@ -25,7 +25,7 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from .evidence_learner import EvidenceLearner, EvidenceState, PreparedEvidence
 from .layer import FeatureLayer, rows_of
 
-# Leaves that are visited side by side have at most this many bytes, because the host holds them twice.
+# Upper bound, in bytes, of the leaves that one kernel call updates together. The host holds them twice.
 VISIT_BYTES = 2**31
 
 
@@ -47,11 +47,11 @@ class LeafMessages:
     Attributes
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
-        Beliefs in S, in units: the prior plus all messages to S.
+        Beliefs in S, the places of features, in units of 1/256 nat: the prior plus all messages to S.
     to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
-        Messages of the trees to S and to W, in units.
+        Messages of the trees to S and to the weights W, in units of 1/256 nat.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        1 for each line of a pixel's window that has a nonzero message to W.
+        1 for each line of a pixel's window that has a nonzero message to W, else 0.
     sweeps : int
         Number of sweeps so far.
     moved : int
@@ -104,7 +104,7 @@ def visit(
     ----------
     evidence : ndarray of int32, shape (images, channels, height, width)
     beliefs : ndarray of int32, shape (channels, h, w, F)
-        Beliefs in W in units, including the messages of this leaf.
+        Beliefs in the weights W in units of 1/256 nat, including the messages of this leaf.
     first_row : int
         Row number of the first image. The order of the trees is a function of (seed, sweep, first_row).
     damping : float
@@ -114,7 +114,7 @@ def visit(
     -------
     leaf : LeafMessages
     change : ndarray of int32, shape (channels, h, w, F)
-        Change of the sum of the leaf's messages to W, in units.
+        Change of the sum of the leaf's messages to W, in units of 1/256 nat.
     """
     return visit_leaves([leaf], evidence[None], beliefs, [first_row], seed, n_sweeps, damping, backend)[0]
 
@@ -129,10 +129,11 @@ def visit_leaves(
     damping: float,
     backend: Backend,
 ) -> list[tuple[LeafMessages, np.ndarray]]:
-    """Visit leaves of equal size and with equal numbers of sweeps side by side; see :func:`visit`.
+    """Visit several leaves in the same kernel calls; return what :func:`visit` returns for each leaf.
 
-    ``evidence`` is (leaves, images, channels, height, width). Each leaf gets the messages of a visit on its
-    own: after a sweep without changes, further sweeps change nothing.
+    The leaves have equal numbers of images and of earlier sweeps. ``evidence`` has the shape (leaves, images,
+    channels, height, width). Each leaf gets the messages that a separate visit would give: after a sweep
+    without changes, further sweeps of a leaf change nothing.
     """
     xp, before, rows = backend.xp, leaves[0].sweeps, np.array(first_rows)
     evidence, w = xp.asarray(evidence), xp.asarray(np.stack([beliefs] * len(leaves)))
@@ -156,7 +157,7 @@ def visit_leaves(
 
 @dataclass(frozen=True)
 class LeafState(EvidenceState):
-    """Beliefs in W, which include the messages of all leaves; they are whole units.
+    """Beliefs in W, which include the messages of all leaves; they are multiples of 1/256 nat.
 
     Attributes
     ----------
@@ -175,7 +176,7 @@ class LeafState(EvidenceState):
 
 
 class KeptLeaf(TypedDict):
-    """Content of a leaf in the run folder: messages, and the change of beliefs in W by the last visit."""
+    """Stored content of a leaf: its messages, and the change of the beliefs in W by its last visit."""
 
     messages: LeafParts
     change: np.ndarray
@@ -222,13 +223,13 @@ class KeptMessages(EvidenceLearner):
         return LeafState(from_units(to_units(first)), first)
 
     def visit(self, prepared: PreparedEvidence, block: Block, kept: KeptLeaf | None) -> KeptLeaf:
-        """Return the leaf's messages after a visit, and the change of beliefs in W."""
+        """Return the messages of a leaf after a visit, and the change of the beliefs in W."""
         return self.visit_leaves(prepared, [block], [kept])[0]
 
     def visit_leaves(
         self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[KeptLeaf | None]
     ) -> list[KeptLeaf]:
-        """Return the messages of several leaves after a visit: leaves of equal size share a kernel launch."""
+        """Return the messages of several leaves after a visit; leaves of equal size share kernel calls."""
         state, backend = prepared
         beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)
         olds = [

@@ -20,7 +20,7 @@ from .filters import GREY_LEVELS, OrientedFilters
 FLOPS_PER_PAIR = 27.0
 """Floating-point operations of a sweep per pair of a place and a weight, by the general message rule."""
 
-# Bytes of the windows that :func:`convolve` copies at once.
+# Upper bound, in bytes, of the copies of windows that :func:`convolve` makes at a time.
 WINDOW_BYTES = 2**26
 
 UNKNOWN = -65504.0
@@ -36,7 +36,7 @@ def log_odds(p: np.ndarray) -> np.ndarray: ...
 
 
 def log_odds(p: float | np.ndarray) -> np.float64 | np.ndarray:
-    """Return log p - log(1 - p)."""
+    """Return log p - log(1 - p) in nats, for probabilities ``p``."""
     return np.log(p) - np.log1p(-np.asarray(p, np.float64))
 
 
@@ -47,9 +47,11 @@ class FeatureLayer:
     Attributes
     ----------
     image : (channels, height, width)
+        Shape of an image.
     n_features : int
+        Number of features.
     window : (h, w)
-        Size of a feature.
+        Height and width of a feature in pixels.
     p01, p10 : float
         Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight, p_sparsity : float
@@ -80,13 +82,13 @@ class FeatureLayer:
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """Shape of S of an image: (HS, WS, F)."""
+        """Shape of the places of an image: (vertical positions HS, horizontal positions WS, features F)."""
         (_, height, width), (h, w) = self.image, self.window
         return height - h + 1, width - w + 1, self.n_features
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
-        """Shape of W in the kernels: (channels, h, w, F), with both window axes flipped."""
+        """Shape of the weights in the kernels: (channels, h, w, features), with the axes h and w flipped."""
         return self.image[0], *self.window, self.n_features
 
     @property
@@ -114,7 +116,7 @@ class FeatureLayer:
         return np.int32(to_units(log_odds(self.p_sparsity)))
 
     def no_places(self, n_rows: int) -> np.ndarray:
-        """Return the beliefs in S of ``n_rows`` images before any message, int32 (rows, HS, WS, F)."""
+        """Return the prior beliefs in places, int32 (``n_rows``, HS, WS, F), in units of 1/256 nat."""
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
     def evidence(self, x: np.ndarray) -> np.ndarray:
@@ -176,17 +178,17 @@ class FeatureLayer:
         return np.isnan(x) | (x == UNKNOWN) if math.isnan(self.missing) else x == self.missing
 
     def first_beliefs(self, seed: int, restart: int = 0, level: int = 0) -> np.ndarray:
-        """Return first beliefs in W: log odds of uniform draws from 0.9 p_weight to p_weight."""
+        """Return first beliefs in weights, in nats: log odds of draws from 0.9 p_weight to p_weight."""
         drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
     def is_exact(self, w: np.ndarray) -> bool:
-        """Return True if int32 can hold sums of these beliefs in W, in units of 1/256 nat."""
+        """Return True if int32 sums of beliefs ``w`` in weights, in units of 1/256 nat, cannot overflow."""
         return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT)
 
 
 def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
-    """Return the exact sum of pixels under each feature at each place, int32 (images, HS, WS, F)."""
+    """Return the exact sum of the pixels under each feature at each place, int32 (images, HS, WS, F)."""
     high, wide, n_features = layer.places
     flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
     out = np.empty((len(pixels), high, wide, n_features), np.int32)
@@ -200,12 +202,12 @@ def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarr
 
 
 def to_features(w: np.ndarray) -> np.ndarray:
-    """Return W of the kernels as features (F, channels, h, w)."""
+    """Convert weights from the layout of the kernels, (channels, h, w, F) flipped, to (F, channels, h, w)."""
     return np.ascontiguousarray(np.moveaxis(w[:, ::-1, ::-1], -1, 0))
 
 
 def from_features(features: np.ndarray) -> np.ndarray:
-    """Return features (F, channels, h, w) as W of the kernels."""
+    """Convert features (F, channels, h, w) to the layout of the kernels, (channels, h, w, F) flipped."""
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
 
 

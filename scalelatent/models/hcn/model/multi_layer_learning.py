@@ -1,6 +1,6 @@
-"""Learning networks of several layers: Algorithm 1 with messages kept between passes, and online without.
+"""Learning of several layers by Algorithm 1: with messages kept between passes, or online without them.
 
-`LayeredEvidence` learns online and `LayeredMessages` with kept messages; each docstring lists the algorithm.
+`LayeredEvidence` learns online, and `LayeredMessages` keeps messages; each docstring lists the steps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from .hierarchy import Hierarchy, LayerMessages, visit_images
 from .layer import FLOPS_PER_PAIR, rows_of
 from .templates import TemplateCounts
 
-# A fit has converged if no weight changed sign in this many passes. The error often oscillates and then drops
-# suddenly, so a few passes without a change are not enough.
-SETTLED = 20
+# A fit has converged if no belief in a weight changed its sign in this many passes in a row. The error often
+# oscillates and then drops suddenly, so a few passes without a change are not enough.
+SETTLED_PASSES = 20
 _PARTS = tuple(field.name for field in fields(LayerMessages))
-# Arrays that are stored without their zeros. Trees without evidence and weights that are off send 0.
+# Names of the arrays that are stored without their zeros. Most of their messages are 0: those of trees
+# without evidence, and those for weights that are off.
 _SPARSE = ("to_s", "to_w", "held")
 
 
@@ -49,8 +50,8 @@ class LayeredState:
     iteration, steps, rows, stale : int
         Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest error.
     passes, passed, quiet : int
-        Number of passes in the last visits, and in all visits; number of passes in a row without a change of
-        sign while some weights were on.
+        Number of passes in the last visit of a leaf, and in all its visits; number of passes in a row in
+        which no weight changed its sign while some weights were on.
     """
 
     beliefs: np.ndarray
@@ -71,15 +72,15 @@ class LayeredState:
 
 
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
-"""State at the start of a step, of whose beliefs each chain makes its own copy, and the backend."""
+"""State at the start of a step, and the backend. Each chain makes its own copy of the state's beliefs."""
 Sparse: TypeAlias = dict[str, np.ndarray]
 """An array without its zeros, see :func:`to_sparse`."""
 KeptLayer: TypeAlias = dict[str, np.ndarray | Sparse]
 """The stored `LayerMessages` of a layer, see :func:`pack_messages`."""
 
 
-class KeptLayers(TypedDict):
-    """Content of a leaf in the run folder: messages of each layer, and the change by the last visit."""
+class KeptLayerMessages(TypedDict):
+    """Stored content of a leaf: messages of each layer, and the change of the beliefs by the last visit."""
 
     layers: dict[str, KeptLayer]
     passes: np.int64
@@ -137,11 +138,15 @@ class LayeredEvidence:
         return Requests(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
 
     def layout(self) -> Layout:
-        """Return the layout of the evidence, the number of its minibatches and their weight."""
+        """Return the layout of the statistic of a step.
+
+        It holds the evidence for each weight in nats, the number of minibatches, and their weight: the sum
+        over chains of 1 - forgetting^m for a chain of m minibatches.
+        """
         return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ())))
 
     def flops_per_row(self) -> float:
-        """Return the floating-point operations per image: all pairs in all passes."""
+        """Return the number of floating-point operations per image, for all passes over a minibatch."""
         return FLOPS_PER_PAIR * self.inner_iterations * sum(layer.pairs for layer in self.net.layers)
 
     def start(self, restart: int = 0) -> LayeredState:
@@ -153,7 +158,7 @@ class LayeredEvidence:
         return state, backend
 
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
-        """Add the evidence of the minibatches of a block, taken one after another."""
+        """Process the minibatches of a block one after another; add their evidence to ``stats``."""
         state, backend = prepared
         beliefs, rows = state.beliefs, rows_of(block)
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
@@ -196,7 +201,7 @@ class LayeredEvidence:
         return TemplateCounts(self.net, self.n_classes)
 
     def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
-        """Return the state with the validation error of these counts."""
+        """Return the state with the validation error computed from the counts of a validation pass."""
         error = self.validation().error(stats)
         state = replace(state, error=error)
         return replace(state, best=error, stale=-1) if error < state.best else state
@@ -232,7 +237,7 @@ class LayeredMessages(LayeredEvidence):
     3. Run a pass up from the pixels to the class layer. The beliefs in W change with the messages to W.
     4. Store the messages without their zeros, the template of each image, and the change of the beliefs.
     5. Add the changes of all leaves of a step to the beliefs. Learning ends when no weight has changed sign
-       in ``SETTLED`` passes, or after ``max_passes``.
+       in ``SETTLED_PASSES`` passes, or after ``max_passes``.
 
     Attributes
     ----------
@@ -263,7 +268,7 @@ class LayeredMessages(LayeredEvidence):
         return Layout((("evidence", (self.n_weights,)), ("moved", ()), ("passes", ())))
 
     def flops_per_row(self) -> float:
-        """Return the floating-point operations per image and pass."""
+        """Return the number of floating-point operations per image and pass."""
         return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
 
     def make_single_leaf_learner(self, n_rows: int, passes: int) -> LayeredMessages:
@@ -272,12 +277,14 @@ class LayeredMessages(LayeredEvidence):
         return replace(self, n_rows=n_rows, single_leaf_passes=passes, max_passes=most)
 
     def start(self, restart: int = 0) -> LayeredState:
-        """Return the state before the first step; the beliefs are whole units, as messages are."""
+        """Return the state before the first step; beliefs are multiples of 1/256 nat, as messages are."""
         first = self.net.first_beliefs(restart)
         return LayeredState(from_units(to_units(first)), first)
 
-    def visit(self, prepared: PreparedLayers, block: Block, kept: KeptLayers | None) -> KeptLayers:
-        """Return the leaf's messages after a visit, and the change of the beliefs in W."""
+    def visit(
+        self, prepared: PreparedLayers, block: Block, kept: KeptLayerMessages | None
+    ) -> KeptLayerMessages:
+        """Return the messages of a leaf after a visit, and the change of the beliefs in W."""
         (state, backend), n = prepared, len(block.x)
         pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
         if kept is None:
@@ -307,7 +314,7 @@ class LayeredMessages(LayeredEvidence):
         }
 
     def exchange(
-        self, prepared: PreparedLayers, kept: KeptLayers | None, new: KeptLayers, stats: Stats
+        self, prepared: PreparedLayers, kept: KeptLayerMessages | None, new: KeptLayerMessages, stats: Stats
     ) -> None:
         stats["evidence"][...] += from_units(to_dense(new["change"]))
         stats["moved"][...] += new["moved"]
@@ -319,11 +326,11 @@ class LayeredMessages(LayeredEvidence):
         return super().summary(state) | {"rows_moved": moved}
 
     def is_done(self, state: LayeredState) -> bool:
-        """Return True if the weights have settled, the passes are used up, or validation no longer gains."""
-        return state.quiet >= SETTLED or state.passed >= self.max_passes or super().is_done(state)
+        """Return True if weights no longer change, passes are used up, or the validation error stalls."""
+        return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: add the changes of the messages to W."""
+        """Return the state after a step: add to the beliefs in W the changes of all visited leaves."""
         beliefs = state.beliefs + stats["evidence"]
         check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         state = replace(state, passes=round(float(stats["passes"]) / n_rows))
@@ -331,7 +338,7 @@ class LayeredMessages(LayeredEvidence):
 
 
 def count_step(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int) -> LayeredState:
-    """Return the state with new beliefs, and with the counts of one more step."""
+    """Return the state with the beliefs after a step, and with the counts of this step added."""
     changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
     return replace(
         state,
@@ -355,7 +362,7 @@ def to_sparse(values: np.ndarray) -> Sparse:
 
 
 def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
-    """Return the array of :func:`to_sparse`, or a copy of an array that was stored whole."""
+    """Return the array that :func:`to_sparse` stored, or a copy of an array that was stored whole."""
     if isinstance(kept, np.ndarray):
         return kept.copy()
     out = np.zeros(kept["shape"], kept["values"].dtype)
@@ -364,30 +371,37 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
 
 
 def pack_messages(messages: LayerMessages) -> KeptLayer:
-    """Return the messages of a layer as they are stored: arrays of mostly zeros are sparse."""
+    """Return the messages of a layer in the form in which they are stored; ``_SPARSE`` arrays are sparse."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
-def unpack_messages(kept: KeptLayers) -> list[LayerMessages]:
+def unpack_messages(kept: KeptLayerMessages) -> list[LayerMessages]:
     """Return copies of the stored messages of each layer."""
     layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
     return [LayerMessages(**{name: to_dense(part[name]) for name in _PARTS}) for part in layers]
 
 
 def row_bytes(net: Hierarchy, own_class_only: bool = False) -> int:
-    """Return the bytes of the messages of an image in memory, see :meth:`Hierarchy.start`."""
+    """Return the bytes of the messages of an image in memory.
+
+    If ``own_class_only``, the top layer has messages only for the templates of the image's class.
+    """
     return sum(whole + 4 * pairs + lines for whole, pairs, lines in _sizes(net, own_class_only))
 
 
 def kept_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
-    """Return an upper bound of the stored bytes of an image, as if no message were 0."""
+    """Return an upper bound of the stored bytes of an image, reached if no message is 0."""
     own_class_only = all_labelled and net.classes is not None
     bits = sum(pairs + lines for _, pairs, lines in _sizes(net, own_class_only))
     return row_bytes(net, own_class_only) + bits // 8 + 1
 
 
 def _sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield sizes per image and layer: bytes of dense arrays, number of tree messages, lines of windows."""
+    """Yield three sizes per image for each layer.
+
+    They are the bytes of the arrays that are stored whole, the number of messages of trees, and the number of
+    lines of all windows.
+    """
     for layer in net.message_layers(own_class_only):
         (channels, height, width), (h, _) = layer.image, layer.window
         room = message_room((height, width), layer.window, layer.n_features)
@@ -396,7 +410,7 @@ def _sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int
 
 
 def check_exact(net: Hierarchy, units: np.ndarray) -> None:
-    """Raise an error if beliefs in units are too large for exact int32 sums.
+    """Raise an error if beliefs in weights, in units of 1/256 nat, are too large for exact int32 sums.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels.units import GRID
 from .hierarchy import Hierarchy
 from .layer import hide_unknown, rows_of
 
-# Upper bound of the bytes of a forward pass over one block of rows.
+# Upper bound, in bytes, of the memory of a forward pass over one block of rows.
 PART_BYTES = 2**25
 
 
@@ -28,7 +28,7 @@ class FixedNetwork:
     beliefs : ndarray of float64, shape (weights,)
         Beliefs in the weights of all layers; a weight with a positive belief is on.
     template_codes : ndarray of int, shape (templates,)
-        Class of each template, or its own number without classes.
+        Class of each template; without classes, the number of the template itself.
     """
 
     net: Hierarchy
@@ -42,7 +42,7 @@ class FixedNetwork:
 
     @property
     def requests(self) -> Requests:
-        """Request for rows of the maps that run forward passes."""
+        """Rows per block and scratch memory that maps with forward passes ask of the engine."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
         return Requests(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
@@ -80,9 +80,9 @@ class ScoreMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class ClassMap(NetworkMap):
-    """Map rows to class scores; the score of a class is that of its best template (a LabelMap).
+    """Scores of the classes of each row (a LabelMap); the score of a class is that of its best template.
 
-    With ``labelled`` the map also labels each row with its best class.
+    If ``labelled``, the map also gives each row the label of its best class.
     """
 
     labelled: bool = False
@@ -118,7 +118,7 @@ class CompletionMap(NetworkMap):
     known : ndarray of uint8, shape (rows, bytes), or None
         A bit for each pixel that is known; None: the pixels that are not missing.
     codes : ndarray of int, shape (rows,), or None
-        Class of each row; below 0 if unknown.
+        Class of each row; below 0 for an unknown class. None: all classes are unknown.
     """
 
     fills: bool = False

@@ -12,6 +12,7 @@ import numpy as np
 
 from .hierarchy import Hierarchy
 
+# Row and column of the upper left corner of a frame.
 Place = tuple[int, int]
 
 # The search for the best places in one image ends after it has examined this many partial choices.
@@ -65,8 +66,8 @@ class _Search:
     def add_places(self, gains: np.ndarray, most: int, gain: float, chosen: list[Place]) -> None:
         """Add up to ``most`` places to a choice with this gain; ``gains`` is 0 at places that overlap it.
 
-        At least one best choice contains the place of the largest gain or a place that overlaps this place.
-        Only these places are tried next, in the order of their gains.
+        At least one best choice contains the place of the largest gain, or a place whose frame overlaps its
+        frame. Only these places are tried next, in the order of their gains.
         """
         if gain > self.best_gain:
             self.best_gain, self.places = gain, chosen

@@ -14,7 +14,10 @@ from .layer import FeatureLayer
 def draw_images(
     decoder: Decoder, seed: int, start: int, stop: int, backend: Backend, noise: bool = True
 ) -> np.ndarray:
-    """Return images start to stop, uint8 (rows, channels, height, width); seed and i determine image i."""
+    """Draw the images ``start`` to ``stop`` - 1 from the model: uint8 (images, channels, height, width).
+
+    Image i depends only on ``seed`` and i. ``noise`` flips pixels with the probabilities p01 and p10.
+    """
     layer = decoder.layer
     s = np.empty((stop - start, *layer.places), np.uint8)
     drawn = np.empty((stop - start, *layer.image))
@@ -29,7 +32,7 @@ def draw_images(
 
 
 def add_noise(layer: FeatureLayer, images: np.ndarray, seed: int) -> np.ndarray:
-    """Return the images with pixels flipped by p01 and p10 of the layer, uint8."""
+    """Return images, uint8, whose pixels are flipped with the probabilities p01 and p10 of the layer."""
     out = np.empty(images.shape, np.uint8)
     for row, made in enumerate(images):
         drawn = stream(seed, "hcn noise", 0, row).random(made.shape)

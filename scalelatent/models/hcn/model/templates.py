@@ -1,12 +1,12 @@
-"""Classes of templates, counts of labelled rows, and templates that are learned again from images.
+"""Classes of templates, counts of labelled rows, and learning of templates from images at the end of a fit.
 
 If the template of an image is certain, the message of the image's trees to a weight of this template is the
 evidence of the pixel under the weight. Learning templates from images uses this fact:
 
 1. Each template starts as the evidence of one image of its class after a forward pass. The features below
    stay fixed.
-2. In each pass, every image comes to its best template, among those of its class if it has a label.
-3. The belief in a weight becomes its prior plus the evidence of all images that came to the template.
+2. In each pass, every image is assigned to its best template, among those of its class if it has a label.
+3. The belief in a weight becomes its prior plus the evidence of all images assigned to the template.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from .layer import rows_of
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# Upper bound of the bytes of a forward pass over one block of rows.
+# Upper bound, in bytes, of the memory of a forward pass over one block of rows.
 BLOCK_BYTES = 2**25
-# Request for rows that may have no class; the label of such a row is -1.
+# Request to the engine: rows without a class are allowed, and have the label -1.
 SOME_LABELS = Requests(unlabelled=True)
-# Score of a template that an image must not be assigned to; it is lower than every real score.
+# Score, in units of 1/256 nat, of a template that an image must not be assigned to; it is below all real
+# scores.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
@@ -45,10 +46,11 @@ def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
 
 
 def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
-    """Return the class of each template, from its number of rows of each class, (classes, templates).
+    """Return the class of each template.
 
-    Each class gets ``per_class`` templates. The largest numbers decide first; templates without rows fill
-    the classes that are not full.
+    ``counts`` (classes, templates) are the numbers of rows of each class whose best template this is. Each
+    class gets ``per_class`` templates. The largest counts are assigned first; templates without rows fill the
+    classes that are not full.
     """
     classes, room = np.full(counts.shape[1], -1), np.full(len(counts), per_class)
     for at in np.argsort(-counts, axis=None, kind="stable"):
@@ -134,9 +136,10 @@ class TemplateCounts(ForwardReduction):
 
 @dataclass(frozen=True, eq=False)
 class RowCodes:
-    """Classes of the rows ``numbers``, plus 1 (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Collection of class codes of some rows (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    0 stands for a row without a class. ``numbers`` must be sorted.
+    ``numbers`` are the sorted indices of these rows. The statistic holds the class code plus 1 of each row,
+    and 0 for a row without a class.
     """
 
     numbers: np.ndarray
@@ -159,17 +162,18 @@ class RowCodes:
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence(ForwardReduction):
-    """Sum the evidence for each template over the images assigned to it (a Reduction).
+    """Sum of the evidence for each template over the images assigned to it (a Reduction).
 
-    The sums are whole units, so they are identical in any order of the rows.
+    The sums are multiples of 1/256 nat, so they are identical in any order of the rows.
 
     Attributes
     ----------
     beliefs : ndarray of float64, shape (weights,)
         Beliefs in the weights of all layers.
     numbers, templates : ndarray of int, shape (images,), or None
-        Sorted row numbers, and the template that each of these rows comes to; other rows come to none. None:
-        each row comes to the best template that has a weight, of its class if that is known.
+        Sorted row numbers, and the template that each of these rows is assigned to; other rows are not used.
+        None: each row is assigned to the best template that has a weight, among those of its class if its
+        class is known.
     """
 
     beliefs: np.ndarray
@@ -200,7 +204,7 @@ class TemplateEvidence(ForwardReduction):
             stats["evidence"][template] += one / GRID
 
     def _allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that may be assigned to templates, and a mask of the templates allowed for each."""
+        """Return the rows that have allowed templates, and these templates, bool (rows, templates)."""
         used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
         allowed = np.broadcast_to(used, (n_rows, self.net.n_templates))
         if block.y is not None and self.net.classes is not None:
@@ -210,9 +214,10 @@ class TemplateEvidence(ForwardReduction):
         return among, allowed[among]
 
     def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the beliefs of all layers; those of templates are initial beliefs plus evidence.
+        """Return the beliefs of all layers in nats; templates have their initial beliefs plus the evidence.
 
-        A template that would lose all weights keeps its earlier beliefs.
+        ``first`` are the initial beliefs of all layers. A template that would lose all weights keeps its
+        earlier beliefs.
         """
         priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
@@ -223,7 +228,7 @@ class TemplateEvidence(ForwardReduction):
 
 
 def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions in sorted ``numbers`` and in ``rows`` of the values that both contain."""
+    """Return the positions of the common values: in sorted ``numbers``, and in ``rows``."""
     if not len(numbers):
         return np.empty(0, int), np.empty(0, int)
     where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
@@ -239,7 +244,8 @@ def choose_first_images(
     Parameters
     ----------
     numbers, codes : ndarray of int, shape (rows,)
-        Row numbers in the order in which they are tried, and their classes; below 0 for no class.
+        Row numbers, of which the first ones of each class are chosen, and their classes; below 0 for no
+        class.
     """
     if net.classes is None:
         chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))

@@ -37,23 +37,26 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 from scalelatent.models.linear_mixture.kernels.reference import close_sums as close_sums
 from scalelatent.models.linear_mixture.kernels.reference import open_sums as open_sums
 
-# Rows of a strip for the scatter. A strip, the columns of a group and their products fit the second-level
-# cache.
+# Number of rows in a strip for the scatter. A strip, the columns of a group and their products fit the
+# second-level cache.
 STRIP = 128
-# Rows of a strip for the scores; there are more of them, so that the columns are read less often.
+# Number of rows in a strip for the scores; more rows mean that the columns are read less often.
 SCAN_ROWS = 256
-# Upper bounds of the size of a group: bytes and number of its columns.
-_COLUMN_BYTES, _MOST_COLUMNS = 600_000, 384
-# Rows with more than _WHOLE features are multiplied in pieces of at most _PIECE features, so that a panel and
-# a strip stay in the cache.
-_WHOLE, _PIECE = 1024, 768
-# A sum over features has this many lanes on every machine.
+# Upper bound, in bytes, of the columns of a group.
+_COLUMN_BYTES = 600_000
+# Upper bound of the number of columns of a group.
+_MOST_COLUMNS = 384
+# Rows with more features than this are multiplied in pieces, so that a panel and a strip stay in the cache.
+_WHOLE = 1024
+# Largest number of features of a piece.
+_PIECE = 768
+# Number of partial sums (lanes) of a sum over features, equal on all machines.
 _SIDE = 16
 
 
 @instructions(_SIDE)
 def _centre(v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Value, square: ir.Value) -> None:
-    """Write out = x - centre, n numbers, and its squared length: sixteen partial sums, added as a tree."""
+    """Write x - centre (n numbers) to ``out`` and its squared length, from 16 partial sums, to ``square``."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
 
@@ -86,11 +89,11 @@ def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> No
 
 @dataclass(frozen=True)
 class Scorer:
-    """Packed scores: the columns b, W of a group of components are multiplied at once."""
+    """Parameters b, W, c and d of the scores (see `reference.py`), packed for products with rows."""
 
     packed: np.ndarray  # float32 panels of the columns of all groups
-    packed_d: np.ndarray  # float32 panels of d; empty if all features share one d
-    # int64 (groups, 4): first component, number of components, and the offsets in ``packed`` and ``packed_d``
+    packed_d: np.ndarray  # float32 panels of d; empty if a component has one d for all features
+    # int64 (groups, 4): first component, number of components, offset in ``packed``, offset in ``packed_d``
     groups: np.ndarray
     class_groups: np.ndarray  # int64 (classes + 1,): first group of each class, and the number of groups
     starts: np.ndarray  # int64 (classes + 1,): first component of each class, and the number of components
@@ -102,19 +105,19 @@ class Scorer:
 
 
 def piece_size(p: int) -> int:
-    """Return the number of features of a piece of a row of p features."""
+    """Return the number of features per piece for rows of p features."""
     return p if p <= _WHOLE else -(-p // (-(-p // _PIECE) * _SIDE)) * _SIDE
 
 
 def group_size(width: int, p: int) -> int:
-    """Return the number of components of a group whose columns fill whole vectors with the least waste."""
+    """Return the number of components per group for which the columns leave the fewest vector lanes empty."""
     most = max(min(_MOST_COLUMNS, _COLUMN_BYTES // (BYTES * piece_size(p))) // width, 1)
     waste = [(-(-g * width // _SIDE) * _SIDE / (g * width), -g) for g in range(max(most // 2, 1), most + 1)]
     return -min(waste)[1]
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """See :func:`..reference.make_scorer`."""
+    """Pack the scores for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
     k, p, h = scores.w.shape
     columns = np.empty((k, h + 1, p), dtype=np.float32)
     columns[:, 0] = scores.b
@@ -169,7 +172,7 @@ def _pack_groups(
 
 @subkernel
 def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
-    """Write the panels of each piece of the features, one after the other."""
+    """Write the panels of ``rows`` to ``to``, one piece of features after the other."""
     n, p = rows.shape
     at = 0
     for begin in range(0, p, piece):
@@ -248,9 +251,11 @@ def _scan(
     d: np.ndarray, c: np.ndarray, centre: np.ndarray, width: int, piece: int, rows_of: np.ndarray,
     parts: np.ndarray, best: np.ndarray, index: np.ndarray, scores: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the best scores of each class and their components, or all scores, whichever array has columns.
+    """Write the best score of each class and its component, or the scores of all components.
 
-    ``parts`` (n, 4): rows [a, b) of the list ``rows_of`` are scored under the classes [first, stop).
+    The best scores go to ``best`` and ``index``, all scores to ``scores``; arrays without columns are not
+    written. The columns of ``parts`` (n, 4) are a, b, first and stop: the rows a to b - 1 of the list
+    ``rows_of`` are scored under the classes first to stop - 1.
     """
     p = x.shape[1]
     most, wide = 0, 0
@@ -359,14 +364,17 @@ def _all_rows(x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndar
 
 
 def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """See :func:`..reference.all_scores`; float32."""
+    """Return the scores of rows under all components of some classes, as in `reference.py`, in float32."""
     return _run_scan(
         scorer, x, *_all_rows(x, first, stop), 0, int(scorer.starts[stop] - scorer.starts[first])
     )[2]
 
 
 def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`..reference.nearest`; float32. No other score is stored."""
+    """Return the smallest score of each class and its component, as in `reference.py`, in float32.
+
+    No other score is stored.
+    """
     best, index, _ = _run_scan(scorer, x, *_all_rows(x, first, stop), stop - first, 0)
     # The index is -1 if all components of a class were dropped, or if it has none.
     return best, np.where(index < 0, scorer.starts[first:stop].astype(np.int32), index)
@@ -375,7 +383,7 @@ def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.nd
 def nearest_own(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`..reference.nearest_own`; float32."""
+    """Return the smallest score of each row under its own class, and its component; float32, int32."""
     classes = np.arange(len(edges) - 1)
     parts = np.stack([edges[:-1], edges[1:], classes, classes + 1], axis=1)
     best, index, _ = _run_scan(scorer, x, rows, parts, 1, 0)
@@ -389,7 +397,7 @@ def nearest_own(
 
 
 def select_best(scores: np.ndarray, n_best: int) -> np.ndarray:
-    """See :func:`..reference.select_best`; for float32 scores."""
+    """Return the columns of the smallest float32 scores of each row, as in `reference.py`."""
     out = np.empty((len(scores), min(n_best, scores.shape[1])), dtype=np.int32)
     if out.size:
         _select_best(scores, out)
@@ -414,7 +422,7 @@ def _select_best(scores: np.ndarray, out: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class PackedBases:
-    """Means and bases in float32; ``panels`` are those of each basis."""
+    """Means and bases in float32, and the panels into which the columns of each basis are packed."""
 
     means: np.ndarray
     panels: np.ndarray
@@ -423,12 +431,12 @@ class PackedBases:
 
 
 def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
-    """See :func:`..reference.pack_bases`."""
+    """Pack means and bases for :func:`add_scatter` and :func:`add_tangent_scatter`."""
     return PackedBases(means.astype(np.float32), _packed(bases), bases.shape[2], per_feature)
 
 
 def _packed(columns: np.ndarray) -> np.ndarray:
-    """Return the panels of each matrix (K, p, q)."""
+    """Return the columns of each matrix (K, p, q), packed into panels of float32."""
     k, p, q = columns.shape
     out = np.zeros((k, p * (-(-q // LANES) * LANES)), dtype=np.float32)
     rows = np.ascontiguousarray(np.swapaxes(columns, 1, 2), dtype=np.float32)
@@ -460,7 +468,10 @@ def add_scatter(
     bases: PackedBases, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray,
     scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_scatter`; sums of a block are float32, those of blocks float64."""
+    """Add the sums of residuals over each group, as in `reference.py`.
+
+    The sums of one block are float32, and the sums over blocks are float64.
+    """
     x = np.ascontiguousarray(x, dtype=np.float32)
     wide = square if bases.per_feature else square[:, None]
     _add_scatter(x, *_lists(groups), bases.means, bases.panels, bases.width, total, wide, scatter, gram)
@@ -538,31 +549,34 @@ def _add_scatter(
 
 # -- tangents --
 
-# Columns of a field are filled up to a multiple of eight, so that eight columns are never in two panels.
+# The columns of a basis times a field are padded to a multiple of this number, so that no eight columns that
+# are processed together are in two panels.
 _EIGHT = 8
 
 
 @dataclass(frozen=True)
 class _Derivatives:
-    """Recipe of tangents: derivatives of an image along both axes, times fields.
+    """Factors that compute the tangents of an image from its derivatives gx and gy.
 
-    Each linear tangent is a sum of derivatives times the fields 1, u and v (coordinates), with signs.
+    gx is the derivative along a line and gy that along a column. Each linear tangent is a sum of products of
+    a derivative, a field and a sign. The fields are 1, u and v: u and v are the horizontal and the vertical
+    coordinate of each pixel, in the order in which `reference.velocity` returns them for "scaling".
     """
 
     across: np.ndarray  # float32 (taps, p): weights of smoothing along lines, 0 for pixels of another line
     down: np.ndarray  # float32 (taps,): weights of smoothing along columns
     sides: np.ndarray  # float32 (2, p): weights of the right and left neighbour in the derivative along lines
     width: int  # pixels of a line
-    fields: np.ndarray  # float32 (fields, p): those of 1, u and v that are used
-    parts: np.ndarray  # float32 (tangents, fields, 2): sign of each field in both derivatives, or 0
-    thickness: int  # position of thickness among the tangents, or -1
+    fields: np.ndarray  # float32 (fields, p): the fields among 1, u and v that the tangents use
+    parts: np.ndarray  # float32 (tangents, fields, 2): sign of a field times gx and gy, or 0
+    thickness: int  # position of the (nonlinear) thickness among the tangents, or -1
 
     def velocities(self) -> np.ndarray:
-        """Return the factors of both derivatives in each tangent, (tangents, 2, p)."""
+        """Return the factors of gx and gy at each pixel in each tangent, (tangents, 2, p)."""
         return np.einsum("tsd,sp->tdp", self.parts, self.fields).astype(np.float32)
 
     def lengths(self) -> np.ndarray:
-        """Return the weights of gx², gy² and gx gy in the square of each tangent, (tangents, 3, p)."""
+        """Return the weights of gx², gy² and gx gy in the squares of each tangent, (tangents, 3, p)."""
         x, y = self.velocities().swapaxes(0, 1)
         out = np.stack([x * x, y * y, 2 * x * y], axis=1)
         if self.thickness >= 0:
@@ -603,16 +617,19 @@ _DERIVATIVE_TYPES = (in_array("f4", 2), in_array("f4", 1), in_array("f4", 2), ty
 
 @subkernel
 def _derivative_scratch(p: int, taps: int, width: int) -> np.ndarray:
-    """Return zeros for three padded images: the row, the row smoothed along lines, and along both axes."""
+    """Return zeros for three padded images: a row, the row smoothed along lines, and along both axes."""
     return zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), np.float32)
 
 
 @subkernel
-def _derive(
+def _differentiate(
     row: np.ndarray, across: np.ndarray, down: np.ndarray, sides: np.ndarray, width: int, scratch: np.ndarray,
     gx: np.ndarray, gy: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the derivatives of a smoothed image along lines and columns; pixels beyond the border are 0."""
+    """Write the derivatives of the smoothed image ``row``: along lines to ``gx`` and along columns to ``gy``.
+
+    Pixels beyond the border are 0.
+    """
     p, taps = len(row), len(down)
     radius, half = taps // 2, np.float32(0.5)
     edge = (radius + 1) * (width + 1)
@@ -642,7 +659,7 @@ def _derive(
 
 
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
-    """See :func:`..reference.tangent_rows`; float32."""
+    """Return the tangents (n, tangents, p) of images (n, p), as in `reference.py`, in float32."""
     out = np.empty((len(x), len(names), x.shape[1]), dtype=np.float32)
     derivatives = _make_derivatives(names, shape, smoothing)
     x = np.ascontiguousarray(x, dtype=np.float32)
@@ -669,7 +686,7 @@ def _tangent_rows(
     scratch, both = _derivative_scratch(p, len(down), width), empty((2, p), np.float32)
     gx, gy = both[0], both[1]
     for i in range(len(x)):
-        _derive(x[i], across, down, sides, width, scratch, gx, gy)
+        _differentiate(x[i], across, down, sides, width, scratch, gx, gy)
         for t in range(len(by)):
             to, by_x, by_y = out[i, t], by[t, 0], by[t, 1]
             if t == thickness:
@@ -684,10 +701,11 @@ def add_tangent_scatter(
     bases: PackedBases, x: np.ndarray, groups: Groups, spec: TangentSpec, factors: np.ndarray,
     scatter: np.ndarray, trace: np.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_tangent_scatter`; no linear tangent is computed.
+    """Add the scatter of tangents, as in `reference.py`, without computing linear tangents.
 
-    A linear tangent is a sum of derivatives times fields, and a field may multiply the basis instead. So the
-    products of two derivatives with three bases (B, u B, v B) replace those of six tangents with B.
+    A linear tangent is a sum of derivatives times fields 1, u or v (see `_Derivatives`). A field may multiply
+    the basis B instead of the derivative. Therefore products of two derivatives with B, u B and v B replace
+    the products of six tangents with B.
     """
     if not spec.names:
         return
@@ -715,7 +733,7 @@ def add_tangent_scatter(
 def _times_field(
     v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
 ) -> None:
-    """Multiply eight columns of n rows by a number for each row."""
+    """Write eight columns of n rows, each row times its number in ``field``."""
 
     def body(_: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
         a, b, c = places
@@ -727,7 +745,7 @@ def _times_field(
 
 @subkernel
 def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
-    """Write the panels of a basis times each field, one field after the other."""
+    """Write the panels of a basis times each field of `_Derivatives`, one field after the other."""
     sets, p = fields.shape
     each = -(-q // _EIGHT) * _EIGHT
     columns, dims = padded(q), padded(sets * each)
@@ -747,7 +765,11 @@ def _mix(
     codes: np.ndarray, sets: int, each: int, q: int, n: int, weights: np.ndarray, mixing: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write out = w mixing codes for each image, over the fields of both derivatives."""
+    """Write ``out``: for each image its weight times ``mixing`` times its codes.
+
+    Codes are products of gx and gy with the basis times each field; ``mixing`` (2 fields, 2 fields) combines
+    them.
+    """
     for s in range(sets):
         for j in range(q):
             for d in range(2):
@@ -820,7 +842,7 @@ def _tangents(
             squares[:] = np.float32(0.0)
             for i in range(n):
                 gx, gy = strip[i], strip[n + i]
-                _derive(x[rows[a + i]], across, down, sides, width, scratch, gx, gy)
+                _differentiate(x[rows[a + i]], across, down, sides, width, scratch, gx, gy)
                 r = np.float32(weights[a + i])
                 w[i] = r
                 for f in range(p):
@@ -862,7 +884,7 @@ def _tangents(
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Scores for tangent distance: packed columns W, b of each component."""
+    """Scores for tangent distance, with the packed columns W and b of each component (see `reference.py`)."""
 
     packed: np.ndarray
     width: int
@@ -872,7 +894,7 @@ class PackedTangentScores:
 
 
 def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
-    """See :func:`..reference.pack_tangent_scores`."""
+    """Pack the scores for :func:`tangent_distance`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
     d = scores.d if scores.d.ndim == 2 else scores.d[:, None]
     return PackedTangentScores(
@@ -891,7 +913,7 @@ def tangent_distance(
     candidates: np.ndarray,
     gamma: float = GAMMA,
 ) -> np.ndarray:
-    """See :func:`..reference.tangent_distance`; float32."""
+    """Return the scores of rows that may move along their tangents, as in `reference.py`, in float32."""
     out = np.empty(candidates.shape, dtype=np.float32)
     _distances(
         np.ascontiguousarray(x, dtype=np.float32),
@@ -910,7 +932,10 @@ def tangent_distance(
 
 @subkernel
 def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
-    """Return b' G^-1 b by Cholesky, in place; directions with a pivot at rounding are skipped."""
+    """Return b' G^-1 b by Cholesky decomposition, and overwrite g and b with it.
+
+    Directions whose pivot is as small as rounding errors are skipped.
+    """
     total, top = 0.0, 0.0
     for i in range(t):
         top = max(top, g[i, i])

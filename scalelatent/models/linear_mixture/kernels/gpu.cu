@@ -1,5 +1,5 @@
 // GPU kernels of mixtures of linear models, except products of cuBLAS. gpu.py compiles and launches this text, and
-// tests compare it with reference.py. Sums c over rows and features in ascending order.
+// tests compare it with reference.py. Sums run over rows and features in ascending order.
 //
 // tests/gpu/emulator.hpp defines the CUDA keywords below for a C++ compiler.
 

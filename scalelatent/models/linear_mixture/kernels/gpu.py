@@ -21,10 +21,11 @@ from .reference import select_best as select_best  # scores are on the host
 
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
-# A tile of rows has at most this many products (256 MiB). A launch has at most this many pairs of row and
-# candidate.
-PRODUCTS, PAIRS = 2**26, 32_768
-# Passed to CUDA kernels in the place of an array that is absent.
+# Upper bound of the float32 products (rows times columns) of a tile of rows: 256 MiB.
+PRODUCTS = 2**26
+# Upper bound of the pairs (row, candidate component) of a kernel launch.
+PAIRS = 32_768
+# Argument of CUDA kernels that stands for an absent array.
 _NULL_POINTER = np.uint64(0)
 
 
@@ -48,7 +49,11 @@ def _rows(x: Array) -> cupy.ndarray:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores on the device: columns b, W of each component (K width, p) and d of each feature, or None."""
+    """Parameters b, W, c, d of the scores (see `reference.py`) on the device.
+
+    ``columns`` (K width, p) are b and W of each component. ``own`` is d of each feature, or None if a
+    component has one d for all features.
+    """
 
     columns: cupy.ndarray
     own: cupy.ndarray | None
@@ -61,7 +66,7 @@ class Scorer:
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """See :func:`..reference.make_scorer`."""
+    """Pack the scores for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
     k, p, h = scores.w.shape
     columns = np.concatenate([scores.b[:, :, None], scores.w], axis=2)
     own = scores.d.ndim == 2
@@ -93,7 +98,7 @@ def _centred(
 def _centred_lengths(
     scorer: Scorer, x: cupy.ndarray, rows: cupy.ndarray | np.uint64
 ) -> tuple[cupy.ndarray, cupy.ndarray]:
-    """Return rows minus the centre, and their squared lengths (any numbers if each feature has its own d)."""
+    """Return rows minus the centre, and their squared lengths (unused numbers if each feature has a d)."""
     check_same_width(x.shape[1], scorer.centre.size)
     n, p = x.shape
     z = _centred(x, rows, _NULL_POINTER, scorer.centre, n, p)
@@ -104,7 +109,7 @@ def _centred_lengths(
 
 
 def _scores(scorer: Scorer, z: cupy.ndarray, lengths: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
-    """Return the scores of centred rows under the components [first, stop)."""
+    """Return the scores of centred rows ``z`` under the components ``first`` to ``stop`` - 1."""
     n, k = len(z), stop - first
     products = _product(z, scorer.columns[first * scorer.width : stop * scorer.width].T)
     own = _NULL_POINTER if scorer.own is None else _product(z * z, scorer.own[first:stop].T)
@@ -119,7 +124,7 @@ def _tile_rows(scorer: Scorer, first: int, stop: int) -> int:
 
 
 def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
-    """See :func:`..reference.all_scores`; float32."""
+    """Return the scores of rows under all components of some classes, as in `reference.py`, in float32."""
     first, end = int(scorer.starts[first]), int(scorer.starts[stop])
     out, tile = np.empty((len(x), end - first), dtype=np.float32), _tile_rows(scorer, first, end)
     for a in range(0, len(x) if out.size else 0, tile):
@@ -129,28 +134,28 @@ def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
 
 
 class _Nearest:
-    """Smallest scores and their components on the device, which are copied to the host together."""
+    """Smallest score of each row and its component, on the device until both are copied to the host."""
 
     def __init__(self, n: int, classes: int) -> None:
         self._found = cupy.empty((2, n, classes), dtype=np.float32)
         self.best, self.index = self._found[0], self._found[1].view(np.int32)
 
     def search(self, scorer: Scorer, scores: cupy.ndarray, a: int, first: int, stop: int) -> None:
-        """Write the results of some rows, from row ``a`` on, for the classes [first, stop)."""
+        """Write the results of the rows from ``a`` on, for the classes ``first`` to ``stop`` - 1."""
         n, classes, starts = len(scores), stop - first, scorer.device_starts[first : stop + 1]
         sizes = np.int32(scores.shape[1]), np.int32(classes)
         out = self.best[a : a + n], self.index[a : a + n]
         _launch("lm_best", (n, classes), scores, *sizes, starts, np.int32(scorer.starts[first]), *out)
 
     def to_host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores, infinite if there is no component, and the components."""
+        """Return the scores and the components; the score of a class without components is infinite."""
         best, index = self._found.get()
         best[best >= np.finfo(np.float32).max] = np.inf
         return best, index.view(np.int32)
 
 
 def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`..reference.nearest`; float32."""
+    """Return the smallest score of each class and its component, as in `reference.py`, in float32."""
     n, starts = len(x), scorer.starts[first : stop + 1]
     if not n or starts[0] == starts[-1]:
         index = np.tile(starts[:-1].astype(np.int32), (n, 1))
@@ -166,7 +171,7 @@ def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray
 def nearest_own(
     scorer: Scorer, x: Array, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`..reference.nearest_own`; float32."""
+    """Return the smallest score of each row under its own class, and its component; float32, int32."""
     best, index = np.full(len(x), np.inf, dtype=np.float32), np.zeros(len(x), dtype=np.int32)
     if not len(x):
         return best, index
@@ -198,7 +203,7 @@ class PackedBases:
 
 
 def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
-    """See :func:`..reference.pack_bases`."""
+    """Pack means and bases for :func:`add_scatter` and :func:`add_tangent_scatter`."""
     return PackedBases(_move(means), _move(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
 
 
@@ -216,7 +221,7 @@ class LeafSums:
 def open_sums(
     total: np.ndarray, square: np.ndarray, scatter: np.ndarray, gram: np.ndarray, trace: np.ndarray
 ) -> LeafSums:
-    """See :func:`..reference.open_sums`; zeros on the device, where squares have a number per feature."""
+    """Return zeros on the device for the sums of a leaf; squares always have one number per feature."""
     shapes = [a.shape for a in (total, total, scatter, gram, trace)]
     edges = [0, *accumulate(int(np.prod(shape)) for shape in shapes)]
     vector = cupy.zeros(edges[-1], dtype=np.float64)
@@ -225,7 +230,7 @@ def open_sums(
 
 
 def close_sums(sums: LeafSums, *fields: np.ndarray) -> None:
-    """See :func:`..reference.close_sums`; one copy to the host."""
+    """Copy the sums of a leaf to the host in one transfer, and add them to the fields."""
     host, start = download(sums.vector), 0
     for field, on_device in zip(fields, sums, strict=True):
         found = host[start : start + on_device.size].reshape(on_device.shape)
@@ -235,7 +240,7 @@ def close_sums(sums: LeafSums, *fields: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class _DeviceGroups:
-    """Rows by group on the device: see :class:`..reference.Groups`; ``members`` is the group of each row."""
+    """The groups of rows (`reference.Groups`) on the device; ``members`` is the group of each row."""
 
     rows: cupy.ndarray
     members: cupy.ndarray
@@ -245,7 +250,7 @@ class _DeviceGroups:
 
 
 def _move_groups(groups: Groups, members: np.ndarray) -> _DeviceGroups:
-    """Copy all arrays to the device together."""
+    """Copy the arrays of ``groups`` to the device in one transfer."""
     weights = groups.weights.astype(np.float32).view(np.int32)
     parts = [groups.rows, members, groups.starts, weights]
     moved = _move(np.concatenate(parts), "i4")
@@ -265,7 +270,7 @@ def _add_codes(
     scatter: cupy.ndarray,
     totals: tuple[cupy.ndarray, cupy.ndarray] | None = None,
 ) -> cupy.ndarray:
-    """Add the scatter of residuals ``z``, sorted by group, and their sums and squares; return their codes."""
+    """Add the scatter, the sums and the squares of residuals ``z`` sorted by group; return their codes."""
     (n, p), q = z.shape, packed.width
     codes, shape = cupy.empty((n, q), dtype=np.float32), (np.int32(n), np.int32(p), np.int32(q))
     if codes.size:
@@ -283,7 +288,7 @@ def add_scatter(
     bases: PackedBases, x: Array, groups: Groups, total: cupy.ndarray, square: cupy.ndarray,
     scatter: cupy.ndarray, gram: cupy.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_scatter`; sums on the device, as :func:`open_sums` makes them."""
+    """Add the sums of residuals over each group, as in `reference.py`, to the arrays of :func:`open_sums`."""
     n, p, q = len(groups.rows), x.shape[1], bases.width
     if not n:
         return
@@ -296,7 +301,7 @@ def add_scatter(
 
 
 def tangent_rows(x: Array, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
-    """See :func:`..reference.tangent_rows`; float32."""
+    """Return the tangents (n, tangents, p) of images (n, p), as in `reference.py`, in float32."""
     return cupy.asnumpy(_tangents(_rows(x), shape, names, smoothing))
 
 
@@ -320,7 +325,7 @@ def add_tangent_scatter(
     bases: PackedBases, x: Array, groups: Groups, spec: TangentSpec, factors: np.ndarray,
     scatter: cupy.ndarray, trace: cupy.ndarray,
 ) -> None:  # fmt: skip
-    """See :func:`..reference.add_tangent_scatter`; sums on the device, as :func:`open_sums` makes them."""
+    """Add the scatter of tangents, as in `reference.py`, to the arrays of :func:`open_sums`."""
     kinds, p = len(spec.names), x.shape[1]
     if not len(groups.rows) or not kinds:
         return
@@ -338,7 +343,7 @@ def add_tangent_scatter(
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Scores for tangent distance: columns W, b (K, width, p) on the device; ``own``: d is (K, p)."""
+    """Scores for tangent distance on the device: columns W, b (K, width, p); ``own`` if d is (K, p)."""
 
     columns: cupy.ndarray
     width: int
@@ -349,7 +354,7 @@ class PackedTangentScores:
 
 
 def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
-    """See :func:`..reference.pack_tangent_scores`."""
+    """Pack the scores for :func:`tangent_distance`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
     moved = (_move(a) for a in (scores.d, scores.c, scores.centre))
     d, c, centre = moved
@@ -361,7 +366,7 @@ def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
 def tangent_distance(
     scores: PackedTangentScores, x: Array, tangents: Array, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
-    """See :func:`..reference.tangent_distance`; float32."""
+    """Return the scores of rows that may move along their tangents, as in `reference.py`, in float32."""
     if tangents.shape[1] > len(TANGENTS):
         raise ValueError(f"tangents has {tangents.shape[1]} tangents per row; give at most {len(TANGENTS)}")
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]

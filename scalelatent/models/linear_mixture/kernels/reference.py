@@ -1,7 +1,8 @@
 """Kernels in float64 numpy, with which the tests compare the kernels of numba and CuPy.
 
-Component q has the score E_q(x) = (z∘z)·d_q + z·b_q + c_q - |W_q'z|² with z = x - centre: a squared
-reconstruction error, or -2 log density.
+Component q has the score E_q(x) = (z∘z)·d_q + z·b_q + c_q - |W_q'z|² of a row x, with z = x - centre and the
+parameters d_q, b_q, c_q and W_q of the component. The score is a squared reconstruction error, or -2 log
+density.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.linalg import slogdet
 
 LOG_2PI = float(np.log(2 * np.pi))
-# Tangent distance adds this share of the squared length of each tangent to the diagonal of its equations, and
-# skips pivots below this share of the largest.
-GAMMA, PIVOT = 1e-3, 1e-12
+# Tangent distance adds this share of the squared length of each tangent to the diagonal of its equations.
+GAMMA = 1e-3
+# Tangent distance skips tangents with a pivot below this share of the largest pivot.
+PIVOT = 1e-12
 TANGENTS = (
     "shift-x",
     "shift-y",
@@ -32,15 +34,15 @@ TANGENTS = (
 class Scores:
     """Parameters of the scores of K components."""
 
-    d: np.ndarray  # (K,), the same for all features, or (K, p)
-    w: np.ndarray  # (K, p, h)
-    b: np.ndarray  # (K, p)
-    c: np.ndarray  # (K,), infinite for a dropped component
-    centre: np.ndarray  # (p,), subtracted from the rows, so that less cancels in float32
+    d: np.ndarray  # (K,): factor of the squares of all features; or (K, p): of each feature
+    w: np.ndarray  # (K, p, h): directions whose squared coordinates are subtracted
+    b: np.ndarray  # (K, p): linear factors
+    c: np.ndarray  # (K,): constants, infinite for a dropped component
+    centre: np.ndarray  # (p,): subtracted from rows, so that differences in float32 lose fewer digits
 
 
 def _scores(d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, centre: np.ndarray) -> Scores:
-    """Return the score (z - m)' (diag(d) - W W') (z - m) + extra with m = mean - centre."""
+    """Return the scores (z - m)' (diag(d) - W W') (z - m) + extra of rows z, with m = mean - centre."""
     m = means - centre
     wide = d if d.ndim == 2 else d[:, None]
     pm = wide * m - np.einsum("kph,kh->kp", w, np.einsum("kph,kp->kh", w, m))
@@ -48,20 +50,20 @@ def _scores(d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, 
 
 
 def error_scores(means: np.ndarray, bases: np.ndarray, centre: np.ndarray) -> Scores:
-    """Return the squared distance from each plane; ``bases`` (K, p, h) have orthonormal columns."""
+    """Return scores that are squared distances from planes; ``bases`` (K, p, h) have orthonormal columns."""
     k = len(means)
     return _scores(np.ones(k), bases, means, np.zeros(k), centre)
 
 
 def shrinkage(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Return 1 - sigma² / variance along each direction, at least 0: (K, h)."""
+    """Return 1 - noise / variance along each direction, at least 0: (K, h)."""
     return np.maximum(1.0 - noise[:, None] / np.maximum(values, np.finfo(float).tiny), 0.0)
 
 
 def code_cost_scores(
     means: np.ndarray, bases: np.ndarray, values: np.ndarray, noise: float, centre: np.ndarray
 ) -> Scores:
-    """Return the reconstruction error plus the cost of the code; one noise for all components."""
+    """Return scores that are the reconstruction error plus the cost of the code, with one common noise."""
     k = len(means)
     root = np.sqrt(shrinkage(values, np.full(k, noise)))
     return _scores(np.ones(k), bases * root[:, None, :], means, np.zeros(k), centre)
@@ -114,12 +116,12 @@ class Scorer:
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """Return what :func:`nearest`, :func:`nearest_own` and :func:`all_scores` take."""
+    """Return the scorer for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
     return Scorer(scores, starts)
 
 
 def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """Return the scores of rows under the components of the classes [first, stop): (n, components)."""
+    """Return the scores (n, components) of rows under all components of the classes first to stop - 1."""
     s, part = scorer.scores, slice(scorer.starts[first], scorer.starts[stop])
     z = np.asarray(x, dtype=np.float64) - s.centre
     d = s.d[part]
@@ -131,7 +133,7 @@ def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarr
 
 
 def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each class in [first, stop) and its component: two arrays (n, classes).
+    """Return the smallest score of each class first to stop - 1, and its component: two arrays (n, classes).
 
     Of components with equal scores the first is returned.
     """
@@ -191,7 +193,7 @@ class PackedBases:
 
 
 def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
-    """Return what :func:`add_scatter` and :func:`add_tangent_scatter` take."""
+    """Return the bases for :func:`add_scatter` and :func:`add_tangent_scatter`."""
     return PackedBases(means, bases, per_feature)
 
 
@@ -229,7 +231,7 @@ def open_sums(*fields: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def close_sums(sums: tuple[np.ndarray, ...], *fields: np.ndarray) -> None:
-    """Add the sums of a leaf to the fields that were given to :func:`open_sums`; nothing to do on a CPU."""
+    """Do nothing: on a CPU the sums of a leaf already are the fields that :func:`open_sums` returned."""
 
 
 def add_scatter(
@@ -278,7 +280,7 @@ def add_tangent_scatter(
 
 
 def _band(size: int, smoothing: float) -> np.ndarray:
-    """Return Gaussian smoothing along one axis as a matrix; pixels beyond the border are 0."""
+    """Return the matrix (size, size) of Gaussian smoothing along one axis; pixels beyond the border are 0."""
     taps = smoothing_taps(smoothing)
     return sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps))
 
@@ -292,7 +294,7 @@ def smoothing_taps(smoothing: float) -> np.ndarray:
 
 
 def _difference(size: int) -> np.ndarray:
-    """Return central differences as a matrix; pixels beyond the border are 0."""
+    """Return the matrix (size, size) of central differences on one axis; pixels beyond the border are 0."""
     return 0.5 * (np.eye(size, k=1) - np.eye(size, k=-1))
 
 
@@ -343,7 +345,7 @@ def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], sm
 
 
 def solve_pivoted(g: np.ndarray, b: np.ndarray) -> float:
-    """Return b' G^-1 b by Cholesky; directions with a pivot at rounding are skipped."""
+    """Return b' G^-1 b by Cholesky; directions whose pivot is as small as rounding errors are skipped."""
     n = len(g)
     low, y, total = np.zeros((n, n)), np.zeros(n), 0.0
     floor = PIVOT * max(g.diagonal().max(initial=0.0), np.finfo(float).tiny)
@@ -359,7 +361,7 @@ def solve_pivoted(g: np.ndarray, b: np.ndarray) -> float:
 
 
 def pack_tangent_scores(scores: Scores) -> Scores:
-    """Return what :func:`tangent_distance` takes: the scores themselves."""
+    """Return the scores for :func:`tangent_distance`, which here need no packing."""
     return scores
 
 

@@ -12,13 +12,14 @@ from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 
 _SWEEPS = 30
-# Off-diagonal elements below this share of the largest diagonal element are rounding.
+# Off-diagonal elements below this share of the largest diagonal element are rounding errors and count as 0.
 _SMALL = 1e-14
 # If a column keeps less than this share of its length, Cholesky is too inexact and Gram-Schmidt is used.
 _LEAST = 1e-3
-# Gram-Schmidt repeats the projection of a column that keeps less than KEPT of its length; below _NONE the
-# column depends on the ones before it.
-KEPT, _NONE = 0.5, 1e-10
+# Gram-Schmidt projects a column again if it keeps less than this share of its length.
+KEPT = 0.5
+# If a column keeps less than this share of its length, it depends linearly on the columns before it.
+_NONE = 1e-10
 
 
 def eigenvectors(matrices: np.ndarray, small: float = _SMALL) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +37,9 @@ def eigenvectors(matrices: np.ndarray, small: float = _SMALL) -> tuple[np.ndarra
 def triangles(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return upper triangles (K, q, q) that make columns with these Gram matrices orthonormal, in order.
 
-    Also return the least share of its length (K,) that a column keeps; 0 if `gram_schmidt` should be used.
+    Also return, for each matrix (K,), the smallest share of its length that a column keeps after the
+    projection off the columns before it. The share is 0 if Cholesky is too inexact and `gram_schmidt` should
+    be used.
     """
     inverse, least = np.empty_like(grams), np.empty(len(grams))
     _triangles(np.array(grams, order="C"), inverse, least)
@@ -122,7 +125,7 @@ def _eigen(
 def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
     """Write the upper triangle that makes columns with the Gram matrix g orthonormal, in order.
 
-    Return the least share of its length that a column keeps; 0 if the result is too inexact.
+    Return the smallest share of its length that a column keeps; 0 if the result is too inexact.
     """
     q, least = len(g), 1.0
     inverse[:] = 0.0

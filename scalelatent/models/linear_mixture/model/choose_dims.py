@@ -1,4 +1,4 @@
-"""Errors of one linear model per class by its number of directions, in cross-validation of a sample."""
+"""Choice of n_dims: errors of one linear model per class for each n_dims, in cross-validation of a sample."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import numpy as np
 from scalelatent.contract.idle_threads import run_parts
 from scalelatent.kernels.streams import stream
 
+# Number of folds of the cross-validation.
 FOLDS = 3
-# At most this many rows of a class, and in total unless each class then has fewer than LEAST_CLASS_ROWS.
-CLASS_ROWS, ALL_ROWS, LEAST_CLASS_ROWS = 400, 20_000, 60
-# A direction exists if its variance is at least this share of the largest variance.
+# Upper bound of the rows per class that take part in the choice.
+CLASS_ROWS = 400
+# Upper bound of the rows of all classes together, if each class then has at least LEAST_CLASS_ROWS rows.
+ALL_ROWS = 20_000
+# With many classes, each class still has this many rows.
+LEAST_CLASS_ROWS = 60
+# Rows span a direction if its variance is at least this share of the largest variance.
 LEAST_SHARE = 1e-10
 
 
@@ -24,7 +29,10 @@ def principal_directions(rows: np.ndarray, most: int) -> np.ndarray:
 
 
 def residuals(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
-    """Return squared errors (most + 1, n) of ``others`` (n, p) by 0 to ``most`` directions of ``rows``."""
+    """Return the squared errors (most + 1, n) of reconstructions of the rows ``others`` (n, p).
+
+    Line h holds the errors for the mean and the first h principal directions of ``rows``.
+    """
     mean = rows.mean(axis=0)
     centred = others - mean
     square = (centred**2).sum(axis=1)
@@ -37,7 +45,10 @@ def residuals(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
 
 
 def draw_class_rows(codes: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Return the rows of each class that take part in a choice, in random order."""
+    """Return, for each class, the indices of the rows on which n_dims is chosen, in random order.
+
+    ``codes`` (n,) is the class of each row.
+    """
     rng = stream(seed, "linear-mixture-folds")
     owners = [rng.permutation(np.flatnonzero(codes == c)) for c in range(int(codes.max(initial=0)) + 1)]
     limit = min(CLASS_ROWS, max(LEAST_CLASS_ROWS, ALL_ROWS // len(owners)))
@@ -47,8 +58,8 @@ def draw_class_rows(codes: np.ndarray, seed: int) -> list[np.ndarray]:
 def count_wrong(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Count rows to which cross-validation gives a wrong class, for 0 to ``most`` directions.
 
-    The classes are one linear model each: mean and principal directions. A row has the class with the least
-    squared error of its reconstruction.
+    Each class is one linear model: a mean and its principal directions. A row gets the class whose model
+    reconstructs it with the smallest squared error.
 
     Parameters
     ----------
@@ -56,12 +67,14 @@ def count_wrong(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> np.nd
     codes : ndarray of int, shape (n,)
         Class of each row.
     most : int
+        Largest number of directions of a class.
     seed : int
-        Draws the rows that take part, and the folds.
+        Seed that selects the rows and their folds.
 
     Returns
     -------
     wrong : ndarray of int, shape (most + 1,)
+        Number of rows with a wrong class, for 0 to ``most`` directions.
     """
     owners = draw_class_rows(codes, seed)
 

@@ -19,7 +19,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
 # Likelihoods that are densities: each component is a Gaussian with its own noise.
 DENSITY_LIKELIHOODS = ("ppca", "factor-analysis")
-# Lower bound of the noise variance, for rows that do not vary.
+# Lower bound of the noise variance, in squared units of the features; it is needed for rows that do not vary.
 LEAST_FLOOR = 1e-12
 _ARRAYS = ("means", "bases", "values", "noise", "weights")
 
@@ -51,7 +51,7 @@ class Components:
     n_dims: int
 
     def with_n_dims(self, n_dims: int) -> Components:
-        """Return the same arrays with another number of columns that belong to the model."""
+        """Return the components with another number of columns of ``bases`` that belong to the model."""
         return replace(self, n_dims=n_dims)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -134,8 +134,8 @@ def make_scores(components: Components, likelihood: str, priors: np.ndarray | No
 def score_few_rows(components: Components, likelihood: str, x: np.ndarray) -> np.ndarray:
     """Return the scores (n, K) of a few rows (n, p), for all likelihoods but factor analysis.
 
-    The values are those of :func:`make_scores`. For a few rows, its preparation would take longer than the
-    scores themselves.
+    The values are those that the kernels compute from :func:`make_scores`. For a few rows, the preparation by
+    `make_scores` would take longer than the scores.
     """
     h, noise, values = components.n_dims, components.noise, components.values[:, : components.n_dims]
     z = x[None, :, :] - components.means[:, None, :]
@@ -152,9 +152,9 @@ def score_few_rows(components: Components, likelihood: str, x: np.ndarray) -> np
 
 
 def scatter_maps(components: Components, likelihood: str) -> np.ndarray:
-    """Return the matrices B (K, p, q) whose projected scatter S B an M-step needs.
+    """Return the matrices B (K, p, q) for which an M-step needs S B, with the scatter S of the rows.
 
-    They are the bases, or in factor analysis beta', the maps from rows to posterior means of the factors.
+    B are the bases; in factor analysis they are beta', which maps rows to posterior means of the factors.
     """
     if likelihood != "factor-analysis":
         return components.bases

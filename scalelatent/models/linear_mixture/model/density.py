@@ -23,7 +23,7 @@ def gaussians(components: Components, likelihood: str) -> tuple[np.ndarray, np.n
 def main_directions(components: Components, likelihood: str, q: int) -> np.ndarray:
     """Return the directions (h, p) of component q by decreasing variance.
 
-    The length of each is the standard deviation of the rows along it.
+    The length of a direction is the standard deviation of the rows along this direction.
     """
     h, bases = components.n_dims, components.bases[q]
     if likelihood == "factor-analysis":
@@ -77,7 +77,7 @@ def sample(
 
 
 def _posterior(loadings: np.ndarray, noise: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the posterior means of the factors (n, h) of centred rows ``z``, and -2 log of their density."""
+    """Return the posterior means (n, h) of the factors of centred rows ``z``, and -2 log densities (n,)."""
     h = loadings.shape[1]
     scaled = loadings / noise[:, None]
     m = np.eye(h) + loadings.T @ scaled

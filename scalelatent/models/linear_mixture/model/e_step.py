@@ -1,7 +1,7 @@
 """The E-step of mixtures of linear models: assign the rows of a block to components and sum their scatter.
 
-:class:`MixtureState` is what changes from pass to pass; :class:`MixturePass` turns a state and rows into the
-sums that the M-step (`em.py`, `stepwise.py`) needs.
+:class:`MixtureState` holds everything that changes from pass to pass. :class:`MixturePass` computes, from a
+state and rows, the sums that the M-step (`em.py`, `stepwise.py`) needs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from .components import DENSITY_LIKELIHOODS, Components, make_scores, scatter_ma
 # Phases of a fit, in order; PHASES are their names in ``history_``.
 START, SETTLE, MAIN, FINISH, DONE = range(5)
 PHASES = ("k-means", "settle", "em", "finish")
-# Smaller responsibilities count as 0.
+# Responsibilities below this value count as 0.
 LEAST_RESPONSIBILITY = 1e-6
-# Soft assignment holds the scores of this many rows at a time.
+# Number of rows whose scores soft assignment holds in memory at a time.
 _SOFT_ROWS = 2048
-# A block has this many rows per component on average, within the limits below in rows and bytes. A block
-# reads the bases and writes the scatter once. With only 20 rows per component that costs as much as the
-# products.
+# Rows per component in a block, on average and within the limits below. For each block the bases are read and
+# the scatter is written once. With only 20 rows per component, this costs as much time as the products.
 _ROWS_PER_COMPONENT = 64
 _LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 101_000_000
-# The engine makes leaves of such a size that merging their sums takes at most this share of a pass. The sums
-# of mixtures are large: a smaller share means too few leaves to keep all threads busy.
+# Share of the computing time of a pass that merging the sums of leaves may take. The sums of mixtures are
+# large, so a smaller share would give too few leaves to keep all threads busy.
 _MERGE_SHARE = 0.08
 
 
@@ -53,7 +52,7 @@ class MixtureSettings:
         0 if rows have no labels; all components then belong to class 0.
     likelihood, assignment : str
     temperature : float
-        sigma² of soft assignment; 0 estimates it.
+        sigma² of soft assignment in squared units of the features; 0: estimate sigma² in each pass.
     floor : float
         Smallest noise, in squared units of the features.
     tangent_spec : TangentSpec or None
@@ -84,26 +83,27 @@ class MixtureSettings:
 
     @property
     def starts(self) -> np.ndarray:
-        """First component of each class, followed by the number of components, int64 (classes + 1,)."""
+        """Index of the first component of each class, then the number of components, int64 (classes + 1,)."""
         return np.searchsorted(self.classes, np.arange(max(self.n_classes, 1) + 1))
 
 
 @dataclass(frozen=True)
 class MixtureState:
-    """Everything that changes from pass to pass.
+    """State of a fit between two passes.
 
     Attributes
     ----------
     components : Components
-        The components whose bases the scatter of the next pass is projected on.
+        Components of the model; the next pass projects the scatter on their bases.
     assigned_by : Components or None
-        Components that assign the rows instead: k-means centres in the first phase, the clustering in the
-        last.
+        Components by which the next pass assigns rows: k-means centres in the first phase, the components at
+        the end of EM in the last phase. None: ``components``.
     counts, errors : ndarray, shape (K,)
         Rows of each component, and their mean score, in the last pass.
     tangent_weights : ndarray, shape (K, tangents)
         Factors of the scatter of each kind of tangents.
     temperature : float
+        sigma² of soft assignment in squared units of the features.
     objective, previous : float
         Mean score of a row (or -log-likelihood in nats) in the last pass and in the one before.
     phase, phase_pass, iteration : int
@@ -149,7 +149,10 @@ def initial_state(settings: MixtureSettings, components: Components, phase: int 
 
 
 def responsibilities(scores: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return r (n, K), proportional to exp(-score / 2 sigma²), and the log of the sum of exponentials."""
+    """Return responsibilities r (n, K) and the logs (n,) of their denominators.
+
+    r is proportional to exp(-score / 2 sigma²), with ``temperature`` as sigma²; each row of r sums to 1.
+    """
     exponent = np.asarray(scores, dtype=np.float64) * (-0.5 / temperature)
     top = exponent.max(axis=1, keepdims=True)
     r = np.exp(exponent - top)
@@ -162,14 +165,14 @@ def responsibilities(scores: np.ndarray, temperature: float) -> tuple[np.ndarray
 
 @dataclass(frozen=True)
 class AssignmentRule:
-    """Rule by which a pass assigns rows: the likelihood, and one component per row or shares of all."""
+    """Rule by which a pass assigns rows: the score, and whether a row has one component or shares of all."""
 
     likelihood: str
     is_soft: bool
 
 
 def assignment_rule(settings: MixtureSettings, state: MixtureState) -> AssignmentRule:
-    """Return the rule of the phase: hard and by the error at the start, as the settings say from then on."""
+    """Return the rule of the phase: hard and by the error before the main phase, then by the settings."""
     if state.phase in (START, SETTLE):
         return AssignmentRule("error", False)
     return AssignmentRule(settings.likelihood, settings.assignment == "soft")
@@ -177,7 +180,7 @@ def assignment_rule(settings: MixtureSettings, state: MixtureState) -> Assignmen
 
 @dataclass(frozen=True)
 class PreparedPass:
-    """Parameters of a pass in the form that the kernels of a backend read."""
+    """Scores and bases of a pass, packed for the kernels of a backend."""
 
     backend: Backend
     scorer: AnyScorer
@@ -192,7 +195,8 @@ class PreparedPass:
 class MixturePass:
     """E-step over a block: the :class:`~scalelatent.contract.learners.Reduction` of mixtures.
 
-    Sums over rows with responsibilities r and residuals R = x - mean:
+    The sums run over rows x with responsibilities r and residuals R = x - mean; B is the basis (p, q) of a
+    component, and t are the tangents of a row:
 
     =========== ====================== ===================================================================
     ``sums``    (3,)                   scores (or -log-likelihoods), rows of positive weight, their weight
@@ -211,7 +215,7 @@ class MixturePass:
 
     @property
     def requests(self) -> Requests:
-        """Wishes: enough rows per component, parallel leaves in spite of large sums, scratch memory."""
+        """Requests to the engine: rows per block, share of time for merging, and scratch memory."""
         s = self.settings
         k, p, q = s.n_components, s.n_features, self.width
         most = min(_BLOCK_BYTES // (4 * p), _MOST_BLOCK)
@@ -229,7 +233,7 @@ class MixturePass:
         return Requests(block_rows=block, merge_share=_MERGE_SHARE, scratch=scratch, reads_on_gpu=True)
 
     def layout(self) -> Layout:
-        """Return names and shapes of the sums."""
+        """Return the names and shapes of the sums, which the class docstring lists."""
         s, k, p, q = self.settings, self.settings.n_components, self.settings.n_features, self.width
         fields: list[tuple[str, tuple[int, ...]]] = [
             ("sums", (3,)),
@@ -244,7 +248,10 @@ class MixturePass:
         return Layout(tuple(fields))
 
     def flops_per_row(self) -> float:
-        """Return the operations of the scores of one class and of the scatter of about one component."""
+        """Return the number of floating-point operations per row.
+
+        They are those of the scores of one class, and of the scatter of about one component.
+        """
         s = self.settings
         p, per_class = s.n_features, s.n_components / max(s.n_classes, 1)
         scatter = 4.0 * p * self.width * (1 + s.n_tangents)
@@ -265,17 +272,17 @@ class MixturePass:
         return PreparedPass(backend, scorer, bases, tangent_bases, rule, temperature, state.tangent_weights)
 
     def accumulate(self, prepared: PreparedPass, block: Block, stats: Stats) -> None:
-        """Add the sums of a block; see :meth:`add_block`."""
+        """Add to ``stats`` the sums over the rows of a block."""
         sums = self.open_leaf(prepared, stats)
         self.add_block(prepared, block, stats, sums)
         self.close_leaf(prepared, stats, sums)
 
     def open_leaf(self, prepared: PreparedPass, stats: Stats) -> Iterable[Array]:
-        """Return the large sums; a GPU keeps them until :meth:`close_leaf`, which copies them to the host."""
+        """Return arrays for the large sums of a leaf; on a GPU they stay there until :meth:`close_leaf`."""
         return prepared.backend.kernel("linear_mixture_open_sums")(*self._large_fields(stats))
 
     def close_leaf(self, prepared: PreparedPass, stats: Stats, sums: Iterable[Array]) -> None:
-        """Add the large sums to ``stats``."""
+        """Add the large sums of a leaf to ``stats`` on the host."""
         prepared.backend.kernel("linear_mixture_close_sums")(sums, *self._large_fields(stats))
 
     def _large_fields(self, stats: Stats) -> list[np.ndarray]:
@@ -340,7 +347,7 @@ class MixturePass:
     def _assign_softly(
         self, prepared: PreparedPass, x: Array, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
     ) -> tuple[Groups, np.ndarray, float]:
-        """Like :meth:`_assign`, but a row is in the group of each component with a responsibility for it."""
+        """Return the same as :meth:`_assign`; a row is in the group of each component with a share of it."""
         nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
         parts, total = [nothing], 0.0
         for c, own in _split_classes(order, edges):

@@ -1,7 +1,7 @@
 """Mixtures of linear models by EM over passes of the rows.
 
 G. Hinton, M. Revow, P. Dayan, "Recognizing handwritten digits using mixtures of linear models" (NIPS 7,
-1995). Each class has some components, a mean and a few directions each; row i belongs to class c(i). In each
+1995). Each class has some components; a component q has a mean mu_q and a basis of a few directions. In each
 pass:
 
 1. *Assign* (`e_step.py`). E_iq is the squared distance of row i from the plane of component q, or another
@@ -10,12 +10,13 @@ pass:
 2. *Move the means*: mu_q = sum_i r_iq x_i / sum_i r_iq.
 3. *Turn the bases* towards the leading eigenvectors of S_q = sum_i r_iq (x_i - mu_q)(x_i - mu_q)' and, with
    tangents t of the rows, of S_q + lambda² sum_i r_iq t_i t_i'. The paper computes these eigenvectors; one
-   power step per pass needs S_q times the basis alone, and no p x p matrix (`m_steps.py`). sigma² becomes the
-   mean squared residual per direction outside of the planes.
-4. *Refill* components that starve (`refill.py`).
+   power step per pass needs only S_q times the basis, and no p x p matrix for p features (`m_steps.py`).
+   lambda² is the weight of the tangents. sigma² becomes the mean squared residual per direction outside of
+   the planes.
+4. *Refill* components that starve, which means that too few rows belong to them (`refill.py`).
 5. *Advance the phase*: k-means, whose centres assign the rows; a few passes of hard assignment by the error,
    if the model uses another likelihood or soft assignment; EM until the objective falls by less than ``tol``;
-   and last passes that keep the assignments while the bases converge under the lambda of recognition.
+   and last passes that keep the assignments while the bases converge with ``recognition_tangent_weight``.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ from .e_step import (
 from .m_steps import TINY, centre_scatter, factor_step, power_step, ppca_step
 from .refill import refill_starving
 
+# Number of last passes, in which the bases converge for fixed assignments.
 FINISHING_PASSES = 6
 # Number of rows that a component without rows is assumed to have, so that its weight stays above 0.
 _NO_ROW = 1e-12
-# The M-step works on components whose bases take this many bytes together; they stay in the second-level
+# Bytes of the bases of the components that one task of the M-step updates together; they fit the second-level
 # cache.
 _CACHE_BYTES = 500_000
 
@@ -67,7 +69,7 @@ class MixtureEM:
     variance_share : float
         Share of the variance of the rows that the directions hold; they are counted after the first phase.
     start_passes, settle_passes, max_iter, finish_passes : int
-        Most passes of each phase.
+        Largest number of passes of each phase.
     tol : float
         The main phase ends when the objective falls by less than this share.
     may_refill : bool
@@ -90,11 +92,11 @@ class MixtureEM:
         return {"train": MixturePass(self.settings, self.width)}
 
     def is_done(self, state: MixtureState) -> bool:
-        """Return whether the last pass of the last phase is done."""
+        """Return True after the last pass of the last phase."""
         return state.phase == DONE
 
     def summary(self, state: MixtureState) -> dict[str, float | int | str]:
-        """Return the scalars of the last pass."""
+        """Return the record of the last pass, as in ``history_``."""
         components = state.components
         missing = count_missing_directions(state.counts, components.n_dims)[components.weights > 0]
         return {
@@ -109,7 +111,7 @@ class MixtureEM:
         }
 
     def update(self, state: MixtureState, stats: Mapping[str, Stats]) -> MixtureState:
-        """Return the state after the steps 2 to 5 of a pass.
+        """Return the state after the M-step: new means and bases, refilled components, and the next phase.
 
         Raises
         ------
@@ -151,7 +153,10 @@ class MixtureEM:
         return self._advance(state, mean_squares)
 
     def _maximise(self, state: MixtureState, train: Stats) -> tuple[Components, np.ndarray]:
-        """Return the next components, and mean squares (K, 1 + tangents) of centred rows and tangents."""
+        """Return the components after the M-step, and mean squared lengths (K, 1 + tangents).
+
+        Column 0 is that of the centred rows of each component; the others are those of each kind of tangents.
+        """
         s, old = self.settings, state.components
         count = np.array(train["count"])
         per_class = np.add.reduceat(count, s.starts[:-1])[s.classes]
@@ -186,7 +191,7 @@ class MixtureEM:
     def _maximise_part(
         self, old: Components, likelihood: str, train: Stats, part: slice, is_last: bool
     ) -> tuple[np.ndarray, ...]:
-        """Return means, bases, values, noise and mean squares of the components ``part``."""
+        """Return means, bases, values, noise and mean squared lengths of the components ``part``."""
         s, h, count = self.settings, old.n_dims, np.array(train["count"][part])
         n, maps = np.maximum(count, TINY), scatter_maps(old, likelihood)
         shift, mean_square, projected, code = centre_scatter(
@@ -213,12 +218,12 @@ class MixtureEM:
         return old.means + shift, bases, values, noise, mean_squares
 
     def _noise(self, values: np.ndarray, mean_square: np.ndarray, h: int) -> np.ndarray:
-        """Return the mean variance (K,) in the directions outside of the first h, at least the floor."""
+        """Return the noise (K,): the mean variance in all directions but the first h, at least ``floor``."""
         outside = (mean_square - values[:, :h].sum(axis=1)) / max(self.settings.n_features - h, 1)
         return np.maximum(outside, self.settings.floor)
 
     def _advance(self, state: MixtureState, mean_squares: np.ndarray) -> MixtureState:
-        """Return the state with the phase of the next pass and its weights of tangents."""
+        """Return the state with the phase of the next pass and the weights of tangents in this pass."""
         s, phase = self.settings, state.phase
         is_density = s.likelihood in DENSITY_LIKELIHOODS
         fall = state.previous - state.objective
@@ -257,7 +262,7 @@ class MixtureEM:
         )
 
     def _with_chosen_dims(self, state: MixtureState) -> Components:
-        """Return the components with the given number of directions, or enough for the share of variance."""
+        """Return the components with ``n_dims`` directions, or with enough to hold ``variance_share``."""
         components, p, h = state.components, self.settings.n_features, self.n_dims
         inside = components.values[:, : components.n_dims].sum(axis=1)
         mean_square = components.noise * (p - components.n_dims) + inside
@@ -279,10 +284,11 @@ class MixtureEM:
 
 
 def _weigh_tangents(weight: float, mean_squares: np.ndarray) -> np.ndarray:
-    """Return factors (K, tangents) by which all tangents together weigh ``weight`` times as much as the rows.
+    """Return the factors (K, tangents) of the scatter of each kind of tangents.
 
-    Each kind of tangents has the same share. ``mean_squares`` (K, 1 + tangents) are the mean squared lengths
-    of centred rows and of each kind of tangents.
+    With these factors all tangents together weigh ``weight`` times as much as the rows, in equal shares.
+    ``mean_squares`` (K, 1 + tangents) are the mean squared lengths of centred rows and of each kind of
+    tangents.
     """
     kinds = mean_squares.shape[1] - 1
     if not kinds:
@@ -292,7 +298,7 @@ def _weigh_tangents(weight: float, mean_squares: np.ndarray) -> np.ndarray:
 
 
 def choose_dims(counts: np.ndarray, values: np.ndarray, mean_square: np.ndarray, share: float) -> int:
-    """Return the fewest directions, equal for all components, that hold a share of the variance.
+    """Return the smallest number of directions per component that hold the ``share`` of the variance.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Fitted components learn from single rows by incremental SVD; `partial_fit` uses it."""
+"""Update of fitted components by single rows with incremental SVD, for `partial_fit`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def add_rows(
     weight: np.ndarray,
     floor: float = 0.0,
 ) -> np.ndarray:
-    """Update components of the errors in place by some rows; return the new weight of their rows (K,).
+    """Update components in place by some rows; return the new weight (K,) of the rows of each component.
 
     Means are exact. Bases and variances follow the incremental SVD of D. Ross, J. Lim, R.-S. Lin, M.-H. Yang,
-    "Incremental learning for robust visual tracking" (2008): exact while the spare directions hold the rank.
+    "Incremental learning for robust visual tracking" (2008): exact while all columns of a basis, spare ones
+    included, span the rows.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ def add_rows(
     weight : ndarray, shape (m,)
         Weight of each row, above 0.
     floor : float
-        Smallest noise.
+        Smallest noise variance.
     """
     means, bases, values, noise = components.means, components.bases, components.values, components.noise
     counts, h, p = np.array(counts, dtype=np.float64), components.n_dims, means.shape[1]

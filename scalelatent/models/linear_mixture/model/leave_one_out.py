@@ -1,7 +1,8 @@
 """Scores that training rows would have if their components had been fitted without them.
 
-Scores of training rows are too small for the temperature of probabilities. The mean and the directions of the
-component of a row are therefore downdated by the row.
+A component reconstructs the rows that it was fitted to too well, so their scores would give a wrong
+temperature of probabilities. Therefore each row is removed from the mean and the directions of its component
+(a downdate).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import numpy as np
 from .components import Components
 from .m_steps import TINY
 
-# A component with fewer rows would not exist without one of them.
+# Smallest number of rows of a component from which a row can be removed.
 _LEAST_ROWS = 2.0
-# Scatter matrices of this many rows are in memory at a time.
+# Number of rows whose scatter matrices are in memory at a time.
 _ROWS = 1024
 
 
@@ -24,7 +25,8 @@ _ROWS = 1024
 class LeaveOneOut:
     """Components of a fit, and the number of rows (K,) of each.
 
-    The downdate is exact if spare directions hold the rank of the rows, and an estimate in factor analysis.
+    The removal of a row is exact if the columns of the basis, spare ones included, span the rows. In factor
+    analysis it is an estimate.
     """
 
     components: Components

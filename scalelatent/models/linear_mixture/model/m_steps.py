@@ -1,4 +1,4 @@
-"""M-steps of all components at once, from the scatter S of their rows projected on their bases B: S B."""
+"""M-steps of all components, from S B: the scatter S of their rows times their bases B."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from scalelatent.models.linear_mixture.kernels.small_matrices import (
 from .components import divide_by
 
 TINY = np.finfo(float).tiny
-# Off-diagonal elements below this share of the largest Ritz value are rounding: the scatter is summed in
-# float32.
+# Off-diagonal elements below this share of the largest Ritz value are rounding errors, because the scatter is
+# summed in float32.
 _RITZ = 1e-9
-# Squared loadings are at least this share of the noise, because EM can never leave 0.
+# Lower bound of squared loadings, as a share of the noise. EM could never change a loading of 0.
 _LEAST = 1e-12
 
 
 def transposed(a: np.ndarray) -> np.ndarray:
-    """Return a stack with each matrix transposed."""
+    """Return a stack of matrices (…, a, b) with each matrix transposed (…, b, a)."""
     return np.swapaxes(a, -1, -2)
 
 
@@ -83,9 +83,10 @@ def orthonormalise(columns: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
 
 
 def ritz(bases: np.ndarray, projected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Ritz values (K, q) of S, decreasing, and the rotations (K, q, q) of bases to Ritz vectors.
+    """Return the Ritz values (K, q), decreasing, and the rotations (K, q, q) of bases to Ritz vectors.
 
-    ``projected`` is S B of orthonormal bases B.
+    They are approximate eigenvalues and eigenvectors of the scatter S. ``bases`` B are orthonormal, and
+    ``projected`` is S B.
     """
     product = transposed(bases) @ projected
     values, rotation = eigenvectors(0.5 * (product + transposed(product)), _RITZ)

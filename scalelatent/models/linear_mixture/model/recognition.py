@@ -20,11 +20,12 @@ from scalelatent.reductions.temperature import losses_at_temperatures
 
 from .leave_one_out import LeaveOneOut
 
-# Tangent distance scores this many rows at a time.
+# Number of rows that tangent distance scores at a time.
 _ROWS = 1024
-# Tangent distance is computed for this many components of a row, those with the best scores.
+# Number of components per row, those with the best scores, for which tangent distance is computed.
 N_CANDIDATES = 10
-# At most this many training rows choose the temperature; 5,000 rows would leave a spread of 8 % in it.
+# Upper bound of the training rows that determine the temperature. With 5,000 rows, temperatures of different
+# samples would have a spread of 8 %.
 TEMPERATURE_ROWS = 20_000
 # Shares of rejected rows at which errors are reported.
 REJECTED = (0.0, 0.01, 0.05, 0.1)
@@ -33,7 +34,7 @@ TEMPERATURES = np.geomspace(1e-4, 1e1, 101)
 
 
 class PreparedRecogniser(NamedTuple):
-    """Scores in the form that the kernels of a backend read; ``tangent_scores`` only for tangent distance."""
+    """Scores packed for the kernels of a backend; ``tangent_scores`` is None without tangent distance."""
 
     backend: Backend
     scorer: AnyScorer
@@ -66,7 +67,7 @@ class Recogniser:
         return PreparedRecogniser(backend, scorer, tangent_scores)
 
     def recognise(self, prepared: PreparedRecogniser, x: Array) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best score in each class, float32 (n, classes), and its component, int32."""
+        """Return the best score of each row in each class, float32 (n, classes), and its component, int32."""
         n_classes = len(self.starts) - 1
         if self.tangent_spec is None:
             return prepared.backend.kernel("linear_mixture_nearest")(prepared.scorer, x, 0, n_classes)
@@ -137,7 +138,7 @@ class TemperaturePass:
         Not None if the rows are those of the fit; the score of the class of a row is then that of a fit
         without the row.
     every : int
-        Use every n-th row.
+        Use only every n-th row of the dataset, with this n.
     """
 
     recogniser: Recogniser
@@ -147,7 +148,7 @@ class TemperaturePass:
 
     @property
     def requests(self) -> Requests:
-        """No wishes."""
+        """No special requests to the engine."""
         return Requests()
 
     def layout(self) -> Layout:
@@ -155,7 +156,7 @@ class TemperaturePass:
         return Layout((("loss", (len(self.temperatures),)), ("rows", ())))
 
     def flops_per_row(self) -> float:
-        """Return the operations of the scores of all classes."""
+        """Return the number of floating-point operations per row, for the scores of all classes."""
         k, p, h = self.recogniser.scores.w.shape
         return 2.0 * p * k * (h + 1)
 

@@ -1,4 +1,4 @@
-"""Components that starve are refilled by a split of another component, or dropped."""
+"""Refill of components with too few rows by a split of another component; later they are dropped."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from .components import Components
 from .e_step import MixtureSettings, MixtureState
 from .m_steps import TINY
 
-# This many passes may refill components; a component that starves later is dropped.
+# Number of passes that may refill components; a component that starves later is dropped.
 MOST_REFILLS = 3
 
 
 def refill_starving(settings: MixtureSettings, state: MixtureState) -> MixtureState:
     """Refill or drop the components that have too few rows.
 
-    A refilled component gets one half of the component of its class with the largest total error: both means
-    move along the direction in which the rows of that component differ most.
+    A refilled component takes one half of the rows of another component: the one of its class with the
+    largest total error. The two means move apart along the direction in which the rows of this component vary
+    most.
     """
     components, classes = state.components, settings.classes
     is_starving = (components.weights > 0) & (state.counts < _fewest_rows(settings, state))
@@ -57,8 +58,8 @@ def refill_starving(settings: MixtureSettings, state: MixtureState) -> MixtureSt
 def _fewest_rows(settings: MixtureSettings, state: MixtureState) -> np.ndarray:
     """Return the number of rows (K,) below which a component starves.
 
-    The number is a tenth of the rows that each component of the class would have in equal shares, but at
-    least 2 and at most n_dims + 1, which span all directions.
+    The number is a tenth of the mean number of rows per component of the class, but at least 2 and at most
+    n_dims + 1, because n_dims + 1 rows span n_dims directions.
     """
     per_component = np.add.reduceat(state.counts, settings.starts[:-1]) / np.diff(settings.starts)
     most = max(2.0, state.components.n_dims + 1.0)

@@ -9,12 +9,14 @@ from scalelatent.kernels.streams import stream
 from .components import Components
 from .m_steps import orthonormalise
 
-# The sample has this many rows per component, and at least this many rows in total.
-SAMPLE_ROWS, LEAST_ROWS = 20, 2000
+# Number of rows per component in the sample from which a fit starts.
+SAMPLE_ROWS = 20
+# Smallest number of rows of this sample.
+LEAST_ROWS = 2000
 
 
 def seed_centres(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose k rows as centres by greedy k-means++: each is the best of a few draws.
+    """Return k rows (k, p) as centres by greedy k-means++: each centre is the best of a few random rows.
 
     D. Arthur, S. Vassilvitskii, "k-means++: the advantages of careful seeding" (2007).
 
@@ -46,13 +48,17 @@ def seed_centres(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarr
 
 
 def random_bases(k: int, p: int, q: int, seed: int) -> np.ndarray:
-    """Return random orthonormal columns, float64 (k, p, q)."""
+    """Return k random bases of q orthonormal columns in p dimensions, float64 (k, p, q)."""
     drawn = stream(seed, "bases").normal(size=(k, p, q))
     return orthonormalise(drawn, drawn)
 
 
 def start_components(centres: np.ndarray, q: int, seed: int) -> Components:
-    """Return components at the centres (K, p), with q random directions, all of them spare."""
+    """Return components whose means are the centres (K, p), each with q random directions.
+
+    No direction belongs to the model yet (``n_dims`` is 0): the first passes are k-means, and passes of EM
+    turn the random directions towards those of the rows.
+    """
     k, p = centres.shape
     ones = np.ones(k)
     return Components(centres, random_bases(k, p, q, seed), np.zeros((k, q)), ones, ones, 0)

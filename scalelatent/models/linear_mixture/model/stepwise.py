@@ -21,19 +21,19 @@ from .m_steps import TINY, factor_step, orthonormalise, power_step
 
 @dataclass(frozen=True)
 class StepwiseState:
-    """Everything that changes from step to step.
+    """State of a stepwise fit between two steps.
 
     Attributes
     ----------
     mixture : MixtureState
         In its main phase.
     mass : ndarray, shape (K,)
-        Running share of all rows.
+        Running share of all rows that belong to each component.
     steps, epoch : int
     sums : ndarray, shape (2,)
         Objective and weight of the rows of this epoch so far.
     objective : float
-        Mean objective of the last epoch; the components changed meanwhile.
+        Mean objective of the rows in the last epoch, in which the components changed after each step.
     """
 
     mixture: MixtureState
@@ -53,7 +53,7 @@ def model_mean_square(components: Components, likelihood: str) -> np.ndarray:
 
 
 def model_scatter(components: Components, likelihood: str, maps: np.ndarray) -> np.ndarray:
-    """Return C B (K, p, q) of the covariances C of the components; B are the maps of the M-step."""
+    """Return C B (K, p, q): covariances C (K, p, p) of the components times ``maps`` B (K, p, q)."""
     if likelihood != "factor-analysis":
         return components.bases * components.values[:, None, :]
     loadings = components.bases
@@ -64,7 +64,10 @@ def model_scatter(components: Components, likelihood: str, maps: np.ndarray) -> 
 def initial_stepwise_state(
     settings: MixtureSettings, components: Components, mass: np.ndarray
 ) -> StepwiseState:
-    """Return the state before the first step; ``mass`` (K,) are rows of each component, or shares of rows."""
+    """Return the state before the first step.
+
+    ``mass`` (K,) are the numbers, or the shares, of the rows of each component.
+    """
     if settings.likelihood == "ppca":  # batch EM does not update the spare directions
         values = components.values.copy()
         values[:, components.n_dims :] = components.noise[:, None]
@@ -76,17 +79,20 @@ def initial_stepwise_state(
 
 @dataclass(frozen=True)
 class StepwiseMixture:
-    """Online learner: the scatter is (1 - eta) C B of the components plus eta times that of the batch.
+    """Online learner of mixtures: each step averages the statistics of the model and of a batch of rows.
+
+    The projected scatter becomes (1 - eta) C B plus eta times that of the batch, with the covariances C of
+    the components and their bases B.
 
     Attributes
     ----------
     settings : MixtureSettings
         Without tangents.
     width : int
-        Directions of the projected scatter.
+        Number of columns of the projected scatter.
     kappa, t0 : float
-        eta = (step + t0) ** -kappa. On held-out digits, kappa from 0.6 to 0.9 and t0 from 1 to 8 differ by
-        less than seeds do (benchmarks/README.md).
+        They set the weight of a batch, eta = (step + t0) ** -kappa. On held-out digits, kappa from 0.6 to 0.9
+        and t0 from 1 to 8 change the error less than seeds do (benchmarks/README.md).
     n_epochs : int
     """
 
@@ -102,15 +108,15 @@ class StepwiseMixture:
 
     @property
     def requests(self) -> Requests:
-        """Scratch memory of a chain."""
+        """Scratch memory in bytes that a chain asks of the engine."""
         return Requests(scratch=self._pass.requests.scratch)
 
     def layout(self) -> Layout:
-        """Return names and shapes of the sums; they are those of a pass."""
+        """Return the names and shapes of the sums, which are those of an EM pass."""
         return self._pass.layout()
 
     def flops_per_row(self) -> float:
-        """Return the operations per row; they are those of a pass."""
+        """Return the number of floating-point operations per row, which is that of an EM pass."""
         return self._pass.flops_per_row()
 
     def prepare(self, state: StepwiseState, backend: Backend) -> PreparedPass:
@@ -118,7 +124,7 @@ class StepwiseMixture:
         return self._pass.prepare(state.mixture, backend)
 
     def run_chain(self, prepared: PreparedPass, block: Block, stats: Stats) -> None:
-        """Add the sums of the rows of a chain."""
+        """Add to ``stats`` the sums over the rows of a chain."""
         self._pass.accumulate(prepared, block, stats)
 
     def step(self, state: StepwiseState, stats: Stats, n_rows: int) -> StepwiseState:
@@ -138,7 +144,7 @@ class StepwiseMixture:
         count = np.array(stats["count"])
         weight = max(float(stats["sums"][2]), TINY)
         mass = (1.0 - eta) * state.mass + eta * count / weight
-        # Share of the batch in the new sums of each component.
+        # Weight of the batch in the new sums of each component, from 0 to 1.
         share = np.minimum(eta * count / (weight * np.maximum(mass, TINY)), 1.0)
         n = np.maximum(count, TINY)
         shift, maps = stats["total"] / n[:, None], scatter_maps(old, s.likelihood)
@@ -164,7 +170,7 @@ class StepwiseMixture:
     def _blend_scatter(
         self, old: Components, stats: Stats, share: np.ndarray, shift: np.ndarray, maps: np.ndarray
     ) -> np.ndarray:
-        """Return the projected scatter (K, p, q) of components and batch, about the new means."""
+        """Return the average projected scatter (K, p, q) of components and batch, about the new means."""
         n, a = np.maximum(stats["count"], TINY), share[:, None, None]
         code = np.einsum("kp,kpq->kq", shift, maps)
         batch = np.swapaxes(stats["scatter"], 1, 2) / n[:, None, None]
@@ -175,7 +181,7 @@ class StepwiseMixture:
     def _blend_squares(
         self, old: Components, stats: Stats, share: np.ndarray, shift: np.ndarray
     ) -> np.ndarray:
-        """Return the mean squares of components and batch, about the new means."""
+        """Return the average mean squares of components and batch, about the new means."""
         before, n, squares = model_mean_square(old, self.settings.likelihood), stats["count"], shift * shift
         n = np.maximum(n, TINY)
         if before.ndim == 2:
@@ -204,9 +210,9 @@ class StepwiseMixture:
         return replace(state, objective=objective, epoch=state.epoch + 1, sums=np.zeros(2))
 
     def summary(self, state: StepwiseState) -> dict[str, float | int | None]:
-        """Return the scalars of the epoch."""
+        """Return the record of the epoch, as in ``history_``."""
         return {"pass": state.epoch, "steps": state.steps, "objective": state.objective}
 
     def is_done(self, state: StepwiseState) -> bool:
-        """Return whether the last epoch is done."""
+        """Return True after the last epoch."""
         return state.epoch >= self.n_epochs

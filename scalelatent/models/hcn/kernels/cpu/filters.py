@@ -1,4 +1,4 @@
-"""Oriented edges in numba; see the function of the same name in the reference."""
+"""Detection of oriented edges in numba; `reference.oriented_edges` defines the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalelatent.kernels.memory import empty
 
 @entry(in_array("u1", 3), in_array("i4", 3), numba.int32, out_array("u1", 4))
 def oriented_edges(images: np.ndarray, weights: np.ndarray, least: np.int32, out: np.ndarray) -> None:
-    """Mark the filter with the strongest answer at each pixel."""
+    """Write 1 to ``out`` for the strongest filter at each pixel if its answer is at least ``least``."""
     n, height, width = images.shape
     half, side = weights.shape[0], weights.shape[1]
     reach = side // 2

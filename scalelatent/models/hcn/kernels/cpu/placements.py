@@ -1,4 +1,4 @@
-"""Greedy improvement of places in numba; see the functions of the same names in the reference."""
+"""Greedy improvement of the places of features in numba; `kernels/reference.py` defines the results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _toggle(
     evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
     count: int,
 ) -> None:  # fmt: skip
-    """Add a feature (count = 1) or remove it (-1), and update the gains of all others."""
+    """Add feature f at place (r, c) if ``count`` is 1, or remove it if -1; update the gains of the others."""
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for y in range(r, r + h):
@@ -111,7 +111,7 @@ def _improve(
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Count the features over each pixel."""
+    """Return the number of features that cover each pixel, int32 (rows, channels, height, width)."""
     (rows, high, wide, _), (n_channels, h, width, _) = s.shape, w.shape
     out = np.zeros((rows, n_channels, high + h - 1, wide + width - 1), np.int32)
     _cover(s, w.view(np.uint8), out)
@@ -119,7 +119,7 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Improve S greedily: add or remove the feature with the largest gain until none gains."""
+    """Return the places ``s`` after adding or removing features, largest gain first, until none gains."""
     out = s.copy()
     _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

@@ -1,4 +1,4 @@
-"""Messages between layers in numba; see the functions of the same names in the reference."""
+"""Messages between layers through pools, in numba; `kernels/reference.py` defines the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def _side(n: int) -> int:
 
 @subkernel
 def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return where shift ``d`` reaches row ``y``: row of pools, first pool, first target, their number."""
+    """Return the pools of an image whose shift ``d`` ends in pixel row ``y``.
+
+    The four numbers are the row of these pools, the column of the first one, the column of its target pixel,
+    and the number of pools, which is 0 if the row is outside of the image.
+    """
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
 
@@ -42,7 +46,10 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
 def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Compute the positive sum and the two largest of the messages that arrive at each pixel of a row."""
+    """Write statistics of the messages that pools send to each pixel of row ``y``.
+
+    ``total`` gets the sum of the positive messages; ``first`` and ``second`` get the two largest messages.
+    """
     total[:], first[:], second[:] = _0, _ABSENT, _ABSENT
     for d in range(down.shape[0]):
         source, of, to, n = _find_pool_range(d, side, y, down.shape[1], down.shape[2])
@@ -56,7 +63,7 @@ def _sum_messages(
 
 @subkernel
 def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
-    """Compute the messages of ORs to shifts, for one channel of an image."""
+    """Write to ``up`` the messages of ORs to the shifts of pools, for one channel of an image."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
         _sum_messages(down, side, y, total, first, second)
@@ -73,7 +80,7 @@ def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, r
 
 @subkernel
 def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray) -> None:
-    """Compute the largest and the second largest message to each pool of a row."""
+    """Write the largest and the second largest message of the shifts to each pool of row ``y``."""
     first[:], second[:] = _ABSENT, _ABSENT
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -155,7 +162,8 @@ def _lower_trees(
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
                 total = _look_off(tree, (_MOST,), _ALL)
-                if total == _0:  # no pair is on: the largest message counts
+                # If no pair is on, the result is the largest message instead of the sum.
+                if total == _0:
                     total = _look_on(tree, (_MOST,), _ALL)[0]
                 flat[pixel] = _clip(total)
 
@@ -184,21 +192,21 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def raise_pools(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages up through the pools of a layer."""
+    """Pass messages up through the pools of a layer; change ``evidence``, the messages to the trees."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
 def lower_pools(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Pass messages down through the pools of a layer; ``down`` changes."""
+    """Return the messages of pools to the places below; change ``down``, the messages to the shifts."""
     out = np.empty_like(below)
     _pass_down(below, prior, above, down, rounds, *_scratch(down), out)
     return out
 
 
 def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to the reconstruction R."""
+    """Return the messages of AND-OR trees to the pixels, int32 (images, channels, height, width)."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
@@ -207,7 +215,7 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
 
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of trees to the reconstruction R, for fixed weights and after one pass up."""
+    """Return the messages of AND-OR trees to the pixels, for fixed weights and after one pass up."""
     first, total = np.full(evidence.shape, _ABSENT), np.zeros(evidence.shape, np.int32)
     _lower_features(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))

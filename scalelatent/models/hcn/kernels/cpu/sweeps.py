@@ -1,4 +1,4 @@
-"""Sweeps over AND-OR trees in numba; see the functions of the same names in the reference."""
+"""Sweeps over the AND-OR trees of images in numba; `kernels/reference.py` defines the results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ _look_off, _look_on, _off, _on = make_passes(0)
 _look_off_1, _look_on_1, _off_1, _on_1 = make_passes(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
-# A tree with at least FAR pairs prefetches the first BEGINNING bytes of its messages.
-FAR, BEGINNING = 512, 1024
+# The messages of trees with at least this many pairs are prefetched into the cache.
+FAR = 512
+# Bytes at the beginning of the messages of a tree that are prefetched.
+BEGINNING = 1024
 
 
 @subkernel
 def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
-    """Return the size of the messages of all pairs but the largest, and of the largest pair, for b > 0."""
+    """Return the absolute sizes of the messages to the pairs of a tree with evidence b > 0.
+
+    The first size is for all pairs except those with the largest value, the second for those pairs. ``first``
+    and ``second`` are the two largest values of the pairs. All numbers are in units of 1/256 nat.
+    """
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
 
@@ -60,7 +66,7 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
 
 
 def _make_sweep(wide: bool) -> Callable[..., None]:
-    """Return the body of a sweep with messages of int16, or of int32 if ``wide``."""
+    """Return the body of a sweep with kept messages: int16 messages, or int32 messages if ``wide``."""
     look_off, look_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 

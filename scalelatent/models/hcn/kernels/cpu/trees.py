@@ -1,11 +1,13 @@
 """The two passes over the pairs of an AND-OR tree, as LLVM vector instructions.
 
-The pairs of a tree are a few contiguous lines of equal length, in S and in W. The sign of the evidence b
-halves the work of the general message rule and gives the same number:
+A tree belongs to one pixel. Its pairs are a place in S (places of features) and a weight in W (features), in
+a few contiguous lines of equal length. A pair sends a value to the OR of the tree, and the OR sends the
+message g to the pair. For a known sign of the evidence b of the pixel, g needs half of the work of the
+general rule:
 
-- b < 0: a pair gets g = min(0, b + sum of the others). Each pair adds at most |b| to the sum, so the int32
-  sum is exact for trees of any size.
-- b > 0: a pair gets g = min(b, max(0, -largest of the others)).
+- b < 0: g = min(0, b + sum of the values of the other pairs). Each pair adds at most |b| to the sum, so the
+  int32 sum is exact for trees of any size.
+- b > 0: g = min(b, max(0, -largest value of the other pairs)).
 
 The first pass computes the sum, or the largest two values. The second pass sends the messages.
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 _BITS = ir.IntType(LANES)  # one bit per SIMD lane
 BELIEF_OUTSIDE = -(2**29)  # belief in a place or weight outside the tree; the sum of two fits int32
-HELD, LIVE = 1, 2  # flags of a line: it has nonzero messages to weights; the sweep must not skip it
+HELD, LIVE = 1, 2  # bits of the byte of a line: nonzero messages to weights; a place above the limit
 
 Values = list[ir.Value]
 
@@ -68,11 +70,11 @@ class _Code(Vectors):
         return self.min(self.b.add(s, w), self.min(s, w))
 
     def lanes_of(self, mask: ir.Value) -> ir.Value:
-        """Convert a mask to bits."""
+        """Convert a mask of lanes to an integer with one bit per lane."""
         return self.b.bitcast(mask, _BITS)
 
     def any(self, bits: ir.Value) -> ir.Value:
-        """Return whether a bit is set."""
+        """Return whether at least one bit of ``bits`` is set."""
         return self.b.icmp_signed("!=", bits, _BITS(0))
 
     def where(
@@ -139,7 +141,7 @@ class _Pairs:
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Return beliefs minus the messages of this tree."""
+        """Return the beliefs minus the messages of this tree: in the places (0) or in the weights (1)."""
         belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
@@ -257,7 +259,10 @@ Passes: TypeAlias = tuple[
 def _inline(
     n_kept: int, wide: bool, n_numbers: int, result: types.Type, code_of: CodeOf
 ) -> Callable[..., Any]:
-    """Return a numba function that inlines the code; it takes a tree, int32 numbers and a damping."""
+    """Return a numba function whose body is the LLVM code that ``code_of`` emits.
+
+    The function takes a tree (see `_Tree`), ``n_numbers`` int32 numbers and the damping (float32).
+    """
     n_tree = 7 + n_kept
     arguments = (
         types.UniTuple(types.int64, n_tree),
@@ -287,9 +292,10 @@ def _inline(
 
 
 def _first_pass(on: bool, n_kept: int) -> CodeOf:
-    """Return the code of the first pass: the sum of the pairs, or with ``on`` the largest two values.
+    """Return the code of the first pass, which skips quiet lines.
 
-    Quiet lines are skipped.
+    The pass returns the sum of the values of the pairs, or if ``on`` (evidence above 0) the two largest
+    values. ``n_kept`` is the number of kept messages per pair.
     """
 
     def code_of(code: _Code, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
@@ -326,21 +332,23 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
 
 
 def _second_pass(on: bool, n_kept: int) -> CodeOf:
-    """Return the code of the second pass: send messages to all pairs, and return whether a kept one changed.
+    """Return the code of the second pass, which sends messages to all pairs.
 
-    With one kept message per pair, weights are fixed and only places get messages.
+    The pass returns whether a kept message changed. ``n_kept`` is the number of kept messages per pair. If it
+    is 1, the weights are fixed and only places get messages.
     """
 
     def code_of(code: _Code, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        # With ``on``, x is the largest absolute value of messages of most pairs; y is that of the pairs whose
-        # value is the largest one, z. Without ``on``, x is -(b + sum) and y is -b.
+        # If ``on``, z is the largest value of the pairs. Messages to pairs with the value z have at most the
+        # absolute value y; messages to all other pairs have at most the absolute value x.
+        # If not ``on``, x is -(b + sum of the values) and y is -b, with the evidence b of the pixel.
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_kept == 2 else None
 
         def message(other: ir.Value, size: ir.Value) -> ir.Value:
-            """Return a message, limited to this absolute size, from the other input of the pair."""
+            """Return the message to one input of a pair; ``size`` limits its absolute value."""
             if on:
                 return code.min(code.max(b.add(other, size), zero), size)
             return b.sub(zero, code.min(code.max(other, zero), size))
@@ -391,9 +399,11 @@ def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
 
 
 def make_passes(n_kept: int, wide: bool = False) -> Passes:
-    """Return four functions: the first passes for evidence b < 0 and b > 0, then the second passes for both.
+    """Return four functions for numba that update one AND-OR tree.
 
-    ``n_kept`` is the number of kept messages per pair. They are int16, or int32 if ``wide``.
+    They are, in this order: the first pass for evidence of 0 or less and for evidence above 0, and the second
+    pass for the same two cases. ``n_kept`` is the number of kept messages per pair: 0, 1 (to the place) or 2
+    (also to the weight). Kept messages are int16, or int32 if ``wide``.
     """
     result = types.boolean if n_kept else types.void
     return (
