@@ -33,7 +33,7 @@ __all__ = ["app", "main"]
 
 
 class _GroupWithKinds(TyperGroup):
-    """Group of verbs whose help lists the kinds of models, also of other packages."""
+    """Group of commands whose help lists the kinds of models, including those of other packages."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from scalelatent.contract.kinds import known_kinds

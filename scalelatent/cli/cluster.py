@@ -1,4 +1,4 @@
-"""The verbs of ``scalelatent cluster``, and ``warm`` and ``doctor``."""
+"""The commands of ``scalelatent cluster``, with ``warm`` and ``doctor``."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-_SHOWN = 12  # maximum number of classes or feature names that a verb prints
+_SHOWN = 12  # maximum number of classes or feature names that a command prints
 
 app = VerbGroup(help="Import, generate, show and change datasets.")
 

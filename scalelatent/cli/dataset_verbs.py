@@ -1,4 +1,4 @@
-"""Registration of the verbs that write a dataset: `data import …` and `data make …`."""
+"""Registration of the commands that write a dataset: `data import …` and `data make …`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 
 
 class WriteFlags(Protocol):
-    """Options that several verbs share, as a NamedTuple."""
+    """Options that several commands share, as a NamedTuple."""
 
     json: bool
 
@@ -35,11 +35,11 @@ def dataset_verb(
     unit: str = "rows",
     has_kernels: bool = False,
 ) -> Callable[[Callable[..., Call]], None]:
-    """Return a decorator that registers a verb of `app`, which makes and reports the call of a function.
+    """Return a decorator that registers a command of `app`, which makes and reports the call of a function.
 
-    The function turns the arguments of the verb into a `Call`. The verb also has the options of `flags`, a
-    NamedTuple like `WriteFlags`, and shows a progress bar titled `activity`. `report` receives the result and
-    whether to print JSON. With `has_kernels` the verb reports the compilation of kernels.
+    The function turns the arguments of the command into a `Call`. The command also has the options of
+    `flags`, a NamedTuple like `WriteFlags`, and shows a progress bar titled `activity`. `report` receives the
+    result and whether to print JSON. With `has_kernels` the command reports the compilation of kernels.
     """
 
     def register(function: Callable[..., Call]) -> None:

@@ -35,7 +35,7 @@ Table = Annotated[
 
 
 class ImportFlags(NamedTuple):
-    """Options of every verb: how the dataset is written and reported."""
+    """Options of all ``data import`` commands: how the dataset is written and reported."""
 
     shuffle: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""The verbs of jobs on a cluster: `submit`, `status`, `logs`, `attach`, `cancel`, `resume`."""
+"""The commands for jobs on a cluster: `submit`, `status`, `logs`, `attach`, `cancel`, `resume`."""
 
 from __future__ import annotations
 

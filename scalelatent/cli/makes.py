@@ -35,7 +35,7 @@ Out = Annotated[str, typer.Argument(metavar="OUT", help="The dataset to write, f
 
 
 class MakeFlags(NamedTuple):
-    """Options of every verb: how the dataset is written and reported."""
+    """Options of all ``data make`` commands: how the dataset is written and reported."""
 
     n_jobs: Jobs = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted command.")] = False

@@ -1,4 +1,4 @@
-"""The verbs `plan`, `fit` and `demo`, and their summary of a run."""
+"""The commands `plan`, `fit` and `demo`, and their summary of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of the verbs: options, tables, JSON, progress bars, formatting."""
+"""Shared parts of the commands: options, tables, JSON, progress bars, formatting."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TlsFiles(NamedTuple):
 
 
 def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Function], Function]:
-    """Return a decorator that replaces the parameter ``name`` of a verb by the fields of a NamedTuple."""
+    """Return a decorator that replaces the parameter ``name`` of a command by the fields of a NamedTuple."""
     options = {prefix + field: hint for field, hint in get_type_hints(values, include_extras=True).items()}
     defaults = dict(zip(options, inspect.signature(values).parameters.values(), strict=True))
 
@@ -204,7 +204,7 @@ def _plain(value: Any) -> Any:
 def print_result(
     values: Mapping[str, Any], json: bool, *, title: str | None = None, line: str | None = None
 ) -> None:
-    """Print the result of a verb as JSON, as one line, or as names and values."""
+    """Print the result of a command as JSON, as one line, or as names and values."""
     if json:
         print_json(values)
     elif line is not None:

@@ -41,7 +41,10 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
 
 
 def find_too_large(block: Block) -> str | None:
-    """Return what :func:`find_nonfinite` returns for ``LARGEST_VALUE``, at the cost of one product."""
+    """Describe the first value of a block that is not finite or above ``LARGEST_VALUE``, or return None.
+
+    Without such a value, the check usually costs one product of the values with themselves.
+    """
     x = block.x.data if isinstance(block.x, CsrRows) else block.x
     if x.dtype.kind not in "fiu" or not isinstance(x, np.ndarray):
         return None

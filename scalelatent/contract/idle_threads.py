@@ -1,8 +1,8 @@
 """Let a model's M-step use the threads of the engine that would otherwise wait for its result.
 
 The engine calls :func:`allow_threads` around an M-step, and the M-step gives independent parts of its work to
-:func:`run_parts`. The M-step alone decides how its work is split into parts, so the result has the same bits
-for any number of threads.
+:func:`run_parts`. The M-step alone decides how its work is split into parts, so the result is bitwise
+identical for any number of threads.
 """
 
 from __future__ import annotations

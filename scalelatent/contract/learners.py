@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import Array, HostRows
 
 # Types that the engine passes on without reading them: a learner's state, its parameters prepared for the
-# blocks of a span, and the data that it keeps per leaf.
+# blocks of one task, and the data that it keeps per leaf (a fixed range of rows).
 State = TypeVar("State")
 StateIn = TypeVar("StateIn", contravariant=True)
 Prepared = TypeVar("Prepared")
@@ -67,7 +67,7 @@ class Block:
     chain: int = 0
 
     def row_number(self, row: int) -> int:
-        """Return the index in the dataset of a row of this block, for messages."""
+        """Return the index in the dataset of the row ``row`` of this block, for error messages."""
         return self.start + row if self.rows is None else int(self.rows[row])
 
     def slice_rows(self, first: int, stop: int) -> Block:
@@ -118,20 +118,20 @@ class Backend(Protocol):
 
 
 class Reduction(Protocol[StateIn, Prepared]):
-    """An additive statistic of rows, which a task computes over its span."""
+    """Computation of an additive statistic; each task sums it over one span (a range of rows)."""
 
     @property
     def requests(self) -> Requests:
-        """Optional requests to the engine."""
+        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
 
     def layout(self) -> Layout:
         """Return the names and shapes of the statistic's fields."""
 
     def flops_per_row(self) -> float:
-        """Return the floating point operations per row, which set the size of leaves and spans."""
+        """Return the floating point operations per row, from which the engine chooses the rows of a task."""
 
     def prepare(self, state: StateIn, backend: Backend) -> Prepared:
-        """Return the data that every block of a span needs, such as float32 parameters on the device."""
+        """Return the data that all blocks of a task need, such as float32 parameters on the device."""
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
         """Add the block's contribution to ``stats``."""
@@ -139,24 +139,24 @@ class Reduction(Protocol[StateIn, Prepared]):
 
 @runtime_checkable
 class LeafReduction(Reduction[StateIn, Prepared], Protocol[StateIn, Prepared]):
-    """A :class:`Reduction` whose large sums stay on a GPU until the last block of a leaf."""
+    """A :class:`Reduction` whose large sums stay on a GPU until the end of a leaf (a group of blocks)."""
 
     def open_leaf(self, prepared: Prepared, stats: Stats) -> Any:
-        """Return the sums of a leaf, to which the following calls add."""
+        """Return empty sums for a leaf (a group of consecutive blocks), to which `add_block` adds blocks."""
 
     def add_block(self, prepared: Prepared, block: Block, stats: Stats, sums: Any) -> None:
-        """Add the block's contribution to ``sums`` and ``stats``."""
+        """Add the contribution of a block to ``sums``, the sums of its group of blocks, and to ``stats``."""
 
     def close_leaf(self, prepared: Prepared, stats: Stats, sums: Any) -> None:
-        """Add the sums of a leaf to ``stats``."""
+        """Add ``sums`` to ``stats`` after the last block of a leaf (a group of consecutive blocks)."""
 
 
 @runtime_checkable
 class BatchLearner(Protocol[State]):
-    """A learner by passes: the statistics of all rows under one state give the next state."""
+    """A learner that reads all rows in each pass; the sum of their statistics gives its next state."""
 
     def reductions(self) -> Mapping[str, Reduction[State, Any]]:
-        """Return the parts of a pass: ``"train"`` and, if there are validation rows, ``"validation"``."""
+        """Return the reduction of the ``"train"`` rows and, if any, that of the ``"validation"`` rows."""
 
     def update(self, state: State, stats: Mapping[str, Stats]) -> State:
         """Return the state after the M-step; a pure function."""
@@ -165,7 +165,7 @@ class BatchLearner(Protocol[State]):
         """Return the scalars of the last pass for the driver, the callbacks and the dashboard."""
 
     def is_done(self, state: State) -> bool:
-        """Return True if no member needs another pass."""
+        """Return True if the learner needs no further pass."""
 
 
 class RowMap(Protocol[Prepared]):
@@ -173,7 +173,7 @@ class RowMap(Protocol[Prepared]):
 
     @property
     def requests(self) -> Requests:
-        """Optional requests to the engine."""
+        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return (shape of one output row, dtype)."""
@@ -194,10 +194,10 @@ class OutputMap(RowMap[Prepared], Protocol[Prepared]):
 
 
 class LabelMap(RowMap[Prepared], Protocol[Prepared]):
-    """A :class:`RowMap` that may request ``labels``: it computes the labels of its output rows itself."""
+    """A :class:`RowMap` that also computes the labels of its output rows, if its requests set ``labels``."""
 
     def labels(self, out: np.ndarray) -> np.ndarray:
-        """Return the class codes of output rows."""
+        """Return one class code for each of the output rows ``out``."""
 
 
 @runtime_checkable
@@ -211,41 +211,44 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
 
     @property
     def last(self) -> RowMap | None:
-        """Plain map that is applied after the stages, or None."""
+        """Row map that is applied to the output of the last stage, or None; columns do not split this map."""
 
     def stages(self) -> Sequence[ColumnStage]:
-        """Return the maps of which this map is the composition."""
+        """Return the maps that this map applies one after the other."""
 
     def row_bytes(self) -> int:
         """Return the bytes of one row of the output and of all intermediate results."""
 
     def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the output rows of the block; yield from time to time, so that the caller can stop."""
+        """Write the output rows of a block to ``out``; yield now and then, so that the caller can stop."""
 
 
 class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
-    """A :class:`ColumnMap` of one stage, with the costs from which the size of output tiles is chosen."""
+    """A :class:`ColumnMap` that can be split by columns; its costs determine the size of output tiles."""
 
     def select_columns(self, first: int, stop: int) -> ColumnStage:
-        """Return the map to a range of the output's columns."""
+        """Return a map that computes only the output columns ``first:stop``."""
 
     @property
     def column_group(self) -> int:
-        """Number of neighbouring columns that cost as much as one of them."""
+        """Number of neighbouring output columns that together cost as much as one of them."""
 
     def flops_per_row(self) -> float:
-        """Return the floating point operations for one column of one row."""
+        """Return the floating point operations that compute one output column of one row."""
 
     def column_flops(self) -> float:
-        """Return the floating point operations that prepare one column, independent of the rows."""
+        """Return the floating point operations that prepare one output column, for any number of rows."""
 
 
 class RowSets(Protocol):
-    """Sets of selected rows, all of one size, to be copied out of a dataset; CSR if they request ``csr``."""
+    """Sets of rows to copy out of a dataset, each with the same number of rows.
+
+    The copies are CSR rows if ``requests`` sets ``csr``.
+    """
 
     @property
     def requests(self) -> Requests:
-        """Optional requests to the engine."""
+        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
 
     @property
     def n_sets(self) -> int:
@@ -262,27 +265,27 @@ class RowSets(Protocol):
         """Return the indices of a set's rows in the dataset, in ascending order."""
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Return some rows of ``x`` in the form in which the set stores them."""
+        """Return the rows ``rows`` of ``x``, converted to the format in which the set ``which`` is stored."""
 
     def check(self, x: HostRows, start: int) -> None:
         """Raise a ValueError if the rows ``x``, the first of which is row ``start``, cannot be used."""
 
 
 class StepLearner(Protocol[State, PreparedOut]):
-    """Common methods of all learners by steps, see :class:`OnlineLearner`."""
+    """Common methods of learners that update their state after each minibatch, see :class:`OnlineLearner`."""
 
     @property
     def requests(self) -> Requests:
-        """Optional requests to the engine."""
+        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
 
     def layout(self) -> Layout:
-        """Return the names and shapes of the fields of a chain's statistic."""
+        """Return the names and shapes of the statistic's fields; a chain (part of a minibatch) fills them."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations per row."""
 
     def prepare(self, state: State, backend: Backend) -> PreparedOut:
-        """Return the data that the chains of one step need; called once per step and thread."""
+        """Return the data that the chains (parts) of a minibatch need; called once per step and thread."""
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
         """Return the state after one batch of ``n_rows`` rows; a pure function."""
@@ -298,7 +301,7 @@ class StepLearner(Protocol[State, PreparedOut]):
 
 
 class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
-    """A learner by minibatches, from statistics, gradients or log-odds.
+    """A learner that updates its state after each minibatch, from statistics, gradients or log-odds.
 
     A *step* uses one batch, which is split into a few *chains* of rows. Chains are independent: each starts
     from the same state and fills its own statistic. The statistics are summed (their row records are
@@ -319,21 +322,21 @@ class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
 
 @runtime_checkable
 class MultiChainLearner(Protocol[PreparedIn]):
-    """An :class:`OnlineLearner` that can run all of a worker's chains of a step in one call.
+    """An :class:`OnlineLearner` that can run several chains (parts of a minibatch) in one call.
 
     GPUs use this call, because a single chain is too small to keep a GPU busy.
     """
 
     def run_chains(self, prepared: PreparedIn, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Do the same as ``run_chain`` for each block and its statistic, with the same bits."""
+        """Fill each statistic from the block of its index, bitwise identical to calls of `run_chain`."""
 
 
 @runtime_checkable
 class ValidatedLearner(StepLearner[State, PreparedOut], Protocol[State, PreparedOut]):
-    """A learner by steps that also measures held-out rows."""
+    """A learner by minibatches that also measures held-out rows in validation passes."""
 
     def validation(self) -> Reduction[State, Any]:
-        """Return the reduction over the validation rows under the current state."""
+        """Return the reduction that a validation pass computes over the held-out rows."""
 
     def validated(self, state: State, stats: Stats) -> State:
         """Return the state with the result of a validation pass, for ``summary``, ``is_done`` and schedules.
@@ -346,23 +349,23 @@ class LeafLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, K
     """A learner whose chains are *leaves*: fixed ranges of rows, for each of which it keeps some data."""
 
     def visit(self, prepared: Prepared, block: Block, kept: Kept | None) -> Kept:
-        """Return the data to keep for a leaf under the current state, as a tree of arrays.
+        """Compute and return the data to store for a leaf (a fixed range of rows), as a tree of arrays.
 
         ``kept`` is the leaf's data from the previous epoch, or None at the first visit.
         """
 
     def exchange(self, prepared: Prepared, kept: Kept | None, new: Kept, stats: Stats) -> None:
-        """Add to ``stats`` the change that replacing the data ``kept`` of a leaf with ``new`` makes."""
+        """Add to ``stats`` the contribution of a leaf's data ``new`` minus that of its old data ``kept``."""
 
 
 @runtime_checkable
 class MultiLeafLearner(Protocol[PreparedIn, Kept]):
-    """A :class:`LeafLearner` that can visit all of a worker's leaves of a step in one call, for GPUs."""
+    """A :class:`LeafLearner` that can process several leaves (fixed ranges of rows) in one call, for GPUs."""
 
     def visit_leaves(
         self, prepared: PreparedIn, blocks: Sequence[Block], kept: Sequence[Kept | None]
     ) -> list[Kept]:
-        """Return the same as ``visit`` for each block, with the same bits."""
+        """Return the data to store for each block, bitwise identical to results of `LeafLearner.visit`."""
 
 
 Work = BatchLearner | StepLearner | Mapping[str, Reduction]

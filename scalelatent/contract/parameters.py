@@ -43,7 +43,10 @@ class Allowed(Protocol):
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number within bounds, or one of ``also``; ``give`` is the advice in the error message."""
+    """Rule that allows a finite number within bounds, or one of the values ``also``.
+
+    ``give`` is the advice in the error message.
+    """
 
     give: str = "give a finite number"
     least: float = -math.inf
@@ -63,7 +66,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number of at least ``least``, or one of ``also``."""
+    """Rule that allows a whole number of at least ``least``, or one of the values ``also``."""
 
     least: int = 1
     also: tuple[str | None, ...] = ()
@@ -79,7 +82,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several names; None is allowed only if it is one of ``values``."""
+    """Rule that allows one of several names; None is allowed only if it is one of ``values``."""
 
     values: tuple[str | None, ...]
     silent: tuple[str, ...] = ()
@@ -93,7 +96,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or False; None is allowed only if it is in ``also``."""
+    """Rule that allows True or False; None is allowed only if it is in ``also``."""
 
     give: str = "give True or False"
     also: tuple[None, ...] = ()
@@ -106,7 +109,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Items:
-    """A non-empty list of items that ``item`` allows, or a single item if ``one`` is True."""
+    """Rule that allows a non-empty list of items that the rule ``item`` allows, or one item with ``one``."""
 
     item: Allowed
     give: str
@@ -125,7 +128,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Satisfies:
-    """Any value for which the function ``fits`` returns True."""
+    """Rule that allows any value for which the function ``fits`` returns True."""
 
     fits: Callable[[Any], bool]
     give: str
@@ -136,7 +139,7 @@ class Satisfies:
 
 @dataclass(frozen=True)
 class Anything:
-    """Any value; the fit checks the value later, when it knows the rows."""
+    """Rule that allows any value; the fit checks the value later, when it knows the rows."""
 
     def refusal(self, value: object) -> str:
         return ""
@@ -144,7 +147,7 @@ class Anything:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a model's constructor."""
+    """Declaration of one parameter of a model's constructor: its name, default, allowed values and help."""
 
     name: str
     default: object
@@ -167,8 +170,10 @@ class Parameters:
     """All parameters of a model, in the order of its constructor, and rules about combinations of them."""
 
     entries: tuple[Parameter, ...]
-    rules: tuple[Callable[[Any], None], ...] = ()  # functions of a model that raise a ValueError
-    # Names and defaults of former parameters: old jobs and saved models may still name the default.
+    # Each function receives a model and raises a ValueError for a combination of values that is not allowed.
+    rules: tuple[Callable[[Any], None], ...] = ()
+    # Former parameters and their defaults. An old job or saved model that still sets one of them is accepted
+    # if the value is the default.
     removed: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Parameter]:
@@ -184,7 +189,7 @@ class Parameters:
         return {entry.name: entry.default for entry in self.entries}
 
     def drop_removed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the given values without former parameters.
+        """Return the given parameter values without parameters that only earlier versions had.
 
         Raises
         ------

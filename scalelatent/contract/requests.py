@@ -9,7 +9,10 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Random corruption of outputs into inputs: a pure function of (seed, stage, epoch, row)."""
+    """Rule that makes the input rows of a model by random corruption of its target rows.
+
+    The result depends only on (seed, stage, epoch, row).
+    """
 
     kind: str  # 'flip' inverts random outputs; 'occlude' sets a patch at a random position to 0
     rate: float = 0.0  # 'flip': share of each row's outputs to invert; their number is rounded, not random
@@ -49,16 +52,17 @@ class Targets:
 
 @dataclass(frozen=True)
 class Requests:
-    """Optional requests of a reduction, row map, set of rows or online learner (``requests``)."""
+    """Requests of a model to the engine about its blocks of rows, such as their size; each is optional."""
 
     csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
     targets: Targets | None = None  # read outputs instead of class codes
     labels: bool = False  # the row map is a :class:`~.learners.LabelMap`, which computes its output's labels
     block_rows: int | None = None  # rows of a block, unless the user sets another number for a reduction
-    # Merging may take this share of the computing time, instead of 0.02, to make up to 16 leaves.
+    # The engine makes up to 16 leaves (groups of consecutive blocks whose statistics are merged in order) as
+    # long as merging takes at most this share of the computing time, instead of 0.02.
     merge_share: float | None = None
-    # (bytes per thread, bytes per row of its block or chain) in addition to block and statistic; without it
-    # `plan` estimates both from the size of the statistic.
+    # Memory that a computation needs in addition to its block and statistic: (bytes per thread, bytes per row
+    # of the block or chain). If it is None, `plan` estimates both numbers from the size of the statistic.
     scratch: tuple[int, int] | None = None
     # The label -1 marks a row without a class, unless -1 is one of the classes; its class code is -1.
     unlabelled: bool = False
@@ -66,5 +70,5 @@ class Requests:
 
     @property
     def form(self) -> tuple[bool, Targets | None, bool]:
-        """Requests that change the contents of a block: works with equal forms can share blocks."""
+        """Requests that change the contents of a block; learners with equal values can share their blocks."""
         return self.csr, self.targets, self.unlabelled

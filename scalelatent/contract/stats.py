@@ -1,4 +1,4 @@
-"""Additive statistics: one float64 vector with named views, which the engine merges for every model."""
+"""Additive statistics: float64 vectors with named fields, which the engine sums for every model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
-    """Return the sum of the first ``size`` numbers of all vectors, in order, then the rest concatenated."""
+    """Return one vector: the sum of the first ``size`` numbers of all vectors, then their other numbers."""
     if len(vectors) == 1:
         return vectors[0]
     size = len(vectors[0]) if size is None else size
@@ -27,15 +27,15 @@ def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the fields of a statistic, in the order of the vector."""
+    """Names and shapes of the fields of a statistic, in their order in its float64 vector."""
 
     fields: tuple[tuple[str, tuple[int, ...]], ...]
-    # (name, width) of the fields of a row record; only chains of an `OnlineLearner` have row records.
+    # (name, width) of the fields of a row record: some numbers that an `OnlineLearner` returns for each row.
     row_fields: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        """Name of a field -> (slice of the vector, shape)."""
+        """Map from the name of each field to (its slice of the statistic's vector, its shape)."""
         out, start = {}, 0
         for name, shape in self.fields:
             stop = start + prod(shape)
@@ -45,7 +45,7 @@ class Layout:
 
     @cached_property
     def columns(self) -> dict[str, slice]:
-        """Name of a row field -> columns of the row records."""
+        """Map from the name of each field of a row record to its columns in the array of all records."""
         out, start = {}, 0
         for name, width in self.row_fields:
             out[name] = slice(start, start + width)
@@ -54,7 +54,7 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """Number of float64 numbers that are summed: the vector without row records."""
+        """Number of float64 numbers of the statistic that are summed; it excludes the records of rows."""
         return sum(prod(shape) for _, shape in self.fields)
 
     @property
@@ -73,7 +73,7 @@ class Layout:
 
 
 class Stats:
-    """An additive statistic: a float64 vector with named views."""
+    """An additive statistic: a float64 vector whose named fields are views of the vector."""
 
     __slots__ = ("layout", "vector")
 

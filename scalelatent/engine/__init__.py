@@ -1,1 +1,1 @@
-"""Passes over a dataset, in process or on Dask, with the same bits either way."""
+"""Passes over a dataset in one process or on Dask, with bitwise identical results."""

@@ -256,7 +256,7 @@ class _AheadCopy:
     def fill(
         self, x: np.ndarray, stream: cupy.cuda.Stream, pool: Executor, rows: cupy.ndarray | None = None
     ) -> None:
-        """Copy ``x`` to ``rows``, or to the buffer after all work on its previous rows."""
+        """Copy ``x`` to the GPU array ``rows``; if it is None, to a buffer whose old rows are not in use."""
         self.source = self.rows = None
         self.filled.synchronize()
         if self._pinned.nbytes < x.nbytes:
@@ -281,7 +281,7 @@ class CupyBackend:
 
     All work runs on the backend's own device and non-blocking stream, except the copies of `copy_ahead`. Each
     method and each use of `xp` makes them current in the calling thread, and `to_host` waits for the stream.
-    The stream has its own cuBLAS handle, so other threads do not change the bits of matrix products.
+    The stream has its own cuBLAS handle, so work of other threads does not change matrix products.
     """
 
     name = "cupy"
@@ -306,7 +306,7 @@ class CupyBackend:
         self.kept_rows, self._has_room = PieceCache(0), True
         _ON_DEVICE.setdefault(device_id, WeakSet()).add(self)
         self.row_limits: dict[str, int] = {}
-        # RMM as the allocator of CuPy raises a plain MemoryError.
+        # If RMM allocates the memory of CuPy, a lack of memory raises a plain MemoryError.
         runtime, driver = self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError
         self.gpu_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
         _limit_pool(self._cupy)
@@ -401,7 +401,7 @@ class CupyBackend:
         return host
 
     def start_pass(self) -> None:
-        """Set the bytes of rows that the GPU keeps between passes, its share of :data:`ROWS_SHARE`."""
+        """Set the bytes of rows that this backend may keep on its GPU between passes (:data:`ROWS_SHARE`)."""
         self._make_current()
         if self._has_room:
             limit = self._cupy.get_default_memory_pool().get_limit()
@@ -409,7 +409,7 @@ class CupyBackend:
         self.kept_rows.start_pass()
 
     def begin_copies(self) -> object:
-        """Return the owner of the next copies ahead; a thread of a cancelled owner copies nothing."""
+        """Return a new token for `copy_ahead`, which copies nothing for an older token (a cancelled pass)."""
         self._make_current()
         with self._copy_lock:
             for copy in self._copies:
@@ -428,7 +428,7 @@ class CupyBackend:
         x, copy = block.x, self._copies[number % 2]
         if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
             return
-        # The compute thread meets the same error, with advice, when it copies the rows itself.
+        # An error is ignored here: the computing thread copies the rows and raises the error with advice.
         with self._copy_lock, suppress(*self.gpu_errors):
             if (
                 owner is not self._copy_owner or self.row_limits
@@ -446,7 +446,7 @@ class CupyBackend:
                 copy.fill(x, self._copy_stream, pool)
 
     def finish_block(self, number: int) -> None:
-        """Allow the next copy but one to replace the rows of a block, after all work on these rows so far."""
+        """Let the block after the next reuse the buffer of a block, once work on its rows has ended."""
         copy = self._copies[number % 2]
         self._make_current()
         if copy.source is not None:
@@ -467,7 +467,7 @@ class CupyBackend:
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     def name_error(self, error: Exception) -> Exception:
-        """Return an error that names the GPU, for one raised by an expression in a model."""
+        """Return an error that names the GPU in place of an error that an expression of a model raised."""
         return self._named(error, "a block")
 
     # -- implementation --------------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ class CupyBackend:
             no_memory = (_NO_MEMORY,)
         elif isinstance(error, self._cublas.CUBLASError):
             no_memory = _CUBLAS_NO_MEMORY
-        elif type(error) in (MemoryError, cuda.memory.OutOfMemoryError):  # numpy's own is a subclass
+        elif type(error) in (MemoryError, cuda.memory.OutOfMemoryError):  # numpy's memory error is a subclass
             return DeviceMemoryError(self._memory_message(what))
         elif isinstance(error, (cuda.compiler.CompileException, ImportError)):
             return RunError(
@@ -633,7 +633,7 @@ def _limit_pool(cupy: ModuleType) -> None:
 
 
 def _choose_pool_limit(cupy: ModuleType) -> int:
-    """Return the limit of CuPy's pool on the current device in bytes: the user's, else one by free memory."""
+    """Return the bytes that CuPy's pool may use on this device: the user's limit, or by the free memory."""
     pool = cupy.get_default_memory_pool()
     if limit := int(pool.get_limit()):
         return limit

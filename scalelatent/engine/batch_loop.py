@@ -66,7 +66,7 @@ def fit_batches(
 ) -> LoopResult:
     """Run a :class:`~scalelatent.contract.learners.BatchLearner` from its last checkpoint until it is done.
 
-    ``first`` is the number of passes of earlier stages, from which passes are counted.
+    ``first`` is the number of passes of earlier stages; pass numbers continue from it.
     """
     iteration, history = first, []
     if store is not None and (found := store.latest_state(stage.name)) is not None:

@@ -1,4 +1,4 @@
-"""Keep rows in memory between passes: one cache of pieces of rows per process, with an upper bound."""
+"""Keep rows in memory between passes: one cache per process. A piece is the rows of one read."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _installed_memory() -> int:
 
 
 class PieceCache:
-    """Thread-safe cache of pieces by key, with an upper bound of ``limit`` bytes.
+    """Thread-safe cache of pieces (rows of one read) by key, with an upper bound of ``limit`` bytes.
 
     Each pass reads all pieces in the same order, and then a least-recently-used cache would evict each piece
     just before its next use. So pieces stay once they are in, and only those that were not used in the last

@@ -192,7 +192,7 @@ def kernel_event(kernel: str, seconds: float | None, **where: object) -> dict[st
 
 @contextmanager
 def report_compilations(callbacks: Callback) -> Iterator[None]:
-    """Notify callbacks of the kernels that this process compiles inside, from the compiling thread."""
+    """Notify callbacks of kernels compiled during the ``with`` statement, from the compiling thread."""
     with observe_compilation(lambda kernel, seconds: callbacks.on_event(kernel_event(kernel, seconds))):
         yield
 

@@ -1,4 +1,4 @@
-"""Run the chains of a minibatch step on the threads of one process, for both executors."""
+"""Run the chains (independent parts) of a minibatch on the threads of one process, for both executors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run_chains(
     """Run the chains ``first``, ``first + 1``, … on this thread; return their statistics, partly merged.
 
     Statistics are merged in the fixed tree of all ``n_chains`` chains, so that one thread returns few vectors
-    and the result has the same bits for any distribution of the chains.
+    and the result is bitwise identical for any distribution of the chains.
     """
     layout, prepared = learner.layout(), learner.prepare(state, backend)
     sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
@@ -214,7 +214,7 @@ class ChainRunner:
         return out
 
     def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
-        """Return the state after a step, for a runner of all chains."""
+        """Run all chains of a step and return the next state; this runner must have all chains."""
         rows = self.order.step_rows(step)
         return apply_step(self.learner, state, self.run(epoch, step, state, check), rows)
 

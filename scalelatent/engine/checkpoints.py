@@ -28,7 +28,7 @@ _NODE = re.compile(
 
 
 class EngineStore:
-    """Files of one run in its run folder; a task gives ``run`` and may write only into that run."""
+    """Files of one run in its run folder. A task gives the id ``run`` and can write only into that run."""
 
     def __init__(self, folder: str | Path | Location, run: str | None = None) -> None:
         self.location = locate(folder)
@@ -229,11 +229,11 @@ class EngineStore:
     # -- finished spans of the pass in progress --------------------------------------------------------------
 
     def save_node(self, stage: str, iteration: int, span: Span, vector: np.ndarray) -> None:
-        """Write the statistic of a finished span, so that a resume in the same pass can reuse it."""
+        """Write the sum of a finished span (rows of one task), so that a resume of the pass can reuse it."""
         self.write(_node_name(stage, iteration, span), vector, durable=False)
 
     def nodes(self, stage: str, iteration: int) -> list[Span]:
-        """Return the finished spans of a pass."""
+        """Return the finished spans (ranges of rows, one per task) of a pass."""
         return [
             Span(m["part"], int(m["level"]), int(m["index"]))
             for m in self.match_names(_NODE)

@@ -69,7 +69,7 @@ class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle
         """Return a handle of a state; ``is_written`` is True if the run folder contains the state already."""
 
     def get(self, place: Place, handle: Handle) -> Any:
-        """Return the state of a handle."""
+        """Return the state to which a handle refers."""
 
     def steps(self, place: Place, stop: int, handle: Handle) -> Iterator[Advance[Handle]]:
         """Run the steps from ``place`` up to ``stop`` of its epoch; yield after one or more steps."""
@@ -86,7 +86,7 @@ class Executor(Protocol[Handle]):
 
     @property
     def workers(self) -> int:
-        """Number of spans that run at the same time."""
+        """Number of tasks that run at the same time."""
 
     @property
     def keeps_states(self) -> bool:
@@ -97,10 +97,10 @@ class Executor(Protocol[Handle]):
         """Shards that the fit excludes."""
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> Handle:
-        """Return a handle of a state, with which passes start."""
+        """Make a state available to the workers, and return a handle with which a pass can start."""
 
     def get_state(self, stage: Stage, iteration: int, handle: Handle) -> Any:
-        """Return the state of a handle."""
+        """Return the state to which a handle refers."""
 
     def step(self, stage: Stage, iteration: int, handle: Handle, on_rows: OnRows) -> StepResult[Handle]:
         """Run one pass of a learner and its M-step."""

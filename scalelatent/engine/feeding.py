@@ -34,12 +34,12 @@ _Rows: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None, np.nda
 
 
 class Feed:
-    """Blocks of the given chains, step by step.
+    """Source of the blocks of the given chains (parts of each minibatch), step by step.
 
     1. The steps of an epoch are split into *slabs* of consecutive steps. The rows of a slab are gathered at
        once, so that a step only slices arrays.
     2. A thread gathers the slab that the caller needs, then up to ``AHEAD`` further slabs.
-    3. In its spare time the thread reads runs of the next buffers, one at a time.
+    3. In its spare time the thread reads runs (contiguous ranges of rows) of the next buffers, one at a time.
     4. It releases every run that neither these slabs nor the next buffers need.
     5. After ``IDLE_SECONDS`` without a request the thread ends and releases all rows; the next request starts
        a new thread.
@@ -182,7 +182,7 @@ class Feed:
             return True
 
     def _read_next_run(self) -> bool:
-        """Read one missing run of the next buffers; return False if none is missing."""
+        """Read one missing run (range of rows) of the next buffers; return False if none is missing."""
         missing = self._needed[1].difference(self._runs)
         if not missing:
             return False

@@ -93,7 +93,7 @@ def space_ranges(n: int, count: int, places: int) -> list[tuple[int, int]]:
 
 
 class Tree(Protocol):
-    """Structure of a reduce tree: level 0 has the leaves, level ``depth`` has the root."""
+    """Structure of a tree that sums statistics: level 0 has the leaves, and level ``depth`` the root."""
 
     fan_in: ClassVar[int]
 
@@ -102,7 +102,7 @@ class Tree(Protocol):
         """Number of levels above the leaves."""
 
     def family(self, level: int, node: int) -> range:
-        """Return the nodes of a level with the same parent as ``node``."""
+        """Return ``node`` and its siblings: the nodes of a level that are summed into the same parent."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def accumulate_leaf(
     reread: Callable[[], Iterable[Block]],
     stats: Stats,
 ) -> None:
-    """Add the blocks of a leaf to a statistic of zeros.
+    """Add the statistics of all blocks of a leaf (a group of consecutive blocks) to ``stats``, which is zero.
 
     If the GPU runs out of memory, halve the rows per call and start the leaf again with ``reread``.
     """

@@ -1,4 +1,4 @@
-"""Incremental learning: the run folder stores the data of each leaf from its last visit."""
+"""Incremental learning: the run folder stores data of each leaf (fixed range of rows) from its last visit."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class LeavesSideBySide(KeptLeaves[State, Prepared]):
     """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Do the same as ``run_chain`` for each block."""
+        """Visit all leaves ``blocks`` in one call, store their data, and add their changes to ``stats``."""
         assert isinstance(self.learner, MultiLeafLearner)
         olds = [self._read(block) for block in blocks]
         news = self.learner.visit_leaves(prepared, blocks, olds)
@@ -114,7 +114,7 @@ class LeavesSideBySide(KeptLeaves[State, Prepared]):
 def keep_leaves(
     learner: LeafLearner[Any, Any, Any], folder: str, stage: str, run: str | None
 ) -> KeptLeaves[Any, Any]:
-    """Return the incremental learner of a learner of leaves; see :class:`KeptLeaves`."""
+    """Return an online learner that stores the leaf data of ``learner`` in ``folder``, see `KeptLeaves`."""
     kind = LeavesSideBySide if isinstance(learner, MultiLeafLearner) else KeptLeaves
     return kind(learner, folder, stage, run)
 

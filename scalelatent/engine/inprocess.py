@@ -1,4 +1,4 @@
-"""Executor that runs spans on the threads of this process; the Dask executor must give the same bits."""
+"""Executor on the threads of this process; the Dask executor must give bitwise identical results."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class InProcessExecutor:
     def _reduce(
         self, stage: Stage, iteration: int, state: object, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
-        """Run a pass, again from its start after each bad shard that is excluded."""
+        """Run one pass; after each bad shard that is excluded, run the pass again from its start."""
         while True:
             remaining = replace(stage, skipped=self.quarantine.excluded_parts(stage))
             try:
@@ -238,7 +238,7 @@ def run_threads(
     finish: Callable[[Item, Value], None],
     on_wait: Callable[[], None] | None = None,
 ) -> None:
-    """Run the functions from ``make`` over all items, on the calling thread and ``workers - 1`` others.
+    """Apply the function that ``make`` returns per thread to all items, on this and ``workers - 1`` threads.
 
     ``finish`` runs on the calling thread for each result. ``on_wait`` may raise an error to stop all threads.
     The calling thread computes too: if it only waited, each result would wake it and interrupt a computing

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 # Upper bounds on a block of a map that is computed column by column: bytes of input and output, and rows.
 COLUMN_BLOCK_BYTES, COLUMN_BLOCK_ROWS = 2**26, 2**17
-# Least rows of a shard of such a map's output, and the largest number of shards that keep these rows.
+# Least rows of an output shard of a map that is computed column by column, and the largest number of shards
+# for which this minimum holds.
 MIN_COLUMN_SHARD_ROWS, MAX_COLUMN_SHARDS = 4096, 64
 
 
@@ -265,7 +266,7 @@ def start_map(
 
 
 def map_rows(executor: Executor, task: OutputTask, on_rows: OnRows) -> Dataset:
-    """Write the missing shards, and return the finished dataset."""
+    """Write the missing shards of a map's output, and return the finished dataset."""
     tiles = task.writer.n_tiles
     executor.run_map(task, lambda done, total: on_rows(done // tiles, total // tiles))
     return task.writer.finalize()

@@ -108,7 +108,7 @@ class _OnlineFit:
         self.at: tuple[Place, Any] = (Place(), None)
         self.done, self.history = False, list[dict[str, Any]]()
         self._restored = False
-        self._pending = False  # True after a resume between the steps of a part and its report
+        self._pending = False  # True after a resume from between some steps and their report
         self._saved, self._saved_at = Place(), time.perf_counter()
         self._since, self._rows, self._bytes = self._saved_at, 0, 0
         self._validation: Stage | None = None
@@ -162,7 +162,7 @@ class _OnlineFit:
 
     @property
     def place(self) -> Place:
-        """Position of the fit."""
+        """Position of the fit: epoch, finished steps of the epoch, and whether it was validated there."""
         return self.at[0]
 
     # -- steps -----------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class RowOrder:
         options: Mapping[str, Any],
         held: tuple[int, int] = (0, 1),
     ) -> RowOrder:
-        """Return an order with the run length of the [engine] ``options``, or a suitable one."""
+        """Return an order with the run length (rows per read) of the [engine] ``options``, or a default."""
         buffer = int(options.get("buffer_runs") or cls.buffer_runs)
         # With few rows, runs are shorter, so that each chain has enough runs to fill one buffer.
         run = int(options.get("run_rows") or min(cls.run_rows, n_rows // (buffer * n_chains) + 1))
@@ -79,7 +79,7 @@ class RowOrder:
 
     @property
     def n_runs(self) -> int:
-        """Number of runs of the dataset; the last run may be shorter."""
+        """Number of runs (contiguous ranges of ``run_rows`` rows) of the dataset; the last may be shorter."""
         return -(-self.n_rows // self.run_rows)
 
     @property
@@ -97,19 +97,19 @@ class RowOrder:
         return min(self.batch_rows, self.n_rows - step * self.batch_rows)
 
     def segment(self, chain: int) -> tuple[int, int]:
-        """Return (first place, number of rows) of a chain's segment in the sequence of an epoch."""
+        """Return (first position, number of rows) of a chain's segment in the shuffled rows of an epoch."""
         last_rows = self.step_rows(self.n_steps - 1)
         share, more = divmod(last_rows, self.n_chains)
         whole = (self.n_steps - 1) * self.chain_rows
         return chain * (whole + share) + min(chain, more), whole + share + (chain < more)
 
     def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
-        """Return the range of a chain's segment that the steps ``first_step:last_step`` read."""
+        """Return (start, stop) of the positions in a chain's segment that the steps read."""
         length = self.segment(chain)[1]
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
     def rows(self, epoch: int, step: int, chain: int = 0) -> np.ndarray:
-        """Return the row indices of a chain in a step, in order."""
+        """Return the dataset indices (int64) of the rows that one chain of a minibatch reads, in order."""
         if not (0 <= step < self.n_steps and 0 <= chain < self.n_chains and epoch >= 0):
             raise IndexError(
                 f"epoch {epoch}, step {step}, chain {chain}: there are {self.n_steps} steps of "
@@ -120,9 +120,9 @@ class RowOrder:
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Return the rows, int64 without held-out rows, at the places ``first:last`` of a chain's segment.
+        """Return the rows (int64) at the positions ``first:last`` of a chain's segment.
 
-        `numbers` converts them to row indices of the dataset.
+        Their numbers skip held-out rows; `to_dataset_rows` converts them to row indices of the dataset.
         """
         begin, length = self.segment(chain)
         if not self.shuffle or first >= last:
@@ -138,7 +138,7 @@ class RowOrder:
         return runs[places // self.run_rows] * self.run_rows + places % self.run_rows
 
     def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
-        """Return the runs of all buffers that hold the rows ``first:last`` of a chain's segment."""
+        """Return the runs (ranges of rows) of all buffers that contain rows ``first:last`` of a segment."""
         begin, length = self.segment(chain)
         if first >= last:
             return np.zeros(0, dtype=np.int64)
@@ -164,7 +164,10 @@ class RowOrder:
 
 
 def held_rows(held: tuple[int, int], n_rows: int) -> np.ndarray:
-    """Return the indices of the rows that an order with ``held`` holds out, int64."""
+    """Return the indices (int64) of the held-out rows.
+
+    ``held`` is (rows held out per period, rows in a period); they are the last rows of each period.
+    """
     spared, period = held
     rows = np.arange(period - spared, n_rows, period)[:, None] + np.arange(spared)
     return rows[rows < n_rows]

@@ -1,4 +1,7 @@
-"""One pass over a dataset: choose blocks, leaves and spans, and compute the statistic of one span."""
+"""One pass over a dataset: choose blocks, leaves and spans, and compute the statistic of one span.
+
+A leaf is a group of consecutive blocks whose statistics are summed in order; a span is the rows of one task.
+"""
 
 from __future__ import annotations
 
@@ -234,12 +237,12 @@ def _round_up_to_power(value: float, low: int, high: int) -> int:
 
 
 def cluster_task_seconds(workers: int) -> float:
-    """Return the least seconds of a task on a cluster, for which the scheduler keeps up with its workers."""
+    """Return the shortest seconds of a task with which the scheduler can keep all workers busy."""
     return max(MIN_TASK_SECONDS, workers * SCHEDULER_SECONDS / SCHEDULER_SHARE)
 
 
 def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float | None = None) -> int:
-    """Return the tree level of the spans: large enough for ``task_seconds``, small enough for all workers."""
+    """Return the tree level whose nodes become tasks: long enough tasks, and enough tasks for all workers."""
     if task_seconds is None:
         sending = reduction.layout().nbytes / SEND_RATE
         task_seconds = max(cluster_task_seconds(workers), sending / SEND_SHARE)
@@ -265,7 +268,7 @@ def list_spans(stage: Stage, workers: int, task_seconds: float | None = None) ->
 
 
 class PassContext:
-    """One thread's view of a pass: the prepared state, and a reader per part."""
+    """Data with which one thread computes a pass: the prepared state, and a reader per part."""
 
     def __init__(self, stage: Stage, state: object, backend: Backend, cache: PieceCache | None) -> None:
         self.stage = stage

@@ -39,7 +39,7 @@ class BadShard:
 
 
 def whole_shards(dataset: Dataset, start: int, stop: int) -> tuple[int, int]:
-    """Extend a range of rows to whole shards; return it counted from the first row at the dataset's URL."""
+    """Extend rows to whole shards; return (start, stop) counted from the first row at the dataset's URL."""
     first = dataset.extent[0]
     head, tail = dataset.shards(start, start + 1), dataset.shards(stop - 1, stop)
     return (head[0][1] if head else first + start), (tail[-1][2] if tail else first + stop)

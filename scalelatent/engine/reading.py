@@ -123,7 +123,7 @@ class Reader:
 
     @cached_property
     def name(self) -> Hashable:
-        """Identity of the rows in caches."""
+        """Key that identifies the rows of this reader in caches."""
         # A dataset in memory has no fingerprint, but stays the same object during a fit.
         which = self.dataset.fingerprint() if self.dataset.is_stored else self.dataset
         return which, self._form, self.skipped
@@ -153,7 +153,7 @@ class Reader:
         epoch: int = 0,
         chain: int = 0,
     ) -> Block:
-        """Return a block of these rows in the form that the work requests."""
+        """Return a block of these rows with the inputs, outputs or class codes that the learner requests."""
         if self.targets is not None and self.targets.source == "x":
             assert isinstance(x, np.ndarray)
             x, y = _make_inputs(x, self.targets, start, rows, epoch), x
@@ -162,11 +162,11 @@ class Reader:
         return Block(x, y, weight, start, rows, epoch, chain)
 
     def cached(self, start: int, stop: int) -> Piece | None:
-        """Return a piece from the cache, or None."""
+        """Return the rows ``start:stop`` from the cache, or None if the cache does not contain them."""
         return self.cache.get((self.name, start, stop)) if self.cache is not None else None
 
     def read(self, start: int, stop: int) -> Piece:
-        """Return (x, codes or outputs, weight) of a piece; x is the outputs if rows are their own outputs."""
+        """Return (x, class codes or outputs, weight) of the rows ``start:stop``; x may be the outputs."""
         found = self.cached(start, stop)
         if found is not None:
             return found

@@ -43,7 +43,7 @@ def _format_value(value: object) -> str:
 
 
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return the values that differ between two identities, each as ``name: old -> new``."""
+    """Return the entries that differ between the descriptions of two fits, each as ``name: old -> new``."""
     was, now = _flatten(stored), _flatten(given)
     return [
         f"{name}: {was.get(name, 'None')} -> {now.get(name, 'None')}"
@@ -53,6 +53,6 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
 
 
 def _flatten(identity: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entries of an identity as text, with one entry per parameter."""
+    """Return the entries of a fit's description as text, with one entry per parameter."""
     rest = {name: str(value) for name, value in identity.items() if name != "params"}
     return {**rest, **identity.get("params", {})}

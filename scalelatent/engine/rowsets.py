@@ -96,13 +96,13 @@ class DrawnSets:
     x: HostRows
 
     def read(self, which: int, count: int = 1) -> HostRows:
-        """Return the rows of sets."""
+        """Return the rows of ``count`` sets, from the set ``which`` on, one set after the other."""
         return join_rows([self.sets.take(i, self.x, self.sets.rows(i)) for i in range(which, which + count)])
 
 
 @dataclass(frozen=True)
 class SomeOfSet:
-    """Some rows of a stored set that several candidates of a search share."""
+    """Some of the rows of a stored set; several candidates of a search share the set."""
 
     whole: StoredSets
     places: np.ndarray
@@ -177,7 +177,7 @@ class SetsTask(OutputTask):
 
 
 def join_rows(parts: list[HostRows]) -> HostRows:
-    """Return the rows of all parts."""
+    """Return the rows of all parts, one part after the other, as one array or `CsrRows`."""
     sparse = [part for part in parts if isinstance(part, CsrRows)]
     if sparse:
         return CsrRows.concatenate(sparse)

@@ -157,7 +157,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return validation
 
     def _check_params(self) -> None:
-        """Raise ValueError for parameters out of range."""
+        """Raise ValueError if a constructor parameter or a combination of parameters is not allowed."""
         self._parameters.check(self)
 
     def _deciding_parameters(self) -> dict[str, Any]:
@@ -184,14 +184,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
     ) -> Dataset:
         """Return the given rows as a dataset.
 
-        ``reset`` sets ``n_features_in_`` and ``feature_names_in_``; otherwise they are compared.
+        With ``reset`` the rows set ``n_features_in_`` and ``feature_names_in_``; otherwise they must match.
         """
         rows = opened(X, name)
         if isinstance(rows, Dataset):
             ds = add_weights(rows, y, sample_weight)
         elif is_plain(rows):
             shape = image_rows(rows) if self._takes_images else None
-            if shape is not None:  # this keeps the mask of a masked array, which a later check refuses
+            if shape is not None:  # asanyarray keeps the mask of a masked array, which a later check refuses
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
             names = frame_names(rows)
             rows = validated(self, rows, name=name, reset=reset, ensure_min_samples=least_rows, **CHECKS)
@@ -211,7 +211,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return X
 
     def _lazy_values(self, X: RowsLike) -> RowsLike:
-        """Return rows that are read in pieces, prepared like those of :meth:`_checked_values`."""
+        """Return a lazy array of rows with this model's conversions; the base class converts nothing."""
         return X
 
     def _checked_width(self, ds: Dataset, name: str) -> Dataset:
@@ -241,7 +241,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return self._training_rows(X, y, sample_weight)
 
     def _search_fit(self, rows: Dataset, **how: Any) -> Self:
-        """Fit on the dataset of :meth:`_search_rows`."""
+        """Fit this model on ``rows``, a dataset that `_search_rows` has prepared for a search."""
         return self.fit(rows, **how)
 
     def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:

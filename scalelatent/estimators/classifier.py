@@ -256,7 +256,7 @@ def predict_by(
     overwrite: bool,
     callbacks: CallbackList,
 ) -> Any:
-    """Return the label of the largest score of each row or, if ``out`` is given, a Dataset of both."""
+    """Return the class of the largest score of each row or, with ``out``, a Dataset of scores and classes."""
     output = "probabilities" if out is None else "classes"
     scores = model._map(X, output, out, client, overwrite, callbacks)
     if out is not None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from scalelatent.typing import LabelsLike, RowsLike, SlicedArray, ValidationLike, WeightsLike
 
 FLOAT32_MAX = np.finfo(np.float32).max
-# Warn if float32 rounding exceeds this share of a feature's standard deviation. The check reads this number
-# of row ranges, of this number of rows each, spread over the dataset.
+# Warn if float32 rounding exceeds ROUNDED_SHARE of a feature's standard deviation. The check reads
+# ROUNDED_RUNS ranges of ROUNDED_RUN_ROWS rows each, spread over the dataset.
 ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
 # Warn of an outlier row only for at least this many rows: one of a few rows often outweighs the others.
 MANY_ROWS = 20
@@ -86,7 +86,7 @@ def validated(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks:
 def check_frame(frame: Any, name: str) -> None:
     """Raise DataError for a data frame without columns, with duplicate names or non-numeric columns.
 
-    Other rows pass.
+    Rows that are not in a data frame are not checked.
     """
     if not (hasattr(frame, "columns") and hasattr(frame, "dtypes")):
         return
@@ -156,8 +156,8 @@ def check_any_weight(weight: Any) -> None:
 def warn_of_rounding(model: BaseEstimator, ds: Dataset) -> None:
     """Warn if rounding to float32 removes much of the spread of a feature.
 
-    It concerns models that convert rows to float32 before they subtract a mean. At most 256 rows are read,
-    and none if float32 holds their dtype.
+    Models that convert rows to float32 before they subtract a mean call this function. It reads at most 256
+    rows, and none if float32 holds all values of their dtype.
     """
     if ds.is_sparse or np.can_cast(ds.dtype, np.float32):
         return
@@ -184,7 +184,7 @@ def warn_of_rounding(model: BaseEstimator, ds: Dataset) -> None:
 
 
 def warn_of_outlier(url: str | None, row: int | None, n_rows: int) -> None:
-    """Warn of a row with most of the squared lengths of all rows, unless there are only a few rows."""
+    """Warn if one row has most of the sum of the squared lengths of all rows; never for a few rows."""
     if row is not None and n_rows >= MANY_ROWS:
         warn_user(
             f"{url or 'X'}: row {row} has more than {OUTLIER_SHARE:.0%} of the squared lengths of the rows "

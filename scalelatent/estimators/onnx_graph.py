@@ -53,7 +53,7 @@ class RowGraph:
         return self.node("Cast", value, to=self._type(dtype))
 
     def sum(self, value: str, axis: int) -> str:
-        """Add a sum over an axis, which stays as an axis of length 1; return its name."""
+        """Add the sum of ``value`` over an axis, which keeps length 1; return the name of the sum."""
         return self.node("ReduceSum", value, self.constant(np.array([axis])), keepdims=1)
 
     def output(self, name: str, value: str, dtype: npt.DTypeLike, shape: list[str | int]) -> None:

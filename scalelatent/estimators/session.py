@@ -1,4 +1,4 @@
-"""Session of one fit: executor, checkpoints, temporary files, and the answers to the steps of the fit."""
+"""Session of one fit: executor, checkpoints, temporary files, and the execution of the fit's steps."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -
 
 
 class FitSession:
-    """Context manager that holds the resources of one fit and answers its steps."""
+    """Context manager that holds the resources of one fit.
+
+    It executes each step that the model's generator yields, and sends back the result.
+    """
 
     def __init__(
         self,

@@ -65,10 +65,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Begin:
-    """Request to start the work after all checks. Answer: (seed, rows that every worker can read)."""
+    """Request to start the work after all checks.
+
+    The session sends back (seed, rows that every worker can read).
+    """
 
     info: Mapping[str, Any] = field(default_factory=dict)  # passed to the callbacks
-    keeps_records: bool = False  # True: the fit needs a folder for records, if only a temporary one
+    keeps_records: bool = False  # True: the fit needs a folder for its records; it may be temporary
     # Reason why the fit cannot exclude unreadable rows (see :mod:`~scalelatent.engine.quarantine`), and a
     # remedy; empty if it can.
     all_rows: str = ""
@@ -76,7 +79,10 @@ class Begin:
 
 @dataclass(frozen=True)
 class Remember:
-    """Arrays that a fit starts from. Answer: the same arrays or, after a resume, the arrays of the run."""
+    """Request to store the arrays from which a fit starts.
+
+    The session sends the arrays back or, after a resume, the arrays that the run started from.
+    """
 
     name: str
     # Arrays by name, or a function that returns them; a resumed fit does not call this function.
@@ -85,13 +91,16 @@ class Remember:
     about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
-        """Return the arrays of a new run."""
+        """Return the arrays with which a new (not resumed) run starts."""
         return self.arrays() if callable(self.arrays) else self.arrays
 
 
 @dataclass(frozen=True)
 class Derive:
-    """Pure function of earlier results. Answer: its value; a search computes equal requests once."""
+    """Request for the value of a pure function of earlier results.
+
+    The session sends back the value. A search computes the value of equal requests once.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[object, ...]
@@ -102,7 +111,10 @@ class Derive:
 
 @dataclass(frozen=True)
 class Collect:
-    """Request for one pass of a reduction over rows. Answer: its ``Stats``, which must not be modified."""
+    """Request for one pass that sums the statistic of a reduction over rows.
+
+    The session sends back the ``Stats``, which must not be modified.
+    """
 
     name: str
     reduction: Reduction
@@ -112,7 +124,10 @@ class Collect:
 
 @dataclass(frozen=True)
 class Map:
-    """Row map to apply to rows. Answer: Rows, which are written when a pass first needs them."""
+    """Request to apply a row map to rows.
+
+    The session sends back `Rows`, which are computed and written when a pass first needs them.
+    """
 
     name: str
     row_map: RowMap
@@ -121,7 +136,10 @@ class Map:
 
 @dataclass(frozen=True)
 class Gather:
-    """Sets of rows to store. Answer: :class:`~scalelatent.engine.rowsets.StoredSets` or an equivalent."""
+    """Request to store sets of selected rows.
+
+    The session sends back :class:`~scalelatent.engine.rowsets.StoredSets` or an equivalent object.
+    """
 
     name: str
     sets: RowSets
@@ -133,7 +151,10 @@ class Gather:
 
 @dataclass(frozen=True)
 class Encode:
-    """Parted map to apply to rows now. Answer: Rows, or None if a resumed fit does not need them any more."""
+    """Request to compute the output rows of a map now, tile by tile (a tile has some rows and columns).
+
+    The session sends back `Rows`, or None if a resumed fit does not need them any more.
+    """
 
     name: str
     row_map: ColumnStage
@@ -145,7 +166,7 @@ class Encode:
 
 @dataclass(frozen=True)
 class Learn:
-    """Request to run passes of a batch learner until it is done. Answer: its ``LoopResult``."""
+    """Request to run a batch learner until it is done. The session sends back its ``LoopResult``."""
 
     name: str
     learner: BatchLearner
@@ -157,7 +178,7 @@ class Learn:
 
 @dataclass(frozen=True)
 class LearnOnline:
-    """Request to run epochs of an online learner until it is done. Answer: its ``LoopResult``."""
+    """Request to run an online learner until it is done. The session sends back its ``LoopResult``."""
 
     name: str
     learner: Any  # an `OnlineLearner`; with `keeps_leaves` a `LeafLearner`
@@ -168,7 +189,7 @@ class LearnOnline:
     n_epochs: int  # upper bound on the number of epochs
     # Records per epoch, if ``report_steps`` is not given and an epoch has at least 20 times as many steps.
     reports: int = 0
-    keeps_leaves: bool = False  # the learner is a `LeafLearner`; ``Begin`` must have asked for records
+    keeps_leaves: bool = False  # the learner is a `LeafLearner`; `Begin.keeps_records` must be True
 
 
 Step = Begin | Remember | Derive | Collect | Map | Gather | Encode | Learn | LearnOnline
@@ -176,7 +197,7 @@ Steps = Generator[Step, Any, None]
 
 
 def first_step(steps: Steps, derive: Callable[[Derive], object] = Derive.value) -> Begin:
-    """Run the input checks of a fit, which come before its ``Begin``; return this ``Begin``."""
+    """Run the input checks of a fit, which end with its request to start the work; return this `Begin`."""
     step = next(steps)
     while isinstance(step, Derive):
         step = steps.send(derive(step))

@@ -38,7 +38,8 @@ POLL_SECONDS = 0.5
 RESTART_SECONDS = 20.0
 QUEUED_SECONDS = 30.0
 CANCEL_SECONDS = 30.0
-# Seconds for jobs to stop before a cluster ends; the SLURM recipes get a signal two minutes ahead.
+# Maximum seconds to wait until the jobs of a cluster have stopped, before the cluster ends. The SLURM recipes
+# receive their signal two minutes before the end, so this wait must be shorter.
 STOP_SECONDS = 90.0
 
 
@@ -250,7 +251,7 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
 
 
 def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
-    """Return the state of a run when the run has ended, or at the deadline."""
+    """Wait until a run has ended, or until ``time.monotonic()`` reaches `deadline`; return the state."""
     while True:
         state = folder.read_state()
         if state["state"] in ENDED or time.monotonic() > deadline:

@@ -1,4 +1,7 @@
-"""Folder of compiled kernels and of measured rates. Apart from numba, whose import takes half a second."""
+"""Folder of compiled kernels and measured rates.
+
+This module does not import numba, which takes half a second.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Functions that are called when a kernel is compiled. Apart from numba, whose import takes half a second."""
+"""Functions that are called when a kernel is compiled.
+
+This module does not import numba, which takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def add_observer(observer: Observer) -> None:
 
 @contextlib.contextmanager
 def observe_compilation(observer: Observer) -> Iterator[None]:
-    """Call an observer, as :func:`add_observer` does, while the block of the ``with`` statement runs."""
+    """Call ``observer`` before and after each compilation of a kernel inside the ``with`` statement."""
     add_observer(observer)
     try:
         yield

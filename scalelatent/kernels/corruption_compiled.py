@@ -14,7 +14,7 @@ from .philox import draw_below
 
 @entry(in_array("u4", 2), out_array("u1", 2))
 def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
-    """Flip one bit of each row per draw, all different, by a partial shuffle of the bits."""
+    """Flip as many different bits of each row as it has draws, chosen by a partial shuffle of the bits."""
     n_bits = out.shape[1]
     order = np.arange(n_bits)
     taken = empty(draws.shape[1], np.int64)
@@ -31,7 +31,10 @@ def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
-    """Set a patch of each image to a value. draws: top, left; patch: height, width, value."""
+    """Set a patch of each image to a value.
+
+    ``draws`` gives the top and left of each patch; ``patch`` is (height, width, value).
+    """
     for i in range(out.shape[0]):
         top = draw_below(draws[i, 0], out.shape[1] - patch[0] + 1)
         left = draw_below(draws[i, 1], out.shape[2] - patch[1] + 1)
@@ -42,7 +45,10 @@ def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
-    """Draw a border. draws: top, bottom, left, right; border: its largest width, its value."""
+    """Draw a border on each image.
+
+    ``draws`` gives its width at the top, bottom, left and right; ``border`` is (largest width, value).
+    """
     for i in range(out.shape[0]):
         height, width = out.shape[1], out.shape[2]
         top, bottom = 1 + draw_below(draws[i, 0], border[0]), height - 1 - draw_below(draws[i, 1], border[0])
@@ -55,7 +61,10 @@ def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
-    """Draw a patch of random pixels. draws: top, left, then 32 pixels each; patch: height, width, value."""
+    """Draw a patch of random pixels on each image.
+
+    ``draws`` gives the top and left of the patch, then 32 pixels each; ``patch`` is (height, width, value).
+    """
     for i in range(out.shape[0]):
         top = draw_below(draws[i, 0], out.shape[1] - patch[0] + 1)
         left = draw_below(draws[i, 1], out.shape[2] - patch[1] + 1)
@@ -66,7 +75,10 @@ def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
-    """Draw lines at equal distances. draws: the first row and column; grid: distance, value."""
+    """Draw horizontal and vertical lines at equal distances on each image.
+
+    ``draws`` gives the first row and column; ``grid`` is (distance, value).
+    """
     for i in range(out.shape[0]):
         first_row, first_column = draw_below(draws[i, 0], grid[0]), draw_below(draws[i, 1], grid[0])
         for y in range(out.shape[1]):
@@ -77,7 +89,7 @@ def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
-    """Draw straight lines from edge to edge. draws of each line: direction, start, end."""
+    """Draw lines from edge to edge of each image; three draws give the direction, start and end of a line."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 3):
             down = draw_below(draws[i, 3 * k], 2) == 1
@@ -104,7 +116,7 @@ def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), out_array("u1", 3))
 def erase_lines(draws: np.ndarray, out: np.ndarray) -> None:
-    """Set rows and columns of pixels to 0. draws of each line: direction, position."""
+    """Set rows and columns of pixels to 0; two draws give the direction and the position of each."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 2):
             if draw_below(draws[i, 2 * k], 2) == 1:

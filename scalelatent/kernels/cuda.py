@@ -80,8 +80,8 @@ _handles: WeakKeyDictionary[cupy.cuda.Stream, int] = WeakKeyDictionary()
 def cublas_handle() -> int:
     """Return the cuBLAS handle of the current stream, which is created at its first use.
 
-    The handle ends with the stream.     CuPy keeps a handle per thread instead, but the engine's threads end
-    with each pass.
+    The handle is destroyed with the stream. CuPy keeps a handle per thread instead, but the engine's threads
+    end with each pass.
     """
     import cupy
     from cupy_backends.cuda.libs import cublas

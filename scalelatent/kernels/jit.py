@@ -2,7 +2,7 @@
 
 Kernels release the GIL and are serial; Dask or ``n_jobs`` threads run spans of rows in parallel.
 ``error_model="numpy"`` and the flag ``contract`` let LLVM vectorise divisions and form fused multiply-adds.
-Sums keep the order of the source, so that a kernel gives the same bits on all workers with one kind of CPU.
+Sums keep the order of the source, so that results are bitwise identical on all workers with one kind of CPU.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return H C (rows, width): for each row, the sum of the rows of C that its codes select."""
+    """Return, for each row, the sum of the vectors of ``table`` that its codes select; (rows, width)."""
     out = np.zeros((len(codes), table.shape[2]))
     for v in range(codes.shape[1]):
         out += table[v, codes[:, v]]
@@ -17,7 +17,7 @@ def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
-    """Add H' Y to ``total``: each row of y is added to the entries that its codes select."""
+    """Add each row of ``y`` in place to those vectors of ``total`` that the codes of the row select."""
     for v in range(codes.shape[1]):
         np.add.at(total[v], codes[:, v], y)
 
@@ -25,7 +25,7 @@ def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
 def count_matches(codes: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
     """Return the number of groups in which two rows have the same code, (rows, others).
 
-    This is H G', where G is the one-hot form of ``others``.
+    This number is the product of the one-hot forms of the two rows.
     """
     others = codes if others is None else others
     return np.array([(others == row).sum(axis=1) for row in codes], dtype=np.float32)

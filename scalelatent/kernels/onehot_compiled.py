@@ -8,19 +8,19 @@ from .jit import entry, in_array, out_array
 
 
 def gather_sum(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return H C, see :func:`..onehot.gather_sum`."""
+    """Return, for each row, the sum of the vectors of ``table`` that its codes select; (rows, width)."""
     out = np.zeros((len(codes), table.shape[2]))
     (_gather_long if codes.dtype.itemsize > 2 else _gather_short)(_as_codes(codes), table, out)
     return out
 
 
 def scatter_add(codes: np.ndarray, y: np.ndarray, total: np.ndarray) -> None:
-    """Add H' Y to ``total``, see :func:`..onehot.scatter_add`."""
+    """Add each row of ``y`` in place to those vectors of ``total`` that the codes of the row select."""
     (_scatter_long if codes.dtype.itemsize > 2 else _scatter_short)(_as_codes(codes), y, total)
 
 
 def count_matches(codes: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
-    """Return H G', see :func:`..onehot.count_matches`."""
+    """Return the number of groups in which two rows have the same code, float32 (rows, others)."""
     others = codes if others is None else others
     out = np.empty((len(codes), len(others)), dtype=np.float32)
     long = max(codes.dtype.itemsize, others.dtype.itemsize) > 2 or codes.shape[1] >= 2**16

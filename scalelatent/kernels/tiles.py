@@ -26,13 +26,13 @@ from .jit import entry, in_array, subkernel
 from .memory import zeros
 from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
 
-# Rows of a strip, so that X (p = 196) and H stay in the second-level cache between the two products.
+# Rows of a strip of X. A strip of 196 columns and its products stay in the second-level cache.
 STRIP = 128
 # Rows of X in a tile of one vector; a strip is padded to a multiple.
 ROWS = 8
 # Rows of a tile of three vectors, whose sums use three quarters of the registers.
 TALL_TILE_ROWS = 8 if LANES == 16 else 4
-# Columns of a panel, which are three vectors.
+# Columns of a panel (a part of W, packed and transposed); they fill three vectors.
 PANEL = 3 * LANES
 # Largest number of rows of W for which tiles are faster than OpenBLAS (benchmarks/capsule_pass.py).
 MAX_DIMS = 512
@@ -45,7 +45,7 @@ Sums = list[list[Value]]
 
 
 def add_products(v: Vectors, sums: Sums, left: Iterable[Value], right: Sequence[Value]) -> Sums:
-    """Return sums[r][c] + left[r] * right[c]; ``left`` may be a generator."""
+    """Return ``sums`` plus the product of each value of ``left`` (one per row) with each vector ``right``."""
     return [
         [v.fma(one, x, s) for x, s in zip(right, row, strict=True)]
         for one, row in zip(left, sums, strict=True)
@@ -57,9 +57,9 @@ def sum_products(
     operands: Callable[[Value, list[Value]], tuple[Iterable[Value], Sequence[Value], Sequence[Value]]],
     carried: Sequence[Value] = (), step: int = 1, may_be_empty: bool = False,
 ) -> Sums:  # fmt: skip
-    """Return the sums plus left[r] * right[c] at each i in range(0, n, step), in registers.
+    """Append a loop over i in range(0, n, step) that adds left[r] * right[c] to sums[r][c]; return the sums.
 
-    ``operands(i, carried)`` returns (left, right, values that the next round carries).
+    The sums stay in registers. ``operands(i, carried)`` returns (left, right, next values of ``carried``).
     """
     width, extra = len(sums[0]), len(carried)
 
@@ -75,7 +75,7 @@ def sum_products(
 
 
 def zero_sums(v: Vectors, rows: int, columns: int) -> Sums:
-    """Return sums of zeros."""
+    """Return a table of ``rows`` x ``columns`` zero vectors, to which products are added."""
     return [[v.constant(0.0)] * columns] * rows
 
 
@@ -83,9 +83,10 @@ def accumulate(
     v: Vectors, rows: int, vecs: int, a: Value, row_step: Value, k_step: Value, b: Value, b_step: Value,
     n: Value, ahead: bool = False, mask: Value | None = None,
 ) -> Sums:  # fmt: skip
-    """Return acc[r][c] = sum over k < n of a[r, k] * b[k, c], in registers; n is at least 1.
+    """Return the matrix product of a tile: sums[r][c] is the sum over k < n of a[r, k] * b[k, c]; n >= 1.
 
-    ``ahead`` prefetches rows of a; ``mask`` selects the lanes that b has.
+    The sums stay in registers. With ``ahead`` the loop prefetches later rows of ``a``. ``mask`` selects the
+    vector lanes for which ``b`` has columns.
     """
     offsets = [v.b.mul(row_step, I64(r)) for r in range(rows)]
 
@@ -93,8 +94,8 @@ def accumulate(
         pa, pb = places
         right = [v.load(pb, v.wide * c, mask=mask) for c in range(vecs)]
         if ahead:
-            # Four bytes per row and step, so that the rows ahead arrive just in time. The hardware prefetcher
-            # would start again with every row.
+            # Each step prefetches four bytes per row of the tile, so that later rows arrive just in time. The
+            # hardware prefetcher would start again with every row.
             far = v.b.add(v.b.mul(row_step, I64(_AHEAD)), v.b.mul(k, I64(BYTES * rows)))
             v.fetch(a, far)
         # A generator loads one row at a time, because there are not enough registers for all rows.
@@ -168,7 +169,7 @@ _d81, _d41, _d11 = (make_tile(rows, 1, add) for rows in (8, 4, 1))
 
 
 def padded_size(dims):  # type: ignore[no-untyped-def]
-    """Return the rows of H, which are the dimensions rounded up to whole vectors."""
+    """Return the number of latent dimensions, rounded up to whole vectors."""
     return (dims + LANES - 1) // LANES * LANES
 
 
@@ -196,9 +197,10 @@ packed_matrix = entry(in_array("f4", 2))(_pack)
 
 @subkernel
 def latents(packed, x, out):  # type: ignore[no-untyped-def]
-    """Write H = W X^T of a strip to ``out`` (padded dimensions, rows rounded up to whole ROWS or more).
+    """Write the products of all rows of W (``packed``) with the rows ``x`` of a strip to ``out``.
 
-    All arrays are C-contiguous float32.
+    ``out`` is (padded dimensions, rows rounded up to whole ROWS or more). All arrays are C-contiguous
+    float32.
     """
     n, p = x.shape
     row, step = BYTES * p, BYTES * out.shape[1]
@@ -251,7 +253,7 @@ def read_only(typingctx, a):  # type: ignore[no-untyped-def]
 
 @subkernel
 def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
-    """Add G X to ``out``, for the first n columns of g (D, n or more) and the rows of x (n, p)."""
+    """Add the matrix product of the first n columns of g (D, n or more) and x (n, p) to ``out`` (D, p)."""
     dims, p = out.shape
     # The distance of two rows of g is its stride, because g may be a part of a wider array.
     row, across = BYTES * p, g.strides[0]
@@ -276,7 +278,7 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
 
 @subkernel
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
-    """Add G X for the columns of X from ``first``, in a copy that zeros extend to whole vectors."""
+    """Add the product of g and the columns of x from ``first``; zeros pad a copy of them to whole vectors."""
     dims, width = out.shape[0], padded(x.shape[1] - first)
     rest = zeros((n, width), np.float32)
     for i in range(n):

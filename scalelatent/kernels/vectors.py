@@ -1,8 +1,8 @@
 """Vectors in LLVM's types, for sums that stay in registers and have a fixed order of SIMD lanes.
 
 In numba's loops LLVM chooses the order of a sum over lanes, and local arrays are in memory. The code here
-fixes the order of each sum. It gives the same bits for any length of a row, any alignment of an array and any
-width of the machine's vectors.
+fixes the order of each sum. Results are bitwise identical for any length of a row, any alignment of an array
+and any width of the machine's vectors.
 """
 
 from __future__ import annotations
@@ -168,7 +168,10 @@ class Vectors:
     def fold_together(
         self, values: list[Value], join: Callable[[list[Value], list[Value]], list[Value]]
     ) -> list[Value]:
-        """Join the lanes of several vectors as :meth:`fold` does, all vectors in one call of ``join``."""
+        """Join the lanes of each vector to a scalar: the upper half of lanes with the lower half, repeatedly.
+
+        Each call of ``join`` receives all vectors.
+        """
         step = self.lanes
         while step > 1:
             step //= 2
@@ -184,7 +187,7 @@ class Vectors:
         return total
 
     def log_plus(self, x: Value, exponent: Value, start: Value) -> Value:
-        """Start + log(x) + exponent log(2), of positive x and integer exponents."""
+        """Return start + log(x) + exponent * log(2) for positive x and integer exponents."""
         b = self.b
         mantissa, own = self.split(x)
         large = b.fcmp_ordered(">", mantissa, self.constant(math.sqrt(2)))

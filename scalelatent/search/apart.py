@@ -1,4 +1,4 @@
-"""Search that fits candidates one by one: for kinds that share no pass, and for non-contiguous folds."""
+"""Search that fits candidates one by one: for models that cannot share passes, and non-contiguous folds."""
 
 from __future__ import annotations
 

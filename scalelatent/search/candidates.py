@@ -153,9 +153,9 @@ def make_candidates(
     watched: Mapping[str, Dataset],
     folds: Sequence[tuple[int, int]] | None,
 ) -> list[Candidate]:
-    """Return one candidate per set of parameters and set of rows; the folds of a candidate are adjacent."""
+    """Return one candidate for each set of parameters and each fold; folds of one set follow each other."""
     out = []
-    # Candidates share the objects of the rows of a fold, and therefore the results derived from these rows.
+    # All candidates of a fold have the same `Rows` objects, so that results derived from the rows are shared.
     whole = {name: Rows(ds) for name, ds in watched.items()}
     sets: list[tuple[dict[str, Rows], Rows]] = (
         [(whole, whole["validation"])]
@@ -186,7 +186,7 @@ def make_separate_candidates(
     validation: Dataset | None,
     splits: Sequence[Split] | None,
 ) -> list[Candidate]:
-    """Return one candidate per set of parameters, which are checked, and set of rows, for separate fits."""
+    """Check each set of parameters; return one candidate for each set and each fold, for separate fits."""
     sets: list[tuple[Dataset, Dataset | None]] = [(train, validation)]
     if splits is not None:
         sets = [(select_rows(train, learned), select_rows(train, scored)) for learned, scored in splits]
@@ -209,7 +209,7 @@ def _no_steps() -> Steps:
 
 
 def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[[Derive], object]) -> Begin:
-    """Return the ``Begin`` of a candidate; an error message names the candidate and its fold."""
+    """Run the input checks of a candidate and return its request to start; errors name candidate and fold."""
     try:
         return first_step(one.steps, derive)
     except (ValueError, DataError) as error:

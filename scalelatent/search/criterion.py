@@ -1,4 +1,4 @@
-"""Score by which a search compares its candidates: one number of a model and rows; greater is better."""
+"""Score by which a search compares candidates: one number for a model on some rows; greater is better."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LEAF_BYTES = 2**31
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one part of a member, for example "train": a dataset, and a mask for the rows of a fold."""
+    """Rows that one learner uses for one purpose, such as "train": a dataset, and a mask for a fold."""
 
     dataset: Dataset
     mask: RowMask | None = None
@@ -38,10 +38,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Slot:
-    """Reduction of one member in a joint reduction; its blocks may be smaller than the joint blocks."""
+    """Reduction of one member (learner) of a joint pass; its blocks may be smaller than the shared blocks."""
 
     member: str
-    part: str  # name of the part in the member
+    part: str  # name of the member's rows: "train" or "validation"
     reduction: Reduction
     mask: RowMask | None
     block_rows: int = 0
@@ -94,7 +94,7 @@ class JointReduction:
 
     @property
     def requests(self) -> Requests:
-        """Form of rows, equal for all members (see :func:`joint_stage`), and the largest scratch memory.
+        """Requests of the joint pass: block contents, equal for all members, and the largest scratch memory.
 
         GPUs keep rows if all members accept rows on a GPU.
         """
@@ -106,7 +106,7 @@ class JointReduction:
         return Requests(csr, targets, scratch=largest, unlabelled=unlabelled, reads_on_gpu=on_gpu)
 
     def layout(self) -> Layout:
-        """Return the layout with the fields of all members, one after the other."""
+        """Return the layout of the joint statistic: the fields of all members, one after the other."""
         return self._layout
 
     def flops_per_row(self) -> float:
@@ -164,7 +164,7 @@ class JointReduction:
 
 @dataclass(frozen=True)
 class JointState:
-    """States of the members that are still trained, and error messages of members that diverged."""
+    """States of the members (learners) in training, and error messages of members that diverged."""
 
     members: dict[str, Any]
     failed: dict[str, str] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """Return whether a member has ended, so that a smaller stage can follow, or ``until`` is reached."""
+        """Return True if a member has ended, so that the others need a new stage, or at pass ``until``."""
         return bool(self.ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
@@ -251,7 +251,7 @@ def _grids(
 
 
 class _Parts:
-    """Parts of a joint pass: one for each combination of dataset, leaf size and form of rows."""
+    """Named sets of rows of a joint pass: one per combination of dataset, leaf size and block contents."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}
@@ -259,7 +259,10 @@ class _Parts:
         self.grids: dict[str, RowGrid] = {}
 
     def name(self, wanted: str, dataset: Dataset, grid: RowGrid, reduction: Reduction) -> str:
-        """Return the name of the part of these rows: ``wanted``, with a number added if it is in use."""
+        """Return the name of the set of rows that a reduction shares; add a new set if no set is suitable.
+
+        A new set is named ``wanted``, with a number appended if this name is in use.
+        """
         # If there is only one leaf, the leaf size does not matter.
         key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requests.form
         for name in self._names.setdefault(key, []):
@@ -307,7 +310,7 @@ def joint_collection(
     classes: np.ndarray | None,
     **grid: int | None,
 ) -> tuple[Stage, list[tuple[str, int]]]:
-    """Return a stage of one pass for many reductions, and the (part, slot) of each reduction."""
+    """Return a stage of one pass for many reductions, and (name of its rows, position) of each reduction."""
     found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):
         own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]

@@ -80,7 +80,7 @@ class SharedFit:
     # -- steps -------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
-        """Run all fits to their ends; ``answers`` holds the answers to their ``Begin`` steps by key."""
+        """Run all fits to their ends; ``answers`` has, by candidate key, the result of each fit's `Begin`."""
         for one in candidates:
             self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
@@ -138,7 +138,10 @@ class SharedFit:
             one.step = None
 
     def _name(self, step: Collect | Map) -> str:
-        """Return one name per pass or map, numbered in order of requests, so that a resume finds it again."""
+        """Return the name of a pass or map; equal passes have one name.
+
+        Names are numbered in order of requests, so that a resumed search finds stored results by name.
+        """
         work = step.reduction if isinstance(step, Collect) else step.row_map
         rows = self._rows_key(step.rows)
         # A map is applied to all rows, so its key does not contain the mask of the candidate.

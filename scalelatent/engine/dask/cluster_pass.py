@@ -1,6 +1,7 @@
-"""One pass on a Dask cluster: spans, merges and M-step are tasks; the next pass is queued behind them.
+"""One pass on a Dask cluster: each span (range of rows), each merge of sums and the M-step is a task.
 
-The tree is fixed (law 1) and no graph is larger than one pass (law 7); `test_same_bits.py` tests both.
+The next pass is queued behind the M-step. The tree of merges is fixed (law 1) and no graph is larger than one
+pass (law 7); `test_same_bits.py` tests both.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from .pass_tasks import PassInfo
     from .window import ItemWords
 
-# Maximum numbers of tasks of earlier passes that the scheduler keeps, and of passes in a chain. These
-# numbers gave at most 65 tasks and 1 kB per pass (thousand_passes.py).
+# Maximum numbers of tasks of earlier passes that the scheduler keeps, and of passes that are queued in a row.
+# These numbers gave at most 65 tasks and 1 kB per pass (thousand_passes.py).
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
 # Maximum seconds to wait for the report event of a finished pass; later a task fetches the report. Usually
 # the event arrives in one packet with the message that the M-step is done.
@@ -40,7 +41,7 @@ EVENT_SECONDS = 1.0
 
 
 class DaskPass(Work[Span]):
-    """A pass of a learner, or of reductions if ``learns`` is False."""
+    """A pass with the M-step of a learner, or a pass that only sums statistics if ``learns`` is False."""
 
     def __init__(
         self,
@@ -178,31 +179,31 @@ class DaskPass(Work[Span]):
     # -- supervision -----------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Do as :meth:`Work.poll`, and send the next pass as soon as all spans are sent."""
+        """Count finished spans and send more; send the next pass once all spans of this pass are sent."""
         moved = super().poll()
         self.open_following()
         return moved
 
     def item_rows(self, item: Span) -> int:
-        """Return the number of rows of a span."""
+        """Return the number of rows that the task of a span reads."""
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return b - a
 
     def about(self, item: Span) -> ItemWords:
-        """Return the description of a span for the event log."""
+        """Return the description of a span (the rows of one task) for the event log."""
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
 
     def dataset_of(self, item: Span) -> Dataset:
-        """Return the dataset of a span's part."""
+        """Return the dataset to which the rows of a span belong: training or validation rows."""
         return self.stage.datasets[item.part]
 
     def label(self, item: Span) -> str:
-        """Return the label of a span in names of tasks and files."""
+        """Return the label of a span (the rows of one task) in names of tasks and files."""
         return f"{_part_prefix(item.part)}{item.level}-{item.index:04d}"
 
     def shards_of(self, item: Span) -> list[tuple[str, int, int]]:
-        """Return the shards that a span reads."""
+        """Return the dataset shards that the task of a span reads."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
         return list(self.stage.datasets[item.part].shards(*rows))
 
@@ -213,7 +214,7 @@ class DaskPass(Work[Span]):
         return (part, *whole_shards(self.stage.datasets[item.part], *rows))
 
     def add_trial(self, graph: Graph, key: str, item: Span, note: str, worker: str) -> None:
-        """Add the task that computes a span alone."""
+        """Add the task that computes one span on a worker that runs nothing else."""
         about = self.ref, self.stage.name, self.iteration, item, self.learns
         graph.add(key, try_span, *about, self.executor.fit, note, worker=worker)
 
@@ -229,7 +230,7 @@ class DaskPass(Work[Span]):
 
     @property
     def result(self) -> PassInfo | None:
-        """Report of the M-step, from its event or, if the event was lost, from a task; None before."""
+        """Report of the M-step, from its event or, if the event was lost, from a task; None until then."""
         if self._info is None and self.mstep is not None:
             report = self.executor.pass_report(self)
             status = self.mstep.status
@@ -286,7 +287,7 @@ def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: s
 
 
 def _part_prefix(part: str) -> str:
-    """Return the prefix of a part in names of its tasks; keys of two parts must differ."""
+    """Return the prefix in the names of the tasks of a part, such as "train"; parts need different names."""
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 
@@ -295,14 +296,14 @@ def _held(node: Node, futures: dict[str, Future]) -> Node:
 
 
 class _Tree:
-    """Keys and futures of the nodes of one part; a complete family below the top becomes a merge task."""
+    """Tree of the partial sums of one part; a merge task sums the children of a node once all are known."""
 
     def __init__(self, owner: DaskPass, part: str) -> None:
         self._owner, self._part, self._grid = owner, part, owner.stage.grids[part]
         self._nodes: dict[tuple[int, int], Node] = {}
 
     def add(self, graph: Graph, level: int, index: int, node: Node) -> None:
-        """Add a node, and add a merge task for each family that is now complete."""
+        """Add a partial sum, and add a merge task for each parent whose children are now all known."""
         self._nodes[level, index] = node
         while level < self._grid.depth - 1:
             family, parent = [(level, i) for i in self._grid.family(level, index)], index // FAN_IN
@@ -318,13 +319,13 @@ class _Tree:
             self._nodes[level, index] = key
 
     def open_keys(self, graph: Graph) -> set[str]:
-        """Return the nodes of this graph whose parent is in a later graph."""
+        """Return the keys of this graph's partial sums that a later graph will merge."""
         return {node for node in self._nodes.values() if isinstance(node, str) and node in graph.tasks}
 
     def hold(self, futures: dict[str, Future]) -> None:
-        """Replace keys by futures for nodes that are still to be merged."""
+        """Replace the keys of partial sums that are not merged yet by their futures."""
         self._nodes = {place: _held(node, futures) for place, node in self._nodes.items()}
 
     def tops(self) -> list[Node]:
-        """Remove and return the last family, in order, for the M-step; call it after all spans are sent."""
+        """Remove and return the remaining partial sums in order, for the M-step, after all spans are sent."""
         return [self._nodes.pop(node) for node in sorted(self._nodes)]

@@ -1,4 +1,4 @@
-"""The executor on a Dask cluster: spans and tree are those of one process, so results have the same bits.
+"""Executor on a Dask cluster; it sums rows in the same tree as one process, with bitwise identical results.
 
 Law 4 requires identical bits; `test_same_bits.py` compares this executor with the executor of one process.
 """
@@ -57,7 +57,7 @@ JOB_CHARS = 40
 
 
 class DaskExecutor:
-    """Executor that computes spans as tasks of a Dask cluster."""
+    """Executor that computes spans (ranges of rows) as tasks of a Dask cluster."""
 
     keeps_states = True
 
@@ -104,7 +104,7 @@ class DaskExecutor:
 
     @property
     def workers(self) -> int:
-        """Number of spans that run at once: the threads of all workers, at least 1."""
+        """Number of tasks that run at once: the threads of all workers, at least 1."""
         return max(1, sum(self.threads.values()))
 
     def refresh(self) -> None:
@@ -145,7 +145,7 @@ class DaskExecutor:
         )
 
     def _check_shared(self, location: Location, name: str, option: str, *, all_answer: bool = True) -> None:
-        """Raise `RunError` if a worker does not see a folder; ``all_answer``: also if a worker is silent."""
+        """Raise `RunError` if a worker does not find a folder or, with ``all_answer``, does not answer."""
         mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
         location.write(mark, b"seen")
         try:
@@ -237,7 +237,7 @@ class DaskExecutor:
         return self.store.load_state(stage.name, handle)
 
     def spans(self, stage: Stage) -> list[Span]:
-        """Return the spans of a pass for the present number of threads."""
+        """Return the spans (ranges of rows, one per task) of a pass for the present number of threads."""
         return list_spans(stage, self.workers)
 
     def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
@@ -275,7 +275,7 @@ class DaskExecutor:
         return self.run(make, on_rows)
 
     def run(self, make: Callable[[], W], on_rows: OnRows) -> W:
-        """Run work to its end, with retries; return the work that ended."""
+        """Create work with ``make`` and run it to its end, again after each failure; return the last work."""
         self.watch.begin()
         ended = run_to_end(self, make, on_rows)
         self._seconds[ended.name] = self.watch.span_seconds(ended)
@@ -329,7 +329,7 @@ class DaskExecutor:
         """Write the missing shards of a map, one task per shard."""
         self.refresh()
         location = locate(task.url)
-        if not contains(self.store.location, location):  # Else the folder was checked before.
+        if not contains(self.store.location, location):  # A folder inside the store was checked before.
             self._check_shared(location, "the output", "out=…, or the fit's scratch", all_answer=False)
         try:
             run_map(self, task, on_rows)
@@ -367,7 +367,7 @@ class DaskExecutor:
 
 
 def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
-    """Supervise work to its end, with retries; return the work that ended."""
+    """Create work with ``make`` and supervise it, again after each failure; return the work that ended."""
     tries, most = 0, -1
     while True:
         current = make()
@@ -402,8 +402,11 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
 
 
 def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Run suspect items before the work starts. Return True if any ran: the caller recreates the work."""
-    if current.began is not None:  # It started behind the previous pass.
+    """Run alone the items that may have killed workers, before the work starts; return True if there are any.
+
+    The caller then creates the work again.
+    """
+    if current.began is not None:  # The work was queued behind the previous pass and has started already.
         if executor.watch.suspects(current):
             raise WorkerDied("two workers have died of it")
         return False

@@ -31,7 +31,7 @@ class RowsExcluded(Retry):
 
 
 def guard_spans(client: Client) -> None:
-    """Let the scheduler fail a span at the second worker death; if it refuses, Dask's own limit applies."""
+    """Let the scheduler fail a task at the second death of its worker; Dask's limit applies if it refuses."""
     from .scheduler_policies import NAME, SpanGuard
 
     with suppress(Exception):

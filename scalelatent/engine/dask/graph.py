@@ -72,7 +72,7 @@ class Graph:
     def send(self, client: Client, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Future]:
         """Send all tasks and return the futures of the keys ``wanted``; ``only`` restricts the workers."""
         keys = list(wanted)
-        # Annotations are functions of the key, because a layer has a single value or function per annotation.
+        # An annotation is a function of the key, because Dask accepts one value or function per graph layer.
         workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers
         notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
         if not only:

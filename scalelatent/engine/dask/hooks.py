@@ -31,7 +31,7 @@ _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:Worke
 
 
 def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callable[[_F], _F]:
-    """Return ``default()`` if Dask lacks one of ``needs``, and log once which feature is then missing."""
+    """Return a decorator: if Dask lacks one of ``needs``, the function logs it and returns ``default()``."""
 
     def wrap(function: _F) -> _F:
         @functools.wraps(function)
@@ -236,7 +236,7 @@ def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
 
 
 class RunningSpan(NamedTuple):
-    """A span that a worker computes, or was computing when it died."""
+    """Task of a span (range of rows) that a worker computes, or was computing when it died."""
 
     key: str
     worker: str
@@ -251,7 +251,7 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
 def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[RunningSpan]:
-    """Return the spans on all workers or, given the ``keys`` of a lost worker, the spans to compute again."""
+    """Return the spans that all workers compute or, with the ``keys`` of a lost worker's tasks, its spans."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
     else:
@@ -267,7 +267,7 @@ def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> li
 
 @_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
 def isolate_suspects(scheduler: Scheduler, keys: Iterable[str]) -> None:
-    """Make the scheduler fail these spans at the next death of their worker, whatever Dask's setting."""
+    """Let the scheduler fail these tasks at the next death of their worker, whatever Dask's setting."""
     for task in _known(scheduler, keys):
         task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
 

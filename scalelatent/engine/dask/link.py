@@ -38,7 +38,7 @@ class ClusterMember:
 
 
 class Link:
-    """Calls to a scheduler."""
+    """Calls to Dask's scheduler with a timeout; a failed call raises an error with the user's next step."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -50,7 +50,7 @@ class Link:
         return str(scheduler.address if scheduler is not None else "(closed)")
 
     def call(self, action: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call a function of the client; if it fails, the error reports the ``action`` of the fit."""
+        """Call a function of the client; if the call fails, raise a RunError that names the ``action``."""
         try:
             return function(*args, **options)
         except ScalelatentError:
@@ -96,7 +96,7 @@ class Link:
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
     def find_gpus(self) -> dict[str, Gpu]:
-        """Return which workers compute on a GPU, see :func:`find_gpus`."""
+        """Return "used", "unused" or "none" by worker address: whether the worker computes on a GPU."""
         return self._asked("its GPUs were looked at", partial(find_gpus, self.client))
 
     def ask_workers(

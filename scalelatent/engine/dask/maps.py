@@ -1,4 +1,4 @@
-"""Maps on a cluster: shards of an output, each written by one task.
+"""Row maps on a cluster: one task computes and writes each shard of the output.
 
 Each output shard has one writer (law 3). After a failure, a map continues with the missing shards.
 """
@@ -117,7 +117,7 @@ class MapShards(Shards):
         return (f"{self._executor.token}/{self.name}", *rows)
 
     def add_trial(self, graph: Graph, key: str, item: int, note: str, worker: str) -> None:
-        """Add the task that computes a shard alone."""
+        """Add the task that computes one shard on a worker that runs nothing else."""
         about = self._executor.store.ref, self._record, item, self._executor.fit, note
         graph.add(key, try_shard, *about, worker=worker)
 

@@ -58,7 +58,7 @@ class WorkerLeft(Retry):
 
 
 class Segment(Work[Place]):
-    """Tasks of a segment, supervised like the tasks of a pass; the last task returns the result."""
+    """Tasks of one segment (consecutive minibatch steps); the last task returns the result of the segment."""
 
     hang_seconds = OVERDUE_SECONDS
     unit = "segment"
@@ -109,7 +109,7 @@ class Segment(Work[Place]):
         return self._end is not None
 
     def poll(self) -> bool:
-        """Do as :meth:`Work.poll`; callbacks may raise to interrupt the fit."""
+        """Call the callbacks, which may interrupt the fit; return whether the segment has finished."""
         self._steps.callbacks.on_wait()
         return super().poll()
 
@@ -171,7 +171,7 @@ class DaskSteps:
         self.executor.end()  # Validation may have started a pass behind its last one.
         self._store.drop_result(self._record)
         args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
-        # A worker that does not receive this call drops the site later (online_tasks.IDLE_SECONDS).
+        # A worker that does not receive this call drops its data of the fit after online_tasks.IDLE_SECONDS.
         with suppress(Exception):
             call_with_timeout(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
 
@@ -226,7 +226,8 @@ class DaskSteps:
 
         def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
-            # One worker needs no replicas, which ends a series of losses, and shows which worker hangs.
+            # A segment on one worker cannot lose replicas of the state on other workers, and it shows which
+            # worker hangs.
             if careful or self._use_one(groups):
                 return self._on_one(segment, place, stop, workers[0])
             return self._on_all(segment, place, stop, workers[:groups])

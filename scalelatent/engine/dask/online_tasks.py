@@ -1,4 +1,4 @@
-"""Worker tasks of an online fit: all chains of some steps on one worker, or one step on several workers.
+"""Worker tasks of an online fit: some whole minibatch steps on one worker, or one step on several workers.
 
 Workers keep replicas of the state, so that it is not sent with each step (measured: `minibatch_steps.py`).
 `test_online_sites.py` checks the number of replicas.
@@ -102,7 +102,7 @@ def task_chains(
     chains: tuple[int, int],
     results: list[ChainResults],
 ) -> ChainResults:
-    """Compute some chains of one step; ``results`` of the previous step give the state."""
+    """Compute some chains (parts of a minibatch); ``results`` of the previous step give the state."""
     configure_worker_process()
     begin = time.perf_counter()
     with sites.use(ref, name, token) as site:
@@ -142,12 +142,13 @@ def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, pla
 
 
 def end_site(ref: Ref, name: str, token: str) -> None:
-    """Release the site of a fit; each worker runs this function when the fit is over."""
+    """Release the data that this worker keeps for a fit; each worker runs this function after the fit."""
     sites.end(ref, name, token)
     _recent.forget(ref[:2])
 
 
-# Keep at most this many sites, for at most this many seconds, that no task uses and no driver has ended.
+# A site has the data of one online fit in this process. A process keeps at most KEEP_IDLE sites that no task
+# uses, each for at most IDLE_SECONDS, unless the driver ends them earlier.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 
@@ -268,7 +269,7 @@ class Site:
             return self._runners[first, last]
 
     def _retire_others(self, first: int, last: int) -> None:
-        """Retire runners of other ranges that overlap; ranges of chains change when workers come or go."""
+        """Close runners whose chains overlap ``first:last``; the ranges change when workers come or go."""
         # The runner of all chains is kept, because a fit compares both ways and may switch between them.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
@@ -343,7 +344,7 @@ class Site:
 
 
 class Sites:
-    """All sites of this process."""
+    """Data of all online fits in this process: one `Site` per fit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -354,7 +355,7 @@ class Sites:
 
     @contextmanager
     def use(self, ref: Ref, name: str, token: str) -> Iterator[Site]:
-        """Yield the site of a fit for the duration of a task."""
+        """Yield this worker's data (site) of a fit for the duration of a task."""
         key = ref, name, token
         with self._lock:
             site = self._kept.setdefault(key, Site(*key))
@@ -384,7 +385,7 @@ class Sites:
         ]
 
     def end(self, ref: Ref, name: str, token: str) -> None:
-        """Close the site of a fit that is over, after the last task that uses it; return at once."""
+        """Close the data (site) of a fit that is over, after the last task that uses it; return at once."""
         with self._lock:
             site = self._kept.pop((ref, name, token), None)
             if site is None:

@@ -189,7 +189,7 @@ def task_span(
     checkpoint_seconds: float,
     is_finished: bool = False,
 ) -> np.ndarray | None:
-    """Read, compute and reduce one span; return None if the pass is not wanted."""
+    """Return the sum of the statistics of one span's rows; None if the pass is not needed any more."""
     if params is not None and params.state is None:
         return None
     begin = time.perf_counter()
@@ -228,7 +228,7 @@ def stopping(fit: Fit) -> Iterator[None]:
 
 
 def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> PassContext:
-    """Return this thread's context of a pass, and drop the context of the previous pass."""
+    """Return this thread's state and readers of a pass, and drop those of the previous pass."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
     configure_worker_process()
@@ -240,7 +240,7 @@ def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> Pass
 
 
 def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
-    """Advance the cache's clock at this process's first task of a pass."""
+    """Start a pass in the row cache at this process's first task of the pass; the cache evicts by pass."""
     key = (ref, stage)
     with _pools:
         # Passes and jobs overlap, so a late task of an earlier pass must not advance the clock.
@@ -254,7 +254,7 @@ def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
 
 
 def task_merge(vectors: list[np.ndarray | None]) -> np.ndarray | None:
-    """Merge one family of the tree in order; return None if a vector is missing."""
+    """Sum the statistics of sibling nodes in a fixed order; return None if one of them is missing."""
     there = [vector for vector in vectors if vector is not None]
     return merge_vectors(there) if len(there) == len(vectors) else None
 

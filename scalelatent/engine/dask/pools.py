@@ -47,23 +47,25 @@ POOLED = "pool"  # Last word of the names of tasks that Dask's work stealing mus
 
 # Maximum bytes of statistics that the spans of one thread hold until they are merged.
 ROOM_BYTES = 2**26
-# Workers whose speeds differ by less than this factor count as equally fast. device_pools.py sets it to
-# infinity for its "equal_shares", which takes 2.2, 2.6 and 1.4 times as long for passes of 0.5, 2 and 8 s.
+# Workers whose speeds differ by less than this factor count as equally fast and get equal shares of the rows.
+# If all workers get equal shares, passes of 0.5, 2 and 8 s take 2.2, 2.6 and 1.4 times as long (measured with
+# the value infinity, "equal_shares" of device_pools.py).
 UNEQUAL = 2.0
 # Minimum seconds of a pass that uses measured speeds. The overhead of a pass is as long (0.2 to 0.3 s in
 # device_pools.py), and the times of short spans depend on other work of the machine.
 WORTH_SECONDS = 0.25
-# Assumed speed of a card relative to a processor in its first pass; later passes use measured speeds.
+# Assumed speed of a GPU relative to a CPU in its first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
-# Factor by which the assumed speed of a worker without spans grows per pass, and the maximum total factor, so
-# that the worker is measured again (in test_pools.py: at a tenth of the speed after a hundred passes).
+# A worker that gets no rows is assumed to be faster by the factor HOPE after each pass, and by at most
+# MOST_HOPE in total, so that it gets rows and is measured again (test_pools.py: a worker at a tenth of the
+# speed is measured again after a hundred passes).
 HOPE, MOST_HOPE = 1.01, 8.0
 _CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Seconds per row of each part of a stage at speed 1, and relative speeds of the workers."""
+    """Seconds per row by part ("train", …) on a worker of speed 1, and the relative speeds of the workers."""
 
     row_seconds: Mapping[str, float]
     speeds: Mapping[str, float]
@@ -80,7 +82,7 @@ class Speeds:
 
 
 class Pace:
-    """Seconds per row of each worker, as reported by the workers."""
+    """Measured seconds per row of each worker, from the reports of the workers."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[str, str], dict[str, float]] = {}
@@ -131,7 +133,7 @@ def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Re
 def _guessed(
     found: Mapping[str, float], threads: Mapping[str, int], gpus: frozenset[str]
 ) -> dict[str, float]:
-    """Return speeds of unmeasured workers: the median of their kind, or a guess from the other kind."""
+    """Return speeds of unmeasured workers: the median of their kind (CPU, GPU), or a guess from the other."""
     kinds = {
         card: [speed for name, speed in found.items() if (name in gpus) == card] for card in (False, True)
     }
@@ -173,7 +175,7 @@ class Pools:
 
     @property
     def gpus(self) -> frozenset[str]:
-        """Addresses of the workers that compute on a card."""
+        """Addresses of the workers that compute on a GPU."""
         if self.device not in ("auto", "gpu"):
             return frozenset()
         return frozenset(name for name, card in self._cards.items() if card)
@@ -302,7 +304,7 @@ def costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Co
 
 
 def children(span: Span, grid: RowGrid) -> list[Span]:
-    """Return the child nodes of a span in the tree of its part; empty for a leaf."""
+    """Return the smaller spans, one level below in the tree, of which a span consists; empty for a leaf."""
     first = span.index * FAN_IN
     stop = min(first + FAN_IN, grid.n_nodes(span.level - 1)) if span.level else first
     return [Span(span.part, span.level - 1, i) for i in range(first, stop)]

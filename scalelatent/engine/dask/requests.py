@@ -89,7 +89,7 @@ def ask_workers(
 def ask_every_worker(
     client: Client, function: Callable[..., Answer], *args: Any, seconds: float | None = None
 ) -> dict[str, Answer | Exception]:
-    """Do the same as `ask_workers`, but raise a RunError with the workers that did not answer in time."""
+    """Call a function on every worker; raise a RunError that names workers without an answer in time."""
     limit = ASK_SECONDS if seconds is None else seconds
     answers = ask_workers(client, function, *args, seconds=limit)
     silent = [address for address, answer in answers.items() if isinstance(answer, TimeoutError)]

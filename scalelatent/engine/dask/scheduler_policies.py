@@ -19,12 +19,12 @@ NAME = "scalelatent-spans"
 
 
 class SpanGuard(SchedulerPlugin):
-    """Plugin that retries a span after the first death of its worker, and fails it after the second."""
+    """Plugin that retries a task after the first death of its worker, and fails it after the second."""
 
-    # Dask alone retries a span until allowed-failures workers have died, and it spreads the spans of a lost
-    # worker over many workers; each span that reads the bad chunk would kill one more worker. Here all spans
-    # of one shard go to one worker, and all spans that read the shard fail at the second death. Workers that
-    # read the shard at the same time as the first worker can still die.
+    # Without this plugin, Dask retries a task until ``allowed-failures`` workers have died. It also spreads
+    # the tasks of a lost worker over many workers, and each task that reads a bad shard would kill one more.
+    # The plugin sends all lost tasks that read one shard to one worker, and they fail at the second death.
+    # Workers that read the shard at the same time as the first worker can still die.
 
     name = NAME
     idempotent = True
@@ -47,7 +47,7 @@ class SpanGuard(SchedulerPlugin):
             self._contain(lost.keys)
 
     def _free(self, lost: hooks.LostWorker) -> None:
-        """Lift the restriction of spans to a lost worker, except for spans that it may have died from."""
+        """Lift the binding of spans to a lost worker, except for spans that may have killed the worker."""
         there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
         free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
         hooks.bind(self.scheduler, free, None)

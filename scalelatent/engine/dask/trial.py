@@ -1,4 +1,4 @@
-"""Trials of suspect items: an item that two workers died with runs alone and logs its steps.
+"""Trials of suspect items: a task during which two workers died runs again, alone, and logs its steps.
 
 The log gives an error that names the bad rows (`test_bad_shards.py`, `test_machines.py`).
 """
@@ -53,7 +53,7 @@ class WorkersDied(Exception):
 
 
 class Trial(Work[Item]):
-    """Work with one suspect item, which runs alone on a worker."""
+    """Work with one item that may have killed workers; the item runs on a worker that runs nothing else."""
 
     def __init__(self, executor: DaskExecutor, tried: Work[Item], suspect: Item, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
@@ -112,9 +112,9 @@ def clear_attempts(store: EngineStore) -> None:
 
 
 def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
-    """Find items that may have killed earlier drivers; run it before the first work of a driver."""
-    # A driver that runs on the dying worker cannot count deaths. After the second crash in one work all its
-    # items are suspect; the third crash leaves the log of the trial.
+    """Mark the items that may have killed earlier drivers; called before the first work of a driver."""
+    # A driver that runs on the dying worker cannot count deaths. After the second crash in the same work, all
+    # items of the work are suspect and run alone. After a third crash, the log of the trial names the rows.
     ends = count_attempts(executor.store, work.name, work.number)
     notes = set(executor.store.location.keys("")) if ends else set()
     left = [item for item in work.todo if note_name(work, item) in notes]
@@ -131,7 +131,10 @@ def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
 
 
 def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
-    """Run suspect items of new work alone. Return True if any ran: the caller then recreates the work."""
+    """Run alone each item of new work that may have killed workers; return True if there are any.
+
+    The caller then creates the work again.
+    """
     suspects = executor.watch.suspects(work)
     if suspects:
         wait_until_idle(executor)

@@ -78,7 +78,7 @@ class Watch:
         self._executor, self.topic = executor, pass_topic(executor.token)
         self.pass_reports: dict[tuple[str, str, int], str] = {}
         self.avoided: dict[str, float] = {}
-        # The last known state of each worker, and for each item the workers that died while they had it.
+        # The last known state of each worker. For each item, the workers that died while they had its task.
         self.members: dict[str, ClusterMember] = {}
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
         # The cancelled items that each worker had; a worker may still die while it computes them.
@@ -221,7 +221,7 @@ class Watch:
     # -- deaths ----------------------------------------------------------------------------------------------
 
     def suspects(self, work: Work[Item]) -> list[Item]:
-        """Return the items that read a shard that at least :data:`DEATHS` workers had when they died."""
+        """Return the items that read a shard during whose tasks at least :data:`DEATHS` workers have died."""
         now = work.name, work.number
         of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
@@ -232,12 +232,12 @@ class Watch:
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
     def forget_deaths(self, work: Work[Item], items: Iterable[Item]) -> None:
-        """Forget the deaths of items that have ended."""
+        """Forget worker deaths that were counted for items whose tasks have ended."""
         for item in items:
             self.deaths.pop((work.name, work.number, item), None)
 
     def deaths_of(self, work: Work[Item], item: Item) -> list[str]:
-        """Return the workers that died while they had an item."""
+        """Return the addresses of the workers that died while they had the task of an item."""
         return self.deaths.get((work.name, work.number, item), [])
 
     def deaths_with(self, work: Work[Item], item: Item, shards: Iterable[Shard]) -> list[str]:
@@ -300,7 +300,7 @@ class Watch:
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
     def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
-        """Report that a span is computed again."""
+        """Report to the callbacks that the task of an item runs again."""
         event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)

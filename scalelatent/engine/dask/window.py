@@ -301,7 +301,7 @@ class ItemWords(TypedDict):
 
 
 class Work(Generic[Item]):
-    """Base class of a pass, a map, a segment of steps and a trial."""
+    """Base class of work that consists of items (tasks): a pass, a map, a segment of steps or a trial."""
 
     window: Window[Item]
     hang_seconds: float | None = None

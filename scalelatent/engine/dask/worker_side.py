@@ -151,7 +151,7 @@ def report_kernels() -> None:
 
 
 def run_of(folder: str) -> str:
-    """Return the run folder of an engine's folder; events are grouped by it."""
+    """Return the run folder that contains an ``engine`` folder; events are grouped by run folder."""
     return folder.removesuffix("/engine")
 
 
@@ -167,7 +167,7 @@ class WorkReports:
         self, folder: str, stage: str, part: str, where: Mapping[str, int], device: str, rows: int,
         nbytes: int, seconds: float, wait_seconds: float, parts: int = 1,
     ) -> None:  # fmt: skip
-        """Add finished items to the next report; ``where`` is the last one: pass, span, step or shard."""
+        """Add finished items to the next report; ``where`` is the pass, span, step or shard of the last."""
         worker = _worker()
         if worker is None:
             return
@@ -255,10 +255,10 @@ pace_reports = PaceReports()
 
 # Default value that Dask gives the variable MALLOC_TRIM_THRESHOLD_. Any other value was set by the user.
 DASK_TRIM_THRESHOLD = "65536"
-# Largest bytes of an array whose memory the allocator reuses. Larger arrays are rows, whose memory
-# data/read/chunks.py reuses. With this number, and with chains summed on their workers, the steps of a
-# conditional RBM on two workers ran at 0.83 instead of 0.60 of the speed of one process. No other number was
-# measured.
+# The allocator reuses the memory of freed arrays up to this many bytes. Larger arrays contain rows, and
+# data/read/chunks.py reuses their memory. With this value, and with statistics of chains summed on their own
+# worker, steps of a conditional RBM on two workers ran at 0.83 of the speed of one process, instead of 0.60.
+# No other value was measured.
 LARGEST_BYTES = 2**24
 # Parameter numbers of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
