@@ -368,7 +368,7 @@ class Dataset:
 
     @property
     def reads_at_once(self) -> int:
-        """Best number of pieces to read in parallel: 1 from memory or a disk, more over a network."""
+        """Best number of row ranges to read in parallel: 1 from memory or a disk, more over a network."""
         return self._columns.x.reads_at_once
 
     @property
@@ -394,7 +394,7 @@ class Dataset:
         return Dataset(self._columns, self._start + start, self._start + stop)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
-        """Split rows `start:stop` at the borders of chunks; return one piece for arrays in memory."""
+        """Split the rows `start:stop` at the borders of chunks; return one range for arrays in memory."""
         stop = self.n_rows if stop is None else stop
         a, b = self._rows(start, stop)
         return [(u - self._start, v - self._start) for u, v in self._columns.x.pieces(a, b)]
@@ -676,7 +676,7 @@ class Dataset:
         return (self._start, self._stop) == (0, self._columns.x.shape[0])
 
     def _outputs(self) -> str:
-        """Describe `y` in one or two words, without a pass over the labels."""
+        """Return text that describes `y`, such as "10 classes", without a pass over the labels."""
         if self.n_targets is not None:
             return f"{self.n_targets:,} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
         if self.has_y and self._columns.classes_known and self.classes is not None:

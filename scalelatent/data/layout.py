@@ -207,5 +207,5 @@ def packing_of(array: zarr.Array) -> str:
 
 
 def tile_columns_of(array: zarr.Array) -> int | None:
-    """Return the columns per tile if an array is also split by columns, else None."""
+    """Return the columns per chunk if an array is also split by columns (into tiles), else None."""
     return int(array.chunks[1]) if array.ndim == 2 and array.chunks[1] < array.shape[1] else None

@@ -44,7 +44,7 @@ def prepare_certificates(folder: str | os.PathLike[str]) -> tuple[Security, dict
 
 @dataclass(frozen=True)
 class Served:
-    """Running cluster: a client and a description."""
+    """Running cluster of `scalelatent cluster up`: its client, and a description for users."""
 
     client: Client
     info: dict[str, Any]

@@ -110,7 +110,7 @@ class KMeansScores:
 
     @property
     def best(self) -> int:
-        """Index of the restart with the smallest inertia; the first of equal ones."""
+        """Index of the restart with the smallest inertia; the first one if several have the same inertia."""
         return int(np.argmin(self.inertias))
 
     @property

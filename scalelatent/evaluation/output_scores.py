@@ -38,8 +38,8 @@ def score_clusters(
 ) -> dict[str, float | int]:
     """Compare k-means clusters of a model's output with the classes of the rows.
 
-    ``scalelatent score``, jobs and reports all use this function, so that they agree: it takes the best of 50
-    clusterings by inertia, with the same seed and the same rows.
+    ``scalelatent score``, jobs and reports all use this function, so that their scores agree. The function
+    runs k-means 50 times, always with the same seeds and rows, and scores the run with the smallest inertia.
 
     Parameters
     ----------

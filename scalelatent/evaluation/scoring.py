@@ -50,7 +50,7 @@ class Scorer:
 
     metrics: tuple[str, ...] = ()  # names of the metrics that ``score`` accepts
     default: tuple[str, ...] = ()  # names of the metrics if the user gives none
-    # Names of the test scores that the state of a run contains; its event ``scored`` contains all scores.
+    # Names of the test scores in ``state.json`` of a run; the event ``scored`` of the run has all scores.
     headline: tuple[str, ...] = ("error", "accuracy", "nmi")
     reason: str = ""  # words such as "predicts no classes", for the error about an unsuitable metric
 
@@ -63,7 +63,7 @@ class Scorer:
         batch_rows: int = 16384,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Return the scores by metric name; ``metrics=None`` means the default ones."""
+        """Return the scores by metric name; ``metrics=None`` means the default metrics of the model."""
         metrics = self.defaults(model) if metrics is None else metrics
         for name in metrics:
             if name not in self.metrics:

@@ -35,7 +35,7 @@ def load_base_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def base_name(base: str | os.PathLike[str], url: str) -> str:
-    """Return a base set as the provenance stores it: 'digits', a url with a scheme, or a relative path."""
+    """Return the name of a base set for the provenance: 'digits', a url with a scheme, or a relative path."""
     text = os.fspath(base)
     if text == "digits":
         return text
@@ -53,7 +53,7 @@ def open_stored_base(name: str, url: str, fingerprint: str | None = None) -> Dat
 
 
 def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
-    """Open the base set with this `base_name`: uint8 images (n, h, w), with or without labels."""
+    """Open the base set (the original images of a generator) `name`: uint8 (n, h, w), perhaps with labels."""
     ds = Dataset.from_arrays(*load_base_digits()) if name == "digits" else open_stored_base(name, url)
     if ds.dtype != "u1" or len(ds.feature_shape) != 2 or ds.is_sparse:
         raise DataError(
@@ -64,7 +64,7 @@ def open_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
 
 
 def check_base_rows(base_rows: tuple[int, int] | None, n: int) -> tuple[int, int]:
-    """Return the range of rows A:B of a base of n rows; None means all rows."""
+    """Return the range of rows A:B of a base set of n rows; raise `DataError` if it is not inside 0:n."""
     a, b = (0, n) if base_rows is None else (int(base_rows[0]), int(base_rows[1]))
     if not 0 <= a < b <= n:
         raise DataError(

@@ -107,7 +107,7 @@ KINDS = {
 
 
 class CorruptedImages:
-    """`Generator` of the images of a base set, corrupted or clean."""
+    """`Generator` of copies, corrupted or clean, of the images of a base set."""
 
     def __init__(self, base: Dataset, parameters: dict[str, Any]) -> None:
         self._base, self._p = base, parameters
@@ -119,7 +119,7 @@ class CorruptedImages:
             self.columns["y_dtype"] = base.read_y(0, 1).dtype
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return images uint8 (stop - start, h, w) and the labels of their bases."""
+        """Return images uint8 (stop - start, h, w), and the labels of the base images that they copy."""
         shape = self._base.feature_shape
         out = np.empty((stop - start, *shape), np.uint8)
         labels = np.empty(stop - start, self.columns["y_dtype"]) if self._base.has_y else None
@@ -304,7 +304,7 @@ def _check_parameters(
 
 
 def clean_url(url: str) -> str:
-    """Return the default url of the clean images: next to the corrupted ones, with `.clean` in its name."""
+    """Return the default url of the clean images: the url of the corrupted images, with `.clean` in it."""
     folder, slash, name = url.rstrip("/").rpartition("/")
     stem, dot, suffix = name.rpartition(".")
     return folder + slash + (f"{stem}.clean.{suffix}" if dot and stem else f"{name}.clean")

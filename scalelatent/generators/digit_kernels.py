@@ -1,4 +1,4 @@
-"""Compiled kernel of the infinite digits: add tangent images to base images."""
+"""Compiled kernel of infinite digits: deform base images by adding tangent images (first derivatives)."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class InfiniteDigits:
         return self._images.shape[1], self._images.shape[2]
 
     def base_of(self, index: np.ndarray) -> np.ndarray:
-        """Return the base row of each index, counted in the whole base set."""
+        """Return the row, in the whole base set, of the base image from which each index derives."""
         a, b = self.base_rows
         return a + (np.asarray(index) - N_TEST) % (b - a)
 

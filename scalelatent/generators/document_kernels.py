@@ -31,7 +31,7 @@ def resample(
     counts: np.ndarray,
     row_entries: np.ndarray,
 ) -> None:
-    """Draw documents `first`, `first + 1`, …: one document for each base row in `local`.
+    """Draw documents `first`, `first + 1`, …, one for each number of a base document (CSR row) in `local`.
 
     `base_counts` and `pointers` are CSR rows. `counts` receives the drawn count of each entry of the base
     rows, row by row, and `row_entries` the number of counts above 0 in each row.

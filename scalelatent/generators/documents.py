@@ -39,8 +39,8 @@ _SAMPLE_ROWS = 1024
 class ResampledDocuments:
     """An endless set of documents; document `i` depends on the seed and `i` only.
 
-    Document `i` derives from base row `A + i % (B - A)`. Its word `k` is drawn with word `k` of the Philox
-    stream of (seed, "documents", 0, i).
+    Document `i` derives from base row `A + i % (B - A)`. Its word `k` is drawn with random number `k` of the
+    Philox stream of (seed, "documents", 0, i).
 
     Parameters
     ----------
@@ -84,12 +84,12 @@ class ResampledDocuments:
         return self._base.n_features
 
     def base_of(self, index: np.ndarray) -> np.ndarray:
-        """Return the base row of each index, counted in the whole base set."""
+        """Return the row, in the whole base set, of the base document from which each index derives."""
         a, b = self.base_rows
         return a + np.asarray(index) % (b - a)
 
     def rows(self, start: int, stop: int) -> tuple[csr_array, DenseOrCsr | None]:
-        """Return the documents `start:stop` and the labels of their bases.
+        """Return the documents `start:stop`, and the labels of the base documents from which they are drawn.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ class ResampledDocuments:
         return csr.stack(parts), csr.concatenate(labels) if labels else None
 
     def _draw(self, base: csr_array, local: np.ndarray, first: int) -> csr_array:
-        """Draw documents `first`, `first + 1`, …: one document for each row number of `base` in `local`."""
+        """Draw documents `first`, `first + 1`, …, one for each number of a row of `base` in `local`."""
         from .document_kernels import resample  # numba takes a second to load
 
         pointers = base.indptr.astype(np.int64, copy=False)
@@ -143,7 +143,7 @@ class ResampledDocuments:
         return csr.csr_of(counts[drawn].astype(self.dtype), columns[drawn], indptr, self.n_features)
 
     def _check_counts(self) -> int:
-        """Raise `DataError` if a base value is not a count; return the number of words in the longest row."""
+        """Raise `DataError` if a base value is not a count; return the number of words of the longest row."""
         a, b = self.base_rows
         longest = 0
         for first, last in self._base.pieces(a, b):

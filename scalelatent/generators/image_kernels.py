@@ -102,7 +102,7 @@ def typeset(
     page: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Fill pages with random words, line after line; `out` receives placements as in `draw_features`.
+    """Fill pages with random words, line after line; `out` receives letters and places for `draw_features`.
 
     Word k has the letters `letters[starts[k]:starts[k + 1]]`, and `likelihood` holds the cumulative
     probabilities of words, scaled to uint32. `glyphs` holds height and width of each letter; `page` holds

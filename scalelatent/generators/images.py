@@ -354,7 +354,7 @@ def make_images(
     seed: int = 0,
     **options: Any,
 ) -> Dataset:
-    """Write a binary image set to a dataset: uint8 images of 0 and 1, or grey; only traits have labels.
+    """Write a binary image set to a dataset: uint8 images of 0 and 1, or grey; only 'traits' has labels.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ def make_rows(
 def repair_dataset(
     url: str | os.PathLike[str], *, n_jobs: int | None = None, progress: Progress | None = None
 ) -> Dataset:
-    """Make missing and damaged shards of a generated dataset again, and keep the others.
+    """Make missing and damaged shards of a generated dataset again, and keep its intact shards.
 
     All parameters come from the provenance of the dataset. An interrupted dataset is completed.
 

@@ -198,8 +198,8 @@ def import_csr(
 ) -> Dataset:
     """Import CSR rows from an npz archive, compressed or not; memory is bounded by one row group.
 
-    Columns in any order are sorted and entries of the same place are added, as scipy defines them; the
-    provenance counts both.
+    Unsorted columns of a row are sorted, and entries of the same row and column are added, as in scipy. The
+    provenance has the number of sorted rows and of added entries.
 
     Parameters
     ----------

@@ -166,7 +166,7 @@ class Hdf5Reader(RowReader):
             raise DataError(f"{name} has shape {self.shape}, which is empty: nothing to import")
         self._band_rows = self._choose_band_rows(array)
         self._band = np.empty(0)
-        # Next row to read from the array, and next row to return from the band.
+        # Next row to read from the array, and next row to return from `_band`, the rows of the last read.
         self._row = self._band_row = 0
 
     def _choose_band_rows(self, array: h5py.Dataset) -> int:

@@ -380,7 +380,7 @@ class _FolderReader(RowReader):
         return self._decoder((self._root / path).read_bytes())
 
     def _decode(self, files: list[tuple[str, str]], out: np.ndarray) -> int:
-        """Decode files into the first rows of `out`, without the skipped ones; return the number of rows."""
+        """Decode files into the first rows of `out`; skip unusable files; return the number of rows."""
         batches = [range(a, min(a + _BATCH_IMAGES, len(files))) for a in range(0, len(files), _BATCH_IMAGES)]
         skipped: set[int] = set()
         for errors in self._pool.map(lambda batch: self._decode_batch(files, batch, out), batches):

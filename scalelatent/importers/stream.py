@@ -89,7 +89,7 @@ class RowReader:
 
 
 class CsrReader(RowReader):
-    """CSR rows, and the number of rows and entries that `read` had to repair."""
+    """Reader of CSR rows, which sorts columns, adds entries of the same place, and counts both repairs."""
 
     sparse = True
     _next_row = _rows_sorted = _entries_added = 0
@@ -411,7 +411,7 @@ def _row_bytes(x: RowReader) -> int:
 
 
 def _copy(writer: DatasetWriter, readers: _Readers, progress: Progress | None) -> None:
-    """Read shards in this thread, while other threads hash, compress and write the previous ones."""
+    """Read the rows shard by shard, while other threads hash, compress and write the shards read before."""
     shard_bytes = writer.shard_rows * _row_bytes(readers.x)
     threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
     # One more shard than cores waits to be written, so that no core waits for the reader.

@@ -46,7 +46,7 @@ def plan_on_worker(
 
 
 def drive(run: str, start: int) -> str:
-    """Run a submitted job to its end; return its last state. `start` is 1, or more for a resumed run."""
+    """Run a submitted job to its end; return its last state. `start` counts the starts and resumes from 1."""
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of

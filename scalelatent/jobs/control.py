@@ -251,7 +251,7 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
 
 
 def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
-    """Return the state of a run when the run has ended, or at the deadline."""
+    """Wait until a run has ended, or until ``time.monotonic()`` reaches `deadline`; return the state."""
     while True:
         state = folder.read_state()
         if state["state"] in ENDED or time.monotonic() > deadline:

@@ -46,7 +46,7 @@ class StopRequest(Callback):
         self.check()
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Raise `KeyboardInterrupt` in a pass if a stop was requested; the engine keeps finished parts."""
+        """Raise `KeyboardInterrupt` in a pass if a stop was requested; a resume keeps the finished parts."""
         self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def request_cancel(folder: RunFolder) -> None:
 
 
 def read_cancel_request(folder: RunFolder) -> dict[str, Any] | None:
-    """Return who requested a stop of the current start of a run, or None."""
+    """Return who asked to stop a run since its last start or resume, or None."""
     content = folder.location.read(CANCEL)
     if content is None:
         return None

@@ -28,7 +28,7 @@ COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
 
 
 class PlannedCluster:
-    """Substitute for a Dask client; it only lists workers, either planned ones or those of another client."""
+    """Substitute for a Dask client that only lists workers: planned workers, or workers of another client."""
 
     def __init__(self, workers: Mapping[str, Mapping[str, Any]]) -> None:
         self._workers = workers
@@ -44,7 +44,7 @@ class PlannedCluster:
 
 
 def worker_bytes(cluster: ClusterSection) -> int:
-    """Return the memory limit of one worker in bytes, read as Dask reads it."""
+    """Return the memory limit of one worker in bytes, by the rules of Dask for the key `memory_limit`."""
     from dask.system import CPU_COUNT
     from dask.utils import parse_bytes
     from distributed.system import MEMORY_LIMIT
@@ -113,7 +113,7 @@ def _needs(
 
 
 def _devices(job: Job, client: Client) -> dict[str, Any]:
-    """Return the devices that compute, and a message about their effect on the result."""
+    """Return which CPUs or GPUs of a cluster would run the job, and a message if they change the result."""
     from scalelatent.engine.dask.link import find_gpus
     from scalelatent.engine.dask.pools import devices_event
 

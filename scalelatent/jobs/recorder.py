@@ -57,7 +57,7 @@ def record_fit(call: FitCall) -> Iterator[Callback]:
 
 
 class _Record(Callbacks):
-    """Callback that creates the run folder when the fit starts and forwards all hooks to its writers."""
+    """Callback that creates the run folder when the fit starts, and then calls the writers of its files."""
 
     keeps_run_folder = True
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .runfolder import RunFolder
     from .spec import Job
 
-# Shortest time between two writes of the progress, on a disk and in an object store.
+# Minimum seconds between two writes of the progress, on a disk and in an object store.
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
 PUBLISH_SECONDS = 5.0  # time limit to publish a state
 

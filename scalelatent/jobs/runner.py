@@ -157,7 +157,7 @@ def run_new_job(
 
 @contextmanager
 def as_job_error(unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Raise a TypeError or ValueError as a `JobError` about ``[model]``."""
+    """Turn a TypeError or ValueError into a `JobError` about the section ``[model]`` of the job file."""
     try:
         yield
     except (TypeError, ValueError) as error:

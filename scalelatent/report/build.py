@@ -22,7 +22,7 @@ from .style import COLORS, new_figure, style_axes
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
 
-MAX_DRAWN = 30  # upper bound on the candidates in the figure of a search, the best ones first
+MAX_DRAWN = 30  # the figure of a search shows at most this number of candidates, the best first
 
 
 def build_report(

@@ -99,7 +99,7 @@ class Reliability:
 class Mistakes:
     """Misclassified rows with the highest scores of the predicted class."""
 
-    # Tuples (score, row number, true code, predicted code, x), at most MISTAKES_KEPT of them.
+    # At most MISTAKES_KEPT tuples (score, row number, index of true class, index of predicted class, x).
     found: list[tuple[float, int, int, int, np.ndarray]] = field(default_factory=list)
 
     def add(self, seen: ClassifiedBlock) -> None:

@@ -84,7 +84,7 @@ def usage_snippet(
     """Return Python code that loads the saved model of this run and applies it to rows."""
     data: Mapping[str, Any] = run.job.get("data", {})
     rows = next((data[role] for role in ("test", "validation", "train") if data.get(role)), None)
-    if rows is not None and str(rows).startswith("("):  # a fit in Python, with rows in memory
+    if rows is not None and str(rows).startswith("("):  # a placeholder: the rows were in memory
         rows = None
     width = f"{model.n_features_in_} features"
     lines = [

@@ -14,8 +14,9 @@ from .disk import is_local, locate
 def find_folder_problem(url: str, mark: str | None = None) -> str:
     """Return why this process cannot see, write, read and delete files in a folder; empty if it can.
 
-    ``mark`` names a file that another process has just written; without the file it is a different folder.
-    If the folder does not exist yet, its nearest existing parent is tested. The test file is removed.
+    ``mark`` names a file that another process has just written into the folder. If this process does not see
+    the file, both processes see different folders. If the folder does not exist yet, its nearest existing
+    parent is tested. The test file is removed.
     """
     host, probe, data = socket.gethostname(), f".probe-{uuid.uuid4().hex[:12]}", bytes(4096)
     try:

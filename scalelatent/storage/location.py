@@ -110,7 +110,7 @@ class Location(ABC):
 
     @abstractmethod
     def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        """Yield a location for new content that replaces this one; write its `zarr.json` last."""
+        """Yield a new location whose content replaces this one at the end; write its `zarr.json` last."""
 
     def clear(self, *, whole: bool = True) -> None:
         """Delete all content; with `whole`, first mark the dataset as being removed."""

@@ -136,7 +136,7 @@ class ObjectLocation(Location):
     def create(self, key: str, data: bytes) -> bool:
         try:
             self._request(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
-        except FileExistsError:  # It may be our own object, if the answer to a first request was lost.
+        except FileExistsError:  # This call may have created it, if the answer to a first request was lost.
             return self.read(key) == data
         return True
 

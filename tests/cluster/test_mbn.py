@@ -32,7 +32,7 @@ def _fit(x: Any, **more: Any) -> sl.MultilayerBootstrapNetwork:
     return sl.MultilayerBootstrapNetwork(**OPTIONS, random_state=3).fit(x, **more)
 
 
-def _same(model: Any, other: Any) -> None:
+def assert_same(model: Any, other: Any) -> None:
     assert model.ks_ == other.ks_ == [200, 100, 50, 25]
     np.testing.assert_array_equal(model.codes(), other.codes())
     np.testing.assert_array_equal(model.components_, other.components_)
@@ -44,7 +44,7 @@ def test_a_cluster_gives_the_bits_of_one_process(client: Any, rows: Any, tmp_pat
     given: Any = sl.Dataset.from_arrays(sp.csr_array(x) if kind == "csr" else x)
     given = given if kind == "memory" else given.save(tmp_path / "x.zarr")
     model, alone = _fit(given, client=client, run_dir=tmp_path / "run"), _fit(x)
-    _same(model, alone)
+    assert_same(model, alone)
     out = model.transform(given, out=tmp_path / "z.zarr", client=client)
     np.testing.assert_array_equal(out.read_x(0, 1600), alone.transform(x))
 
@@ -70,6 +70,6 @@ def test_workers_killed_within_a_layer_change_no_bit(starter: Any, rows: Any, tm
             kill = Kill()
             model = _fit(x, client=client, run_dir=tmp_path / "run", callbacks=kill)
             assert not kill.left
-            _same(model, _fit(x))
+            assert_same(model, _fit(x))
     finally:
         cluster.close(timeout=60)

@@ -37,7 +37,7 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def _same(a: Search, b: Search) -> None:
+def assert_same(a: Search, b: Search) -> None:
     assert a.results_["mean_test_score"].tolist() == b.results_["mean_test_score"].tolist()
     assert a.results_["n_passes"].tolist() == b.results_["n_passes"].tolist()
     np.testing.assert_array_equal(a.best_estimator_.W_, b.best_estimator_.W_)
@@ -61,12 +61,12 @@ def test_a_search_on_a_cluster_has_the_same_results(
     held = None if how == "folds" else rows.validation[:500]
     train, call = rows.train[:3000], {"engine": ENGINE, "validation": held}
     here = Search(BASE, GRID, **given).fit(train, **call)
-    _same(Search(BASE, GRID, **given).fit(train, client=client, **call), here)
+    assert_same(Search(BASE, GRID, **given).fit(train, client=client, **call), here)
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         Search(BASE, GRID, **given).fit(train, client=client, run_dir=folder, callbacks=Stop(3), **call)
     # The search starts on the cluster and ends here.
-    _same(Search(BASE, GRID, **given).fit(train, run_dir=folder, resume=True, **call), here)
+    assert_same(Search(BASE, GRID, **given).fit(train, run_dir=folder, resume=True, **call), here)
     assert [found.name for found in folder.rglob("*.zarr")] == ["model.zarr"]
 
 
@@ -78,7 +78,7 @@ def test_a_search_of_arrays_has_readable_task_names(
     given = (rows.x[:2000], rows.y[:2000])
     with get_task_stream(client=client) as stream:
         there = Search(BASE, GRID[:2], cv=2).fit(*given, client=client, engine=ENGINE)
-    _same(there, Search(BASE, GRID[:2], cv=2).fit(*given, engine=ENGINE))
+    assert_same(there, Search(BASE, GRID[:2], cv=2).fit(*given, engine=ENGINE))
     names = {task["key"].split("-it")[0] for task in stream.data if "search" in task["key"]}
     assert {"search-4_estep", "search-4_mstep", "search-2_estep"} <= names
 

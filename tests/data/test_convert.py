@@ -28,7 +28,7 @@ def stored(tmp_path: Path) -> Dataset:
     return whole.save(tmp_path / "ds", chunk_rows=10, shard_rows=20)
 
 
-def _same(a: Dataset, b: Dataset) -> None:
+def assert_same(a: Dataset, b: Dataset) -> None:
     assert (a.n_rows, a.feature_shape) == (b.n_rows, b.feature_shape)
     np.testing.assert_array_equal(a.read_x(0, len(a)), b.read_x(0, len(b)))
     np.testing.assert_array_equal(a.read_y(0, len(a)), b.read_y(0, len(b)))
@@ -45,7 +45,7 @@ def _cut(ds: Dataset) -> tuple[Any, ...]:
 @pytest.mark.parametrize("codec", ["zstd", "lz4", None, "auto"])
 def test_a_new_codec_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, codec: str | None) -> None:
     out = convert_dataset(stored, tmp_path / "out", compressor=codec)
-    _same(out, stored)
+    assert_same(out, stored)
     assert _cut(out) == (10, 20, "lz4" if codec == "auto" else codec)
     assert out.fingerprint() == stored.fingerprint()
     back = convert_dataset(out, tmp_path / "back", compressor="lz4")
@@ -68,7 +68,7 @@ def test_properties_that_are_not_requested_stay(
     stored: Dataset, tmp_path: Path, asked: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     out = convert_dataset(str(stored.url), tmp_path / "out", **asked)
-    _same(out, stored)
+    assert_same(out, stored)
     assert _cut(out) == (*expected, "lz4")
     again = convert_dataset(out, tmp_path / "again", chunk_rows=10, shard_rows=20)
     assert again.fingerprint() == stored.fingerprint()
@@ -102,7 +102,7 @@ def test_lossy_conversion_must_be_requested(tmp_path: Path) -> None:
 def test_appended_parts_become_one(stored: Dataset, tmp_path: Path) -> None:
     grown = append_rows(str(stored.url), Dataset.from_arrays(X, Y, sample_weight=WEIGHT))
     out = convert_dataset(grown, tmp_path / "out", shard_rows=20)
-    _same(out, grown)
+    assert_same(out, grown)
     assert "segments" not in out.attrs
     twice = Dataset.from_arrays(
         np.concatenate([X, X]), np.concatenate([Y, Y]), sample_weight=np.concatenate([WEIGHT, WEIGHT])

@@ -140,7 +140,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 # -- weights -------------------------------------------------------------------------------------------------
 
 
-def _close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> None:
+def assert_close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> None:
     # The two fits divide the rows into other blocks. So float32 products differ in their last bits (6e-8),
     # and the differences add up over six passes.
     np.testing.assert_allclose(a.predict_proba(x), b.predict_proba(x), atol=2e-4)
@@ -157,7 +157,7 @@ def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[s
     repeated = _model(**options).fit(x.repeat(times, axis=0), y.repeat(times))
     weighted = _model(**options).fit(x, y, sample_weight=times)
     if options.get("projection") is None:
-        _close(weighted, repeated, x)
+        assert_close(weighted, repeated, x)
     else:  # The directions come from all rows, weighted or not; see test_parameters.
         assert weighted.score(x, y) == pytest.approx(repeated.score(x, y), abs=0.03)
 
@@ -167,7 +167,7 @@ def test_equal_weights_do_not_change_the_fit(digits: Arrays, options: dict[str, 
     """A ridge of one row matters less if rows count twice, but not more for weights below 1."""
     x, y = digits
     weighted = _model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
-    _close(weighted, _model(**options).fit(x, y), x)
+    assert_close(weighted, _model(**options).fit(x, y), x)
 
 
 def test_weights_of_a_dataset_are_used(digits: Arrays, tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def test_class_weight_equals_row_weights(digits: Arrays) -> None:
     x, y = digits
     factors = dict(enumerate(np.linspace(0.5, 4, 10)))
     by_row = _model().fit(x, y, sample_weight=np.array([factors[c] for c in y]))
-    _close(_model(class_weight=factors).fit(x, y), by_row, x)
+    assert_close(_model(class_weight=factors).fit(x, y), by_row, x)
     counts = np.bincount(y)
     balanced = {c: len(y) / (10 * counts[c]) for c in range(10)}
-    _close(_model(class_weight="balanced").fit(x, y), _model(class_weight=balanced).fit(x, y), x)
+    assert_close(_model(class_weight="balanced").fit(x, y), _model(class_weight=balanced).fit(x, y), x)
     assert not np.array_equal(_model(class_weight={3: 9.0}).fit(x, y).W_, _model().fit(x, y).W_)
 
 

@@ -62,7 +62,7 @@ def oracle(digits: Any) -> Any:
         return _network(n_jobs=1, keep_codes=True, n_classes=20).fit(digits[0])
 
 
-def _like_oracle(model: Any, oracle: Any) -> None:
+def assert_like_oracle(model: Any, oracle: Any) -> None:
     assert model.ks_ == oracle.ks_ == [300, 150, 75, 37]
     np.testing.assert_array_equal(model.codes(), oracle.codes())
 
@@ -87,7 +87,7 @@ def test_rows_of_every_kind_give_the_same_bits(digits: Any, oracle: Any, tmp_pat
     }[kind]()
     model = _network(n_jobs=3, n_classes=20)
     z = model.fit_transform(given)
-    _like_oracle(model, oracle)
+    assert_like_oracle(model, oracle)
     np.testing.assert_array_equal(model.components_, oracle.components_)
     np.testing.assert_array_equal(z, oracle.transform(x))
     lazy = model.transform(given)
@@ -105,7 +105,7 @@ def test_any_division_into_tasks_gives_the_same_bits(
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
     model = _network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
-    _like_oracle(model, oracle)
+    assert_like_oracle(model, oracle)
     np.testing.assert_array_equal(model.components_, oracle.components_)
     tiles = tmp_path / "run" / "engine" / "codes" / "code-l4.zarr" / "x" / "c"
     assert len(list(tiles.glob("*/*"))) == 5 * 12
@@ -568,7 +568,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     whole, room = shards[1:3], 1000
     shards[:] = [""]
     model = _network(**options).fit(x, run_dir=tmp_path / "run", resume=True)
-    _like_oracle(model, oracle)
+    assert_like_oracle(model, oracle)
     assert len(shards) > 1
     assert not set(whole) & set(shards), "whole shards are written again"
 

@@ -37,7 +37,7 @@ def _fit(
     )
 
 
-def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
+def assert_same(a: CapsuleRegression, b: CapsuleRegression) -> None:
     np.testing.assert_array_equal(a.W_, b.W_)
     np.testing.assert_array_equal(a.projection_, b.projection_)
     assert a.n_iter_ == b.n_iter_
@@ -97,7 +97,7 @@ def test_a_users_callback_stops_the_fit(digits: Arrays) -> None:
 def test_a_run_folder_changes_no_bit(
     digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
 ) -> None:
-    _same(_fit(digits, held_out, tmp_path / "run"), whole)
+    assert_same(_fit(digits, held_out, tmp_path / "run"), whole)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_an_interrupted_fit_resumes_to_the_same_bits(
     except KeyboardInterrupt:
         pass
     log = Log()
-    _same(_fit(digits, held_out, folder, log, resume=True), whole)
+    assert_same(_fit(digits, held_out, folder, log, resume=True), whole)
     if what == "pass_end":
         assert [r["pass"] for r in log.infos("pass_end")] == list(range(at + 2, 9))
         assert log.infos("fit_start")[0]["resumed_pass"] in (at + 1, None)
@@ -127,7 +127,7 @@ def test_a_resume_with_other_threads_gives_the_same_bits(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         _fit(digits, held_out, tmp_path, InterruptAt(9, "progress"), options={"n_jobs": 3})
-    _same(_fit(digits, held_out, tmp_path, resume=True), whole)
+    assert_same(_fit(digits, held_out, tmp_path, resume=True), whole)
 
 
 def test_a_resume_of_a_finished_fit_loads_it(
@@ -135,7 +135,7 @@ def test_a_resume_of_a_finished_fit_loads_it(
 ) -> None:
     _fit(digits, held_out, tmp_path)
     log = Log()
-    _same(_fit(digits, held_out, tmp_path, log, resume=True), whole)
+    assert_same(_fit(digits, held_out, tmp_path, log, resume=True), whole)
     assert log.infos("pass_end") == []
     # The rows are not projected again, because no pass is left.
     assert [i["stage"] for i in log.infos("stage")] == []
@@ -145,7 +145,7 @@ def test_a_resume_of_a_finished_fit_loads_it(
 def test_a_resume_of_an_empty_folder_starts_a_fit(
     digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
 ) -> None:
-    _same(_fit(digits, held_out, tmp_path / "new", resume=True), whole)
+    assert_same(_fit(digits, held_out, tmp_path / "new", resume=True), whole)
 
 
 def test_the_folder_of_another_fit_is_not_overwritten(
@@ -271,7 +271,7 @@ def test_a_fit_resumes_after_a_full_disk(
         _fit(digits, held_out, tmp_path / "run")
     assert str(tmp_path / "run") in str(raised.value)
     monkeypatch.undo()
-    _same(_fit(digits, held_out, tmp_path / "run", resume=True), whole)
+    assert_same(_fit(digits, held_out, tmp_path / "run", resume=True), whole)
 
 
 def test_a_run_folder_that_cannot_be_created_is_refused(

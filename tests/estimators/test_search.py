@@ -30,7 +30,7 @@ CANDIDATES: list[dict[str, Any]] = [
 KEYS = ("pass", "objective", "train_error", "validation_error", "best_error", "nu", "round")
 
 
-def _same(a: CapsuleRegression, b: CapsuleRegression) -> None:
+def assert_same(a: CapsuleRegression, b: CapsuleRegression) -> None:
     np.testing.assert_array_equal(a.W_, b.W_)
     np.testing.assert_array_equal(a.projection_, b.projection_)
     assert a.n_iter_ == b.n_iter_
@@ -61,7 +61,7 @@ def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models
     scores = []
     for i, own in enumerate(CANDIDATES):
         alone = clone(BASE).set_params(**own).fit(*digits, validation=held_out, engine=SMALL)
-        _same(models[f"{i:03d}"], alone)
+        assert_same(models[f"{i:03d}"], alone)
         scores.append(alone.score(*held_out))
         assert search.results_["n_passes"][i] == alone.n_iter_
     assert search.results_["mean_test_score"].tolist() == scores
@@ -83,7 +83,7 @@ def test_a_fold_equals_a_fit_with_weight_zero_for_its_rows(
             weight = np.ones(len(x)) if own is None else own.copy()
             weight[test] = 0
             alone = clone(BASE).set_params(**params).fit(x, y, sample_weight=weight, engine=SMALL)
-            _same(models[f"{i:03d}-f{k}"], alone)
+            assert_same(models[f"{i:03d}-f{k}"], alone)
             expected = alone.score(x[test], y[test], sample_weight=None if own is None else own[test])
             assert search.results_[f"split{k}_test_score"][i] == pytest.approx(expected, abs=1e-12)
     with pytest.raises(AttributeError, match="refit=True"):
@@ -102,7 +102,7 @@ def test_folds_agree_with_grid_search(digits: Arrays) -> None:
     assert ours.results_["params"] == theirs.cv_results_["params"]
     for name in ("param_capsule_dim", "param_momentum"):
         assert ours.results_[name].tolist() == theirs.cv_results_[name].tolist()
-    _same(ours.best_estimator_, clone(BASE).set_params(**ours.best_params_).fit(*digits))
+    assert_same(ours.best_estimator_, clone(BASE).set_params(**ours.best_params_).fit(*digits))
     np.testing.assert_array_equal(ours.predict(digits[0]), ours.best_estimator_.predict(digits[0]))
     assert ours.score(*digits) == ours.best_estimator_.score(*digits)
     assert ours.transform(digits[0][:5]).shape == (5, 20 * ours.best_params_["capsule_dim"])
@@ -158,7 +158,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     assert len(groups) in (2, 3)
     for i, d in enumerate(grid["capsule_dim"]):
         alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
-        _same(models[f"{i:03d}"], alone)
+        assert_same(models[f"{i:03d}"], alone)
     # One pass measures the joint decision of the members of each candidate.
     assert len([s for s in log.stages if "_decision" in s]) == 1
     # One of the additional passes finds the temperatures of all candidates.
@@ -188,9 +188,9 @@ def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models: A
     resumed = dict(models)
     whole = clone(search).fit(*digits, engine=SMALL)
     for key, model in models.items():
-        _same(resumed[key], model)
+        assert_same(resumed[key], model)
     assert again.results_["mean_test_score"].tolist() == whole.results_["mean_test_score"].tolist()
-    _same(again.best_estimator_, whole.best_estimator_)
+    assert_same(again.best_estimator_, whole.best_estimator_)
 
 
 def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
     again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True, callbacks=log)
     assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
-    _same(first.best_estimator_, again.best_estimator_)
+    assert_same(first.best_estimator_, again.best_estimator_)
     assert not list(tmp_path.rglob("state-*"))[3:]  # At most three state files are left, those of the refit.
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
     with pytest.raises(RunError, match="already holds a fit"):
@@ -263,7 +263,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
             )
         fresh.fit(*digits, validation=held_out, run_dir=folder, engine=SMALL, resume=True)
         for key, model in expected.items():
-            _same(models[key], model)
+            assert_same(models[key], model)
         assert fresh.results_["n_passes"].tolist() == passes
 
 
@@ -301,7 +301,7 @@ def test_a_diverging_candidate_does_not_end_the_search(digits: Arrays, held_out:
         clone(BASE).set_params(**wild).fit(*digits)
     with pytest.warns(UserWarning, match=r"candidate 1 \(001\) ended after 0 passes: the log-loss"):
         search = Search(BASE, [{}, wild], n_jobs=1).fit(*digits, validation=held_out, engine=SMALL)
-    _same(models["000"], clone(BASE).fit(*digits, validation=held_out, engine=SMALL))
+    assert_same(models["000"], clone(BASE).fit(*digits, validation=held_out, engine=SMALL))
     assert np.isnan(search.results_["mean_test_score"][1])
     assert search.results_["rank_test_score"].tolist() == [1, 2]
     assert search.best_index_ == 0
@@ -362,7 +362,7 @@ def test_a_search_accepts_inputs_of_every_kind(digits: Arrays, held_out: Arrays,
     grid = list(ParameterGrid({"capsule_dim": [1, 2]}))
     expected = Search(BASE, grid, cv=2).fit(x, y).best_estimator_
     for given in ((x.tolist(), y.tolist()), (stored,), (da.from_array(x, chunks=200), y)):
-        _same(Search(BASE, iter(grid), cv=2).fit(*given).best_estimator_, expected)
+        assert_same(Search(BASE, iter(grid), cv=2).fit(*given).best_estimator_, expected)
 
 
 def test_candidates_without_a_seed_use_the_seed_of_the_search(digits: Arrays, held_out: Arrays) -> None:
@@ -373,10 +373,10 @@ def test_candidates_without_a_seed_use_the_seed_of_the_search(digits: Arrays, he
     for own in ({"random_state": 4}, {"random_state": 9}):
         alone = clone(base).set_params(init="random", **own).fit(*digits, validation=held_out)
         if own["random_state"] == search.best_estimator_.seed_:
-            _same(search.best_estimator_, alone)
+            assert_same(search.best_estimator_, alone)
     drawn = Search(base, grid[1:], cv=2).fit(*digits)
     again = clone(base).set_params(init="random", random_state=drawn.seed_).fit(*digits)
-    _same(drawn.best_estimator_, again)
+    assert_same(drawn.best_estimator_, again)
 
 
 def test_clone_and_parameter_names_of_a_search() -> None:
@@ -402,4 +402,4 @@ def test_a_search_accepts_sparse_rows(digits: Arrays, models: Any) -> None:
     sparse = dict(models)
     Search(BASE, CANDIDATES[:3], cv=2, refit=False, n_jobs=1).fit(x, y, engine=SMALL)
     for key, model in models.items():
-        _same(sparse[key], model)
+        assert_same(sparse[key], model)

@@ -135,7 +135,7 @@ def identity(place: Place) -> Path:
 
 
 def copied(place: Place, key: str) -> None:
-    """Return the files of a dataset of the same shape with other rows."""
+    """Replace the files below ``key`` by those of a dataset of the same shape with other rows."""
     ds = sl.open_dataset(place.data)
     other = sl.Dataset.from_arrays(1 - ds.read_x(0, len(ds)), ds.read_y(0, len(ds)))
     other.save(place.data.with_name("other"), chunk_rows=25, shard_rows=50)

@@ -37,7 +37,7 @@ def _documents(**options: Any) -> ResampledDocuments:
     return ResampledDocuments(Dataset.from_arrays(BASE, np.arange(N) % 3), **options)
 
 
-def _same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     assert a.shape == b.shape
     assert a.dtype == b.dtype
     assert a.nnz == b.nnz
@@ -77,7 +77,7 @@ def test_any_row_is_made_from_its_index(start: int, count: int, cut: int) -> Non
     whole, parts = documents.rows(start, start + count), []
     for a, b in ((start, start + cut), (start + cut, start + count)):
         parts.append(documents.rows(a, b))
-    _same(sp.vstack([p[0] for p in parts], format="csr"), whole[0])
+    assert_same(sp.vstack([p[0] for p in parts], format="csr"), whole[0])
     assert (sp.vstack([p[1] for p in parts], format="csr") != whole[1]).nnz == 0
     base = documents.base_of(np.arange(start, start + count))
     assert ((base >= 4) & (base < 30)).all()
@@ -124,7 +124,7 @@ def test_the_files_do_not_depend_on_threads_and_processes(tmp_path: Path) -> Non
     two = make_documents(tmp_path / "two", 500, n_jobs=4, progress=lambda *c: calls.append(c), **options)
     assert one.fingerprint() == two.fingerprint()
     assert calls[-1] == (500, 500)
-    _same(two.read_x(0, 500), ResampledDocuments(open_dataset(base), seed=5).rows(1000, 1500)[0])
+    assert_same(two.read_x(0, 500), ResampledDocuments(open_dataset(base), seed=5).rows(1000, 1500)[0])
     assert (two.read_y(0, 500) != TOPICS[np.arange(1000, 1500) % N]).nnz == 0
     assert two.attrs["provenance"]["base"] == "../base.zarr"  # Base and dataset may be moved together.
     # Another process makes a lost row group from the provenance alone.
@@ -133,7 +133,7 @@ def test_the_files_do_not_depend_on_threads_and_processes(tmp_path: Path) -> Non
         two.read_x(0, 500)
     code = "import sys; from scalelatent.generators.make import make_shard as m; m(sys.argv[1], 3)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "two")], check=True, timeout=120)
-    _same(open_dataset(tmp_path / "two").read_x(0, 500), one.read_x(0, 500))
+    assert_same(open_dataset(tmp_path / "two").read_x(0, 500), one.read_x(0, 500))
     assert make_documents(tmp_path / "two", 500, resume=True, **options).fingerprint() == one.fingerprint()
 
 

@@ -93,7 +93,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def turns():
-    """Return the order in which emulated threads and blocks take turns; see pytest_generate_tests."""
+    """Placeholder of the order in which emulated threads and blocks run; pytest_generate_tests sets it."""
 
 
 @pytest.fixture

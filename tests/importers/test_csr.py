@@ -30,7 +30,7 @@ def _npz(path: Path, arrays: dict[str, Any], packed: bool = False) -> Path:
     return path
 
 
-def _same(ds: Any, x: Any) -> None:
+def assert_same(ds: Any, x: Any) -> None:
     found = ds.read_x(0, len(ds))
     assert found.dtype == x.dtype
     assert found.has_canonical_format
@@ -44,7 +44,7 @@ def test_archives_of_scipy_are_read(packed: bool, kind: Any, tmp_path: Path) -> 
     sp.save_npz(tmp_path / "x.npz", kind(X), compressed=packed)
     calls: list[tuple[int, int]] = []
     ds = import_csr(tmp_path / "x.npz", tmp_path / "ds", shard_rows=64, progress=lambda *c: calls.append(c))
-    _same(ds, X)
+    assert_same(ds, X)
     assert calls == [(64, 200), (128, 200), (192, 200), (200, 200)]
     assert ds.pieces() == [(0, 64), (64, 128), (128, 192), (192, 200)]
     provenance = ds.attrs["provenance"]
@@ -57,11 +57,11 @@ def test_prefixes_values_and_shape_are_found(index: str, tmp_path: Path) -> None
     arrays = _arrays(X_tf=np.arange(X.nnz, dtype="u2"), unrelated=np.zeros(3))
     arrays["X_indices"] = arrays["X_indices"].astype(index)
     path = _npz(tmp_path / "x.npz", arrays)
-    _same(import_csr(path, tmp_path / "1"), X)
+    assert_same(import_csr(path, tmp_path / "1"), X)
     counts = import_csr(path, tmp_path / "2", values="tf", csr_prefix="X_")
     assert counts.dtype == np.uint16
     np.testing.assert_array_equal(counts.read_x(0, 200).data, np.arange(X.nnz))
-    _same(import_csr(_npz(tmp_path / "y.npz", _arrays("words_")), tmp_path / "3"), X)
+    assert_same(import_csr(_npz(tmp_path / "y.npz", _arrays("words_")), tmp_path / "3"), X)
 
 
 @pytest.mark.parametrize("where", ["key", "prefix", "found"])
@@ -78,7 +78,7 @@ def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> 
             more = {"Y": y}
         path = _npz(tmp_path / "x.npz", _arrays(**more))
         ds = import_csr(path, tmp_path / f"{i}", y=None if where == "found" else name, shard_rows=70)
-        _same(ds, X)
+        assert_same(ds, X)
         assert ds.y_kind == ["labels", "labels", "targets", "multilabel"][i]
         found = ds.read_y(50, 150)
         if many:
@@ -90,7 +90,7 @@ def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> 
 
 def test_rows_are_appended_to_sparse_rows(tmp_path: Path) -> None:
     ds = import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds")
-    _same(append_rows(tmp_path / "ds", ds)[200:], X)
+    assert_same(append_rows(tmp_path / "ds", ds)[200:], X)
 
 
 def test_unsorted_and_duplicate_entries_are_repaired_and_counted(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_unsorted_and_duplicate_entries_are_repaired_and_counted(tmp_path: Path)
 def test_rows_without_entries_are_read(tmp_path: Path) -> None:
     empty = sp.csr_array((7, 3), dtype="f4")
     sp.save_npz(tmp_path / "empty.npz", empty)
-    _same(import_csr(tmp_path / "empty.npz", tmp_path / "empty"), empty)
+    assert_same(import_csr(tmp_path / "empty.npz", tmp_path / "empty"), empty)
 
 
 def _refused(tmp_path: Path, path: Any, *parts: str, **options: Any) -> None:

@@ -45,7 +45,7 @@ def _moment(g: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> np.ndarray
     return out
 
 
-def _close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np.ndarray = 0.0) -> None:
+def assert_close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np.ndarray = 0.0) -> None:
     # A float32 sum in order of K terms: K roundings of 6e-8 of its terms' magnitudes at worst.
     exact = a.astype("f8") @ b.astype("f8") + plus
     bound = 6e-8 * (a.shape[1] + 2) * (np.abs(a).astype("f8") @ np.abs(b).astype("f8") + np.abs(plus))
@@ -57,7 +57,7 @@ def _close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np.ndarr
 def test_latents_equal_numpys_products(dims: int, p: int) -> None:
     for n in ROWS:
         w, x = _draw(1, dims, p), _draw(n, n, p)
-        _close(_latents(w, x), w, x.T)
+        assert_close(_latents(w, x), w, x.T)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 63, 97])
@@ -65,7 +65,7 @@ def test_latents_equal_numpys_products(dims: int, p: int) -> None:
 def test_moments_equal_numpys_products(dims: int, p: int) -> None:
     for n in ROWS:
         g, x, start = _draw(1, dims, n), _draw(n, n, p), _draw(3, dims, p)
-        _close(_moment(g, n, x, start), g, x, start.astype("f8"))
+        assert_close(_moment(g, n, x, start), g, x, start.astype("f8"))
 
 
 @given(st.integers(1, 100), st.integers(1, 70), st.integers(1, 40), st.integers(0, 60), st.integers(0, 10**6))

@@ -102,7 +102,7 @@ def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
 
 
 class ShardFile:
-    """Open shard file, with access to the bytes of each chunk."""
+    """Shard file that is open for reading; it returns the bytes of each chunk."""
 
     def __init__(self, path: str, n_chunks: int) -> None:
         self.n_chunks = n_chunks

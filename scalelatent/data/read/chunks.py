@@ -219,7 +219,7 @@ class StoredRows(StoredColumn):
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Read the rows `start:stop` from an object store into `out`, some pieces at a time."""
+        """Read the rows `start:stop` from an object store into `out`, a limited number of chunks at once."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
@@ -278,7 +278,7 @@ class StoredRows(StoredColumn):
             raise ShardError(
                 f"{message} {self._repair}", name, *(self._row_range or (first, last))
             ) from error
-        # The storage denies access or is unreachable, so the rows need no repair.
+        # The file cannot be read: access is denied, or the storage is unreachable. The rows need no repair.
         raise DataError(
             f"{message} Its rows may be intact: try again when this process can read the file"
         ) from error

@@ -59,7 +59,7 @@ def _is(x: object, module: str, *names: str) -> bool:
 
 
 def is_lazy(x: object) -> bool:
-    """Return whether `opened` turns `x` into an array that is read in pieces."""
+    """Return whether `opened` turns `x` into an array whose rows are read only when they are needed."""
     return (
         isinstance(x, SlicedRows)
         or _is(x, "xarray", "DataArray")
@@ -98,7 +98,7 @@ def opened(x: Any, name: str = "x") -> Any:
     if _is(x, "torch", "Tensor"):
         return _convert_tensor(x, name)
     if _is(x, "cupy", "ndarray") or _is(x, "cupyx.scipy.sparse", "spmatrix"):
-        return x.get()  # rows are read on the host, by any number of workers
+        return x.get()  # copy to the host, because workers without a GPU also read the rows
     if _is(x, "cudf", "DataFrame", "Series", "Index"):
         return x.to_pandas()
     if hasattr(type(x), "__cuda_array_interface__"):

@@ -103,7 +103,7 @@ class StoredColumn(RowSource):
 
 
 class WrappedRows(RowSource):
-    """Rows of another source, perhaps only the first ones; subclasses change values when they are read."""
+    """Rows of another source, or only its first rows; subclasses convert the values when they are read."""
 
     def __init__(
         self, source: RowSource, shape: tuple[int, ...] | None = None, dtype: np.dtype | None = None

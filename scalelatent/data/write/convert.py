@@ -374,7 +374,7 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
 def open_arrays(
     url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None
 ) -> tuple[zarr.Array, zarr.Array | np.ndarray | None]:
-    """Return rows and labels (or None) of zarr arrays at `url`, or of arrays that `url` has references to."""
+    """Return rows and labels (or None) from zarr arrays at `url`, or from arrays to which `url` refers."""
     import zarr
 
     location = locate(url)

@@ -68,7 +68,7 @@ def begin_dataset(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Location:
-    """Create the arrays of a dataset, or check those of an unfinished dataset; see `create_dataset`."""
+    """Create the arrays of a dataset or, to resume, check the existing arrays; see `create_dataset`."""
     location = locate(url)
     if n_rows < 1:
         raise DataError(
@@ -159,7 +159,7 @@ def _create_columns(
     y_dtype: np.dtype | None,
     layout: ChunkLayout,
 ) -> None:
-    """Create the (unwritten) columns of a dataset in its group."""
+    """Create the arrays of all columns of a dataset, without rows, in the zarr group of the dataset."""
     if attrs.x_kind == "csr":
         shape = (n_rows, attrs.feature_shape[0])
         create_csr(group, "x", shape, dtype, layout.shard_rows, layout.compressor)

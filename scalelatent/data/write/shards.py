@@ -139,7 +139,7 @@ class ShardWriter:
         return first, min(first + self.shard_rows, self.n_rows)
 
     def shard_columns(self, shard: int) -> tuple[int, int]:
-        """Return the columns `(start, stop)` of a shard: all columns, unless rows are split into tiles."""
+        """Return the columns `(start, stop)` of a shard: all columns, unless shards also split columns."""
         if self._tile is None:
             return 0, schema.n_features(self.attrs.feature_shape)
         first = shard % self.n_tiles * self._tile

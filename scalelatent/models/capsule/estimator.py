@@ -286,8 +286,8 @@ class CapsuleRegression(StreamedClassifier):
     ) -> None:
         """Set the fitted attributes from the result of a fit.
 
-        ``sums`` are the weight and the rows of each class. ``decided`` is the validation error of the joint
-        decision of binary members.
+        ``sums`` are the total weight and the number of rows of each class. ``decided`` is the validation
+        error of the joint decision of binary members.
         """
         self._members, self._frame = em.members, frame
         self._set_learned(classes_=classes, capsule_dims_=em.members.dims)
@@ -299,7 +299,7 @@ class CapsuleRegression(StreamedClassifier):
             self.best_validation_error_ = float(result.state.best_error[0])
         elif em.has_validation:
             self.mean_member_validation_error_ = float(result.state.best_error.mean())
-        # Members that see all classes need only the sum of the second moments.
+        # If all members see all classes, store only the sum of the second moments over the classes.
         whole = em.members.sees.all()
         moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
         passes = self.n_iter_ * float(sums[1].sum())

@@ -279,8 +279,8 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         w = step.learner.weights(result.state)
     decided = None
     if validation is not None and members.n_members > 1:
-        # Each member's best weights come from another pass, so one more pass measures their joint decision.
-        # It reads the original validation rows, as `score` does.
+        # Each member has its best weights from a different pass, so one more pass measures the error of their
+        # joint decision. This pass reads the original validation rows, as `score` does.
         confusion = ConfusionCounts(CapsuleRows(members, w, frame, "probabilities"), len(classes))
         found = yield Collect(f"decision-{result.state.iteration}", confusion, validation, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))
@@ -389,7 +389,7 @@ def _make_projection(moment: np.ndarray, first: Intercept | None, width: int) ->
         return RowFrame(None, leading_eigenvectors(moment[0], width)[1])
     moment, intercept = recenter(moment, first)
     values, basis = leading_eigenvectors(moment[0, :-1, :-1], width)
-    # The constant is scaled like the length of the projected rows.
+    # Scale the constant column like the projected rows, whose length is smaller than that of the rows.
     share = np.sqrt(max(values.sum(), 0.0) / max(np.trace(moment[0, :-1, :-1]), np.finfo(float).tiny))
     intercept = replace(intercept, constant=float(intercept.constant * share) or 1.0)
     return RowFrame.from_projection(intercept, basis)
@@ -437,7 +437,7 @@ def start_steps(
         moment, intercept = yield Derive(recenter, (moment, intercept))
         frame = RowFrame(intercept, None)
     _check_zeros(moment, classes, first is None and model.init != "random", model.fit_intercept)
-    # Weights may be numbers of repeated rows, or have any unit.
+    # Weights may be counts of repeated rows, or may have any unit.
     n_rows, mean = float(stats["count"].sum()), float(weight.sum() / stats["count"].sum())
     n_rows *= mean if 1 <= mean <= REPEATED_ROWS else 1
     learner = make_em_learner(model, frame, members, moment, n_rows, "validation" in rows, class_weight)

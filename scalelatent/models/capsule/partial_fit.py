@@ -55,7 +55,7 @@ def begin_stream(
 
 
 def continue_from(stream: RunningCapsule, w: np.ndarray) -> None:
-    """Let a stream continue from the weights (D, p) of a fit."""
+    """Set up a stream that continues from the weights (D, p) of a fit."""
     if stream.sums is None:
         raise ValueError(
             "this model was saved by an older scalelatent, without the sums that partial_fit needs: fit it "
@@ -65,7 +65,7 @@ def continue_from(stream: RunningCapsule, w: np.ndarray) -> None:
 
 
 def save_stream(stream: RunningCapsule) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the values and the arrays to save."""
+    """Return the values and the arrays of a stream that a model file stores."""
     arrays = {"ridge": stream.ridge}
     if stream.w is not None:
         stream.discard_inverses()  # so that this model and the saved one continue with the same bits
@@ -86,7 +86,7 @@ def restore_stream(
     sums = None
     if "moment" in arrays:
         weight = arrays["moment_weight"]
-        # Models of earlier versions have no count of the rows; each row counts as its weight.
+        # Models of earlier versions have no count of the rows; use the weight of the rows instead.
         sums = RowSums(tuple(arrays["moment"]), weight, arrays.get("moment_rows", weight))
     running = arrays.get("running_W")
     return RunningCapsule(

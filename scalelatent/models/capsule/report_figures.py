@@ -50,7 +50,7 @@ def project_on_leading_plane(points: np.ndarray, own: np.ndarray) -> tuple[np.nd
     used = points[own] if own.any() else points
     values, vectors = np.linalg.eigh(used.T.astype(np.float64) @ used)
     leading = vectors[:, :-3:-1]
-    # The sign of an eigenvector is arbitrary; choose it so that the class is to the right and above.
+    # The sign of an eigenvector is arbitrary. Choose the sign that puts the class to the right and above.
     leading = leading * np.where((used @ leading).sum(axis=0) < 0, -1, 1)
     total = values.sum()
     return points @ leading, float(values[-2:].sum() / total) if total > 0 else 1.0

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Number of rows per block in `infer` and in `free_energy`.
 BLOCK_ROWS, ENERGY_ROWS = 256, 4096
-# Upper bound of the rows whose convergence is checked after outputs were written to disk.
+# Largest number of rows whose convergence is checked after outputs were written to disk.
 MAX_CHECKED = 1024
 
 
@@ -98,7 +98,8 @@ def infer_rows(
         raise ValueError(f"pairs and log_z are results of inference='sum-product', not of {name!r}")
     if tol is not None and not (is_number(tol) and tol >= 0):
         raise ValueError(f"tol={tol!r}: give a number of at least 0, or None for a fixed number of sweeps")
-    sweeps, with_pairs = check_sweeps(model, n_sweeps), pairs or log_z  # log Z comes with the pairs
+    # the kernel that computes log Z computes pairs as well
+    sweeps, with_pairs = check_sweeps(model, n_sweeps), pairs or log_z
 
     def compute(slot: int, stop: StopEvent) -> Callable[[int], Beliefs]:
         backend = make_backend(model.device)
@@ -134,7 +135,8 @@ def _collect_block(prepared: PreparedInference, found: Inference, pairs: np.ndar
     """Return the beliefs of a block on the host; ``pairs`` is the sum over its rows."""
     xp, to_host = prepared.backend.xp, prepared.backend.to_host
     visible, hidden = (to_host(sigmoid(a, xp)).astype(np.float32) for a in (found.lv, found.lh))
-    if found.change is None:  # independent outputs: no sweeps, and log Z is exact
+    # Without hidden units the outputs are independent, so there are no sweeps and log Z is exact.
+    if found.change is None:
         n, log_z = len(visible), np.logaddexp(0, to_host(found.lv).astype(np.float64)).sum(axis=1)
         return Beliefs(visible, hidden, np.zeros(n, int), np.ones(n, bool), log_z, pairs)
     limit = CONVERGED if prepared.tol is None else prepared.tol

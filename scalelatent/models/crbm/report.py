@@ -29,7 +29,7 @@ from .report_figures import plot_convergence, plot_restored
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-# Upper bound of the messages that the figures update, about ten seconds on one core.
+# Largest number of message updates for the figures, about ten seconds on one core.
 EDGE_UPDATES = 1e10
 # Least and largest number of predicted rows, and number of dataset ranges that they come from.
 MIN_ROWS, MAX_ROWS, N_RANGES = 50, 2000, 50

@@ -669,7 +669,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             codes = self._network.codes(y, n_rows)
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: remove y")
-        output: Any = "filled", (bits, codes)  # other models pass a string only
+        output: Any = "filled", (bits, codes)  # `inpaint` needs the mask and classes in addition to the name
         return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)

@@ -120,7 +120,7 @@ class Network(Protocol):
         ...
 
     def final_pass(self) -> tuple[str, Reduction]:
-        """Return the name and the reduction of the pass over rows at the end of a fit."""
+        """Return the name and the reduction of the last pass of a fit, which measures its result."""
         ...
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
@@ -152,7 +152,7 @@ class Network(Protocol):
         ...
 
     def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        """Return the array from which :meth:`features` made these features."""
+        """Return the array of weights that :meth:`features` converts to these features."""
         ...
 
     def fit_steps(
@@ -364,7 +364,7 @@ def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 
 
 def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of images per step, over all chains."""
+    """Return the number of images per step of online learning, over all chains."""
     return (
         choose_batch_size(model, n_rows)
         * choose_chain_batches(model, n_rows)
@@ -433,7 +433,7 @@ def fit_order(
     *,
     seed: int = 0,
 ) -> RowOrder:
-    """Return the order of the images of a fit."""
+    """Return the order in which a fit reads the images, online or leaf by leaf."""
     if is_online(model, network.has_labels):
         return row_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
     return make_leaf_order(model, network.image_bytes, n_rows, options)

@@ -59,8 +59,11 @@ def plot_parts(
     Parameters
     ----------
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
+        Images, reconstructions and unknown pixels.
     places : ndarray of uint8, shape (n, HS, WS, F)
+        1 at each place of each of the F features.
     weights : ndarray of bool, shape (F, channels, h, w)
+        Features.
     """
     n = len(images)
     if not n:
@@ -163,7 +166,9 @@ def plot_features(
     ----------
     weights : ndarray of bool, shape (F, channels, h, w)
     used : ndarray of bool, shape (F,)
+        True for features that the model uses.
     often : ndarray of float, shape (F,), or None
+        Mean number of places per image of each feature.
     colors : ndarray of float, shape (channels, 3), or None
         Colours of channels; None: the colours of features.
     """

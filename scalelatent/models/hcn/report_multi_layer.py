@@ -95,7 +95,9 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
     size = layer.image[1:]
     pieces = space_ranges(len(data), count_shown_images(layer.image) - 1, N_RANGES)
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
-    made = without_names(model).reconstruct(x) > 0  # raises an error for images that are not grey
+    made = (
+        without_names(model).reconstruct(x) > 0
+    )  # `reconstruct` raises an error for images that are not grey
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
     disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
     images = np.concatenate([disc[None], x.reshape(-1, *size)]).astype(np.uint8)

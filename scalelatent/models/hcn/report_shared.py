@@ -47,7 +47,7 @@ class FilledImages:
 
     @property
     def wrong(self) -> tuple[float, float]:
-        """Shares of hidden pixels that are wrong in the completion, and that would be wrong as 0."""
+        """Share of wrong hidden pixels in the completion, and share if the completion were 0 everywhere."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
 

@@ -109,8 +109,8 @@ ROWS_PER_COMPONENT = 20
 # Number of chains of a step, which run independently of each other. Another number gives another result.
 N_CHAINS = 4
 ALL_ROWS = "stepwise EM needs an order of all rows: set algorithm='em', or remove the bad rows before the fit"
-# Smallest mean variance of features that a fit accepts; squares of smaller features are near the smallest
-# float32, 1e-38.
+# Smallest mean variance of features, apart from 0, that a fit accepts; squares of smaller features are near
+# the smallest float32, 1e-38.
 LEAST_VARIANCE = 1e-30
 REMEDY = "lower n_components or n_dims"
 
@@ -346,7 +346,7 @@ def stepwise_steps(
 def _fit_sample(
     em: MixtureEM, state: MixtureState, x: np.ndarray, codes: np.ndarray, counts: np.ndarray, device: str
 ) -> MixtureState:
-    """Return the state after EM passes over the sample; its rows are weighted to the size of their class."""
+    """Return the state after EM passes over the sample; its rows are weighted to their class's size."""
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)

@@ -221,7 +221,7 @@ def _image_shape(model: AnyMixture, data: Dataset | None) -> tuple[int, ...] | N
 
 
 def _group_components(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
-    """Return the components of each class by decreasing rows; those of a density in lines of equal length."""
+    """Return the components of each class, or of a density in lines of equal length, by decreasing rows."""
     counts, classes = model._fitted.counts, model.component_classes_
     if names is not None:
         own = [np.flatnonzero(classes == c) for c in range(min(len(names), MOST_CLASSES))]

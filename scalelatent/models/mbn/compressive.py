@@ -279,7 +279,8 @@ class CompressiveMBN(StreamedEstimator):
                 f"validation: the output has {outputs.n_features} columns, but that of the training rows has "
                 f"{width}"
             )
-        # Bad training rows make the objective NaN, which is checked; bad validation rows would go unnoticed.
+        # Bad training rows make the objective NaN, which the fit detects. Bad validation rows would not be
+        # detected later, so they are checked here.
         for dataset, name in ((rows, "the validation X"), (outputs, "the validation output")):
             if not dataset.known_finite or (dataset.dtype.kind == "f" and dataset.dtype.itemsize > 4):
                 check_rows(dataset, name)

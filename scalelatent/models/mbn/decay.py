@@ -47,8 +47,8 @@ NETWORKS = 2
 CLUSTER_COUNTS = (2, 4, 8, 16)
 # Restarts of k-means.
 RESTARTS = 5
-# A decay is far below the best one if its score is less by more than this. On nine sets with ten seeds this
-# limit never changed the decay that was chosen (benchmarks/mbn_decay.py).
+# A decay is far below the best one if its score (adjusted mutual information) is less by more than this. On
+# nine sets with ten seeds this limit never changed the decay that was chosen (benchmarks/mbn_decay.py).
 MARGIN = 0.05
 
 
@@ -90,7 +90,7 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
         warnings.simplefilter("ignore", ConvergenceWarning)
         codes = [code_rows(first, x, x, model.n_jobs, model.device) for first in firsts]
 
-        @cache  # with few rows several decays have the same schedule
+        @cache  # cached, because several decays have the same schedule if there are few rows
         def score(ks: tuple[int, ...]) -> float:
             def cluster(number: int) -> list[np.ndarray]:
                 return _cluster_rows(model, firsts[number], ks, codes[number], seed)

@@ -60,9 +60,9 @@ from .decay import GRID, SAMPLE_ROWS, choose_decay
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
-# Largest number of rows whose components come from the matrix of inner products of all rows.
+# Up to this number of rows, the components come from the matrix of inner products of all rows.
 KERNEL_ROWS = 1024
-# Warn below this many clusterings: clustering quality (NMI) falls, on images and on text.
+# A fit with fewer clusterings warns, because the clustering quality (NMI) falls on images and on text.
 FEW_CLUSTERINGS = 50
 # Upper bounds of the rows and centroids with which `plan` measures the speed.
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
@@ -72,9 +72,9 @@ STRIP_ROWS = 2048
 PCA_PASSES = 12
 # Placeholder for the centroids of a layer if no centroids are read.
 _NO_SETS = ArraySets(np.empty((0, 0)), 0)
-# Decay whose seconds `plan` expects of decay="auto".
+# Decay that `plan` assumes for the expected seconds of decay="auto".
 USUAL_DECAY = 0.5
-# Typical seconds of choosing the decay.
+# Typical seconds that a fit with decay="auto" needs to choose the decay.
 DECAY_SECONDS = 5.0
 
 

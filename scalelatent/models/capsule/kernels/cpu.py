@@ -191,6 +191,8 @@ def _compute_factors(
 ) -> None:  # fmt: skip
     """Write the factors weight (r - 1) of each member and row, mark the active rows, and add the sums.
 
+    Here r is the ratio of :func:`..reference.posterior_ratios`.
+
     Row 2m of ``factors`` belongs to the right capsule of member m, and row 2m + 1 to its other capsules. Only
     the first ``len(y)`` columns of h are used.
     """
@@ -226,7 +228,7 @@ def _select_targets(label: np.ndarray, y: np.ndarray, target: np.ndarray) -> Non
 
 @subkernel
 def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: np.ndarray) -> None:
-    # One-dimensional slices, because numba's checks of two indices keep LLVM from vectorising.
+    # Use one-dimensional slices, because numba's checks of two indices keep LLVM from vectorising.
     strip = h[row, first : first + width]
     for j in range(width):
         q[j] = strip[j] * strip[j]
@@ -238,7 +240,7 @@ def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: 
 
 @subkernel
 def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """Write the sum of q over all capsules, and q and the dimension of the capsule of the row's class."""
+    """Write for each row the sum of q over all capsules, and q and dimension of the right capsule."""
     for j in range(width):
         work[_TOTAL + j] = 0.0
         work[_RIGHT + j] = 0.0
@@ -274,8 +276,9 @@ def _look_up_lambdas(coefficients: np.ndarray, scale: float, width: int, work: n
 def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
     """Write the terms of the posterior of each row into the workspace.
 
-    They are r - 1 of the capsule of the row's class and of the other capsules, where r is the ratio of
-    :func:`..reference.posterior_ratios`, and slope and floor of P_i = slope q_i + floor d_i.
+    For each row these terms are r - 1 of the capsule of the row's class, and r - 1 of the other capsules,
+    where r is the ratio of :func:`..reference.posterior_ratios`. Two further terms are slope and floor of the
+    probability P_i = slope q_i + floor d_i of capsule i with dimension d_i.
     """
     inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
     for j in range(width):
@@ -295,7 +298,7 @@ def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
 def _find_largest_probabilities(
     q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray
 ) -> None:
-    """Write P of the capsule of the row's class, and the largest P of the capsules before and after it.
+    """Write each row's P of the right capsule, and the largest P of the capsules before and after it.
 
     All P are computed by one expression, so that equal lengths give equal P.
     """
@@ -351,8 +354,8 @@ def _add_sums(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray
         right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
         use = nu <= 0.0 or max(before, behind) > nu * right
         loglik += weight[j] * work[_LOG + j]
-        # Of classes with equal probabilities the first is predicted, so an equal class before the row's class
-        # counts as an error.
+        # If classes have equal probabilities, the first one is predicted. So a class before the row's class
+        # counts as an error if its probability is equal.
         errors += weight[j] if before >= right or behind > right else 0.0
         moved[j] |= use
         active += use

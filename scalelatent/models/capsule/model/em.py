@@ -106,7 +106,7 @@ def initial_state(w: np.ndarray, n_members: int) -> CapsuleState:
 
 
 class Group(NamedTuple):
-    """Members that learn from the same rows."""
+    """Members that learn from the same rows, which are all rows or the rows of one class."""
 
     label: int | None  # class code of these rows; None means all rows
     members: np.ndarray
@@ -188,7 +188,8 @@ class CapsulePass:
         assert block.y is not None
         with np.errstate(over="ignore"):  # find_too_large and find_nonfinite report the row and the feature
             x = map_rows(self.intercept, backend, block.x, np.float32, "x")
-        # The pass over second moments has already checked the training rows.
+        # Only validation rows are checked here, because the pass over the second moments has already checked
+        # the training rows.
         if not self.train and (place := find_too_large(block)):
             raise NonFiniteError(place)
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
@@ -312,7 +313,7 @@ class CapsuleEM:
     def _step_members(
         self, state: CapsuleState, last_objective: np.ndarray, delta: np.ndarray
     ) -> CapsuleState:
-        """Return the state after each member's EM step, or after the change of its round."""
+        """Return the state in which each member has made its EM step, or has moved to its next round."""
         watched = state.validation_error if self.has_validation else state.train_error
         w, previous, best = state.w.copy(), state.w.copy(), state.best.copy()
         round_, stale, finished = state.round.copy(), state.stale.copy(), state.finished.copy()
@@ -373,7 +374,7 @@ class CapsuleEM:
             "validation_error": held if self.has_validation else None,
         }
         if self.members.n_members > 1:
-            # The mean error of the members, each in its own problem, is not the error of their joint
+            # The members solve different problems, so their mean error is not the error of their joint
             # decision.
             known = self.has_validation and not np.isnan(state.decision_error)
             errors = {

@@ -69,7 +69,7 @@ def batch_scale(weight: float, rows: float, mean_weight: float, p: int) -> float
 
 @dataclass(frozen=True)
 class AveragedPass(CapsulePass):
-    """Scoring of the averaged weights."""
+    """Reduction that measures the averaged weights on validation rows."""
 
     def measures_decision(self, state: MemberState) -> bool:
         """Return True: every epoch measures the joint decision, because there are few epochs."""

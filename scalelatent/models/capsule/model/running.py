@@ -66,7 +66,7 @@ class RowSums:
     count: np.ndarray  # number of rows of each class whose weight is above 0, float64 (classes,)
 
     def add_rows(self, block: Block) -> RowSums:
-        """Return these sums with those of more rows."""
+        """Return new sums that include more rows."""
         assert block.y is not None
         x, n, weight = block.x.astype(np.float64), len(self.weight), block.weight
         moment, whole = list(self.moment), len(self.moment) == 1
@@ -181,7 +181,11 @@ class RunningCapsule:
         return self.ridge if options.ridge is None else np.full(len(self.ridge), options.ridge)
 
     def _inverse(self, sums: RowSums, class_set: int, ridge: np.ndarray) -> np.ndarray:
-        """Return the inverse mean second moments of a set of classes; not computed again for each row."""
+        """Return the inverse mean second moments of a set of classes.
+
+        The inverse is computed again only after the row weight has grown by ``RENEW_SHARE``, so the latest
+        rows may be missing.
+        """
         p, mask = len(self.ridge), self.members.class_sets[class_set]
         prior = float(p) if self.variance > 0 else 0.0
         seen = float(sums.weight[mask].sum()) + prior
@@ -222,7 +226,8 @@ class RunningCapsule:
                 continue
             inverse = self._inverse(sums, class_set, ridge)
             if one is not None and not ridge.any():
-                # The residual moment of one row is g x^T, so that p^2 products replace D p^2.
+                # With a single row, Delta is the outer product of a vector g and the row x. Computing g first
+                # needs p^2 products instead of D p^2.
                 g = delta @ one / (one @ one)
                 new[rows] += rate * np.outer(g, inverse @ one)
             else:

@@ -20,7 +20,7 @@ _F4 = numba.float32
 class StepArrays(NamedTuple):
     """Old and new parameters and velocities of a step, C-contiguous arrays of float32 of one shape.
 
-    Both velocities are empty without momentum. New arrays may be the old ones.
+    Both velocities are empty without momentum. The new arrays may be the same arrays as the old ones.
     """
 
     theta: Array

@@ -176,7 +176,8 @@ def compute_block_biases(
         n_rows = len(block.x if block.y is None else block.y)
         return (None, *compute_biases(params, None, n_rows, backend))
     check_same_width(block.x.shape[1], shape.n_observed)
-    with np.errstate(over="ignore"):  # the check below names row and feature
+    # the check below reports the row and the feature of a value that is too large
+    with np.errstate(over="ignore"):
         seen = observe(block.x, backend)
     if place := find_too_large(block):
         raise ValueError(place)

@@ -12,6 +12,7 @@ from scalelatent.kernels.arrays import Array
 
 from .energy import Params, compute_hidden_logits, compute_negative_free_energy, sigmoid
 
+# Second word of the key of the random streams, so that they differ from all other streams of the seed.
 _WORD = int.from_bytes(hashlib.blake2b(b"crbm-gibbs", digest_size=8).digest(), "little")
 
 

@@ -85,18 +85,19 @@ class CrbmLearner:
     cost: np.ndarray
     n_chains: int  # chains of a step
     chain_rows: int  # rows of one gradient of a chain
-    # Steps of a chain before the chains are averaged; 0: chains return gradients
+    # Number of steps of a chain before the parameters of the chains are averaged; 0: chains return gradients
     local_steps: int
     seed: int
-    # Epochs without a better validation error that end the fit; 0: the fit takes all epochs
+    # Number of epochs without a better validation error that end the fit; 0: the fit runs all epochs
     patience: int
     has_validation: bool
     # Outputs v of the training rows and of the validation rows
     targets: Targets
     validation_targets: Targets
     validation_inference: str
-    # The patience restarts if the validation error is below the best one by this relative amount. If it is
-    # above 0, the fit does not end at the first end of the patience: see :meth:`end_epoch`
+    # The patience restarts if the validation error is below the best one by this relative amount. If the
+    # amount is above 0, the end of the patience lowers the learning rate, and ends the fit only if the last
+    # lower rate gained less than the amount: see :meth:`end_epoch`
     gain: float = 0.0
     # Shift and scale of each column of x with which the parameters of a state are learned; None: x is used
     # unchanged

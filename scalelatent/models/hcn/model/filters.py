@@ -37,9 +37,9 @@ class OrientedFilters:
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """Derivatives of a Gaussian in the first half of the directions, int32 (n / 2, size, size).
+        """Filters of the first half of the directions, int32 (n / 2, size, size): derivatives of a Gaussian.
 
-        The first filter answers a step of one grey level with ``SCALE``.
+        The answer of the first filter to a step of one grey level is ``SCALE``.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2
         angles = 2 * np.pi * np.arange(self.n // 2)[:, None, None] / self.n
@@ -49,7 +49,7 @@ class OrientedFilters:
         return np.rint(slope / slope[0].clip(0).sum() * SCALE).astype(np.int32)
 
     def edges(self, images: np.ndarray) -> np.ndarray:
-        """Return the filter that is on at each pixel of uint8 images (images, height, width).
+        """Return at each pixel of uint8 images (images, height, width) which of the n filters is on.
 
         Returns
         -------

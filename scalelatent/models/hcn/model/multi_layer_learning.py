@@ -356,7 +356,7 @@ def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
 
 
 def to_sparse(values: np.ndarray) -> Sparse:
-    """Return an array as its shape, a bit for each nonzero number, and the nonzero numbers."""
+    """Return the sparse form of an array: its shape, one bit per number (nonzero or not), nonzero numbers."""
     there = values != 0
     return {"shape": np.array(values.shape), "there": np.packbits(there), "values": values[there]}
 

@@ -97,9 +97,9 @@ class Scorer:
     groups: np.ndarray
     class_groups: np.ndarray  # int64 (classes + 1,): first group of each class, and the number of groups
     starts: np.ndarray  # int64 (classes + 1,): first component of each class, and the number of components
-    d: np.ndarray  # float32 (K,)
-    c: np.ndarray  # float32 (K,)
-    centre: np.ndarray  # float32 (p,)
+    d: np.ndarray  # float32 (K,): factor of the squared length of a row
+    c: np.ndarray  # float32 (K,): constant of the score
+    centre: np.ndarray  # float32 (p,): subtracted from each row
     width: int  # columns of a component
     piece: int  # features of a piece; ``packed`` has all panels of a group's first piece before its second
 

@@ -17,7 +17,7 @@ from scalelatent.kernels.arrays import Array, check_same_width
 from scalelatent.kernels.cuda import Kernels, download, multiply
 
 from .reference import GAMMA, PIVOT, TANGENTS, Groups, Scores, TangentSpec, gradients, velocity
-from .reference import select_best as select_best  # scores are on the host
+from .reference import select_best as select_best  # in numpy, because the scores are on the host
 
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads

@@ -210,13 +210,13 @@ class Groups:
 
 
 def group_rows(index: np.ndarray, n: int, weights: np.ndarray | None = None) -> Groups:
-    """Return groups of rows; each row belongs to one of n components, ``index``, with its weight."""
+    """Return the groups of rows of n components; ``index`` is the component of each row, with its weight."""
     rows, starts = sort_by_code(index, n)
     return Groups(starts, rows, np.ones(len(rows)) if weights is None else weights[rows])
 
 
 def sort_by_code(codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows in the order of their codes in [0, n), and the first position of each code (n + 1,)."""
+    """Return row indices sorted by their codes 0 to n - 1, and the first position of each code (n + 1,)."""
     # numpy sorts 16-bit integers by radix sort, six times as fast.
     rows = np.argsort(codes.astype(np.uint16) if n < 2**16 else codes, kind="stable")
     return rows, np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=n))])
@@ -299,7 +299,7 @@ def _difference(size: int) -> np.ndarray:
 
 
 def gradients(shape: tuple[int, int], smoothing: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the matrices (p, p) of the smoothed derivatives of an image in x and in y."""
+    """Return the matrices (p, p) that map an image to its smoothed derivatives in x and in y."""
     rows, columns = (_band(size, smoothing) for size in shape)
     along_x = np.kron(rows, _difference(shape[1]) @ columns)
     along_y = np.kron(_difference(shape[0]) @ rows, columns)
@@ -307,10 +307,10 @@ def gradients(shape: tuple[int, int], smoothing: float) -> tuple[np.ndarray, np.
 
 
 def velocity(name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the velocity field of a linear tangent: factors (p,), (p,) of both derivatives.
+    """Return the velocity field of a linear tangent: the factors (p,), (p,) of the derivatives in x and y.
 
-    Coordinates start in the middle, in units of half the longer side, so that all tangents have similar
-    lengths.
+    u and v are the horizontal and the vertical coordinate of each pixel. They are 0 in the middle of the
+    image and measured in halves of the longer side, so that all tangents have similar lengths.
     """
     height, width = shape
     half = max(height, width) / 2

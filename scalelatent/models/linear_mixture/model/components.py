@@ -82,7 +82,7 @@ def count_missing_directions(counts: np.ndarray, n_dims: int) -> np.ndarray:
 
 
 def remove_missing_directions(components: Components, counts: np.ndarray, likelihood: str) -> Components:
-    """Return components with zeros for directions that their rows do not span; keep loadings of factors."""
+    """Return components in which directions that their rows do not span are 0; loadings of factors stay."""
     h = components.n_dims
     missing = count_missing_directions(counts, h)
     if likelihood == "factor-analysis" or not missing.any():

@@ -68,7 +68,10 @@ class LeaveOneOut:
         return np.minimum(scores + scale * self._growth(x, index), second * scale)
 
     def _growth(self, x: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Return by how much scores grow if the components ``index`` are fitted without the rows."""
+        """Return the increase of the score of each row if its component ``index`` is fitted without the row.
+
+        The increase is infinite for rows of components with too few rows.
+        """
         components, n = self.components, self.counts[index].astype(np.float64)
         out = np.full(len(x), np.inf)
         has_rows = n >= _LEAST_ROWS
@@ -86,7 +89,7 @@ class LeaveOneOut:
         return out
 
     def _sorted_growth(self, x: np.ndarray, index: np.ndarray, n: np.ndarray) -> np.ndarray:
-        """Return the growth of rows in the order of their components, which have n >= 2 rows each."""
+        """Return the increases of the scores of rows sorted by component; each component has n >= 2 rows."""
         components, h = self.components, self.components.n_dims
         _, p, width = components.bases.shape
         values, noise = components.values[index], components.noise[index]

@@ -152,7 +152,7 @@ class TemperaturePass:
         return Requests()
 
     def layout(self) -> Layout:
-        """Return names and shapes of the sums."""
+        """Return the names and shapes of the sums of log-losses."""
         return Layout((("loss", (len(self.temperatures),)), ("rows", ())))
 
     def flops_per_row(self) -> float:

@@ -36,7 +36,7 @@ _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
 # Number of pools by default, and the fewest rows and columns for which there are pools by default
 # (benchmarks/mbn_pools.py).
 POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
-# Cost of a look-up in multiply-adds, and cost of preparing a centroid in look-ups.
+# Cost of looking up the list of a code, in multiply-adds, and cost of preparing a centroid, in look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
@@ -236,7 +236,7 @@ class Layer:
         # Shorter integers are always below the limit.
         if values.size and (values.dtype.kind == "f" or values.dtype.itemsize == 8):
             limit = _largest_value(self.width)
-            # With a NaN both min and max are NaN.
+            # If a value is NaN, min and max are NaN, and the comparison below is False.
             with np.errstate(invalid="ignore"):
                 fine = -limit <= float(values.min()) and float(values.max()) <= limit
             if not fine:

@@ -106,7 +106,7 @@ def find_leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.
 def _find_leading_by_lanczos(
     codes: np.ndarray, count: int, kernel: FindKernel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same for few of many eigenvalues, by about 100 products with vectors instead of `eigh`."""
+    """Return what :func:`find_leading` returns, by about 100 products with vectors instead of `eigh`."""
     from scipy.sparse.linalg import ArpackError, eigsh
 
     matches = _centre_matches(codes, kernel)

@@ -39,7 +39,7 @@ def _add_halves(v: Vectors, a: ir.Value, b: ir.Value, lanes: int) -> ir.Value:
 
 
 def _add_lanes(v: Vectors, four: list[tuple[ir.Value, ...]]) -> ir.Value:
-    """Return the four totals over lanes in one vector; on narrow vectors each sum is a pair of vectors."""
+    """Return the totals over the lanes of four sums in one vector; on AVX2 each sum is a pair of vectors."""
     if LANES < SIDE:
         eight = [v.b.fadd(low, high) for low, high in four]
         two = [v.shuffle(a, b, range(SIDE)) for a, b in (eight[:2], eight[2:])]
@@ -54,7 +54,11 @@ def _add_lanes(v: Vectors, four: list[tuple[ir.Value, ...]]) -> ir.Value:
 def _lane_sums(
     v: Vectors, xs: list[ir.Value], ws: list[ir.Value], n: ir.Value, lane: int, ahead: ir.Value
 ) -> list[ir.Value]:
-    """Return the partial sums from ``lane`` on over k, for each pair of a row and a unit."""
+    """Return the partial sums of the products over k, for each pair of a row of x and a unit.
+
+    Lane i has the partial sum of the columns k with k mod 16 = ``lane`` + i. With ``lane`` 0, two cache lines
+    per step are prefetched from ``ahead``.
+    """
     b = v.b
     whole = b.mul(b.sdiv(n, I64(SIDE)), I64(BYTES * SIDE))
 
@@ -104,7 +108,8 @@ def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) ->
     for u in range(0, units, _UNITS):
         several = units - u >= _UNITS
         w_at, bias_at = w.ctypes.data + u * row, bias.ctypes.data + BYTES * u
-        # The first rows prefetch one half of the next units, the following rows prefetch the other half.
+        # The first tile of rows prefetches one half of the parameters of the next units, and the following
+        # tiles prefetch the other half.
         ahead, more = w_at, 0
         if units - u >= 2 * _UNITS:
             ahead, more = w_at + _UNITS * row, _UNITS // 2 * row

@@ -118,7 +118,7 @@ class _Pairs:
         self._found: dict[int, ir.Value] = {}
 
     def belief(self, which: int) -> ir.Value:
-        """Load the beliefs in the places (0) or weights (1)."""
+        """Load the beliefs in the places (``which`` = 0) or in the weights (1) of the pairs."""
         if which not in self._found:
             code = self.code
             if self.mask is None:

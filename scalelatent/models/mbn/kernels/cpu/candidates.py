@@ -21,8 +21,8 @@ import numpy as np
 
 from scalelatent.kernels.jit import subkernel
 
-# A list is too short with this probability. No list is shorter than the second number, so that rows with
-# several nearly equal scores seldom need all scores in float64.
+# Probability that a list is too short for a clustering, and least length of a list. The least length serves
+# rows with several nearly equal scores, which otherwise would need all scores in float64.
 _RARE, _LEAST_LENGTH = 1e-7, 4
 # Code of a centroid in a clustering that may not take it.
 NONE = np.iinfo(np.int32).max
@@ -41,8 +41,8 @@ def number_centroids(draws: np.ndarray | None, k: int) -> np.ndarray:
 def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge equal centroids, because their scores could differ by rounding only and would fill the lists.
 
-    ``rows`` are the contents of the centroids. Return the first index of each different centroid, and its
-    codes, which are the least codes of the centroids that equal it.
+    ``rows`` are the contents of the centroids. Return the first index of each distinct centroid, and the
+    codes of each distinct centroid: in each clustering the lowest code of the centroids that are equal to it.
     """
     first: dict[Hashable, int] = {}
     kept, group = np.unique([first.setdefault(row, i) for i, row in enumerate(rows)], return_inverse=True)
@@ -54,7 +54,7 @@ def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray
 
 
 def list_length(codes: np.ndarray) -> int:
-    """Return the length of the lists for the codes of centroids in clusterings."""
+    """Return the length of the candidate lists, from the codes of the centroids in the clusterings."""
     taken = float((codes != NONE).mean(axis=0).min())
     needed = math.ceil(math.log(_RARE) / math.log1p(-taken)) if 0 < taken < 1 else 1
     return min(max(needed, _LEAST_LENGTH), len(codes))

@@ -71,7 +71,7 @@ def _choose(
     key: np.ndarray, layer: int, first: int, n: int, m: int, share: int, words: np.ndarray,
     numbers: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the masks; ``words`` and ``numbers``, its bytes, are scratch space."""
+    """Write the masks. ``words`` is scratch space, and ``numbers`` is a view of its bytes."""
     for s in range(len(out)):
         mask, surplus = out[s], -m
         for begin in range(0, n, len(numbers)):
