@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -301,7 +302,10 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
 
 
 def crbm_cases(few: bool) -> Iterator[Case]:
-    """Yield beliefs of all methods with one thread block, a cluster, and a cluster that keeps messages."""
+    """Yield beliefs of all methods with one thread block, a cluster, and a cluster that keeps messages.
+
+    Gradients of three chains of rows follow.
+    """
     from scalelatent.models.crbm.kernels import gpu, reference
 
     edges, static = gpu.CLUSTER_EDGES, gpu._STATIC_BYTES
@@ -309,7 +313,9 @@ def crbm_cases(few: bool) -> Iterator[Case]:
     try:
         for way, (gpu.CLUSTER_EDGES, gpu._STATIC_BYTES) in ways.items():
             gpu._read_properties.cache_clear()
-            for v, h in [(17, 40)] if few else [(1, 1), (17, 40), (30, 5)]:
+            # Threads keep the numbers of at most HELD_UNITS hidden units in registers.
+            wide = [(3, gpu.HELD_UNITS + 4)] if way == "kept" else []
+            for v, h in [(17, 40), *wide] if few else [(1, 1), (17, 40), (30, 5), *wide]:
                 w, bv, bh = draw_graph(v, h, 2, 0.5)
                 for method in ("sum_product", "mixed_product", "max_product", "mean_field"):
                     # Max-product amplifies rounding with each sweep.
@@ -329,6 +335,38 @@ def crbm_cases(few: bool) -> Iterator[Case]:
     finally:
         gpu.CLUSTER_EDGES, gpu._STATIC_BYTES = edges, static
         gpu._read_properties.cache_clear()
+    for method in ("sum_product", "mean_field"):
+        yield f"gradients of chains, {method}", *chain_gradients(method), 2e-4
+
+
+def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the gradients of W of three chains and the differences of the units, found and wanted."""
+    from scalelatent.models.crbm.kernels import gpu, reference
+
+    xp, (v, h), starts, sweeps = gpu.cupy, (17, 40), np.array([0, 5, 6, 19]), 4
+    rows, rng = int(starts[-1]), np.random.default_rng(0)
+    w, bv, bh = draw_graph(v, h, rows, 0.2)
+    seen = (rng.random((rows, v)) < 0.4).astype("f4")
+    flat = xp.zeros((3, v * h + v + h), "f4")
+    dv, dh, measures = (xp.empty(shape, "f4") for shape in ((rows, v), (rows, h), (3, rows)))
+    gpu.add_chain_gradients(
+        method, gpu.make_coupling(w), *map(xp.asarray, (seen, bv, bh)), starts, sweeps, None,
+        flat, dv, dh, measures, flat.reshape(-1)[v * h :],
+    )  # fmt: skip
+    wanted, coupling = np.zeros((3, v, h)), reference.make_coupling(w)
+    found = reference.sum_product(coupling, bv, bh, sweeps)
+    if method == "mean_field":
+        found = reference.mean_field(coupling, bv, bh, sweeps)
+    on, hidden = reference.sigmoid(found.lv), reference.sigmoid(found.lh)
+    positive = reference.sigmoid(seen.astype(float) @ w + bh)
+    for c, (a, b) in enumerate(itertools.pairwise(starts)):
+        pairs = on[a:b].T @ hidden[a:b]
+        if method == "sum_product":
+            pairs = np.zeros((v, h))
+            reference.sum_product_pairs(coupling, bv[a:b], bh[a:b], sweeps, None, pairs)
+        wanted[c] = seen[a:b].T @ positive[a:b] - pairs
+    gradients = flat.get()[:, : v * h].reshape(3, v, h)
+    return [gradients, dv.get(), dh.get()], [wanted, seen - on, positive - hidden]
 
 
 def hcn_cases(few: bool) -> Iterator[Case]:

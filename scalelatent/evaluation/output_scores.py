@@ -64,6 +64,7 @@ def score_clusters(
     Examples
     --------
     >>> from types import SimpleNamespace
+    >>> import numpy as np
     >>> data = Dataset.from_arrays(np.eye(2).repeat(10, axis=0), np.repeat([0, 1], 10))
     >>> model = SimpleNamespace(transform=lambda rows: rows.read_x(0, len(rows)))
     >>> found = score_clusters(model, data)

@@ -192,9 +192,8 @@ def test_estimators_work_in_pipelines_and_searches(digits: Any) -> None:
         x, y
     )
     assert search.best_params_ in ({"capsule_dim": 1}, {"capsule_dim": 4})
-    assert make_pipeline(CapsuleRegression(capsule_dim=1, max_iter=2), StandardScaler()).fit(x, y).transform(
-        x
-    ).shape == (300, 10)
+    capsules = CapsuleRegression(architecture="multiclass", capsule_dim=1, max_iter=2)
+    assert make_pipeline(capsules, StandardScaler()).fit(x, y).transform(x).shape == (300, 10)
 
 
 def test_fit_returns_self_and_transforms(digits: Any) -> None:

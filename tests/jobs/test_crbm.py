@@ -131,7 +131,7 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
         page = (tmp_path / name / "report" / "index.html").read_text()
         assert f"{100 * reported['test_error']:.2f} %" in page
         figures = {file.stem for file in (tmp_path / name / "report").glob("*.png")}
-        assert figures == {"restored", "occlusion", "learning", "convergence"}
+        assert figures == {"restored", "learning", "convergence"}
         rates = [
             record["learning_rate"] for record in RunFolder(str(tmp_path / name)).records("metrics.jsonl")
         ]

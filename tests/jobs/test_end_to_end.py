@@ -160,7 +160,7 @@ def test_a_job_from_plan_to_report(digits):
     assert scalelatent("data", "info", "labels.zarr", "--json", cwd=digits).json()["rows"] == 297
     scalelatent("transform", "run", "test.zarr", "--out", "latent.zarr", "--rows", "0:100", cwd=digits)
     latent = scalelatent("data", "info", "latent.zarr", "--json", cwd=digits).json()
-    assert (latent["rows"], latent["features"]) == (100, 40)
+    assert (latent["rows"], latent["features"]) == (100, 80)  # two capsules of four numbers per class
     assert (
         "--overwrite"
         in scalelatent("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits, code=2).err
