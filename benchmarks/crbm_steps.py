@@ -254,7 +254,7 @@ def threads(args: Any) -> list[dict[str, Any]]:
 
 def cluster(args: Any) -> dict[str, Any]:
     """Return the rows per second of two workers with one thread each, and of two threads here."""
-    # Each report writes the state, so that longer segments are measured here.
+    # Each report writes the state, which takes time; therefore the segments measured here are longer.
     rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
     args = argparse.Namespace(**vars(args) | rows_and_segments)
     with (

@@ -25,7 +25,7 @@ SCRIPTS = {
     "linear_mixture": ([], 24),
 }
 DEVICES = ("auto", "gpu", "cpu")
-# Seconds that the last part of a script may need after these seconds, and the time limit of a fit.
+# Seconds that a script may need after its time limit, for its last part; and the time limit of a fit.
 MARGIN, FIT_SECONDS = 12, 25
 
 

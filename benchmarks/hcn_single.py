@@ -224,7 +224,7 @@ def seconds(name: str, seed: int, args: Any) -> float:
 
 
 def main() -> None:
-    """Run each set."""
+    """Fit all images of each set, and write the results."""
     arguments = parser(__doc__, "hcn_single")
     arguments.add_argument("--sets", default=",".join(SETS), help="names of sets, separated by commas")
     arguments.add_argument("--seeds", type=int, default=10, help="number of seeds, from --seed on")

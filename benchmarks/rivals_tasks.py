@@ -72,7 +72,7 @@ class Task:
     first: Callable[[Any, str], Any]
     # Sets whose units are measured after all others.
     large: tuple[str, ...] = ()
-    # Sets of a method that not all sets suit.
+    # Names of the sets for a method that cannot run on all sets.
     only: dict[str, tuple[str, ...]] | None = None
 
     def pairs(self) -> list[tuple[str, str]]:

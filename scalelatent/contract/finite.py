@@ -41,7 +41,7 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
 
 
 def find_too_large(block: Block) -> str | None:
-    """Describe the first value of a block that is not finite or above ``LARGEST_VALUE``, or return None.
+    """Describe the first value that is NaN, infinite or beyond ``LARGEST_VALUE``, or return None.
 
     Without such a value, the check usually costs one product of the values with themselves.
     """

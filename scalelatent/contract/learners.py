@@ -231,7 +231,7 @@ class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
 
     @property
     def column_group(self) -> int:
-        """Number of neighbouring output columns that together cost as much as one of them."""
+        """Number of neighbouring output columns that are computed at once: one costs as much as all."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations that compute one output column of one row."""
@@ -346,7 +346,7 @@ class ValidatedLearner(StepLearner[State, PreparedOut], Protocol[State, Prepared
 
 
 class LeafLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, Kept]):
-    """A learner whose chains are *leaves*: fixed ranges of rows, for each of which it keeps some data."""
+    """A learner that keeps some data for each *leaf*, a fixed range of rows; a step takes several leaves."""
 
     def visit(self, prepared: Prepared, block: Block, kept: Kept | None) -> Kept:
         """Compute and return the data to store for a leaf (a fixed range of rows), as a tree of arrays.

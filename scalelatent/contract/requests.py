@@ -24,7 +24,7 @@ class Corruption:
 
 @dataclass(frozen=True)
 class Targets:
-    """Source of ``Block.y`` for a learner of outputs (rows, v) instead of classes.
+    """Source of ``Block.y`` for a learner that predicts v binary outputs of each row instead of one class.
 
     Blocks then have uint8 ``y`` (rows, v) of zeros and ones, which the engine checks while it reads them.
 

@@ -59,7 +59,7 @@ def create_csr(
 
 
 class _Column:
-    """Metadata of a CSR column, shared by the writer and the reader."""
+    """Metadata of one stored CSR matrix (rows or multi-labels), shared by the writer and the reader."""
 
     def __init__(self, location: Location, group: zarr.Group, name: str) -> None:
         try:

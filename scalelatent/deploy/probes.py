@@ -281,7 +281,7 @@ def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]
 
 
 def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
-    """Return by how many seconds the clock of each worker is ahead; 0 within the duration of the request."""
+    """Return the seconds that each worker's clock is ahead; 0 if the request's time explains them."""
     before = time.time()
     clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)
     after = time.time()

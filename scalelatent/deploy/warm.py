@@ -41,7 +41,7 @@ def _chosen(kinds: Iterable[str]) -> list[str]:
 
 
 def _find_uncompiled(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
-    """Return the number of kernels, and (family, number, name) of those that this machine must compile."""
+    """Return how many kernels there are, and (family, index, name) of those that must be compiled here."""
     count, missing = 0, []
     for kind in kinds:
         package = importlib.import_module(kernel_families()[kind])

@@ -156,7 +156,7 @@ class EngineStore:
     # -- states ----------------------------------------------------------------------------------------------
 
     def state_path(self, stage: str, iteration: int) -> str:
-        """Return the path or URL of the file in which the state of a stage and pass is stored."""
+        """Return the path or URL of the file that stores the state of a stage after pass ``iteration``."""
         return self.location.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: object, durable: bool) -> None:
@@ -194,7 +194,7 @@ class EngineStore:
                 self.remove(_durable_name(stage, old))
 
     def _list_states(self, stage: str) -> tuple[list[int], list[int]]:
-        """Return the iterations of (all states, durable states), in order, from one listing of the folder."""
+        """Return the sorted numbers of the passes with (a state, a state that is marked as durable)."""
         names = self.location.keys("")
         found = [[m for name in names if (m := pattern.fullmatch(name))] for pattern in (_STATE, _DURABLE)]
         states, marks = (sorted(int(m["iteration"]) for m in ms if m["stage"] == stage) for ms in found)

@@ -62,7 +62,8 @@ class Feed:
         self._thread: threading.Thread | None = None
         # Many steps use the same buffer, so the permutations of each chain's buffers are cached.
         self._permutations = {chain: lru_cache(BUFFERS)(permutation) for chain in self._chains}
-        # State of the thread alone: the runs in memory, and (slab, the runs that are needed soon after it).
+        # Only the reading thread uses these: the ranges of rows (runs) in memory, and (group of steps, the
+        # runs that are needed soon after this group).
         self._runs: dict[int, Piece] = {}
         self._needed: tuple[int, set[int]] = (-1, set())
 

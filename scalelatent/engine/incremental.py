@@ -103,7 +103,7 @@ class LeavesSideBySide(KeptLeaves[State, Prepared]):
     """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Visit all leaves ``blocks`` in one call, store their data, and add their changes to ``stats``."""
+        """Visit several leaves, one per block, in one call; store their data, and add the changes."""
         assert isinstance(self.learner, MultiLeafLearner)
         olds = [self._read(block) for block in blocks]
         news = self.learner.visit_leaves(prepared, blocks, olds)

@@ -206,7 +206,7 @@ def measure_sortedness(dataset: Dataset) -> float:
 
 
 def warn_if_sorted(dataset: Dataset, order: RowOrder) -> float:
-    """Warn and return the sortedness if rows are sorted by label and ``order`` does not mix them enough."""
+    """Return how far rows are sorted by label, or 0 if ``order`` mixes all rows; warn if it mixes too few."""
     if order.shuffle and order.buffer_rows >= order.segment(0)[1] and order.n_chains == 1:
         return 0.0
     value = measure_sortedness(dataset)

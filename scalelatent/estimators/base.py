@@ -361,7 +361,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _check_plan(
         self, train: Dataset, validation: Dataset | None, resources: Resources, engine: Mapping[str, Any]
     ) -> None:
-        """Refuse a fit that exceeds memory or disk, and warn of a long fit; only long fits are measured."""
+        """Refuse a fit that exceeds memory or disk, and warn of a long fit, whose speed is measured."""
         plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=False))
         if plan["expected_seconds"] > LONG_SECONDS / 10:
             plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=True))

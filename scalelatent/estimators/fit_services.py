@@ -106,7 +106,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
     before: list[Callback] = [passes]  # first: it records a pass before a callback raises
     with ExitStack() as stack:
         if shows_display(call.verbose) and not given.shows_progress:
-            from scalelatent.monitor.progress import ProgressDisplay  # imports rich
+            from scalelatent.monitor.progress import ProgressDisplay  # rich loads slowly
 
             before.append(stack.enter_context(ProgressDisplay()))
         if call.run_dir is not None and not given.keeps_run_folder:

@@ -12,7 +12,7 @@ FIT_AGAIN = "fit again"
 
 
 class Learned:
-    """Read-only fitted attribute, because predictions do not depend on it alone. Setting it is an error."""
+    """Fitted attribute that cannot be set, because other fitted values would then not match it."""
 
     def __init__(self, remedy: str, of: Callable[[Any], object] | None = None) -> None:
         self.remedy, self.of = remedy, of

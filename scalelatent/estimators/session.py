@@ -353,14 +353,14 @@ class FitSession:
         return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
     def _learned(self, step: Learn) -> LoopResult | None:
-        """Return the stored result of a learner that was done before a resume, so that no row is mapped."""
+        """Return the stored result of a learner that ended before the interruption, or None."""
         name = f"{self.kind}_{step.name}"
         found = self.store.latest_state(name) if self.store else None
         if found is None or not step.learner.is_done(found[1]):
             return None
         assert self.store is not None
         history = self.store.load_history(name, found[0])
-        if not history or history[-1]["pass"] < found[0]:  # the loop replaces a lost line
+        if not history or history[-1]["pass"] < found[0]:  # the last record is lost; the loop writes it again
             return None
         record = {"record": history[-1], "history": history}
         self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0], **record})
@@ -500,7 +500,7 @@ class FitSession:
         return self.store
 
     def _gather_in_memory(self, step: Gather) -> DrawnSets:
-        """Return sets of rows that are taken from the rows whenever they are read."""
+        """Return sets of rows that are not copied: each set is taken from the dataset whenever it is read."""
         assert step.rows is not None
         dataset = self.rows(step.rows)
         self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
@@ -622,7 +622,7 @@ def _report_steps(wanted: int, n_steps: int) -> int | None:
 
 
 def codes_location(records: Location, name: str) -> Location:
-    """Return the location of kept codes in the records of a fit."""
+    """Return the location, in the records of a fit, of the output rows (codes) of the map ``name``."""
     return records.at("codes").at(f"{name}.zarr")
 
 

@@ -207,7 +207,7 @@ def _get_rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[A
 
 
 def _relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function from queries to the documents (queries, n) that share a topic or the class."""
+    """Return a function of query indices: bool (queries, n), True for a common topic or class."""
     if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
         topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))
         _check_length(topics.shape[0], n)

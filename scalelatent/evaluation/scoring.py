@@ -46,7 +46,7 @@ def make_scorer(model: StreamedEstimator) -> Scorer:
 
 
 class Scorer:
-    """Base class of the scores of a fitted model on labelled rows; each `Kind` names a subclass."""
+    """Base class of objects that score a fitted model on labelled rows; each kind of model has a subclass."""
 
     metrics: tuple[str, ...] = ()  # names of the metrics that ``score`` accepts
     default: tuple[str, ...] = ()  # names of the metrics if the user gives none
@@ -87,7 +87,7 @@ class Scorer:
         raise NotImplementedError
 
     def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:
-        """Return the test scores of a run; empty if the test rows only serve the report."""
+        """Return the test scores of a run; empty if only the report of the model shows test rows."""
         raise NotImplementedError
 
 
@@ -110,7 +110,7 @@ class _PredictionScorer(Scorer):
 
 
 class ClassScorer(_PredictionScorer):
-    """Scorer of a classifier with ``classes_`` and ``predict_proba`` (``predict`` without ``log_loss``)."""
+    """Scorer of a classifier: ``predict_proba`` if ``log_loss`` is requested, otherwise ``predict``."""
 
     metrics = (*CONFUSION_METRICS, "log_loss")
     default = ("accuracy", "error")

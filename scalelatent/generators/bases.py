@@ -46,7 +46,7 @@ def base_name(base: str | os.PathLike[str], url: str) -> str:
 
 
 def open_stored_base(name: str, url: str, fingerprint: str | None = None) -> Dataset:
-    """Open the dataset with this `base_name`; raise `DataError` if its fingerprint has changed."""
+    """Open the base dataset `name`, an address or a path relative to `url`; refuse another fingerprint."""
     place = name if "://" in name or "://" in url else os.path.normpath(os.path.join(url, name))
     check_not_own_input(url, place)
     return _check_unchanged(open_dataset(place), name, url, fingerprint)

@@ -39,7 +39,7 @@ _BATCH_ROWS = 1024
 
 
 class Corruption(NamedTuple):
-    """Method that corrupts images uint8 (n, h, w) of 0 and ``on``, in place."""
+    """Method that corrupts images uint8 (n, h, w) in place; their pixels are 0 and ``on`` (1 or 255)."""
 
     options: tuple[str, ...]
     """Names of its parameters in `make_corrupted`."""

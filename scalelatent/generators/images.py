@@ -230,7 +230,7 @@ class Scattered(ImageSet):
 
 
 class Crosses(ImageSet):
-    """Image set 'bars': a grid of crosses of two bars, each with `length` positions, in random order."""
+    """Image set 'bars': a grid of crosses. Each of the two bars of a cross has one of `length` positions."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)

@@ -130,7 +130,7 @@ class PairedReader(RowReader):
 
 
 class BinaryReader(RowReader):
-    """Rows of one dtype and shape in an open binary file; memory is bounded by one `read`."""
+    """Rows of one dtype and shape in an open binary file; memory holds the rows of one call of `read`."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
     try:
         if is_run_folder(below):
             return [RunFolder(below)]
-    except StoreError:  # a folder without access
+    except StoreError:  # this user may not read the folder
         return []
     if not is_local(below):
         names = locate(below).keys("") if depth else []

@@ -27,7 +27,7 @@ SEARCH_FILE = "search.json"
 
 # Approximate maximum number of candidates to plan, because each plan takes time.
 PLANNED = 16
-# If several fits share one pass over the rows, each fit needs these parts of the memory for itself.
+# Items of the memory plan that each fit needs for itself if several fits share a pass over the rows.
 OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiting for their siblings")
 
 

@@ -39,7 +39,7 @@ def _gather(codes, table, out):  # type: ignore[no-untyped-def]
     for i in range(len(codes)):
         row = out[i]
         for v in range(codes.shape[1]):
-            # A slice of a slice, so that the loop over the width vectorises.
+            # The row of the table is an array of its own, so that the loop over its width vectorises.
             add = table[v, codes[i, v]]
             for j in range(row.shape[0]):
                 row[j] += add[j]

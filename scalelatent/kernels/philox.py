@@ -63,7 +63,7 @@ def draw_below(draw: np.uint32, n: int) -> np.int64:
 
 @entry(in_array("u8", 1), in_array("i8", 1), out_array("u4", 2))
 def row_draws(key: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Fill ``out`` (rows, draws) with the draws of rows in an epoch.
+    """Fill ``out`` (rows, draws) with random 32-bit integers that depend on the key and the row alone.
 
     ``key`` is (seed, stage, epoch). Epoch 0 gives the draws of a dataset that is generated with a corruption.
     """

@@ -36,7 +36,7 @@ TALL_TILE_ROWS = 8 if LANES == 16 else 4
 PANEL = 3 * LANES
 # Largest number of rows of W for which tiles are faster than OpenBLAS (benchmarks/capsule_pass.py).
 MAX_DIMS = 512
-# Largest number of columns. A panel of W with more columns is far larger than the first-level cache.
+# Largest number of features. A panel (some rows of the weights W) would else exceed the first-level cache.
 MAX_FEATURES = 1024
 # A kernel prefetches the row of X that it needs this many rows later.
 _AHEAD = 8

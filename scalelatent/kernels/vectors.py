@@ -213,7 +213,7 @@ class Vectors:
         return b.bitcast(b.add(self.bits(y), shift), self.vec)
 
     def sigmoids(self, log_odds: Value, limit: Value) -> tuple[Value, Value]:
-        """Return the sigmoids of log odds and of their negative; |log odds| is at most limit."""
+        """Return the sigmoids of log odds and of their negatives, after clipping them to -limit and limit."""
         b = self.b
         size = self.call("fabs", log_odds)
         size = b.select(b.fcmp_ordered("<", size, limit), size, limit)

@@ -131,7 +131,7 @@ class Rate:
             self._begin, self._sum = now, 0.0
 
     def at(self, now: float) -> float:
-        """Return the rate at the time ``now``, or 0 after ten windows without an amount."""
+        """Return the rate at the time ``now``, or 0 if nothing was added for ten times ``window``."""
         return self.value if now - self._last <= 10 * self.window else 0.0
 
 
@@ -196,7 +196,7 @@ class JobWorkers:
         return sum(1 for worker in self.rows.values() if not worker.lost)
 
     def add(self, message: Mapping[str, Any], now: float) -> None:
-        """Add a span that a worker has computed."""
+        """Add a range of rows (span) that a worker has computed to the totals of this worker."""
         address = clip(message.get("worker") or "?", 200)
         worker = self.rows.get(address)
         if worker is None:
@@ -483,7 +483,7 @@ class JobView:
 
     def _count(self, message: Mapping[str, Any], key: str, amount: float) -> float:
         """Add the rows or bytes of a pass to the sum; return the amount that was added."""
-        # ``run_rows`` includes passes without a message of their own; a new driver starts again at 0.
+        # ``run_rows`` counts all rows since the process that drives the fit began; a new one counts from 0.
         total = number_or_none(message, f"run_{key}")
         if total is not None:
             before = self._totals.get(key, 0.0)

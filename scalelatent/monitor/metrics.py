@@ -18,7 +18,7 @@ ALL = "all"
 
 
 class JobCollector:
-    """Collector that computes metrics on each scrape, from the boards of the schedulers in this process.
+    """Collector that computes metrics on each scrape, from the lists of jobs (boards) of the schedulers here.
 
     It excludes jobs that a board has dropped, so the number of time series has an upper bound.
     """
@@ -83,6 +83,6 @@ def add_board(board: Board) -> bool:
 
 
 def remove_board(board: Board) -> None:
-    """Remove the jobs of a board from ``/metrics``."""
+    """Remove the jobs of a scheduler, which ``board`` lists, from ``/metrics``."""
     if _collector is not None:
         _collector.boards.discard(board)

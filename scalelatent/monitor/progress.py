@@ -58,7 +58,7 @@ def describe_record(record: Mapping[str, Any], classes: int = 0) -> list[tuple[s
 
 
 class ProgressDisplay(Callback):
-    """Callback that displays the progress of a fit; as a context also of saving, scoring and the report.
+    """Callback that displays the progress of a fit; in ``with``, also of saving, scoring and the report.
 
     If the console is not a terminal, it prints a line for the first and last pass and regularly in between.
     """

@@ -138,7 +138,7 @@ class JointReduction:
     def add_block(
         self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats, sums: list[Any]
     ) -> None:
-        """Add the block to the sums of members that keep them, and to the statistics of the others."""
+        """Add the block to the sums of a leaf for members that have such sums, else to the statistics."""
         backend, of_slots = prepared
         exact = not isinstance(block.x, CsrRows) and block.x.dtype.char in _EXACT
         if len(self.slots) > 1 and exact:
@@ -310,7 +310,7 @@ def joint_collection(
     classes: np.ndarray | None,
     **grid: int | None,
 ) -> tuple[Stage, list[tuple[str, int]]]:
-    """Return a stage of one pass for many reductions, and (name of its rows, position) of each reduction."""
+    """Return a stage that computes many reductions in one pass, and each one's (set of rows, index in it)."""
     found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):
         own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]

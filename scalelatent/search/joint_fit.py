@@ -60,7 +60,7 @@ def make_key(value: object) -> Hashable:
 
 
 class SharedFit:
-    """Server of the steps of many candidates, which combines their passes."""
+    """Executor of the steps that many candidates request; it combines their passes over the rows."""
 
     def __init__(
         self,

@@ -58,11 +58,11 @@ _TRANSIENT_NAMES = frozenset(
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 _T = TypeVar("_T")
 
-# obstore is not used here, although version 0.12 read 2.3 times faster than s3fs from a server on loopback. A
-# process forked from a user of obstore, such as a torch worker, waits forever without error. obstore does not
-# retry an interrupted listing, does not support AWS_PROFILE, and sends requests to Google that the tests'
-# emulator does not answer. Memory, other protocols, references and pyarrow need fsspec anyway, so obstore
-# would be a second implementation.
+# obstore is not used here, although version 0.12 read 2.3 times faster than s3fs from a server on loopback.
+# If a process that has used obstore forks, the child, such as a torch worker, waits forever without error.
+# obstore does not retry an interrupted listing, does not support AWS_PROFILE, and sends requests to Google
+# that the tests' emulator does not answer. Addresses of memory://, other protocols, kerchunk references and
+# pyarrow need fsspec anyway, so obstore would be a second implementation.
 
 
 class _OutOfRange(StoreError):
@@ -316,7 +316,7 @@ def _find_response(error: BaseException) -> tuple[int | None, str]:
     """Return (HTTP status, error code) of the store's response; (None, "") without a response."""
     for e in _chain(error):
         if type(e).__name__ in _TRANSIENT_NAMES:
-            break  # The answer was interrupted, so a status further down the chain is not its status.
+            break  # The answer was interrupted; a status of an earlier error is not its status.
         response = getattr(e, "response", None)
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

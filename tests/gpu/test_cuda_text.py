@@ -164,5 +164,5 @@ def test_no_thread_spills_registers(cuda_text, kernels, architecture, tmp_path):
     for name, (frame, spilled, registers) in report.items():
         if name.startswith(("capsule_factors_f64", "capsule_dense_f64")):
             continue  # Latents of a fit are float32; these kernels serve the checks.
-        # With 64 registers, 1,024 threads run on a multiprocessor: enough loads at a time for its memory.
+        # With 64 registers, 1,024 threads run on a multiprocessor, which keep enough loads in flight.
         assert (frame, spilled, registers <= 64) == (0, 0, True), name

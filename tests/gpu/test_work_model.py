@@ -27,7 +27,7 @@ def model():
 
 
 class NoKernels:
-    """Substitute for the emulator that only counts calls: kernels do not change their results."""
+    """Substitute for the emulator that only counts launches: it runs no kernel."""
 
     def check(self, *arguments) -> None:
         pass

@@ -289,7 +289,7 @@ DOCUMENTED = {
 STEADY = {"client": "scheduler status sync", "worker": "", "scheduler": ""}
 # The engine of one process does not import the Dask executor, and may run within a worker.
 ELSEWHERE = {("engine/cache.py", "worker", "memory_manager")}
-# Addresses, sockets and the result of `scheduler_info` use these names, too.
+# These names are not checked, because addresses, sockets and the result of `scheduler_info` have them too.
 PLAIN = "connect get items partition settimeout"
 
 
@@ -309,7 +309,7 @@ def test_no_other_module_uses_private_names_of_dask() -> None:
     package, found = Path(hooks.__file__).parents[2], set()
     for file in package.rglob("*.py"):
         place = file.relative_to(package).as_posix()
-        # The workers of the page itself, and the tables of job files.
+        # hooks.py may use internals of Dask, and board.py reads tables of job files only.
         if place in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -91,7 +91,7 @@ class RecodedRows(WrappedRows):
         self._table = np.searchsorted(np.asarray(new), np.asarray(old)).astype(np.int32)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the codes of the rows `start:stop`; invalid codes become -1."""
+        """Return the codes of the rows `start:stop` in the classes of the whole dataset; -1 if invalid."""
         codes = self._source.read(start, stop).astype(np.int64)
         known = (codes >= 0) & (codes < len(self._table))
         return np.where(known, self._table[np.where(known, codes, 0)], -1).astype(np.int32)

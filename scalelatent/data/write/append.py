@@ -209,7 +209,7 @@ def _write_segment(
     progress: Progress | None,
     layout: LayoutOptions,
 ) -> Segment:
-    """Write the rows of one or two datasets, in order, to a new segment; return its entry."""
+    """Write the rows of one or two datasets, in order, to a new segment; return its description."""
     n_rows = sum(part.n_rows for part in parts)
     nnz = None if target.nnz is None else sum(part.nnz or 0 for part in parts)
     named: dict[str, Any] = {"classes": classes} if target.y_kind == "labels" else {}

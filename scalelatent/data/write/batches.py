@@ -158,7 +158,7 @@ def row_bytes(ds: Dataset) -> float:
 
 
 def _parts(column: DenseOrCsr) -> list[np.ndarray]:
-    """Return the arrays of a column: no array, one array, or the three arrays of CSR rows."""
+    """Return the arrays of rows, labels or weights: none for None, one, or the three arrays of CSR rows."""
     if column is None:
         return []
     return [column] if isinstance(column, np.ndarray) else list(csr.unpack_csr(column))

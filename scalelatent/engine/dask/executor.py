@@ -197,7 +197,7 @@ class DaskExecutor:
 
     @property
     def stall_seconds(self) -> float:
-        """Maximum seconds to wait for a cluster without workers."""
+        """Maximum seconds to wait for a worker while the cluster has none."""
         return STALL_SECONDS
 
     def pass_report(self, current: DaskPass) -> str | None:
@@ -304,7 +304,7 @@ class DaskExecutor:
         listener(self.client).remove(KERNELS, self.receive)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
-        """Return the steps of an online fit, which run on the workers in segments."""
+        """Return the object that runs the steps of an online fit on the workers, several steps per task."""
         return DaskSteps(self, stage, order, n_epochs, self.spread)
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
@@ -326,7 +326,7 @@ class DaskExecutor:
         return {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of a map, one task per shard."""
+        """Write the missing shards of the output dataset of a map, one task per shard."""
         self.refresh()
         location = locate(task.url)
         if not contains(self.store.location, location):  # A folder inside the store was checked before.

@@ -44,7 +44,7 @@ def task_check(fit: Fit, beat: Beat) -> RowCheck:
 
 
 class StepReports:
-    """Progress events of the steps, or the chains of a step, that one worker computes."""
+    """Progress events of the steps that one worker computes, or of its part of the rows of each step."""
 
     def __init__(self, folder: str, name: str, runner: ChainRunner, place: Place) -> None:
         self._about, self._runner = (folder, name), runner
@@ -186,7 +186,7 @@ class StateLost(RunError):
 
 
 class _Runner:
-    """A chain runner for one task at a time; it is closed when it is retired and no task uses it."""
+    """Holder of a `ChainRunner` for one task at a time; a retired holder closes it after its last use."""
 
     def __init__(self, runner: ChainRunner) -> None:
         self.runner, self.lock, self.retired = runner, threading.Lock(), False

@@ -299,7 +299,7 @@ def _logged(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
 def try_span(
     ref: Ref, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
-    """Compute a span, and save its sums in the run folder for the retry of its pass."""
+    """Compute a span of leaves alone, and save its sums, so that a retry of the pass need not compute it."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
     with _logged(store, note, fit) as stop, stopping(fit):

@@ -75,7 +75,7 @@ def known_classes(ds: Dataset) -> np.ndarray:
 def make_multi_layer(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> MultiLayer:
-    """Return the network of the parameters, with the classes of the training rows."""
+    """Return the network that the parameters describe, with the classes of the training rows."""
     assert model.templates is not None
     per_class, classes = int(model.templates), None
     if not train.has_y:
@@ -94,8 +94,8 @@ def make_multi_layer(
                 "clusters), or label some rows"
             )
     network = build_multi_layer(model, make_feature_layers(model, image), classes, per_class)
-    # The classes of a slice are those of the whole dataset, so this is False if any row of the whole dataset
-    # has the label -1.
+    # True if all rows of the whole dataset have a label. ``train.classes`` are the labels of the whole
+    # dataset, also for a slice, so a label of -1 makes them one more than ``classes``.
     every = classes is not None and train.classes is not None and len(classes) == len(train.classes)
     return replace(network, all_labelled=every)
 

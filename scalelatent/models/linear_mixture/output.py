@@ -39,7 +39,7 @@ _FEW_ROWS = 4
 
 
 def density_likelihood(likelihood: str) -> str:
-    """Return the likelihood of the density: probabilistic PCA if the fit was by errors."""
+    """Return the likelihood of densities: that of the fit, or "ppca" if the fit minimised errors."""
     return likelihood if likelihood in DENSITY_LIKELIHOODS else "ppca"
 
 

@@ -70,14 +70,14 @@ class HalfLayer(Layer):
 
 
 def choose_decay(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> float:
-    """Return the decay of the grid whose clusters half of the features reproduce best."""
+    """Return the decay for which networks of half of the features find the clusters of all features best."""
     scores = score_decays(model, train, seed)
     best = max(scores.values())
     return min((d for d, score in scores.items() if score >= best - 1e-9), key=lambda d: abs(d - 0.5))
 
 
 def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> dict[float, float]:
-    """Return the mean agreement of the clusters for each decay of the grid up to the one that ends it."""
+    """Return the mean agreement of the clusters for each decay of the grid that is tried, in its order."""
     from sklearn.exceptions import ConvergenceWarning
 
     numbers = choose_numbers(seed, "sample", 0, 0, n=len(train), m=min(SAMPLE_ROWS, len(train)))

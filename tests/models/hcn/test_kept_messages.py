@@ -142,7 +142,7 @@ def all_bits(n: int) -> np.ndarray:
 
 
 def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the log joint (a, b) of a configurations of S and b configurations of W, minus a constant."""
+    """Return log joint probabilities (len(s), len(w)) of configurations of S and of W, minus a constant."""
     high, wide, _ = layer.places
     h, width = layer.window
     made = np.zeros((len(s), len(w), high + h - 1, wide + width - 1), bool)

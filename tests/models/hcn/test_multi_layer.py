@@ -191,7 +191,7 @@ def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch:
 
 
 def test_another_order_of_trees_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above: trees are in the order of images, which are sorted by class."""
+    """The check fails if trees stay in the order of the images, which are sorted by class."""
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)

@@ -50,7 +50,7 @@ class DeviceCoupling:
 
 
 def make_coupling(w: Array) -> DeviceCoupling:
-    """See :func:`.reference.make_coupling`; ``w`` may be on the host or on the device."""
+    """Copy the couplings W to the device and compute exp(W); ``w`` may be on the host or on the device."""
     w = cupy.ascontiguousarray(cupy.asarray(w, dtype=np.float32))
     factors, limit = choose_limits(w)
     return DeviceCoupling(w, cupy.exp(w), factors, limit)

@@ -53,8 +53,8 @@ class Phase:
     positive: Array
     # (v, h): sum over rows of the expectation of v h^T; None: visible^T hidden
     pairs: Array | None
-    # (rows,): loss of the learner. With beliefs, it is the log-loss in nats, summed over units; otherwise it
-    # is the free energy of the row minus that of the negative state
+    # (rows,): loss. A learner that infers beliefs has the log-loss in nats, summed over units. A learner that
+    # samples has the free energy of the row minus that of the negative state
     loss: Array
     # (rows,): number of units in which the negative phase differs from the row
     wrong: Array

@@ -111,7 +111,7 @@ def _check_states(block: Block, v: Observed, backend: Backend) -> None:
 
 @dataclass(frozen=True)
 class CrbmOutput:
-    """Compute outputs of rows, a :class:`~scalelatent.contract.learners.RowMap`."""
+    """A :class:`~scalelatent.contract.learners.RowMap` that computes outputs of the model for each row."""
 
     requests = Requests(csr=True)
 

@@ -60,7 +60,7 @@ def windows(
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update all trees of some images once, in the given order, without keeping messages.
+    """Update the tree of each pixel once, in the given order; no message is stored between two sweeps.
 
     Parameters
     ----------

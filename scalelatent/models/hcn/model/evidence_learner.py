@@ -250,7 +250,7 @@ class EvidenceLearner:
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
-    """Return share * beliefs + (1 - share) * first; the result is bit-identical on every machine."""
+    """Move beliefs towards the first ones: ``share`` of them remains. The bits are equal on all machines."""
     return share * beliefs + (1 - share) * first
 
 

@@ -39,7 +39,8 @@ class OrientedFilters:
     def weights(self) -> np.ndarray:
         """Filters of the first half of the directions, int32 (n / 2, size, size): derivatives of a Gaussian.
 
-        The answer of the first filter to a step of one grey level is ``SCALE``.
+        The filter of an opposite direction has the opposite sign. The response of the first filter to a step
+        of one grey level is ``SCALE``.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2
         angles = 2 * np.pi * np.arange(self.n // 2)[:, None, None] / self.n

@@ -27,7 +27,7 @@ from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
 from .layer import FeatureLayer, convolve
 
-# Rounds of messages between the pools and the ORs of a layer in each pass down.
+# Times that messages go between the pools of a layer and the ORs above them, in each pass to the pixels.
 INNER_ROUNDS = 5
 
 

@@ -42,7 +42,7 @@ class LeafParts(TypedDict):
 
 @dataclass(frozen=True)
 class LeafMessages:
-    """State of a leaf between two visits.
+    """Messages of the images of a leaf (a fixed range of rows) between two sweeps over the leaf.
 
     Attributes
     ----------

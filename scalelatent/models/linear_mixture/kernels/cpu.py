@@ -212,7 +212,7 @@ def _product(
 
 @subkernel
 def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
-    """Write e = start + h[col] - h[col + 1]² - h[col + 2]² - …, in this order for each row."""
+    """Write the scores e = start + h[col] - h[col + 1]² - … of rows under a component, in this order."""
     first = h[col]
     for i in range(SCAN_ROWS):
         e[i] = start[i] + first[i]

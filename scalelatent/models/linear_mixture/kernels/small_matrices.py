@@ -176,7 +176,7 @@ def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
 
 @subkernel
 def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
-    """Remove earlier columns from column j and normalise it; return False if nothing remains."""
+    """Subtract from column j its projections on earlier ones, and normalise it; False if nothing remains."""
     scale = 0.0
     for f in range(len(w)):
         scale = max(scale, abs(w[f, j]))

@@ -45,8 +45,8 @@ def add_rows(
         n, m = counts[q], shares.sum()
         centre = (shares / m) @ rows
         shift, residuals = centre - means[q], np.sqrt(shares)[:, None] * (rows - centre)
-        # The scatter about the common mean has n m / (n + m) times the square of the shift besides both
-        # scatters.
+        # The scatter about the common mean is the sum of both scatters, plus n m / (n + m) times the squared
+        # shift between the means.
         between = n * m / (n + m)
         total = n * (values[q][:h].sum() + (p - h) * noise[q]) + (residuals**2).sum()
         total += between * (shift @ shift)

@@ -21,7 +21,7 @@ class DeviceNetwork(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkRows:
-    """Map rows to outputs, a :class:`~scalelatent.contract.learners.RowMap`.
+    """A :class:`~scalelatent.contract.learners.RowMap` that applies a feed-forward network to rows.
 
     A layer computes max(0, h W + b); the last layer is linear.
     """

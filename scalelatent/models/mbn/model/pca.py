@@ -159,7 +159,7 @@ class PcaState:
     # float64 (V k, q) and (q,): Ritz vectors and values of the last pass, largest first
     vectors: np.ndarray
     variance: np.ndarray
-    # Largest |S c - v c| of the components, divided by the largest variance
+    # Largest length of S c - v c (covariance S, component c, its variance v), over the largest variance
     residual: float
 
 

@@ -61,7 +61,7 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update all trees of some images once, without keeping messages."""
+    """Update the tree of each pixel of the images once; no message is stored between two sweeps."""
     _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 

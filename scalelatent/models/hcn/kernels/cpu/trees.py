@@ -237,7 +237,7 @@ class _Tree:
         body: Callable[[_Pairs, Values], Values],
         damping: ir.Value | None = None,
     ) -> Values:
-        """Loop over the vectors of a line with loop-carried values."""
+        """Loop over the pairs of a line by vectors; ``body`` takes and returns loop-carried values."""
         code = self.code
 
         def part(i: ir.Value, mask: ir.Value | None, carried: Values) -> Values:

@@ -125,7 +125,7 @@ def bound_rounding(
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedCentroids) -> np.ndarray:
-    """See :func:`..reference.nearest`; uint8 and float32 rows need no conversion."""
+    """Return the code of each row's nearest centroid in each clustering, as :func:`..reference.nearest`."""
     out = np.empty((len(x), bank.codes.shape[1]), dtype=np.int32)
     body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
     if x.dtype != np.uint8:
