@@ -13,7 +13,6 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.linear_mixture.model.choose_dims import FOLDS, count_wrong, draw_class_rows
-from scalelatent.models.linear_mixture.model.components import LEAST_FLOOR
 from scalelatent.models.linear_mixture.model.e_step import MixtureState, initial_state
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 
@@ -95,8 +94,7 @@ def _count_wrong(
     sizes = count_components(model, len(counts))
     width = count_directions(model.n_dims, model.max_dims, p)
     first, variance = initialise(x[is_learned], codes[is_learned], sizes, width, seed)
-    floor = max(float(model.noise_floor) * variance, LEAST_FLOOR)
-    settings = make_settings(model, sizes, len(counts), p, floor, None)
+    settings = make_settings(model, sizes, len(counts), p, variance, None)
     learned = Block(x[is_learned], codes[is_learned].astype(np.int32), np.ones(is_learned.sum()), 0)
     try:
         state = fit_in_memory(

@@ -161,8 +161,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
             f"{where}: features have a mean variance of {variance:g}, and their products vanish in float32: "
             f"multiply the rows by about {variance**-0.5:.0e}"
         )
-    floor = max(float(model.noise_floor) * variance, LEAST_FLOOR)
-    settings = make_settings(model, sizes, n_classes, p, floor, spec)
+    settings = make_settings(model, sizes, n_classes, p, variance, spec)
     em = make_learner(model, settings)
     if remembered:
         arrays = {name: array for name, array in remembered.items() if name != "n_dims"}

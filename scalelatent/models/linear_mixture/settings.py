@@ -14,6 +14,7 @@ from scalelatent.errors import DataError
 from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.steps import Rows
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec
+from scalelatent.models.linear_mixture.model.components import LEAST_FLOOR
 from scalelatent.models.linear_mixture.model.e_step import MixtureSettings
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 
@@ -179,9 +180,12 @@ def check_n_dims(model: AnyMixture, n_features: int) -> None:
 
 
 def make_settings(
-    model: AnyMixture, sizes: np.ndarray, n_classes: int, p: int, floor: float, spec: TangentSpec | None
+    model: AnyMixture, sizes: np.ndarray, n_classes: int, p: int, variance: float, spec: TangentSpec | None
 ) -> MixtureSettings:
-    """Return the constants of a fit; ``sizes`` are the numbers of components of each class."""
+    """Return the constants of a fit.
+
+    ``sizes`` are the numbers of components of each class, and ``variance`` is the mean variance of a feature.
+    """
     finish_weight = float(model.recognition_tangent_weight)
     tangent_weight = float(model.tangent_weight)
     return MixtureSettings(
@@ -191,7 +195,7 @@ def make_settings(
         likelihood=model.likelihood,
         assignment=model.assignment,
         temperature=float(model.temperature or 0.0),
-        floor=floor,
+        floor=max(float(model.noise_floor) * variance, LEAST_FLOOR),
         tangent_spec=spec if tangent_weight or finish_weight else None,
         tangent_weight=tangent_weight,
         finish_weight=finish_weight,
