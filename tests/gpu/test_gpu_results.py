@@ -1,4 +1,4 @@
-"""Results are CuPy arrays if the rows are on a GPU and the model computes there; the stand-in acts as CuPy."""
+"""Results are CuPy arrays if rows are on a GPU and the model computes there; the stand-in acts as CuPy."""
 
 from __future__ import annotations
 
