@@ -257,9 +257,26 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
 
 
 def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of a step of belief propagation: each chain has ``rows`` rows and returns factors.
+    """Return the work of a step of belief propagation on a GPU, which keeps the parameters.
 
-    Launches include array expressions of CuPy. Parameters, rows and outputs are copied to or from the card.
+    Launches include array expressions of CuPy. Only rows, outputs and measurements are copied.
+    """
+    edges, units, total = v * h, v + h, chains * rows
+    parameters, factored = edges + units * (x + 1), total * (units + x) < units * x
+    out = crbm_inference(v, h, total, sweeps, with_pairs=True)
+    out += Work(launches=14 + 4 * chains if factored else 12 + 6 * chains, uploads=3, downloads=1)
+    products = 4.0 * total * (x * units + edges)
+    gradients = 8.0 * chains * (edges if factored else parameters)
+    read = 4.0 * chains * x * units + gradients + 8.0 * (edges + parameters)
+    blocks = math.ceil(edges / 512) + math.ceil(units / 512) if factored else math.ceil(parameters / 512)
+    copied = total * (4.0 * x + v) + 4 * (chains + 1) + 4 * (3 * total + 1 + blocks)
+    return out + Work(flops=products, bytes=read, copied_bytes=copied)
+
+
+def crbm_host_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
+    """Return the work of a step that the host takes, as for several workers: each chain returns factors.
+
+    Parameters, rows and outputs are copied to or from the card. The work of the host is not included.
     """
     out = crbm_inference(v, h, chains * rows, sweeps, with_pairs=True)
     out += Work(launches=13 + 4 * chains - out.launches, uploads=5, downloads=3)
@@ -271,8 +288,8 @@ def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Wo
 
 
 def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of :func:`crbm_step` at commit 74c93446: one chain after the other."""
-    alone = crbm_step(v, h, x, 1, rows, sweeps)
+    """Return the work of the same step at commit 74c93446: by the host, one chain after the other."""
+    alone = crbm_host_step(v, h, x, 1, rows, sweeps)
     return (alone + Work(launches=42 - alone.launches, downloads=1)) * chains
 
 

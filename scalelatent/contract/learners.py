@@ -332,6 +332,24 @@ class MultiChainLearner(Protocol[PreparedIn]):
 
 
 @runtime_checkable
+class GpuStepLearner(Protocol):
+    """A :class:`MultiChainLearner` that can take whole steps on a GPU, which keeps the parameters.
+
+    Between such steps, the state may be an object that only these two methods accept. `to_host` returns the
+    state that all other methods of the learner take.
+    """
+
+    def step_on_gpu(self, state: Any, blocks: Sequence[Block], n_rows: int, backend: Backend) -> Any | None:
+        """Return the state after a step of all chains, with the bits of `run_chain` and `step`.
+
+        The old state does not change. None: these rows or settings need `run_chain` and `step`.
+        """
+
+    def to_host(self, state: Any) -> Any:
+        """Return the state with all arrays on the host."""
+
+
+@runtime_checkable
 class ValidatedLearner(StepLearner[State, PreparedOut], Protocol[State, PreparedOut]):
     """A learner by minibatches that also measures held-out rows in validation passes."""
 

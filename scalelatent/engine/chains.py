@@ -6,11 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, MultiChainLearner, OnlineLearner, State, StepLearner
+from scalelatent.contract.learners import (
+    Backend,
+    Block,
+    GpuStepLearner,
+    MultiChainLearner,
+    OnlineLearner,
+    State,
+    StepLearner,
+)
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DeviceMemoryError
 
@@ -175,12 +184,17 @@ class ChainRunner:
         self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None
     ) -> TreeReducer:
         """Return the statistics of the runner's chains in one step."""
+        with self._read(epoch, step, check) as blocks:
+            return self._run(state, blocks, check)
+
+    @contextmanager
+    def _read(self, epoch: int, step: int, check: Callable[[], None]) -> Iterator[list[Block | None]]:
+        """Yield the rows of a step, which the ``with`` statement computes on."""
         try:
             blocks = self._feed.blocks(epoch, step, check)
             with name_dataset_in_errors(self._dataset):
-                found = self._run(state, blocks, check)
+                yield blocks
             self.rows += sum(len(block.x) for block in blocks if block is not None)
-            return found
         finally:
             self._feed.finish_step()
 
@@ -214,9 +228,39 @@ class ChainRunner:
         return out
 
     def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
-        """Run all chains of a step and return the next state; this runner must have all chains."""
-        rows = self.order.step_rows(step)
-        return apply_step(self.learner, state, self.run(epoch, step, state, check), rows)
+        """Run all chains of a step and return the next state; this runner must have all chains.
+
+        The next state may be on a GPU; only this method and `to_host` accept such a state.
+        """
+        n_rows = self.order.step_rows(step)
+        with self._read(epoch, step, check) as blocks:
+            check()
+            after = self._step_on_gpu(state, blocks, n_rows)
+            if after is not None:
+                return after
+            before = self.to_host(state)
+            sums = self._run(before, blocks, check)
+        return apply_step(self.learner, before, sums, n_rows)
+
+    def _step_on_gpu(self, state: object, blocks: Sequence[Block | None], n_rows: int) -> object | None:
+        """Return the next state if a GPU can take the whole step, otherwise None."""
+        backend, given = self._shares[0][0], [block for block in blocks if block is not None]
+        if not isinstance(backend, CupyBackend) or not isinstance(self.learner, GpuStepLearner):
+            return None
+        if len(given) < len(blocks):  # the last step of an epoch has no rows for some chains
+            return None
+        with keep_current_device():
+            try:
+                return self.learner.step_on_gpu(state, given, n_rows, backend)
+            except backend.gpu_errors as error:
+                named = backend.name_error(error)
+                if isinstance(named, DeviceMemoryError):  # the chains alone need less memory
+                    return None
+                raise named from error
+
+    def to_host(self, state: object) -> object:
+        """Return a state of `step` with all arrays on the host."""
+        return self.learner.to_host(state) if isinstance(self.learner, GpuStepLearner) else state
 
     def close(self) -> None:
         """Stop the threads that compute chains and the thread that reads rows."""
@@ -226,7 +270,7 @@ class ChainRunner:
 
 
 class InProcessSteps:
-    """Steps of an online fit in this process; the handle of a state is the state itself."""
+    """Steps of an online fit in this process; the handle of a state is the state itself, or one on a GPU."""
 
     def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
         self._runner, self._learner, self._cache = runner, runner.learner, cache
@@ -242,7 +286,7 @@ class InProcessSteps:
         return state
 
     def get(self, place: Place, handle: object) -> object:
-        return handle
+        return self._runner.to_host(handle)
 
     def steps(self, place: Place, stop: int, handle: object) -> Iterator[Advance]:
         """Run the steps from ``place`` up to ``stop`` of its epoch; yield the progress after each step."""
@@ -256,7 +300,8 @@ class InProcessSteps:
             before = after
 
     def end_epoch(self, place: Place, handle: object) -> object:
-        return self._learner.end_epoch(handle)
+        return self._learner.end_epoch(self.get(place, handle))
 
     def summary(self, place: Place, handle: object) -> tuple[dict[str, Any], bool]:
-        return self._learner.summary(handle), self._learner.is_done(handle)
+        state = self.get(place, handle)
+        return self._learner.summary(state), self._learner.is_done(state)

@@ -82,6 +82,7 @@ class Counts:
         call()
         self.uploads = self.gemm_flops = 0
         self._fake.LAUNCHED.clear()
+        self._fake.EXPRESSIONS.clear()
         self._fake.WAITS.clear()
         self._fake.COPIED.update(set=0, get=0)
         call()
@@ -244,13 +245,37 @@ def test_the_model_counts_the_work_of_a_step_of_conditional_rbms(
     steps = load_helper("test_crbm_learning").Steps(fake, "mle-bp", chains, 300, v=90)
     assert steps.learner.factored
     got = counts.of(steps.run)
-    work = model.crbm_step(90, 5, 300, chains, 8, 2)
+    work = model.crbm_host_step(90, 5, 300, chains, 8, 2)
     assert (steps.launches, steps.waits, got[1] / 2) == (work.launches, work.downloads, work.uploads)
     # The last chain has three rows fewer than the others, so fewer bytes are copied.
     missing = 3 * (90 + 5 + 3 + 300) * 4 + 3 * 90
     assert 0 <= counts.copied_bytes / 2 - (work.copied_bytes - missing) < 1000
     before = model.earlier_crbm_step(90, 5, 300, chains, 8, 2)
     assert (before.launches, before.downloads) == (42 * chains, 4 * chains)
+
+
+@pytest.mark.parametrize("chains", [2, 4])
+@pytest.mark.parametrize("x", [300, 4])
+def test_the_model_counts_the_work_of_a_step_on_the_gpu(fake, counts, model, emulate, load_helper, chains, x):
+    fake.RawModule.library = emulate("crbm")
+    learning = load_helper("test_crbm_learning")
+    steps = learning.Steps(fake, "mle-bp", chains, x, v=90)
+    state = [steps.state]
+
+    def step() -> None:
+        state[0] = steps.learner.step_on_gpu(state[0], steps.blocks, 8 * chains - 3, steps.backend)
+
+    step()  # it copies the parameters to the GPU
+    got = counts.of(step)
+    work = model.crbm_step(90, 5, x, chains, 8, 2)
+    assert (got[0] + len(fake.EXPRESSIONS), got[1]) == (work.launches, work.uploads)
+    assert counts.waits == work.downloads == 1
+    missing = 3 * (4 * x + 90 + 12)  # the last chain has three rows fewer than the others
+    assert counts.copied_bytes == work.copied_bytes - missing
+    before = model.crbm_host_step(784, 256, 784, 2, 10, 32)
+    now = model.crbm_step(784, 256, 784, 2, 10, 32)
+    assert now.predicted(model.H100) < before.predicted(model.H100) / 2
+    assert now.limit(model.H100) > 0.8 * now.predicted(model.H100)
 
 
 def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model):

@@ -89,7 +89,8 @@ def task_steps(
                 break
         spent = (time.perf_counter() - begin) / (place.step - first.step)
         nbytes = runner.meter.bytes_read - before
-        return {**site.save(place, state), "bytes_read": nbytes, "seconds": spent, "work": spent * threads}
+        saved = site.save(place, runner.to_host(state))
+        return {**saved, "bytes_read": nbytes, "seconds": spent, "work": spent * threads}
 
 
 def task_chains(

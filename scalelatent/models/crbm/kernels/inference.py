@@ -118,9 +118,8 @@ def check_biases(*biases: np.ndarray) -> None:
             )
 
 
-def choose_limits(w: Array) -> tuple[int, float]:
-    """Return (number of messages to multiply before a split, upper bound of |log odds| in beliefs) for W."""
-    most = largest_magnitude(w)
+def choose_limits(most: float) -> tuple[int, float]:
+    """Return (messages to multiply before a split, upper bound of |log odds| in beliefs) for max |W|."""
     check_weights(most)
     factors = max(1, min(_FACTORS, int(_MAX_LOG / max(most, 1.0))))
     return factors, max(87.0 - 2 * most, min(86.0, 2 * most + 17.0))
