@@ -38,18 +38,18 @@ from scalelatent.storage.write_checks import check_not_own_input
 from ._sklearn import wrap_output
 from .fit_services import FitCall, fit_callbacks, restored_on_failure
 from .inputs import (
-    CHECKS,
+    VALIDATION_OPTIONS,
     add_weights,
     check_finite,
-    image_rows,
-    is_plain,
+    find_image_shape,
+    is_in_memory,
     rows_and_labels,
-    validated,
+    validate_rows,
     warn_of_rounding,
 )
-from .onnx_graph import RowGraph
-from .session import CallbackList, FitSession, Place, restore_row_ranges
-from .steps import Rows, Steps, first_step
+from .onnx_graph import OnnxGraph
+from .session import CallbackList, FitSession, LocationLike, restore_row_ranges
+from .steps import MappedRows, Steps, first_step
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -115,7 +115,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     # -- hooks of a model ------------------------------------------------------------------------------------
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+    def _fit_steps(self, rows: Mapping[str, MappedRows]) -> Steps:
         """Yield the steps of the fit (see :mod:`.steps`) over the rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     def _place(
         self, train: Dataset, resources: Resources, call: FitCall
-    ) -> AbstractContextManager[Place | None]:
+    ) -> AbstractContextManager[LocationLike | None]:
         """Return a context manager that gives the location of the records of a fit, or None."""
         return nullcontext(call.run_dir)
 
@@ -189,12 +189,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
         rows = opened(X, name)
         if isinstance(rows, Dataset):
             ds = add_weights(rows, y, sample_weight)
-        elif is_plain(rows):
-            shape = image_rows(rows) if self._takes_images else None
+        elif is_in_memory(rows):
+            shape = find_image_shape(rows) if self._takes_images else None
             if shape is not None:  # asanyarray keeps the mask of a masked array, which a later check refuses
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
             names = frame_names(rows)
-            rows = validated(self, rows, name=name, reset=reset, ensure_min_samples=least_rows, **CHECKS)
+            rows = validate_rows(
+                self, rows, name=name, reset=reset, ensure_min_samples=least_rows, **VALIDATION_OPTIONS
+            )
             rows = self._checked_values(rows, name)
             rows = rows if shape is None else rows.reshape(shape)
             ds = Dataset.from_arrays(rows, y, sample_weight=sample_weight, feature_names=names)
@@ -354,7 +356,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
                 given["validation"] = validation_rows
             call.rows.update(restore_row_ranges(given, call.run_dir if call.resume else None))
             with self._place(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
-                self._serve_steps(call, run_dir, callbacks)
+                self._run_fit(call, run_dir, callbacks)
                 self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
@@ -368,8 +370,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         if text := long_fit(plan):
             warn_user(text, LongFitWarning)
 
-    def _serve_steps(self, call: FitCall, run_dir: Place | None, callbacks: Callbacks) -> None:
-        steps = self._fit_steps({name: Rows(ds) for name, ds in call.rows.items()})
+    def _run_fit(self, call: FitCall, run_dir: LocationLike | None, callbacks: Callbacks) -> None:
+        steps = self._fit_steps({name: MappedRows(ds) for name, ds in call.rows.items()})
         begin = first_step(steps)
         with FitSession(
             self._kind,
@@ -387,10 +389,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
             seed = session.begin(self.random_state, self._deciding_parameters(), call.rows)
             validation = call.rows.get("validation")
             more = {} if validation is None else {"validation_rows": len(validation)}
-            session.announce(call.rows["train"], **begin.info, **more, seed=seed)
-            rows = {name: Rows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
-            session.answer(steps, (seed, rows))
-            session.finish()
+            session.notify_start(call.rows["train"], **begin.info, **more, seed=seed)
+            rows = {name: MappedRows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
+            session.run_steps(steps, (seed, rows))
+            session.remove_leftovers()
         seconds = sum(record["seconds"] for record in self.history_)
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
 
@@ -582,8 +584,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     # -- display ---------------------------------------------------------------------------------------------
 
-    def _set_learned(self, **learned: object) -> None:
-        """Set fitted attributes (keyword arguments) that are read-only for users, see `Learned`."""
+    def _set_fitted_attributes(self, **learned: object) -> None:
+        """Set fitted attributes, by keyword, that users can only read, see `FittedAttribute`."""
         self.__dict__.update(learned)
 
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
@@ -680,11 +682,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         >>> labels, probabilities = session.run(None, {"x": x.astype("f4")})  # doctest: +SKIP
         """
         check_is_fitted(self)
-        graph = RowGraph(self.n_features_in_)
+        graph = OnnxGraph(self.n_features_in_)
         self._add_prediction_nodes(graph)
         graph.save(path, repr(self))
 
-    def _add_prediction_nodes(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: OnnxGraph) -> None:
         """Add the operators that compute the prediction to the ONNX graph that `to_onnx` writes."""
         raise DataError(
             f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "

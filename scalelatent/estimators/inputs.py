@@ -31,7 +31,7 @@ FLOAT32_MAX = np.finfo(np.float32).max
 ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
 # Warn of an outlier row only for at least this many rows: one of a few rows often outweighs the others.
 MANY_ROWS = 20
-CHECKS: dict[str, Any] = {
+VALIDATION_OPTIONS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,
     "dtype": "numeric",
@@ -40,7 +40,7 @@ CHECKS: dict[str, Any] = {
 }
 
 
-def is_plain(x: object) -> bool:
+def is_in_memory(x: object) -> bool:
     """Return whether scikit-learn validates ``x`` (arrays and lists); other containers are read in blocks."""
     lazy = (
         isinstance(x, (Dataset, np.memmap))
@@ -51,7 +51,7 @@ def is_plain(x: object) -> bool:
     return not lazy
 
 
-def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
+def find_image_shape(x: npt.ArrayLike) -> tuple[int, ...] | None:
     """Return the shape (n, h, w) or (n, channels, h, w) of image rows, or None for other rows."""
     first: Any = x
     depth = 0
@@ -63,7 +63,7 @@ def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
     return shape if len(shape) in (3, 4) else None
 
 
-def validated(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks: Any) -> Any:
+def validate_rows(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks: Any) -> Any:
     """Return the arrays as scikit-learn's ``validate_data`` returns them.
 
     Refuse masked entries, whose mask scikit-learn would drop, and shorten its error messages to one line.
@@ -80,7 +80,7 @@ def validated(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks:
         if "\n" not in str(error):
             raise
         odd = [a for a in arrays if "Complex" in str(error) and np.iscomplexobj(a)]
-        raise type(error)(in_one_line(str(error), (odd or arrays)[0])) from None
+        raise type(error)(shorten_error(str(error), (odd or arrays)[0])) from None
 
 
 def check_frame(frame: Any, name: str) -> None:
@@ -123,7 +123,7 @@ def _is_real(value: object) -> bool:
         return False
 
 
-def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
+def shorten_error(text: str, array: RowsLike | LabelsLike) -> str:
     """Return an error message of scikit-learn in one line, with the shape of the array, not its values."""
     try:
         shown = np.asarray(array)
@@ -241,10 +241,10 @@ def check_classes(ds: Dataset, who: str) -> None:
         )
 
 
-def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
+def to_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
     """Return one label or weight per row. Arrays that are read in pieces (zarr, dask, memmap) stay lazy."""
     given = opened(values, "y")
-    if given is None or not is_plain(given):
+    if given is None or not is_in_memory(given):
         return given
     check_label_values(given, "y")
     kind = np.asarray(given).dtype.kind

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Largest share of the memory of the machine for the rows that k-means clusters.
 MEMORY_SHARE = 0.3
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Function that is called with the completed and the total number of rows or restarts."""
 
 
@@ -54,7 +54,7 @@ def nmi(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
     """
     from sklearn.metrics import normalized_mutual_info_score
 
-    return float(normalized_mutual_info_score(*_columns(labels, clusters)))
+    return float(normalized_mutual_info_score(*_check_columns(labels, clusters)))
 
 
 def clustering_accuracy(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
@@ -83,14 +83,14 @@ def clustering_accuracy(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float
     """
     from scipy.optimize import linear_sum_assignment
 
-    rows = _columns(labels, clusters)
+    rows = _check_columns(labels, clusters)
     classes, found = (np.unique(column, return_inverse=True)[1] for column in rows)
     shared = np.zeros((int(classes.max()) + 1, int(found.max()) + 1), dtype=np.int64)
     np.add.at(shared, (classes, found), 1)
     return float(shared[linear_sum_assignment(shared, maximize=True)].sum() / len(classes))
 
 
-def _columns(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _check_columns(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     first, second = np.asarray(labels), np.asarray(clusters)
     if first.ndim != 1 or first.shape != second.shape or not len(first):
         raise DataError(
@@ -145,7 +145,7 @@ def kmeans_scores(
     restarts: int = 50,
     random_state: RandomState = 0,
     n_jobs: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> KMeansScores:
     """Cluster the output of a model by k-means from many random starts, and compare clusters with classes.
 
@@ -281,7 +281,7 @@ def _cluster_in_threads(
     seed: int,
     restarts: int,
     threads: int,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> list[list[float]]:
     from sklearn.exceptions import ConvergenceWarning
 

@@ -171,7 +171,7 @@ def retrieval_accuracy(
     rows, given_labels = _get_rows_and_labels(output, labels)
     score_block = make_scores(rows, metric)
     n = rows.shape[0] if hasattr(rows, "tocsr") else len(rows)
-    find_relevant = _relevance(given_labels, n)
+    find_relevant = _make_relevance(given_labels, n)
     levels_to_score = _check_levels(levels, n)
     query_rows = _draw_queries(queries, n, resolve_seed(random_state))
     step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * n)))
@@ -206,7 +206,7 @@ def _get_rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[A
     return output, labels
 
 
-def _relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
+def _make_relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of query indices: bool (queries, n), True for a common topic or class."""
     if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
         topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))

@@ -13,7 +13,7 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, nearest
 from scalelatent.reductions.confusion import CONFUSION_METRICS
 
-from .clustering import Progress
+from .clustering import OnProgress
 from .output_scores import CLUSTER_METRICS, METRICS, check_clusters, score_clusters, score_retrieval
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def score_dataset(
     metrics: Sequence[str] | None = None,
     *,
     batch_rows: int = 16384,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a model on labelled rows by metric name; by default the usual metrics of its kind.
 
@@ -61,7 +61,7 @@ class Scorer:
         metrics: Sequence[str] | None = None,
         *,
         batch_rows: int = 16384,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> dict[str, Any]:
         """Return the scores by metric name; ``metrics=None`` means the default metrics of the model."""
         metrics = self.defaults(model) if metrics is None else metrics
@@ -81,12 +81,12 @@ class Scorer:
         dataset: Dataset,
         metrics: Sequence[str],
         batch_rows: int,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         """Return the scores of known metrics by name, with ``batch_rows`` rows in memory at a time."""
         raise NotImplementedError
 
-    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
         """Return the test scores of a run; empty if only the report of the model shows test rows."""
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class Scorer:
 class RowProgress(Callback):
     """Callback that forwards the progress of a pass, in rows, to a function."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: OnProgress) -> None:
         self._progress = progress
 
     def on_progress(self, info: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class RowProgress(Callback):
 class _PredictionScorer(Scorer):
     """Scorer of a model with ``predict``, whose ``score`` is the share of right predictions."""
 
-    def test_scores(self, model: Any, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    def test_scores(self, model: Any, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
         accuracy = float(model.score(dataset, callbacks=RowProgress(progress)))
         return {"accuracy": accuracy, "error": round(1.0 - accuracy, 12)}
 
@@ -116,7 +116,12 @@ class ClassScorer(_PredictionScorer):
     default = ("accuracy", "error")
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self,
+        model: Any,
+        dataset: Dataset,
+        metrics: Sequence[str],
+        batch_rows: int,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         where = dataset.url or "the data"
         _check(model, dataset, where)
@@ -150,7 +155,12 @@ class TargetScorer(_PredictionScorer):
     reason = "predicts binary outputs"
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self,
+        model: Any,
+        dataset: Dataset,
+        metrics: Sequence[str],
+        batch_rows: int,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         errors = model.errors(dataset)
         return {name: errors[name] for name in metrics}
@@ -171,7 +181,7 @@ class OutputScorer(Scorer):
         dataset: Dataset,
         metrics: Sequence[str],
         batch_rows: int,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         # The check comes before the transform, which may take long.
         check_clusters(metrics, model._output_metric)
@@ -185,7 +195,7 @@ class OutputScorer(Scorer):
             found["retrieval"] = score_retrieval(model, dataset, progress=progress).to_dict()
         return found
 
-    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
         if not dataset.has_y or dataset.y_kind != "labels" or model._output_metric == "overlap":
             return {}
         return self.score(model, dataset, CLUSTER_METRICS, progress=progress)

@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.feature_names import without_names
-from scalelatent.evaluation.clustering import Progress, clustering_accuracy, nmi, read_labels
+from scalelatent.evaluation.clustering import OnProgress, clustering_accuracy, nmi, read_labels
 from scalelatent.evaluation.scoring import ClassScorer, Scorer
 
 from .model.recognition import errors_at_rejects, probabilities
@@ -32,7 +32,7 @@ class RejectScorer(ClassScorer):
         dataset: Dataset,
         metrics: Sequence[str],
         batch_rows: int,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         if "reject" not in metrics:
             return super().measure(model, dataset, metrics, batch_rows, progress)
@@ -82,7 +82,7 @@ class DensityScorer(Scorer):
         dataset: Dataset,
         metrics: Sequence[str],
         batch_rows: int,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         rows, model = model._given_rows(dataset), without_names(model)
         needs_classes = any(name in _OF_CLASSES for name in metrics)
@@ -109,7 +109,7 @@ class DensityScorer(Scorer):
             }
         return {name: out[name] for name in metrics}
 
-    def test_scores(self, model: LinearMixture, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    def test_scores(self, model: LinearMixture, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
         labelled = dataset.has_y and dataset.y_kind == "labels"
         metrics = self.metrics if labelled else ("log_likelihood",)
         return self.score(model, dataset, metrics, progress=progress)
