@@ -19,7 +19,6 @@ from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.errors import DataError
 
-from ._sklearn import check_weights
 from .base import StreamedEstimator
 from .fit_services import FitCall
 from .inputs import (
@@ -27,6 +26,7 @@ from .inputs import (
     check_classes,
     check_finite,
     check_labels,
+    check_weights,
     is_in_memory,
     to_column,
     validate_rows,
@@ -92,7 +92,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                     raise ValueError(
                         "Complex data not supported: sample_weight holds complex numbers. Give real numbers"
                     )
-                sample_weight = check_weights(sample_weight, rows)
+                sample_weight = check_weights(sample_weight, len(labels))
             ds = Dataset.from_arrays(rows, labels, sample_weight=sample_weight, feature_names=names)
         else:
             ds = self._given_rows(rows, labels, sample_weight, reset=reset)

@@ -31,6 +31,9 @@ FLOAT32_MAX = np.finfo(np.float32).max
 ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
 # Warn of an outlier row only for at least this many rows: one of a few rows often outweighs the others.
 MANY_ROWS = 20
+# The largest sample weight must be from 1 / LARGEST_WEIGHT to LARGEST_WEIGHT, so that sums over a billion
+# rows fit into float64.
+LARGEST_WEIGHT = 1e30
 VALIDATION_OPTIONS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,
@@ -145,6 +148,26 @@ def add_weights(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | 
             "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
         )
     return ds if sample_weight is None else ds.with_weight(sample_weight)
+
+
+def check_weights(sample_weight: WeightsLike, n_rows: int) -> np.ndarray:
+    """Return finite, nonnegative float64 weights (n). Refuse weights that are all too large or too small."""
+    weights = np.asarray(sample_weight, np.float64)
+    if weights.ndim == 0:
+        weights = np.full(n_rows, weights)
+    if weights.shape != (n_rows,):
+        raise ValueError(
+            f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}: give one weight a row"
+        )
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError("sample_weight has negative or non-finite values: give numbers of at least 0")
+    largest = float(weights.max(initial=0.0))
+    if largest and not 1 / LARGEST_WEIGHT <= largest <= LARGEST_WEIGHT:
+        raise ValueError(
+            f"the largest sample_weight is {largest:g}, outside of {1 / LARGEST_WEIGHT:g} to "
+            f"{LARGEST_WEIGHT:g}: divide sample_weight by its mean"
+        )
+    return weights
 
 
 def check_any_weight(weight: Any) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -191,6 +191,8 @@ def kmeans_scores(
     >>> kmeans_scores(x + np.arange(40)[:, None] / 1e3, np.repeat(["a", "b"], 20), restarts=3).accuracy
     1.0
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     if restarts < 1:
         raise DataError(f"restarts={restarts}: give a whole number of at least 1")
     seed = resolve_seed(random_state)
@@ -198,7 +200,15 @@ def kmeans_scores(
     k = int(classes.max()) + 1 if n_clusters is None else int(n_clusters)
     if not 1 <= k <= len(rows):
         raise DataError(f"n_clusters={k}: give 1 to {len(rows)}, the number of rows")
-    found = _cluster_in_threads(rows, classes, k, seed, restarts, resolve_jobs(n_jobs), progress)
+    found = []
+    # Warning filters belong to the process, so they are set around all threads. The warning below replaces
+    # the warnings of the restarts.
+    with warnings.catch_warnings(), ThreadPoolExecutor(resolve_jobs(n_jobs), "kmeans") as pool:
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for scores in pool.map(partial(_cluster_once, rows, classes, k, seed), range(restarts)):
+            found.append(scores)
+            if progress is not None:
+                progress(len(found), restarts)
     inertias, nmis, accuracies, missing = np.array(found).T
     if missing.any():
         warnings.warn(
@@ -272,35 +282,3 @@ def _cluster_once(rows: np.ndarray, classes: np.ndarray, k: int, seed: int, rest
     clusters = fitted.labels_
     missing = float(k - len(np.unique(clusters)))
     return [float(fitted.inertia_), nmi(classes, clusters), clustering_accuracy(classes, clusters), missing]
-
-
-def _cluster_in_threads(
-    rows: np.ndarray,
-    classes: np.ndarray,
-    k: int,
-    seed: int,
-    restarts: int,
-    threads: int,
-    progress: OnProgress | None,
-) -> list[list[float]]:
-    from sklearn.exceptions import ConvergenceWarning
-
-    done: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def work(restart: int) -> list[float]:
-        found = _cluster_once(rows, classes, k, seed, restart)
-        done.put(restart)
-        if progress is not None:
-            progress(done.qsize(), restarts)
-        return found
-
-    # kmeans_scores warns of empty clusters once for all restarts. Warning filters belong to the process, so
-    # they are set around all threads.
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(threads, restarts), "kmeans") as pool:
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        futures = [pool.submit(work, restart) for restart in range(restarts)]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()

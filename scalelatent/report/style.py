@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.axes import Axes
 
 # Colours from M. A. Petroff, "Accessible color sequences for data visualization" (2021). Readers with any
@@ -92,8 +90,3 @@ def png_bytes(figure: Figure) -> bytes:
     # ``savefig`` would draw the figure twice.
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def write_png(figure: Figure, path: str | Path) -> Any:
-    with open(path, "wb") as file:
-        file.write(png_bytes(figure))

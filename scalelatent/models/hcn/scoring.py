@@ -30,7 +30,6 @@ class NetworkScorer(Scorer):
         model: HierarchicalCompositionalNetwork,
         dataset: Dataset,
         metrics: Sequence[str],
-        batch_rows: int,
         progress: OnProgress | None,
     ) -> dict[str, Any]:
         known, kind = (
@@ -53,4 +52,4 @@ class NetworkScorer(Scorer):
     ) -> dict[str, Any]:
         if model.templates is not None and not dataset.has_y:
             return {}
-        return self.score(model, dataset, progress=progress)
+        return self.measure(model, dataset, self.defaults(model), progress)
