@@ -1,4 +1,4 @@
-"""Base class of all estimators: fit, plan, outputs, saving. Each model implements its own hooks."""
+"""Base class of all estimators: ``fit``, ``plan``, ``transform``, ``report`` and ``save``."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _parameters: ClassVar[Parameters]
     # Name of an attribute that every completed fit sets, and an interrupted fit does not set.
     _fitted_attribute: ClassVar[str] = ""
-    # Output that ``transform`` requests from ``_row_map``.
+    # Name of the output that ``transform`` returns, an argument of `_row_map`.
     _transformed: OutputName = "output"
     # True: the candidates of a search share each pass. False: a search fits them one after the other.
     _shares_passes: ClassVar[bool] = False
-    # Whether ``fit`` accepts validation rows.
+    # True: ``fit`` accepts validation rows.
     _validates: ClassVar[bool] = True
-    # Whether rows become float32 before a mean is subtracted; ``fit`` then warns of lost digits.
+    # True: rows become float32 before their mean is subtracted, so ``fit`` warns if digits get lost.
     _rounds_rows: ClassVar[bool] = False
-    # Whether arrays (n, h, w) and (n, channels, h, w) are accepted as images, whose features are pixels.
+    # True: arrays (n, h, w) and (n, channels, h, w) are accepted; each pixel of an image is a feature.
     _takes_images: ClassVar[bool] = False
 
     device: str
@@ -107,7 +107,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     @property
     def _output_metric(self) -> str:
-        """Similarity of two rows of ``transform``: "cosine", or "overlap" (codes in common)."""
+        """Similarity of two output rows: "cosine", or "overlap" (the number of equal codes)."""
         return "cosine"
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -120,7 +120,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         raise NotImplementedError
 
     def _plan(self, forecast: Forecast, /) -> dict[str, Any]:
-        """Add the stages of a fit of ``forecast.train`` to the forecast, and return the whole plan."""
+        """Add the stages of a fit of ``forecast.train`` to the forecast; return the plan as a dict."""
         raise NotImplementedError
 
     def _row_map(self, output: Any) -> OutputMap:
@@ -164,10 +164,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Return the parameters that determine the result; a resumed fit must have the same values."""
         return self._parameters.select_deciding(self.get_params(deep=False))
 
-    def _place(
+    def _open_run_dir(
         self, train: Dataset, resources: Resources, call: FitCall
     ) -> AbstractContextManager[LocationLike | None]:
-        """Return a context manager that gives the location of the records of a fit, or None."""
+        """Return a context manager that yields the folder for the files of a fit, or None for no folder."""
         return nullcontext(call.run_dir)
 
     # -- rows ------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return ds
 
     def _checked_features(self, ds: Dataset, name: str, reset: bool) -> Dataset:
-        """Return rows after their number and names of features are set (``reset``) or compared."""
+        """Return ``ds`` after the model stored (``reset``) or compared its number and names of features."""
         if reset:
             self.n_features_in_ = ds.n_features
             self.__dict__.pop("feature_names_in_", None)
@@ -355,7 +355,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             if validation_rows is not None:
                 given["validation"] = validation_rows
             call.rows.update(restore_row_ranges(given, call.run_dir if call.resume else None))
-            with self._place(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
+            with self._open_run_dir(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
                 self._run_fit(call, run_dir, callbacks)
                 self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
@@ -363,7 +363,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _check_plan(
         self, train: Dataset, validation: Dataset | None, resources: Resources, engine: Mapping[str, Any]
     ) -> None:
-        """Refuse a fit that exceeds memory or disk, and warn of a long fit, whose speed is measured."""
+        """Raise PlanError if a fit exceeds memory or disk; warn if it would take more than an hour.
+
+        The speed is measured only for fits that an estimate without measurements calls long.
+        """
         plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=False))
         if plan["expected_seconds"] > LONG_SECONDS / 10:
             plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=True))
@@ -371,6 +374,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             warn_user(text, LongFitWarning)
 
     def _run_fit(self, call: FitCall, run_dir: LocationLike | None, callbacks: Callbacks) -> None:
+        """Run the steps of a fit on the rows of ``call``, and notify the callbacks of its start and end."""
         steps = self._fit_steps({name: MappedRows(ds) for name, ds in call.rows.items()})
         begin = first_step(steps)
         with FitSession(
@@ -449,7 +453,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             )
         return new._plan(Forecast(self._kind, train, validation_rows, resources, engine or {}, measure=True))
 
-    # -- outputs as large as the data ------------------------------------------------------------------------
+    # -- outputs with one row per input row ------------------------------------------------------------------
 
     def transform(
         self,

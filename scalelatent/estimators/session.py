@@ -73,8 +73,9 @@ ENGINE_OPTIONS = (
     "cache",
 )
 
-# Floating-point operations of one tile task of a layer: at most TASK_FLOPS, about three seconds of one core.
-# A layer with less work gets TASKS tasks, each with at least LEAST_FLOPS, the least that justifies a file.
+# Floating-point operations of one task, which computes a tile of the output of a layer: at most
+# MAX_TASK_FLOPS, about three seconds of one core. A layer with less work gets about TARGET_TASKS tasks, but a
+# task has at least MIN_TASK_FLOPS, because each tile is a file.
 MAX_TASK_FLOPS, TARGET_TASKS, MIN_TASK_FLOPS = 2e11, 16, 5e9
 
 # Engine options that affect the result of an online fit.
@@ -183,7 +184,7 @@ class FitSession:
         self._exit.__exit__(kind, error, trace)
 
     def _publish_on_dashboard(self, client: Client, folder: str) -> None:
-        """Publish a fit that has no recorder on the dashboard page of the cluster."""
+        """Show a fit that no run folder records on the dashboard page of the cluster."""
         if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
             return
         from scalelatent.engine.dask.worker_side import run_of
@@ -204,7 +205,7 @@ class FitSession:
     def begin(
         self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
     ) -> int:
-        """Bind the run folder to this fit and start the executor; return the seed."""
+        """Start the executor, and store or (on a resume) compare the identity of the fit; return the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Check the block options before anything is written; the number of columns does not matter here.
@@ -378,7 +379,7 @@ class FitSession:
         return LoopResult(found[1], history)
 
     def apply_maps(self, rows: MappedRows | Dataset) -> Dataset:
-        """Return the rows after all their maps, which are applied on first use. The caller applies masks."""
+        """Return the dataset after all row maps, each applied once. The mask of ``rows`` is not applied."""
         if isinstance(rows, Dataset):
             return rows
         dataset = rows.dataset
@@ -500,13 +501,12 @@ class FitSession:
         return self.make_visible(name, dataset.with_weight(weight))
 
     # -- layers ----------------------------------------------------------------------------------------------
-    # A finished step leaves a record, so that a resumed fit neither checks the output of the step nor needs
-    # output that was removed since.
-
-    # Without records, the output stays in memory.
+    # A finished step stores a record. A resumed fit reads the record; it neither checks the output of a step
+    # nor needs output that was removed. A fit without a store keeps the output in memory.
 
     @property
     def _records(self) -> EngineStore:
+        """Store of the fit, for steps that only fits with a store run."""
         assert self.store is not None, "Begin asks for records"
         return self.store
 
@@ -557,7 +557,7 @@ class FitSession:
         return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.set_rows, missing)
 
     def write_encoded(self, step: EncodeRows) -> MappedRows | None:
-        """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""
+        """Apply a map to rows tile by tile; return the output, or None if it was used and removed before."""
         stage = f"{self.kind}_{step.name}"
         stored = self._records.load_result(stage)
         location = self._location_of(step.name, step.kept)
@@ -653,6 +653,6 @@ def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
 
 
 def _locate_spec(stored: dict[str, Any], location: Location) -> DatasetSpec:
-    """Return the spec of a dataset that a step wrote, at its present place: the run folder may have moved."""
+    """Return the spec of a dataset that a step wrote, with its present URL: the run folder may have moved."""
     spec: DatasetSpec = json.loads(stored["spec"])
     return {**spec, "url": location.url}

@@ -221,7 +221,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _fit_steps = fit_steps
     _plan = plan
 
-    def _place(
+    def _open_run_dir(
         self, train: Dataset, resources: Resources, call: FitCall
     ) -> AbstractContextManager[LocationLike | None]:
         warn_few_clusterings(self)
