@@ -21,6 +21,7 @@ from scalelatent.errors import DataError
 
 from .base import StreamedEstimator
 from .fit_services import FitCall
+from .gpu_results import follows_rows
 from .inputs import (
     VALIDATION_OPTIONS,
     check_classes,
@@ -122,6 +123,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         check_classes(ds, type(self).__name__)
         return ds
 
+    @follows_rows
     def predict_proba(
         self,
         X: RowsLike,
@@ -153,6 +155,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         """
         return self._map(X, "probabilities", out, client, overwrite, callbacks)
 
+    @follows_rows
     def predict(
         self,
         X: RowsLike,

@@ -27,6 +27,7 @@ from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.classifier import predict_classes
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
 from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
+from scalelatent.estimators.gpu_results import follows_rows
 from scalelatent.estimators.inputs import check_finite, find_image_shape, is_in_memory
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import MappedRows, Steps
@@ -552,6 +553,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return maps[name](self._decoder())
 
     @available_if(has_templates)
+    @follows_rows
     def decision_function(
         self,
         X: RowsLike,
@@ -576,6 +578,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._map(X, "probabilities", out, client, overwrite, callbacks)
 
     @available_if(has_templates)
+    @follows_rows
     def predict(
         self,
         X: RowsLike,
@@ -600,6 +603,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         return predict_classes(self, X, out, client, overwrite, callbacks)
 
+    @follows_rows
     def reconstruct(
         self,
         X: RowsLike,
@@ -623,6 +627,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         return self._map(X, "reconstruction", out, client, overwrite, callbacks)
 
+    @follows_rows
     def inpaint(
         self,
         X: RowsLike,
