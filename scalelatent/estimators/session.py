@@ -503,7 +503,7 @@ class FitSession:
         """Return sets of rows that are not copied: each set is taken from the dataset whenever it is read."""
         assert step.rows is not None
         dataset = self.rows(step.rows)
-        self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
+        self._announce_step(step, step.sets.n_sets * step.sets.rows_per_set)
         with name_dataset_in_errors(dataset):
             # A copy, because the caller may change the rows after the fit.
             x = copy.deepcopy(as_rows(dataset.read_x(0, len(dataset))))
@@ -537,13 +537,13 @@ class FitSession:
         if stored is None or (not step.kept and location.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
+            self._announce_step(step, step.sets.n_sets * step.sets.rows_per_set)
             task = start_sets(stage, dataset, step.sets, location.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
             stored = self._store_result(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in stored.get("missing", ()))
-        return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.set_rows, missing)
+        return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.rows_per_set, missing)
 
     def encode(self, step: Encode) -> Rows | None:
         """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""

@@ -79,7 +79,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    fixed, each = learner.requests.scratch or (0, 0)
+    fixed, each = learner.requirements.scratch or (0, 0)
     # The kept messages existed before.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 

@@ -14,8 +14,8 @@ from typing import TypedDict
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
@@ -205,11 +205,11 @@ class KeptMessages(EvidenceLearner):
     max_sweeps: int = 60
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         fixed = 48 * int(np.prod(self.layer.weights_shape))
         # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
         # the arrays are joined; in addition the orders of the trees.
-        return Requests(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
+        return BlockRequirements(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
 
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
