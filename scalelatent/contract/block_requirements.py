@@ -52,7 +52,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class BlockRequirements:
-    """What a model needs from the engine for its blocks of rows, such as their size; each is optional."""
+    """Requirements of a model for its blocks of rows, such as their number of rows; each is optional."""
 
     csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
     targets: Targets | None = None  # read outputs instead of class codes

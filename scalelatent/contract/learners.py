@@ -66,7 +66,7 @@ class Block:
         Number of the epoch, from 0.
     chain : int
         Number of the chain within its step.
-    """ """
+    """
 
     x: Any  # an array of the backend's library, or CsrRows
     y: np.ndarray | None
