@@ -485,9 +485,8 @@ def streams(args: argparse.Namespace) -> int:
         return [np.asarray(a) for a in decoder.beliefs(evidence, rows, backend)]
 
     def sweep(evidence: np.ndarray, backend: Any) -> list[np.ndarray]:
-        leaf, change = visit_leaves([start_leaf(layer, n)], evidence[None], beliefs, [0], 0, 2, 0.8, backend)[
-            0
-        ]
+        leaves = [start_leaf(layer, n)]
+        leaf, change = visit_leaves(leaves, evidence[None], beliefs, [0], 0, 2, 0.8, backend)[0]
         return [leaf.s, leaf.to_s, leaf.to_w, leaf.held, change]
 
     inputs = [
