@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.cache import machine_memory
-from scalelatent.engine.dask.requests import (
+from scalelatent.engine.dask.timed_calls import (
     ASK_SECONDS,
     address_of,
     ask_every_worker,

@@ -461,7 +461,7 @@ class FitSession:
         datasets = {part: self._zero_masked_weights(rows) for part, rows in step.rows.items()}
         cleaner = None
         if step.keeps_leaves:
-            assert self.store is not None, "Begin asks for records"
+            assert self.store is not None, "StartFit.keeps_records asks for a store"
             folder, run = self.store.ref
             work = keep_leaves(step.learner, folder, f"{self.kind}_{name}", run)
             cleaner = DropLeaves(work)
@@ -507,14 +507,14 @@ class FitSession:
     @property
     def _records(self) -> EngineStore:
         """Store of the fit, for steps that only fits with a store run."""
-        assert self.store is not None, "Begin asks for records"
+        assert self.store is not None, "StartFit.keeps_records asks for a store"
         return self.store
 
     def _gather_in_memory(self, step: StoreSets) -> DrawnSets:
         """Return sets of rows that are not copied: each set is taken from the dataset whenever it is read."""
         assert step.rows is not None
         dataset = self.apply_maps(step.rows)
-        self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
+        self._announce_step(step, step.sets.n_sets * step.sets.rows_per_set)
         with name_dataset_in_errors(dataset):
             # A copy, because the caller may change the rows after the fit.
             x = copy.deepcopy(as_rows(dataset.read_x(0, len(dataset))))
@@ -548,13 +548,13 @@ class FitSession:
         if stored is None or (not step.kept and location.is_empty()):
             begin = time.perf_counter()
             dataset = self._rows(step.rows, stage)
-            self._announce_step(step, step.sets.n_sets * step.sets.set_rows)
+            self._announce_step(step, step.sets.n_sets * step.sets.rows_per_set)
             task = start_sets(stage, dataset, step.sets, location.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             missing = find_places(step.sets, self.executor.quarantine.excluded_rows(dataset))
             stored = self._store_result(step, stage, written, begin, missing=list(missing))
         missing = tuple(int(i) for i in stored.get("missing", ()))
-        return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.set_rows, missing)
+        return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.rows_per_set, missing)
 
     def write_encoded(self, step: EncodeRows) -> MappedRows | None:
         """Apply a map to rows tile by tile; return the output, or None if it was used and removed before."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from sklearn.utils import ClassifierTags, Tags
 from sklearn.utils.validation import check_is_fitted
 
+from scalelatent.contract.block_requirements import Targets
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Targets
 from scalelatent.data import Dataset
 from scalelatent.data.feature_names import frame_names
 from scalelatent.data.read.containers import opened

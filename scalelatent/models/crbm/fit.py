@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from scalelatent.contract.block_requirements import Corruption, Targets
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
-from scalelatent.contract.requests import Corruption, Targets
 from scalelatent.data import Dataset
 from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.order import RowOrder, held_rows

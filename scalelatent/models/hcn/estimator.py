@@ -33,7 +33,6 @@ from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import MappedRows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
-from scalelatent.models.hcn.model.convolution import ConvolutionalForm, convolutional_form
 from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
@@ -57,7 +56,7 @@ from .fit import (
     replace_nan,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
-from .output import PlaceBeliefs, TemplateBeliefs
+from .output import PlaceBeliefs
 from .parameters import (
     N_FEATURES,
     PARAMETERS,
@@ -678,21 +677,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)
-    def to_cnn_weights(self) -> ConvolutionalForm:
-        """Return the forward pass as a convolutional network (section 3.4); only with ``templates``.
-
-        Returns
-        -------
-        ConvolutionalForm
-            Evidence of pixels, and pools and weights of each layer for ``torch.nn.functional.conv2d``, for
-            runtimes without this package.
-        """
-        check_is_fitted(self)
-        network = self._network_for_reading
-        classes = self.classes_[network.template_classes]
-        return convolutional_form(network.coded, self._stream.beliefs, classes)
-
-    @available_if(has_templates)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
         """Return a finder of several objects in larger images; only with ``templates``.
 
@@ -733,8 +717,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             self._network_for_reading, self._stream.beliefs, image_shape, n_objects, self.device
         )
 
-    def infer(self, X: RowsLike) -> PlaceBeliefs | TemplateBeliefs:
-        """Return beliefs in S and their convergence, or with templates the best templates, in memory.
+    @available_if(lambda model: not has_templates(model))
+    def infer(self, X: RowsLike) -> PlaceBeliefs:
+        """Return the log odds of the features at all positions, and whether they converged; one layer only.
 
         Parameters
         ----------
@@ -742,11 +727,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
         Returns
         -------
-        PlaceBeliefs, or with templates TemplateBeliefs
+        PlaceBeliefs
+            Arrays in memory.
         """
         check_is_fitted(self)
-        if isinstance(self._network, MultiLayer):
-            return TemplateBeliefs.from_scores(self._map(X, "scores"))
         found = self._map(X, "beliefs")
         places = found[:, :-1].reshape(len(found), *self._layer.places)
         return PlaceBeliefs(places, found[:, -1], found[:, -1] == 1)

@@ -80,94 +80,74 @@ class Network(Protocol):
     @property
     def classes(self) -> np.ndarray | None:
         """Labels of the rows in sorted order; None if labels are not read."""
-        ...
 
     @property
     def has_labels(self) -> bool:
         """True if templates are learned with labels."""
-        ...
 
     @property
     def layer(self) -> FeatureLayer:
         """The lowest layer, whose images are the rows."""
-        ...
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
         """The layers of features, from the image up, without the templates."""
-        ...
 
     @property
     def pairs(self) -> int:
         """Number of pairs of a weight and a place of its feature in one image, in all layers."""
-        ...
 
     @property
     def n_weights(self) -> int:
         """Number of weights of all layers."""
-        ...
 
     @property
     def image_bytes(self) -> int:
         """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
-        ...
 
     @property
     def kept_bytes(self) -> int:
         """Upper bound of the bytes that one image takes on disk between two visits of its leaf."""
-        ...
 
     @property
     def online_bytes(self) -> int:
         """Bytes of memory that online learning needs per image of a minibatch."""
-        ...
 
     @property
     def sweeps_to_decode(self) -> float:
         """Cost of applying the network to one image; the unit is a sweep over all pairs of the image."""
-        ...
 
     def final_pass(self) -> tuple[str, Reduction]:
         """Return the name and the reduction of the last pass of a fit, which measures its result."""
-        ...
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
         """Raise an error for rows that do not fit the layers or the classes."""
-        ...
 
     def counts(self) -> Reduction:
         """Return the reduction that counts pixels and labels before learning."""
-        ...
 
     def check_counts(self, train: Dataset, counts: Stats) -> None:
         """Raise an error if a class has no rows."""
-        ...
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> NetworkLearner:
         """Return the learner of a fit of ``n_rows`` images."""
-        ...
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> NetworkState:
         """Return the state of the last fit, to continue from; raise a ValueError if its network differs."""
-        ...
 
     def describe(self) -> str:
         """Return a sentence with the layers and their sizes."""
-        ...
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
         """Return weights, or beliefs in them, as features (features, channels, h, w) of each layer."""
-        ...
 
     def from_features(self, features: list[np.ndarray]) -> np.ndarray:
         """Return the array of weights that :meth:`features` converts to these features."""
-        ...
 
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
         """Yield the steps of a fit after the counts; set the learned attributes of the model."""
-        ...
 
 
 # -- checks -----------------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
         return layer.flops_per_row() / FLOP_RATE, layer.preparation_flops() / FLOP_RATE
     n = min(PROBE_ROWS, len(train))
     k, below = min(layer.k, PROBE_CENTROIDS, n), min(layer.k_below, PROBE_CENTROIDS)
-    small = replace(layer, k=k, n_rows=n, k_below=below, pool_rows=min(layer.set_rows, 2 * k, n))
+    small = replace(layer, k=k, n_rows=n, k_below=below, pool_rows=min(layer.rows_per_set, 2 * k, n))
     name = f"mbn_layer {layer.metric} {layer.csr} {layer.dtype} {layer.width}x{layer.k_below} {k} {n}"
     name += f" {layer.share}"
 
@@ -342,7 +342,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
         some = convert_rows(small, backend, x[:rows] if rows < n else x)
         return lambda: small.compute_codes(backend, some, sets, 0, small.group_size)
 
-    few, grown = max(1, n // 8), layer.set_rows / small.set_rows
+    few, grown = max(1, n // 8), layer.rows_per_set / small.rows_per_set
     whole = forecast.probe(name, partial(make, n), 0.0, rows=layer.group_size)
     if layer.csr and layer.number == 1:  # the few rows of the probe meet all centroids at once
         return whole / n * grown, 0.0
@@ -375,8 +375,8 @@ def _centroid_bytes(layer: Layer, train: Dataset) -> int:
     if layer.csr:
         assert train.nnz is not None
         entry = train.nbytes / max(train.nnz, 1)
-        return int(layer.set_rows * (train.nnz / len(train) * layer.fraction * entry + 8))
-    return int(layer.set_rows * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
+        return int(layer.rows_per_set * (train.nnz / len(train) * layer.fraction * entry + 8))
+    return int(layer.rows_per_set * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
 
 
 def _converted_bytes(layer: Layer, train: Dataset, rows: int) -> int:
@@ -407,10 +407,10 @@ def _estimate_memory(
         ready += layer.width * layer.k_below * (8 + word)
         ready += int(STRIP_ROWS * word * layer.width * at_once * min(2 * layer.k / layer.k_below, 8))
     elif layer.csr:
-        ready = 3 * centroids + 8 * layer.set_rows * layer.share
+        ready = 3 * centroids + 8 * layer.rows_per_set * layer.share
     else:
         # float32 centroids twice: packed, and while they are being packed; and their codes.
-        ready = 8 * layer.set_rows * (layer.n_columns + layer.share)
+        ready = 8 * layer.rows_per_set * (layer.n_columns + layer.share)
     # With very many rows, tiles have more columns.
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
     rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements, Targets
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests, Targets
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array, align_copy, aligned_empty
@@ -106,9 +106,9 @@ class CrbmLearner:
     # -- the contract ----------------------------------------------------------------------------------------
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Request for rows, which may be CSR, and for their outputs."""
-        return Requests(csr=True, targets=self.targets)
+        return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
         """Statistics of a chain: gradient, or its factors, or change by local steps; then measurements."""
