@@ -254,7 +254,7 @@ def test_settings_and_rows_without_a_step_on_the_gpu_are_refused(fake):
     bad = steps.blocks[0].x.copy()
     bad[3, 5] = 3e38
     assert step([replace(steps.blocks[0], x=bad), *steps.blocks[1:]], units=None) is None
-    many = [block for _ in range(13) for block in steps.blocks]  # the host adds so many factors in BLAS
+    many = [block for _ in range(13) for block in steps.blocks]  # for 169 rows the host uses BLAS
     assert step(many, n_chains=2) is None
 
 
