@@ -407,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // is rounded as there, so that a fit may take some steps on a GPU and others on a processor.
 
 constexpr int INFINITE = 0x7f800000;  // bits of infinity; those of NaN without its sign are larger
-constexpr int MOST_LEVELS = 31;       // levels of a tree of at most 2^31 chains
+constexpr int LEVELS = 10;            // of the tree that adds up to MOST_CHAINS chains, see inference.py
 
 __device__ __forceinline__ float ascended(float theta, float rate, float gradient) {
     return __fadd_rn(theta, __fmul_rn(rate, gradient));
@@ -424,15 +424,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int i = blockIdx.x * THREADS + threadIdx.x;
     int most = 0;
     if (i < count) {
-        double sums[MOST_LEVELS];  // of neighbouring chains whose numbers are falling powers of two
-        int held = 0;
+        double held[LEVELS];  // sums of 1, 2, 4, ... neighbours, like the digits of a binary number
         for (int chain = 0; chain < chains; ++chain) {
             double sum = 0.0 + gradients[static_cast<size_t>(chain) * stride + i];
-            for (int n = chain + 1; n % 2 == 0; n /= 2) sum = sums[--held] + sum;
-            sums[held++] = sum;
+            bool carried = true;
+#pragma unroll
+            for (int level = 0; level < LEVELS; ++level) {
+                const bool full = chain >> level & 1;
+                if (carried && full) sum = held[level] + sum;
+                if (carried && !full) held[level] = sum, carried = false;
+            }
         }
-        double total = sums[--held];
-        while (held > 0) total = sums[--held] + total;
+        double total = 0.0;
+        bool started = false;
+#pragma unroll
+        for (int level = 0; level < LEVELS; ++level)
+            if (chains >> level & 1) total = started ? held[level] + total : held[level], started = true;
         next[i] = ascended(theta[i], rate, static_cast<float>(total));
         const int bits = magnitude_bits(next[i]);
         if (i < edges || (i >= weights && bits >= INFINITE)) most = bits;

@@ -27,6 +27,8 @@ _FACTORS, _MAX_LOG = 8, 80.0
 # Upper bound of the bytes of the messages of all graphs that a GPU works on at a time.
 MESSAGE_BYTES = 256 * 2**20
 BLOCKS = 8  # thread blocks of a cluster; the same number as in gpu.cu
+# Largest number of chains of a step on a GPU that keeps the parameters: 2^LEVELS - 1 of gpu.cu.
+MOST_CHAINS = 1023
 
 
 class WeightError(ValueError):

@@ -29,7 +29,12 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array, align_copy, aligned_empty
 from scalelatent.models.crbm.kernels import AnyCoupling
-from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, WeightError, largest_magnitude
+from scalelatent.models.crbm.kernels.inference import (
+    MAX_WEIGHT,
+    MOST_CHAINS,
+    WeightError,
+    largest_magnitude,
+)
 from scalelatent.models.crbm.kernels.products import MAX_ROWS
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
 
@@ -319,6 +324,8 @@ class CrbmLearner:
         is_dense = all(isinstance(block.x, np.ndarray) for block in blocks)
         few = rows <= MAX_ROWS and is_dense and min(shape.n_visible, shape.n_hidden) > 1
         if not self._runs_together or self.momentum or self.weight_decay or (self.factored and not few):
+            return None
+        if len(blocks) > MOST_CHAINS:
             return None
         if not isinstance(state, GpuState):
             edges = shape.n_visible * shape.n_hidden
