@@ -93,9 +93,7 @@ def test_layers_and_dense_matrices_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         Dataset.from_arrays(adata.layers["counts"]).read_x(0, N).toarray(), 2 * dense
     )
-    np.testing.assert_array_equal(
-        Dataset.from_arrays(adata.layers["columns"]).read_x(0, N).toarray(), dense
-    )
+    np.testing.assert_array_equal(Dataset.from_arrays(adata.layers["columns"]).read_x(0, N).toarray(), dense)
     lazy = _dataset(_backed(tmp_path / "a.h5ad", dense), "number")
     np.testing.assert_array_equal(lazy.read_x(3, 50), dense[3:50])
     view = adata[10:20]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from scalelatent.data.schema import LayoutOptions
     from scalelatent.kernels.arrays import DenseOrCsr
 
+
 def convert_dataset(
     source: Dataset | str | os.PathLike[str],
     out_url: str | os.PathLike[str],
