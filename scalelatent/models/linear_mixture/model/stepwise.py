@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 
@@ -107,9 +107,9 @@ class StepwiseMixture:
         return MixturePass(self.settings, self.width)
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Scratch memory in bytes that a chain asks of the engine."""
-        return Requests(scratch=self._pass.requests.scratch)
+        return BlockRequirements(scratch=self._pass.requirements.scratch)
 
     def layout(self) -> Layout:
         """Return the names and shapes of the sums, which are those of an EM pass."""
