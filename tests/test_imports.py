@@ -64,9 +64,9 @@ PACKAGES = {
     "cupy": "cupy-cuda13x",
     "cupy_backends": "cupy-cuda13x",
 }
-# IPython is used only in the kernel of a notebook, and xarray only for arrays that users pass. Both are then
-# installed.
-OTHERS = {"scalelatent", "IPython", "xarray"}
+# IPython is used only in the kernel of a notebook, anndata and xarray only for objects that users pass. They
+# are then installed.
+OTHERS = {"scalelatent", "IPython", "anndata", "xarray"}
 
 
 def _imported() -> dict[str, str]:
