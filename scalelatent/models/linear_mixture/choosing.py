@@ -19,8 +19,8 @@ from scalelatent.models.linear_mixture.model.em import MixtureEM
 from .output import FittedMixture, MixtureRowMap
 from .sample import initialise
 from .settings import (
+    count_columns,
     count_components,
-    count_directions,
     make_learner,
     make_settings,
     set_n_components,
@@ -92,7 +92,7 @@ def _count_wrong(
     p, counts = x.shape[1], np.bincount(codes[is_learned])
     model = set_n_components(model, counts, labelled=True, warn=False)
     sizes = count_components(model, len(counts))
-    width = count_directions(model.n_dims, model.max_dims, p)
+    width = count_columns(int(model.n_dims), p)
     first, variance = initialise(x[is_learned], codes[is_learned], sizes, width, seed)
     settings = make_settings(model, sizes, len(counts), p, variance, None)
     learned = Block(x[is_learned], codes[is_learned].astype(np.int32), np.ones(is_learned.sum()), 0)

@@ -49,12 +49,9 @@ PARTIAL_FIT_BLOCK_ROWS = 4096
 # Parts of the docstrings of both classes; `_share_docs` inserts them.
 _SHARED_DOCS = {
     "parameters": """\
-n_dims : int, float or None
-        Directions h of each component. Below 1 it is the share of the variance that the directions hold; all
-        components then have the same number, at most ``max_dims``. 0 is k-means.
+n_dims : int or None
+        Directions h of each component; 0 is k-means.
         {n_dims}
-    max_dims : int, default 40
-        Upper bound of the directions if ``n_dims`` is a share.
     assignment : {{"hard", "soft"}}
         "hard": a row belongs to the component with the best score; "soft": to each in proportion to
         exp(-score / 2 sigma²).
@@ -167,8 +164,7 @@ class _LinearMixtures(StreamedEstimator):
         self,
         *,
         n_components: int | Sequence[int] | None = None,
-        n_dims: int | float | None = None,
-        max_dims: int = 40,
+        n_dims: int | None = None,
         assignment: str = "hard",
         likelihood: str | None = "error",
         tangents: Sequence[str] = (),
@@ -191,7 +187,6 @@ class _LinearMixtures(StreamedEstimator):
     ) -> None:
         self.n_components = n_components
         self.n_dims = n_dims
-        self.max_dims = max_dims
         self.assignment = assignment
         self.likelihood = likelihood
         self.tangents = tangents
@@ -423,8 +418,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self,
         *,
         n_components: int | Sequence[int] | None = None,
-        n_dims: int | float | None = None,
-        max_dims: int = 40,
+        n_dims: int | None = None,
         assignment: str = "hard",
         likelihood: str | None = None,
         tangents: Sequence[str] = (),
@@ -449,7 +443,6 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         super().__init__(
             n_components=n_components,
             n_dims=n_dims,
-            max_dims=max_dims,
             assignment=assignment,
             likelihood=likelihood,
             tangents=tangents,

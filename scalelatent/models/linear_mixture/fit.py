@@ -78,8 +78,8 @@ from .settings import (
     SETTLE_PASSES,
     START_PASSES,
     check_n_dims,
+    count_columns,
     count_components,
-    count_directions,
     count_possible_dims,
     find_image_shape,
     make_learner,
@@ -152,7 +152,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
         model = yield Derive(choose_likelihood, (model, x, codes, model.seed_))
     model = set_n_components(model, counts, labelled)
     sizes = count_components(model, n_classes)
-    width = count_directions(model.n_dims, model.max_dims, p)
+    width = count_columns(int(model.n_dims), p)
     first, variance = yield Derive(initialise, (x, codes, sizes, width, model.seed_))
     outlier = yield Derive(find_outlier, (sets,))
     warn_of_outlier(train.url, None if outlier is None else int(numbers[outlier]), len(numbers))
@@ -215,20 +215,19 @@ def read_last_fit(
     is_same = known is None if classes is None else known is not None and np.array_equal(known, classes)
     component_classes = np.repeat(np.arange(len(sizes)), sizes)
     is_same = is_same and np.array_equal(fitted.classes, component_classes)
-    width = count_directions(model.n_dims, model.max_dims, p)
-    dims = last.n_dims if 0 < model.n_dims < 1 else int(model.n_dims)
+    width = count_columns(int(model.n_dims), p)
     if (
         not is_same
         or fitted.likelihood != model.likelihood
         or last.bases.shape[1:] != (p, width)
-        or last.n_dims != dims
+        or last.n_dims != int(model.n_dims)
         or (fitted.matrix is not None) != bool(model.smoothing)
     ):
         raise ValueError(
             f"warm_start=True: the last fit has {len(fitted.classes)} components of {last.n_dims} dimensions "
             f"by {fitted.likelihood!r} on {last.means.shape[1]} features, and this fit "
-            f"{len(component_classes)} of {dims} by {model.likelihood!r} on {p}, or the classes or smoothing "
-            "differ: set warm_start=False"
+            f"{len(component_classes)} of {model.n_dims} by {model.likelihood!r} on {p}, or the classes or "
+            "smoothing differ: set warm_start=False"
         )
     return {**last.arrays(), "n_dims": np.array(last.n_dims)}
 

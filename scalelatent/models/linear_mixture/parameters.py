@@ -17,7 +17,6 @@ from scalelatent.contract.parameters import (
     Satisfies,
     Whole,
     is_list,
-    is_number,
     is_whole,
 )
 
@@ -35,10 +34,6 @@ def _are_tangents(value: Any) -> bool:
 
 def _is_shape(value: Any) -> bool:
     return value is None or (is_list(value) and len(value) == 2 and all(map(is_whole, value)))
-
-
-def _are_dims(value: Any) -> bool:
-    return value is None or is_whole(value, 0) or (is_number(value) and 0 < value < 1)
 
 
 def _check_tangents(model: AnyMixture) -> None:
@@ -71,13 +66,7 @@ _NOT_NEGATIVE = Number("give a number of at least 0", least=0)
 def _common(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ...]:
     return (
         components,
-        Parameter(
-            "n_dims",
-            None,
-            Satisfies(_are_dims, "give a whole number of at least 0, or a share of the variance below 1"),
-            "directions of a component, or the share of the variance that they hold",
-        ),
-        Parameter("max_dims", 40, Whole(), "upper bound of the directions if n_dims is a share"),
+        Parameter("n_dims", None, Whole(0, also=(None,)), "directions of a component"),
         Parameter(
             "assignment",
             "hard",
@@ -135,6 +124,7 @@ _LAST = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
 
 # Former parameters with their defaults. No other value of them lowered the error on held-out rows.
 _REMOVED = {
+    "max_dims": 40,
     "tangent_assignment": False,
     "projection": None,
     "init": "k-means++",

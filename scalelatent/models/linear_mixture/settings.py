@@ -55,15 +55,14 @@ DENSITY_ROWS_PER_DIM = 10
 MAX_COMPONENTS = 20
 
 
-def count_directions(n_dims: float, max_dims: int, p: int) -> int:
-    """Return the number of columns of a basis: the directions of the model and some spare ones."""
-    needed = max_dims if 0 < n_dims < 1 else int(n_dims)
-    return min(p, -(-(needed + SPARE) // MULTIPLE) * MULTIPLE)
+def count_columns(n_dims: int, p: int) -> int:
+    """Return the number of columns of a basis: ``n_dims`` directions of the model and some spare ones."""
+    return min(p, -(-(n_dims + SPARE) // MULTIPLE) * MULTIPLE)
 
 
 def set_n_dims(model: AnyMixture, p: int, n_classes: int) -> AnyMixture:
     """Return the model with ``n_dims`` set, or None if cross-validation of several classes chooses it."""
-    n_dims: float | None = model.n_dims
+    n_dims: int | None = model.n_dims
     if n_dims is None and model.warm_start and hasattr(model, "_fitted"):
         n_dims = model._fitted.components.n_dims
     elif n_dims is None and n_classes < 2:
@@ -104,8 +103,9 @@ def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool, warn
     if model.warm_start and hasattr(model, "_fitted"):
         sizes = np.bincount(model._fitted.classes, minlength=len(counts))
     else:
-        dims = model.max_dims if 0 < (model.n_dims or 0) < 1 else int(model.n_dims or 0)
-        sizes = counts // ((ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (1 + dims))
+        sizes = counts // (
+            (ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (1 + int(model.n_dims or 0))
+        )
         sizes = np.clip(sizes, 1, MAX_COMPONENTS)
         if warn and model.n_dims is not None and (fewest := int(sizes.min())) < MAX_COMPONENTS:
             why = f"the training rows have only {counts.min()} rows{' in a class' * labelled}"
@@ -204,12 +204,10 @@ def make_settings(
 
 def make_learner(model: AnyMixture, settings: MixtureSettings) -> MixtureEM:
     """Return the batch learner."""
-    share = float(model.n_dims) if 0 < model.n_dims < 1 else 0.0
     return MixtureEM(
         settings,
-        min(int(model.max_dims), settings.n_features) if share else int(model.n_dims),
-        count_directions(model.n_dims, model.max_dims, settings.n_features),
-        variance_share=share,
+        int(model.n_dims),
+        count_columns(int(model.n_dims), settings.n_features),
         start_passes=START_PASSES,
         settle_passes=SETTLE_PASSES,
         max_iter=int(model.max_iter),

@@ -63,11 +63,9 @@ class MixtureEM:
     ----------
     settings : MixtureSettings
     n_dims : int
-        Directions of a component; an upper bound if ``variance_share`` is above 0.
+        Directions of a component after the first phase, which is k-means.
     width : int
-        Directions of the projected scatter: ``n_dims`` and some spare ones.
-    variance_share : float
-        Share of the variance of the rows that the directions hold; they are counted after the first phase.
+        Columns of a basis: ``n_dims`` directions and some spare ones.
     start_passes, settle_passes, max_iter, finish_passes : int
         Largest number of passes of each phase.
     tol : float
@@ -79,7 +77,6 @@ class MixtureEM:
     settings: MixtureSettings
     n_dims: int
     width: int
-    variance_share: float = 0.0
     start_passes: int = 5
     settle_passes: int = 0
     finish_passes: int = FINISHING_PASSES
@@ -244,7 +241,7 @@ class MixtureEM:
         components, assigned_by = state.components, state.assigned_by
         if has_ended:
             if phase == START:
-                components = self._with_chosen_dims(state)
+                components = self._use_directions(components)
             assigned_by = components if following == FINISH else None
             if following == MAIN:
                 components = self._as_likelihood(components)
@@ -261,14 +258,12 @@ class MixtureEM:
             tangent_weights=_weigh_tangents(weight, mean_squares),
         )
 
-    def _with_chosen_dims(self, state: MixtureState) -> Components:
-        """Return the components with ``n_dims`` directions, or with enough to hold ``variance_share``."""
-        components, p, h = state.components, self.settings.n_features, self.n_dims
+    def _use_directions(self, components: Components) -> Components:
+        """Return components whose first ``n_dims`` directions belong to the model, with their noise."""
         inside = components.values[:, : components.n_dims].sum(axis=1)
-        mean_square = components.noise * (p - components.n_dims) + inside
-        if self.variance_share:
-            h = choose_dims(state.counts, components.values[:, :h], mean_square, self.variance_share)
-        return replace(components, n_dims=h, noise=self._noise(components.values, mean_square, h))
+        mean_square = components.noise * (self.settings.n_features - components.n_dims) + inside
+        noise = self._noise(components.values, mean_square, self.n_dims)
+        return replace(components, n_dims=self.n_dims, noise=noise)
 
     def _as_likelihood(self, components: Components) -> Components:
         """Convert components that were fitted by the reconstruction error to those of the likelihood."""
@@ -295,21 +290,3 @@ def _weigh_tangents(weight: float, mean_squares: np.ndarray) -> np.ndarray:
         return np.zeros((len(mean_squares), 0))
     factors = weight / kinds * mean_squares[:, :1] / np.maximum(mean_squares[:, 1:], TINY)
     return np.where(mean_squares[:, 1:] > 0, factors, 0.0)
-
-
-def choose_dims(counts: np.ndarray, values: np.ndarray, mean_square: np.ndarray, share: float) -> int:
-    """Return the smallest number of directions per component that hold the ``share`` of the variance.
-
-    Raises
-    ------
-    ValueError
-        All directions (columns of ``values``) together hold less.
-    """
-    held = np.cumsum(counts @ values) / max(float(counts @ mean_square), TINY)
-    enough = np.flatnonzero(held >= share)
-    if not len(enough):
-        raise ValueError(
-            f"n_dims={share:g}: {values.shape[1]} directions hold {held[-1] if len(held) else 0:.3f} of the "
-            "variance; raise max_dims, or lower n_dims"
-        )
-    return int(enough[0]) + 1
