@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 _Class = TypeVar("_Class", bound=type)
 
-# Number of rows whose hidden features are filled in at a time.
+# Number of rows in which `reconstruct` fills in hidden features at a time.
 COMPLETION_BLOCK_ROWS = 4096
 # Number of rows that `partial_fit` adds to the components at a time.
 PARTIAL_FIT_BLOCK_ROWS = 4096
 
-# Parts of the docstrings of both classes; `_share_docs` inserts them.
+# Paragraphs that the docstrings of both classes have in common; `_share_docs` inserts them.
 _SHARED_DOCS = {
     "parameters": """\
 n_dims : int or None
@@ -139,7 +139,7 @@ def _share_docs(**sentences: str) -> Callable[[_Class], _Class]:
 
 
 class _LinearMixtures(StreamedEstimator):
-    """Common part of the classifier and the density."""
+    """Base class of the classifier and the density of mixtures of linear models."""
 
     _fitted_attribute = "_fitted"
     _shares_passes = True
@@ -155,7 +155,7 @@ class _LinearMixtures(StreamedEstimator):
     likelihood_ = Learned(FIT_AGAIN, lambda model: model._fitted.likelihood)
     recognition = "error"  # the density has no parameter `recognition`; the classifier overrides this default
     _fitted: FittedMixture
-    # Parameters that a fit replaces by values from its rows if they are None.
+    # Parameters for which None stands for a value that a fit chooses from the training rows.
     n_components: Any
     n_dims: Any
     likelihood: Any
@@ -213,7 +213,8 @@ class _LinearMixtures(StreamedEstimator):
 
     def _deciding_parameters(self) -> dict[str, Any]:
         unused = STEPWISE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
-        return {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
+        given = {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
+        return given | {"max_dims": 40}  # runs of earlier versions record this former parameter
 
     def _keep(
         self, fitted: FittedMixture, n_iter: int, history: list[dict[str, Any]], classes: np.ndarray | None

@@ -63,7 +63,7 @@ def _check_recognition(model: LinearMixtureClassifier) -> None:
 _NOT_NEGATIVE = Number("give a number of at least 0", least=0)
 
 
-def _common(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ...]:
+def _make_shared(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ...]:
     return (
         components,
         Parameter("n_dims", None, Whole(0, also=(None,)), "directions of a component"),
@@ -120,7 +120,7 @@ def _common(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ..
     )
 
 
-_LAST = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
+_LAST_PARAMETERS = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
 
 # Former parameters with their defaults. No other value of them lowered the error on held-out rows.
 _REMOVED = {
@@ -136,7 +136,7 @@ _REMOVED = {
 
 PARAMETERS = Parameters(
     (
-        *_common(
+        *_make_shared(
             Parameter(
                 "n_components",
                 None,
@@ -161,18 +161,18 @@ PARAMETERS = Parameters(
             Choice(("error", "tangent-distance")),
             "score that classifies rows",
         ),
-        *_LAST,
+        *_LAST_PARAMETERS,
     ),
     rules=(_check_tangents, _check_steps, _check_recognition),
     removed={**_REMOVED, "n_candidates": 10},
 )
 DENSITY_PARAMETERS = Parameters(
     (
-        *_common(
+        *_make_shared(
             Parameter("n_components", None, Whole(also=(None,)), "components"),
             Parameter("likelihood", "error", Choice(LIKELIHOODS), "score of a row under a component"),
         ),
-        *_LAST,
+        *_LAST_PARAMETERS,
     ),
     rules=(_check_tangents, _check_steps),
     removed=_REMOVED,

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     AnyMixture: TypeAlias = LinearMixture | LinearMixtureClassifier
 
 # Smallest number of spare columns of a basis, in addition to the directions of the model.
-SPARE = 4
-# The total number of columns of a basis is a multiple of this number, or the number of features.
-MULTIPLE = 8
+SPARE_COLUMNS = 4
+# The number of columns of a basis, spare columns included, is a multiple of this number, or the number of
+# features.
+COLUMN_MULTIPLE = 8
 # Largest number of passes of k-means.
 START_PASSES = 10
-# Largest number of passes of hard assignment by reconstruction error, before soft assignment or a likelihood.
+# Largest number of passes with hard assignment by the reconstruction error. These passes come before soft
+# assignment or another likelihood.
 SETTLE_PASSES = 5
 
 # The defaults below were chosen by test errors of classifiers and test likelihoods of densities
@@ -39,7 +41,8 @@ SETTLE_PASSES = 5
 FEATURES_PER_DIM = 16
 # A classifier whose classes have fewer than CHOICE_ROWS rows may choose at most this many dimensions.
 FEWEST_DIMS = 10
-# If classes have at least this many rows, a classifier may choose more dimensions, up to half the features.
+# If the median class has at least this many rows, a classifier may choose more dimensions, up to half the
+# number of features.
 CHOICE_ROWS = 60
 # Such a classifier may choose one dimension per this many rows of a class.
 CHOICE_ROWS_PER_DIM = 20
@@ -57,7 +60,7 @@ MAX_COMPONENTS = 20
 
 def count_columns(n_dims: int, p: int) -> int:
     """Return the number of columns of a basis: ``n_dims`` directions of the model and some spare ones."""
-    return min(p, -(-(n_dims + SPARE) // MULTIPLE) * MULTIPLE)
+    return min(p, -(-(n_dims + SPARE_COLUMNS) // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
 
 
 def set_n_dims(model: AnyMixture, p: int, n_classes: int) -> AnyMixture:
@@ -203,7 +206,7 @@ def make_settings(
 
 
 def make_learner(model: AnyMixture, settings: MixtureSettings) -> MixtureEM:
-    """Return the batch learner."""
+    """Return the learner of EM over passes with the parameters of the model."""
     return MixtureEM(
         settings,
         int(model.n_dims),

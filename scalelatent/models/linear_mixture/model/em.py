@@ -48,7 +48,7 @@ from .refill import refill_starving
 
 # Number of last passes, in which the bases converge for fixed assignments.
 FINISHING_PASSES = 6
-# Number of rows that a component without rows is assumed to have, so that its weight stays above 0.
+# Number of rows assumed for a component without rows, so that its share of the rows stays above 0.
 _NO_ROW = 1e-12
 # Bytes of the bases of the components that one task of the M-step updates together; they fit the second-level
 # cache.
@@ -57,7 +57,7 @@ _CACHE_BYTES = 500_000
 
 @dataclass(frozen=True)
 class MixtureEM:
-    """Batch learner of mixtures: M-steps, refills, phases and the stop rule.
+    """Batch learner of mixtures: M-steps, refills of starving components, phases, and the stop rule.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class MixtureEM:
     n_dims : int
         Directions of a component after the first phase, which is k-means.
     width : int
-        Columns of a basis: ``n_dims`` directions and some spare ones.
+        Columns of a basis: ``n_dims`` directions and some spare columns, which speed up convergence.
     start_passes, settle_passes, max_iter, finish_passes : int
         Largest number of passes of each phase.
     tol : float
@@ -93,7 +93,7 @@ class MixtureEM:
         return state.phase == DONE
 
     def summary(self, state: MixtureState) -> dict[str, float | int | str]:
-        """Return the record of the last pass, as in ``history_``."""
+        """Return the record of the last pass, one entry of the estimator's ``history_``."""
         components = state.components
         missing = count_missing_directions(state.counts, components.n_dims)[components.weights > 0]
         return {
@@ -131,7 +131,7 @@ class MixtureEM:
         state = replace(
             state,
             components=components,
-            # If weights are below 1 on average, such as weights that sum to 1, counts are scaled to rows.
+            # Row weights with a mean below 1 (for example weights that sum to 1) are scaled to a mean of 1.
             counts=count * max(1.0, float(train["sums"][1]) / weight),
             errors=train["error"] / np.maximum(count, TINY),
             previous=state.objective,
@@ -203,7 +203,7 @@ class MixtureEM:
             bases, values, noise = ppca_step(
                 old.bases[:, :, :h], old.values[:, :h], old.noise, row_square, projected[:, :, :h], s.floor
             )
-            # Probabilistic PCA leaves the spare directions where they are.
+            # A step of probabilistic PCA does not change the spare directions.
             bases = np.concatenate([bases, old.bases[:, :, h:]], axis=2)
             values = np.concatenate([values, old.values[:, h:]], axis=1)
         elif likelihood == "factor-analysis":
@@ -211,16 +211,19 @@ class MixtureEM:
             values = old.values
         else:
             bases, values = power_step(old.bases, projected, rows_alone, is_last)
-            noise = self._noise(values, row_square, h)
+            noise = self._mean_noise(values, row_square, h)
         return old.means + shift, bases, values, noise, mean_squares
 
-    def _noise(self, values: np.ndarray, mean_square: np.ndarray, h: int) -> np.ndarray:
-        """Return the noise (K,): the mean variance in all directions but the first h, at least ``floor``."""
+    def _mean_noise(self, values: np.ndarray, mean_square: np.ndarray, h: int) -> np.ndarray:
+        """Return the noise (K,) of each component: the mean variance outside of its first h directions.
+
+        The noise is at least ``settings.floor``. ``mean_square`` is the variance in all directions together.
+        """
         outside = (mean_square - values[:, :h].sum(axis=1)) / max(self.settings.n_features - h, 1)
         return np.maximum(outside, self.settings.floor)
 
     def _advance(self, state: MixtureState, mean_squares: np.ndarray) -> MixtureState:
-        """Return the state with the phase of the next pass and the weights of tangents in this pass."""
+        """Return the state with the phase, and the weights of tangents, of the next pass."""
         s, phase = self.settings, state.phase
         is_density = s.likelihood in DENSITY_LIKELIHOODS
         fall = state.previous - state.objective
@@ -262,11 +265,11 @@ class MixtureEM:
         """Return components whose first ``n_dims`` directions belong to the model, with their noise."""
         inside = components.values[:, : components.n_dims].sum(axis=1)
         mean_square = components.noise * (self.settings.n_features - components.n_dims) + inside
-        noise = self._noise(components.values, mean_square, self.n_dims)
+        noise = self._mean_noise(components.values, mean_square, self.n_dims)
         return replace(components, n_dims=self.n_dims, noise=noise)
 
     def _as_likelihood(self, components: Components) -> Components:
-        """Convert components that were fitted by the reconstruction error to those of the likelihood."""
+        """Convert components of the reconstruction error to start values for the likelihood of the fit."""
         h, noise = components.n_dims, components.noise
         if self.settings.likelihood == "ppca":
             return replace(components, values=np.maximum(components.values, noise[:, None]))
