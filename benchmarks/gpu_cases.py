@@ -471,7 +471,7 @@ def streams(args: argparse.Namespace) -> int:
 
     from scalelatent.engine.backend import CupyBackend, make_backend
     from scalelatent.models.hcn.model.decode import Decoder
-    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit
+    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit_leaves
     from scalelatent.models.hcn.model.layer import FeatureLayer
 
     runs, kinds, n = (4, 2, 2) if args.quick else (300, 8, 16)
@@ -485,7 +485,8 @@ def streams(args: argparse.Namespace) -> int:
         return [np.asarray(a) for a in decoder.beliefs(evidence, rows, backend)]
 
     def sweep(evidence: np.ndarray, backend: Any) -> list[np.ndarray]:
-        leaf, change = visit(start_leaf(layer, n), evidence, beliefs, 0, 0, 2, 0.8, backend)
+        leaves = [start_leaf(layer, n)]
+        leaf, change = visit_leaves(leaves, evidence[None], beliefs, [0], 0, 2, 0.8, backend)[0]
         return [leaf.s, leaf.to_s, leaf.to_w, leaf.held, change]
 
     inputs = [

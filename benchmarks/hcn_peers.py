@@ -48,7 +48,7 @@ from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression, find_paying_features
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
-from scalelatent.models.hcn.model.kept_messages import LeafMessages, start_leaf, visit
+from scalelatent.models.hcn.model.kept_messages import LeafMessages, start_leaf, visit_leaves
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, log_odds, to_features
 
 ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
@@ -117,7 +117,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
 
     def sweep(k: int) -> tuple[LeafMessages, np.ndarray]:
         rows = evidence[half * k : half * (k + 1)]
-        return visit(leaves[k], rows, beliefs, half * k, seed, 1, DAMPING, backend)
+        return visit_leaves([leaves[k]], rows[None], beliefs, [half * k], seed, 1, DAMPING, backend)[0]
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(ITERATIONS):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
@@ -22,7 +22,7 @@ class Idle:
 
     numbers: int
     seconds: float = 0.0
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("gradient", (self.numbers,)),))

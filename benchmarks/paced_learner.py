@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
@@ -37,7 +37,7 @@ def speed_here(speeds: tuple[float, ...]) -> float | None:
 class PacedSums:
     """Sums whose last bits depend on the order of the rows."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     row_seconds: float
     speeds: tuple[float, ...]

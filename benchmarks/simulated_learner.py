@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
@@ -20,7 +20,7 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 class Count:
     """Reduction whose blocks sleep for ``seconds`` and whose statistic has ``numbers`` numbers."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     numbers: int
     seconds: float
@@ -69,7 +69,7 @@ class Echo:
     """Map whose output is its input."""
 
     features: int
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.features,), "uint8"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from .requests import Requests
+from .block_requirements import BlockRequirements
 from .stats import Layout, Stats
 
 if TYPE_CHECKING:
@@ -50,12 +50,22 @@ Table = TypeVar("Table")
 class Block:
     """The rows of one kernel call; their arrays are never changed in place.
 
-    ``x`` is (rows, features) in the dataset's own dtype: an ndarray, or :class:`.CsrRows` if the dataset's
-    rows are CSR and the work requests ``csr``. ``y`` is int32 class codes or None; if the work requests
-    ``targets`` (see :class:`~.requests.Targets`), ``y`` is uint8 (rows, v) of zeros and ones. ``weight`` is
-    float64 or None, and ``start`` is the index of the first row in the dataset. The rows of a minibatch are
-    not contiguous: ``rows`` (int64) then has the index of each row, ``epoch`` counts from 0, and ``chain`` is
-    the index of the chain within its step.
+    Attributes
+    ----------
+    x : ndarray or CsrRows, shape (rows, features)
+        Features in the dataset's own dtype; :class:`.CsrRows` if the dataset stores CSR rows and the model
+        requires ``csr``.
+    y : ndarray of int32, shape (rows,), or None
+        Class codes. If the model requires :class:`~.block_requirements.Targets`, uint8 (rows, v) of 0 and 1.
+    weight : ndarray of float64, shape (rows,), or None
+    start : int
+        Index of the first row in the dataset.
+    rows : ndarray of int64, shape (rows,), or None
+        Index of each row in the dataset, for minibatches, whose rows are not contiguous.
+    epoch : int
+        Number of the epoch, from 0.
+    chain : int
+        Number of the chain within its step.
     """
 
     x: Any  # an array of the backend's library, or CsrRows
@@ -121,8 +131,8 @@ class Reduction(Protocol[StateIn, Prepared]):
     """Computation of an additive statistic; each task sums it over one span (a range of rows)."""
 
     @property
-    def requests(self) -> Requests:
-        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
+    def requirements(self) -> BlockRequirements:
+        """Requirements for the blocks of rows that this object receives, such as their number of rows."""
 
     def layout(self) -> Layout:
         """Return the names and shapes of the statistic's fields."""
@@ -172,8 +182,8 @@ class RowMap(Protocol[Prepared]):
     """A function with one output row per row of the data: projections, predictions, codes of a layer."""
 
     @property
-    def requests(self) -> Requests:
-        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
+    def requirements(self) -> BlockRequirements:
+        """Requirements for the blocks of rows that this object receives, such as their number of rows."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return (shape of one output row, dtype)."""
@@ -194,7 +204,7 @@ class OutputMap(RowMap[Prepared], Protocol[Prepared]):
 
 
 class LabelMap(RowMap[Prepared], Protocol[Prepared]):
-    """A :class:`RowMap` that also computes the labels of its output rows, if its requests set ``labels``."""
+    """A :class:`RowMap` that also computes labels of its output rows, if its requirements set ``labels``."""
 
     def labels(self, out: np.ndarray) -> np.ndarray:
         """Return one class code for each of the output rows ``out``."""
@@ -243,19 +253,19 @@ class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
 class RowSets(Protocol):
     """Sets of rows to copy out of a dataset, each with the same number of rows.
 
-    The copies are CSR rows if ``requests`` sets ``csr``.
+    The copies are CSR rows if ``requirements`` sets ``csr``.
     """
 
     @property
-    def requests(self) -> Requests:
-        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
+    def requirements(self) -> BlockRequirements:
+        """Requirements for the blocks of rows that this object receives, such as their number of rows."""
 
     @property
     def n_sets(self) -> int:
         """Number of sets of rows."""
 
     @property
-    def set_rows(self) -> int:
+    def rows_per_set(self) -> int:
         """Number of rows of every set; all sets have equally many rows."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -275,8 +285,8 @@ class StepLearner(Protocol[State, PreparedOut]):
     """Common methods of learners that update their state after each minibatch, see :class:`OnlineLearner`."""
 
     @property
-    def requests(self) -> Requests:
-        """Requests to the engine about the blocks that this object receives, such as their number of rows."""
+    def requirements(self) -> BlockRequirements:
+        """Requirements for the blocks of rows that this object receives, such as their number of rows."""
 
     def layout(self) -> Layout:
         """Return the names and shapes of the statistic's fields; a chain (part of a minibatch) fills them."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from scalelatent.engine.dask.hooks import page_address
-from scalelatent.engine.dask.requests import address_of, ask_scheduler
+from scalelatent.engine.dask.timed_calls import address_of, ask_scheduler
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import JobError
 

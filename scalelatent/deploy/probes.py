@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.cache import machine_memory
-from scalelatent.engine.dask.requests import (
+from scalelatent.engine.dask.timed_calls import (
     ASK_SECONDS,
     address_of,
     ask_every_worker,
@@ -70,10 +70,10 @@ def cupy_wheels() -> list[str]:
 
 def find_cache_problem() -> str:
     """Return why this machine cannot store compiled kernels; empty if it can."""
-    from scalelatent.kernels.cache_folder import CACHE
+    from scalelatent.kernels.cache_folder import CACHE_FOLDER
 
-    problem = find_folder_problem(CACHE)
-    return problem and f"{CACHE}: {problem}"
+    problem = find_folder_problem(CACHE_FOLDER)
+    return problem and f"{CACHE_FOLDER}: {problem}"
 
 
 def pool_threads() -> dict[str, int]:

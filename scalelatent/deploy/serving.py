@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.dask.hooks import idle_seconds
-from scalelatent.engine.dask.requests import ask_scheduler
+from scalelatent.engine.dask.timed_calls import ask_scheduler
 from scalelatent.errors import JobError
 
 from .clusters import close_cluster, is_loopback, make_ctrl_c_plugin, start_cluster

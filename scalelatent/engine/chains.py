@@ -133,7 +133,10 @@ def learn_stream(
 
     ``n_earlier`` is the number of rows of earlier calls.
     """
-    backend, reader = make_backend(device), Reader(dataset, None, Meter(), classes, requests=learner.requests)
+    backend, reader = (
+        make_backend(device),
+        Reader(dataset, None, Meter(), classes, requirements=learner.requirements),
+    )
     with single_threaded():
         for a in range(0, len(dataset), batch_rows):
             b = min(a + batch_rows, len(dataset))
@@ -161,7 +164,9 @@ class ChainRunner:
         self.order, self.device = order, backends[0].name
         self.learner: OnlineLearner = stage.online
         self._dataset = stage.datasets["train"]
-        reader = Reader(self._dataset, cache, self.meter, stage.classes, requests=self.learner.requests)
+        reader = Reader(
+            self._dataset, cache, self.meter, stage.classes, requirements=self.learner.requirements
+        )
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         if isinstance(backends[0], CupyBackend) and isinstance(self.learner, MultiChainLearner):

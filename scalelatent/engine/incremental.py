@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import (
     Backend,
     Block,
@@ -16,7 +17,6 @@ from scalelatent.contract.learners import (
     Reduction,
     State,
 )
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import RunError
 from scalelatent.storage.disk import locate
@@ -43,8 +43,8 @@ class KeptLeaves(Generic[State, Prepared]):
     run: str | None = None
 
     @property
-    def requests(self) -> Requests:
-        return self.learner.requests
+    def requirements(self) -> BlockRequirements:
+        return self.learner.requirements
 
     def layout(self) -> Layout:
         return self.learner.layout()

@@ -113,7 +113,9 @@ class MapTask(OutputTask):
         is_tiled = self.writer.n_tiles > 1
         # Only rows that several tiles read are cached.
         cache = shared_cache(self.cache) if is_tiled else None
-        reader = Reader(self.dataset, cache, meter, skipped=self.skipped, requests=self.row_map.requests)
+        reader = Reader(
+            self.dataset, cache, meter, skipped=self.skipped, requirements=self.row_map.requirements
+        )
         row_map = self.row_map
         if is_tiled:
             row_map = cast(ColumnStage, row_map).select_columns(*self.writer.shard_columns(shard))
@@ -147,7 +149,7 @@ class MapTask(OutputTask):
         weight = (
             self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
         )
-        if self.row_map.requests.labels:
+        if self.row_map.requirements.labels:
             assert self.classes is not None
             return self.classes[cast(LabelMap, self.row_map).labels(out)], weight
         return self.dataset.read_y(start, stop) if self.with_labels and self.dataset.has_y else None, weight
@@ -186,7 +188,7 @@ def fill_rows(
 
 def choose_map_block_rows(row_map: RowMap, dataset: Dataset, on_gpu: bool) -> int:
     """Return the rows of a block of a map: the number that the map requests, or a suitable one."""
-    return row_map.requests.block_rows or block_rows(dataset.n_features, on_gpu)
+    return row_map.requirements.block_rows or block_rows(dataset.n_features, on_gpu)
 
 
 def block_rows(n_features: int, on_gpu: bool = False) -> int:
@@ -234,7 +236,7 @@ def start_map(
     from scalelatent.data import create_dataset
 
     shape, dtype = row_map.output()
-    if row_map.requests.labels:
+    if row_map.requirements.labels:
         coded = classes is None or classes.dtype.kind == "U"
         y_options: OutputOptions = {
             "classes": classes,
@@ -304,7 +306,7 @@ def map_to_array(
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with name_dataset_in_errors(dataset):
                 for block in iter_blocks(
-                    Reader(dataset, None, Meter(), requests=row_map.requests), blocks, stop
+                    Reader(dataset, None, Meter(), requirements=row_map.requirements), blocks, stop
                 ):
                     rows = slice(block.start, block.start + len(block.x))
                     if first_row:
@@ -339,7 +341,7 @@ def _map_by_columns(
 
     rows, threads = choose_column_block_rows(dataset.nbytes // len(dataset), row_map), resolve_jobs(n_jobs)
     stop = StopEvent()
-    reader = Reader(dataset, None, Meter(), requests=row_map.requests)
+    reader = Reader(dataset, None, Meter(), requirements=row_map.requirements)
     blocks = [(a, min(a + rows, len(dataset))) for a in range(0, len(dataset), rows)]
     with single_threaded(), name_dataset_in_errors(dataset):
         for block in iter_blocks(reader, blocks, stop):

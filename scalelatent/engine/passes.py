@@ -45,7 +45,7 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 # chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
 MERGE_SHARE = 0.02  # upper bound on the time to merge leaves, as a share of the time to compute them
-FEW_LEAVES = 16  # a reduction that requests `merge_share` gets up to this many leaves
+FEW_LEAVES = 16  # a reduction that sets `merge_share` gets up to this many leaves
 _TWO_LEAVES_FACTOR = 1.5  # rows that are at least this multiple of the smallest useful leaf make two leaves
 MIN_TASK_SECONDS = 0.03  # least seconds of a task on a cluster
 # Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
@@ -129,7 +129,9 @@ def make_stage(
     on_gpu = gpu_blocks and block_rows is None and leaf_rows is None
     if on_gpu:
         width = max(dataset.n_features for dataset in datasets.values())
-        requested = max((reduction.requests.block_rows or 0 for reduction in reductions.values()), default=0)
+        requested = max(
+            (reduction.requirements.block_rows or 0 for reduction in reductions.values()), default=0
+        )
         block_rows = max(choose_gpu_block_rows(width), requested)
     grids = {
         part: choose_grid(datasets[part], reduction, block_rows, leaf_rows, on_gpu)
@@ -161,15 +163,15 @@ def choose_grid(
     A GPU computes rows faster than a CPU merges sums, so its leaves are larger. They are still few enough for
     several GPUs: at least half of `FEW_LEAVES`, unless the blocks are larger.
     """
-    n, requests, is_free = len(dataset), reduction.requests, block_rows is None
-    block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, requests.block_rows)
+    n, requirements, is_free = len(dataset), reduction.requirements, block_rows is None
+    block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, requirements.block_rows)
     if leaf_rows is None:
         merge_rows = 3 * reduction.layout().nbytes / _MERGE_RATE / seconds_per_row(reduction)
         if on_gpu:
             merge_rows = min(merge_rows * _GPU_FLOP_RATE / FLOP_RATE, MERGE_SHARE * n / FEW_LEAVES)
         target = max(merge_rows / MERGE_SHARE, n / 1024)
-        if requests.merge_share is not None and n < FEW_LEAVES * max(target, block_rows):
-            target = max(merge_rows / requests.merge_share, n / FEW_LEAVES)
+        if requirements.merge_share is not None and n < FEW_LEAVES * max(target, block_rows):
+            target = max(merge_rows / requirements.merge_share, n / FEW_LEAVES)
             if is_free:
                 return _make_few_leaves(n, target, block_rows)
         leaf_rows = block_rows * _round_up_to_power(target / block_rows, 1, 2**20)
@@ -285,7 +287,7 @@ class PassContext:
                 cache,
                 self.meter,
                 stage.classes,
-                requests=reduction.requests,
+                requirements=reduction.requirements,
                 skipped=stage.skipped.get(part, ()),
             )
             for part, reduction in self.reductions.items()
@@ -303,7 +305,7 @@ class PassContext:
         leaves = grid.node_leaves(span.level, span.index)
         per_leaf = [grid.blocks(*grid.node_rows(0, leaf)) for leaf in leaves]
         reader, blocks = self._readers[span.part], grid.blocks(start, stop)
-        if reduction.requests.reads_on_gpu and isinstance(self.backend, CupyBackend):
+        if reduction.requirements.reads_on_gpu and isinstance(self.backend, CupyBackend):
             rows = iter_gpu_blocks(reader, blocks, stop_event, self.backend)
         else:
             rows = iter_blocks(reader, blocks, stop_event)

@@ -142,8 +142,8 @@ def process_bytes(resources: Resources) -> int:
 
 def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_bytes: int) -> int:
     """Return the bytes of a block and of the buffers that its computation needs."""
-    if work.requests.scratch is not None:
-        fixed, each = work.requests.scratch
+    if work.requirements.scratch is not None:
+        fixed, each = work.requirements.scratch
         return fixed + rows * (row_bytes + each)
     width = min(max(1, work.layout().size // max(n_features, 1)), 2**14)
     return rows * (2 * n_features + width) * 8
@@ -239,7 +239,7 @@ class Forecast:
 
     def _add_gpu_rows(self, stage: Stage) -> None:
         """Add to the plan how many rows GPUs keep between the passes of a stage, if its learner allows it."""
-        parts = [part for part, reduction in stage.reductions.items() if reduction.requests.reads_on_gpu]
+        parts = [part for part, reduction in stage.reductions.items() if reduction.requirements.reads_on_gpu]
         needed = sum(_gpu_row_bytes(stage.datasets[part]) for part in parts)
         room, gpus = sum(self.resources.gpu_rows), len(self.resources.gpu_rows)
         if needed:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements, Targets
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests, Targets
 from scalelatent.data.csr import index_dtype
 from scalelatent.errors import DataError, RunError, ScalelatentError, ShardError
 from scalelatent.kernels.corruption import corrupt
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .backend import CupyBackend
 
 TARGET_BYTES = 2**24  # upper bound on the bytes of outputs in one piece; outputs may be wider than rows
-_NO_REQUESTS = Requests()
+_NO_REQUIREMENTS = BlockRequirements()
 T = TypeVar("T")
 
 
@@ -106,19 +106,19 @@ class Reader:
         meter: Meter,
         classes: np.ndarray | None = None,
         *,
-        requests: Requests = _NO_REQUESTS,
+        requirements: BlockRequirements = _NO_REQUIREMENTS,
         skipped: Ranges = (),
     ) -> None:
         self.dataset, self.skipped = dataset, skipped
-        self.csr, self.targets = requests.csr, requests.targets
-        self.classes = classes if dataset.has_y and requests.targets is None else None
-        self.unlabelled = requests.unlabelled
+        self.csr, self.targets = requirements.csr, requirements.targets
+        self.classes = classes if dataset.has_y and requirements.targets is None else None
+        self.unlabelled = requirements.unlabelled
         self.cache = cache if dataset.is_stored else None
         self.meter = meter
         labels = None
         if self.classes is not None:
             labels = (str(self.classes.dtype), self.classes.tobytes(), self.unlabelled)
-        form = labels if requests.targets is None else requests.targets.source
+        form = labels if requirements.targets is None else requirements.targets.source
         self._form = form
 
     @cached_property

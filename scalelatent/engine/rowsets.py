@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import find_nonfinite
 from scalelatent.contract.learners import Backend, Block, RowSets
-from scalelatent.contract.requests import Requests
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.storage.disk import Location
 
@@ -40,11 +40,11 @@ class ChosenRows:
     n_sets: int = 1
 
     @property
-    def requests(self) -> Requests:
-        return Requests()
+    def requirements(self) -> BlockRequirements:
+        return BlockRequirements()
 
     @property
-    def set_rows(self) -> int:
+    def rows_per_set(self) -> int:
         return len(self.numbers)
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -137,7 +137,7 @@ class SetsTask(OutputTask):
 
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
-        numbers = range(start // self.sets.set_rows, stop // self.sets.set_rows)
+        numbers = range(start // self.sets.rows_per_set, stop // self.sets.rows_per_set)
         blocks: list[list[HostRows]] = [[] for _ in numbers]
         selected = [self.sets.rows(which) for which in numbers]
         with name_dataset_in_errors(self.dataset):
@@ -154,7 +154,7 @@ class SetsTask(OutputTask):
     ) -> Iterator[tuple[int, HostRows, list[slice]]]:
         """Yield (first row, rows, slice of each set's indices) for the pieces that contain selected rows."""
         cache = shared_cache(self.cache)  # the tasks of other shards read the same rows
-        reader = Reader(self.dataset, cache, meter, requests=self.sets.requests, skipped=self.skipped)
+        reader = Reader(self.dataset, cache, meter, requirements=self.sets.requirements, skipped=self.skipped)
         for first, last in self.dataset.pieces():
             places = [slice(*(int(i) for i in np.searchsorted(rows, [first, last]))) for rows in selected]
             if all(place.start == place.stop for place in places):
@@ -198,10 +198,10 @@ def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, devi
     from scalelatent.data import create_dataset
 
     shape, dtype = sets.output()
-    k, n_rows = sets.set_rows, sets.n_sets * sets.set_rows
+    k, n_rows = sets.rows_per_set, sets.n_sets * sets.rows_per_set
     row_bytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
     nnz = None
-    if sets.requests.csr:
+    if sets.requirements.csr:
         assert dataset.nnz is not None
         nnz = -(-dataset.nnz * n_rows // len(dataset))
         row_bytes = max(1, dataset.nbytes // len(dataset))
@@ -211,7 +211,7 @@ def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, devi
         shape,
         dtype,
         nnz=nnz,
-        chunk_rows=None if sets.requests.csr else k,
+        chunk_rows=None if sets.requirements.csr else k,
         shard_rows=_choose_shard_sets(sets, row_bytes) * k,
         resume=True,
         provenance={"made_by": name, "rows_of": dataset.fingerprint()},
@@ -230,17 +230,17 @@ def write_sets(source: Any, sets: RowSets, place: Location) -> str:
     first = source.read(0)
     writer = create_dataset(
         place.url,
-        sets.n_sets * sets.set_rows,
+        sets.n_sets * sets.rows_per_set,
         shape,
         dtype,
         nnz=_count_entries(source, sets) if isinstance(first, CsrRows) else None,
-        chunk_rows=None if isinstance(first, CsrRows) else sets.set_rows,
-        shard_rows=_choose_shard_sets(sets, max(1, first.nbytes // sets.set_rows)) * sets.set_rows,
+        chunk_rows=None if isinstance(first, CsrRows) else sets.rows_per_set,
+        shard_rows=_choose_shard_sets(sets, max(1, first.nbytes // sets.rows_per_set)) * sets.rows_per_set,
         provenance={"made_by": "save"},
     )
     for shard in range(writer.n_shards):
         start, stop = writer.shard_bounds(shard)
-        numbers = range(start // sets.set_rows, stop // sets.set_rows)
+        numbers = range(start // sets.rows_per_set, stop // sets.rows_per_set)
         writer.write_shard(shard, _concatenate([source.read(which) for which in numbers]))
     return str(writer.finalize().fingerprint())
 
@@ -251,5 +251,5 @@ def _count_entries(source: Any, sets: RowSets) -> int:
 
 def _choose_shard_sets(sets: RowSets, row_bytes: int) -> int:
     """Return the number of sets of rows that one shard of the output contains."""
-    each = sets.set_rows * row_bytes
+    each = sets.rows_per_set * row_bytes
     return max(1, min(SHARD_BYTES // each, max(-(-sets.n_sets // SHARDS), SMALL_BYTES // each), sets.n_sets))

@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.engine.dask.requests import ask_scheduler
+from scalelatent.engine.dask.timed_calls import ask_scheduler
 from scalelatent.errors import ScalelatentError
 
 if TYPE_CHECKING:

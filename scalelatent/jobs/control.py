@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.deploy.connection import default_scheduler, open_client
-from scalelatent.engine.dask.requests import ask_scheduler
+from scalelatent.engine.dask.timed_calls import ask_scheduler
 from scalelatent.errors import JobError, RunError, nearest
 from scalelatent.monitor.times import epoch_seconds
 from scalelatent.storage.disk import is_local

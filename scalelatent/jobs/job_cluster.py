@@ -10,7 +10,7 @@ from scalelatent.deploy.clusters import cluster
 from scalelatent.deploy.connection import dashboard_line, open_client
 from scalelatent.deploy.probes import peak_bytes
 from scalelatent.deploy.security import make_security
-from scalelatent.engine.dask.requests import ask_workers
+from scalelatent.engine.dask.timed_calls import ask_workers
 
 from .spec import ClusterSection, Job
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.deploy.checks import check_versions, no_workers, require_checks
 from scalelatent.deploy.connection import dashboard_url, default_scheduler
 from scalelatent.deploy.probes import Requirements
-from scalelatent.engine.dask.requests import address_of, ask_scheduler, ask_workers, worker_infos
+from scalelatent.engine.dask.timed_calls import address_of, ask_scheduler, ask_workers, worker_infos
 from scalelatent.errors import JobError, PlanError, RunError
 from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local

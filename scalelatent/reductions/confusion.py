@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block, RowMap
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 
 
@@ -55,9 +55,9 @@ class ConfusionCounts:
     n_classes: int
 
     @property
-    def requests(self) -> Requests:
-        """Requests of the row map, but never its predicted labels."""
-        return replace(self.row_map.requests, labels=False)
+    def requirements(self) -> BlockRequirements:
+        """Requirements of the row map, but never its predicted labels."""
+        return replace(self.row_map.requirements, labels=False)
 
     def layout(self) -> Layout:
         return Layout((("confusion", (self.n_classes, self.n_classes)), ("log_loss", ())))

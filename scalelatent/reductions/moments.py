@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import LARGEST_VALUE, find_nonfinite
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 
 from .intercept import Intercept, map_rows
@@ -37,7 +37,7 @@ class SecondMoments:
     All sums are float64, because the moments are factorised, and float32 sums would lose small eigenvalues.
     """
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     n_features: int
     n_classes: int = 0
@@ -104,10 +104,10 @@ def find_outlier(stats: Stats) -> int | None:
 
 
 @dataclass(frozen=True)
-class Project:
+class Projection:
     """Row map to the product of rows, mapped by the intercept if there is one, with a matrix; float32."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     basis: np.ndarray
     intercept: Intercept | None = None

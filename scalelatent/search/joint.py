@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, BatchLearner, Block, LeafReduction, Reduction
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Stage, make_stage
@@ -93,17 +93,17 @@ class JointReduction:
         )
 
     @property
-    def requests(self) -> Requests:
-        """Requests of the joint pass: block contents, equal for all members, and the largest scratch memory.
+    def requirements(self) -> BlockRequirements:
+        """Requirements of the joint pass: the common contents of blocks, and the largest scratch memory.
 
         GPUs keep rows if all members accept rows on a GPU.
         """
-        requests = [slot.reduction.requests for slot in self.slots]
-        on_gpu = all(request.reads_on_gpu for request in requests)
-        csr, targets, unlabelled = requests[0].form
-        scratch = [request.scratch for request in requests if request.scratch is not None]
+        requirements = [slot.reduction.requirements for slot in self.slots]
+        on_gpu = all(one.reads_on_gpu for one in requirements)
+        csr, targets, unlabelled = requirements[0].form
+        scratch = [one.scratch for one in requirements if one.scratch is not None]
         largest = (max(fixed for fixed, _ in scratch), max(each for _, each in scratch)) if scratch else None
-        return Requests(csr, targets, scratch=largest, unlabelled=unlabelled, reads_on_gpu=on_gpu)
+        return BlockRequirements(csr, targets, scratch=largest, unlabelled=unlabelled, reads_on_gpu=on_gpu)
 
     def layout(self) -> Layout:
         """Return the layout of the joint statistic: the fields of all members, one after the other."""
@@ -264,7 +264,7 @@ class _Parts:
         A new set is named ``wanted``, with a number appended if this name is in use.
         """
         # If there is only one leaf, the leaf size does not matter.
-        key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requests.form
+        key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requirements.form
         for name in self._names.setdefault(key, []):
             small, large = sorted((grid, self.grids[name]), key=lambda one: one.block_rows)
             if large.block_rows % small.block_rows == 0 or large.block_rows >= grid.n_rows:

@@ -279,9 +279,9 @@ def test_a_silent_or_foreign_server_is_refused(said: bytes, monkeypatch: pytest.
 def test_a_hanging_worker_is_reported(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
-    from scalelatent.engine.dask import requests
+    from scalelatent.engine.dask import timed_calls
 
-    monkeypatch.setattr(requests, "ASK_SECONDS", 6.0)
+    monkeypatch.setattr(timed_calls, "ASK_SECONDS", 6.0)
     with start(2) as cluster, open_client(cluster.scheduler_address) as client:
         client.wait_for_workers(2, timeout=60)
         address, pid = next(iter(client.run(os.getpid).items()))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.passes import Stage, make_stage
@@ -24,7 +24,7 @@ class Sums:
     """A reduction whose float sums show every change of order in their last bits."""
 
     p: int
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("total", (self.p,)), ("classes", (8,)), ("weight", ())))

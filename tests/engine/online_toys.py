@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements, Targets
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests, Targets
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.streams import stream
 
@@ -28,7 +28,7 @@ class Errors:
 
     p: int
     k: int
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("errors", ()), ("loss", ()), ("rows", ())))
@@ -54,7 +54,7 @@ class Logistic:
     k: int
     rate: float = 0.5
     patience: int = 10**9
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("gradient", (self.p + 1, self.k)), ("loss", ()), ("rows", ())))
@@ -115,7 +115,7 @@ class Walk:
     p: int
     k: int
     seed: int = 3
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("moved", (self.p, self.k)), ("mistakes", ()), ("chains", ())))
@@ -166,7 +166,7 @@ class Evidence:
     p: int
     minibatch: int = 2
     forgetting: float = 0.9
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.p,)), ("minibatches", ())))
@@ -227,8 +227,8 @@ class Outputs:
     validation_targets: Targets | None = None
 
     @property
-    def requests(self) -> Requests:
-        return Requests(targets=self.targets)
+    def requirements(self) -> BlockRequirements:
+        return BlockRequirements(targets=self.targets)
 
     def layout(self) -> Layout:
         return Layout((("products", (self.p, self.v)), ("seen", (self.v,)), ("rows", ())))
@@ -284,8 +284,8 @@ class Concatenation:
     targets: Targets
 
     @property
-    def requests(self) -> Requests:
-        return Requests(targets=self.targets)
+    def requirements(self) -> BlockRequirements:
+        return BlockRequirements(targets=self.targets)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.p + self.v,), "uint8"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.data import Dataset
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
@@ -23,7 +23,7 @@ from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 class Identity:
     """Row map whose rows are the probabilities."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def prepare(self, backend: Any) -> None:
         return None

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
@@ -28,7 +28,7 @@ class Sums:
     """Column sums that also record whether their blocks were dense or CSR."""
 
     def __init__(self, csr: bool = False) -> None:
-        self.requests = Requests(csr=csr)
+        self.requirements = BlockRequirements(csr=csr)
         self.kinds: set[type] = set()
         self.largest = 0
 
@@ -57,7 +57,7 @@ def _stored(tmp_path: Path, x: Any, **layout: Any) -> Dataset:
 @pytest.mark.parametrize("csr", [True, False])
 def test_blocks_equal_the_rows_for_any_row_groups(csr: bool, group: int | None, tmp_path: Path) -> None:
     ds = Dataset.from_arrays(X) if group is None else _stored(tmp_path, X, shard_rows=group)
-    reader = Reader(ds, None, Meter(), requests=Requests(csr=csr))
+    reader = Reader(ds, None, Meter(), requirements=BlockRequirements(csr=csr))
     blocks = [(a, min(a + 32, 500)) for a in range(0, 500, 32)]
     for (a, b), block in zip(blocks, iter_blocks(reader, blocks, StopEvent()), strict=True):
         assert isinstance(block.x, CsrRows) == csr

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import LARGEST_VALUE, find_nonfinite, find_too_large, make_divergence_error
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import compute_limit
@@ -50,7 +50,7 @@ def test_a_row_check_calls_its_function_at_intervals() -> None:
 
 def test_a_step_merges_its_chains_and_updates_the_state() -> None:
     class Mean:
-        requests = Requests()
+        requirements = BlockRequirements()
 
         def layout(self) -> Layout:
             return Layout((("total", (2,)),))

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.engine import inprocess
 from scalelatent.engine.backend import DeviceMemoryError, HostBackend
 from scalelatent.engine.cache import PieceCache
@@ -55,7 +55,11 @@ class Needy:
 
     def __init__(self, sums: Any) -> None:
         self.sums, self.seen = sums, list[int]()
-        self.requests, self.layout, self.flops_per_row = sums.requests, sums.layout, sums.flops_per_row
+        self.requirements, self.layout, self.flops_per_row = (
+            sums.requirements,
+            sums.layout,
+            sums.flops_per_row,
+        )
 
     def prepare(self, state: Any, backend: Any) -> Any:
         return backend, self.sums.prepare(state, backend)
@@ -158,7 +162,7 @@ def test_blocks_of_a_map_are_split(toy: SimpleNamespace, monkeypatch: pytest.Mon
     card = Card(100)
 
     class Doubled:
-        requests = Requests()
+        requirements = BlockRequirements()
 
         def output(self) -> tuple[tuple[int, ...], str]:
             return (toy.rows(8).n_features,), "f8"
@@ -186,7 +190,7 @@ class Coder:
     rows to multiples of their first number, column by column. Memory runs out in the last stage.
     """
 
-    requests, last = Requests(), None
+    requirements, last = BlockRequirements(), None
 
     def __init__(self, width: int, first: int = 0) -> None:
         self.width, self.first, self.seen = width, first, list[tuple[int, int]]()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.cache import PieceCache
@@ -33,7 +33,7 @@ from tests.helpers import InterruptAt
 class Means:
     """Total over leaves of rows times a factor that each step changes, so that stale leaves show."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("total", (2,)), ("visits", ())))

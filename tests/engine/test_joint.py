@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
@@ -207,7 +207,7 @@ def test_exact_integers_are_converted_once() -> None:
             return a.astype(dtype)
 
     class Looks:
-        requests = Requests()
+        requirements = BlockRequirements()
 
         def layout(self) -> Any:
             from scalelatent.contract.stats import Layout
@@ -255,22 +255,24 @@ def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNam
     """Blocks are read once for all members of one form; scratch memory is the largest that a member needs."""
 
     class Needs(toy.Sums):
-        requests = Requests(scratch=(5, 1))
+        requirements = BlockRequirements(scratch=(5, 1))
 
     class NeedsMore(toy.Sums):
-        requests = Requests(scratch=(2, 3))
+        requirements = BlockRequirements(scratch=(2, 3))
 
     rows = Part(toy.rows(200))
     wanted = [(work(3), rows) for work in (toy.Sums, Needs, NeedsMore)]
     stage, _ = joint_collection("sums", wanted, "cpu", None, block_rows=8, leaf_rows=16)
-    assert [reduction.requests for reduction in stage.reductions.values()] == [Requests(scratch=(5, 3))]
+    assert [reduction.requirements for reduction in stage.reductions.values()] == [
+        BlockRequirements(scratch=(5, 3))
+    ]
 
 
 class _Blocks:
     """Record of (first row, rows, sum of weights) of its blocks; it requests a block size."""
 
     def __init__(self, size: int) -> None:
-        self.requests, self.seen = Requests(block_rows=size), []  # type: ignore[var-annotated]
+        self.requirements, self.seen = BlockRequirements(block_rows=size), []  # type: ignore[var-annotated]
 
     def layout(self) -> Any:
         from scalelatent.contract.stats import Layout

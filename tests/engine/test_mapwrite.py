@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Requests
 from scalelatent.data import open_dataset
 from scalelatent.engine import mapwrite
 from scalelatent.engine.inprocess import InProcessExecutor
@@ -24,7 +24,7 @@ from scalelatent.errors import DataError
 
 @dataclass(frozen=True)
 class Double:
-    requests = Requests()
+    requirements = BlockRequirements()
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (2,), "float32"
@@ -37,7 +37,7 @@ class Double:
 
 
 class Vote(Double):
-    requests = Requests(labels=True)
+    requirements = BlockRequirements(labels=True)
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:

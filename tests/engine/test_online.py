@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from scalelatent.contract.requests import Requests
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.data import Dataset
 from scalelatent.engine import feeding
 from scalelatent.engine.batch_loop import LoopResult
@@ -139,7 +139,7 @@ def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, store
     same(fit(online.Walk(P, K), rows).state, whole.state)
 
     class Taker(online.Walk):
-        requests = Requests(csr=True)
+        requirements = BlockRequirements(csr=True)
 
         def run_chain(self, prepared: Any, block: Any, stats: Any) -> None:
             assert isinstance(block.x, CsrRows)

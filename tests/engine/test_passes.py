@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.contract.requests import Requests
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.stats import Layout
 from scalelatent.data import Dataset
 from scalelatent.engine import passes
@@ -116,7 +116,9 @@ def test_a_leaf_size_may_be_set_without_a_block_size(toy: SimpleNamespace, leaf:
 def test_the_grid_suits_the_cache_and_the_number_of_rows(n: int, p: int, flops: float, size: int) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": p})()
     reduction: Any = SimpleNamespace(
-        requests=Requests(), flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
+        requirements=BlockRequirements(),
+        flops_per_row=lambda: flops,
+        layout=lambda: Layout((("a", (size,)),)),
     )
     grid = choose_grid(ds, reduction)
     assert grid.n_rows == n
@@ -136,13 +138,16 @@ def test_a_reduction_may_request_block_rows_and_many_leaves(
 ) -> None:
     ds = type("Rows", (), {"__len__": lambda self: n, "n_features": 256})()
 
-    def grid(requests: Requests) -> RowGrid:
+    def grid(requirements: BlockRequirements) -> RowGrid:
         reduction: Any = SimpleNamespace(
-            requests=requests, flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
+            requirements=requirements, flops_per_row=lambda: flops, layout=lambda: Layout((("a", (size,)),))
         )
         return choose_grid(ds, reduction)
 
-    usual, wished = grid(Requests(block_rows=block)), grid(Requests(block_rows=block, merge_share=0.08))
+    usual, wished = (
+        grid(BlockRequirements(block_rows=block)),
+        grid(BlockRequirements(block_rows=block, merge_share=0.08)),
+    )
     assert usual.block_rows == min(block, n)
     merging = 3 * 8 * size / passes._MERGE_RATE / (flops / passes.FLOP_RATE)
     if n / max(merging / passes.MERGE_SHARE, n / 1024, block) >= 16:
@@ -234,7 +239,7 @@ def test_the_error_of_a_bad_row_names_the_dataset_and_the_next_step(
 
 def test_a_plan_includes_the_scratch_memory_of_a_reduction(toy: SimpleNamespace) -> None:
     class Needs(toy.Sums):
-        requests = Requests(scratch=(2**20, 100))
+        requirements = BlockRequirements(scratch=(2**20, 100))
 
     resources = Resources(1, 2, 2**32)
     for work, bytes_of_a_thread in ((toy.Sums(3), 64 * (2 * 3 + 4) * 8), (Needs(3), 2**20 + 64 * (12 + 100))):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from scalelatent.contract.requests import Requests
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.engine.batch_loop import fit_batches
 from scalelatent.engine.callbacks import Callback
@@ -56,7 +56,12 @@ def test_a_pass_reads_the_rows_around_excluded_ones(tmp_path: Path, sparse: bool
     for file in (tmp_path / "rows" / "x").glob("c/1/*" if not sparse else "000001/*/c/0"):
         file.unlink()  # Remove the shard of the rows 20:40.
     reader = Reader(
-        stored, None, Meter(), np.arange(3), requests=Requests(csr=True), skipped=((20, 40), (95, 100))
+        stored,
+        None,
+        Meter(),
+        np.arange(3),
+        requirements=BlockRequirements(csr=True),
+        skipped=((20, 40), (95, 100)),
     )
     got, codes, weights = reader.read(10, 100)
     left = np.r_[10:20, 40:95] - 10

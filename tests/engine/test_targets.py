@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from scalelatent.contract.requests import Corruption, Targets
+from scalelatent.contract.block_requirements import Corruption, Targets
 from scalelatent.data import Dataset, create_dataset
 from scalelatent.engine import reading
 from scalelatent.engine.cache import PieceCache

@@ -14,8 +14,8 @@ import scipy.sparse
 from numpy.testing import assert_allclose
 
 import scalelatent as sl
+from scalelatent.contract.block_requirements import Targets
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Targets
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import CupyBackend
 from scalelatent.kernels.sparse_rows import CsrRows

@@ -16,7 +16,7 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
-from scalelatent.models.hcn.model.kept_messages import KeptMessages, start_leaf, visit
+from scalelatent.models.hcn.model.kept_messages import KeptMessages, start_leaf, visit_leaves
 from scalelatent.models.hcn.model.layer import FeatureLayer
 from tests.models.hcn.cases import draw_sweep, no_messages
 
@@ -201,7 +201,7 @@ def check_new_threads(count: int) -> None:
     leaf, found, card = start_leaf(layer, 3), [], make_backend("gpu")
 
     def compute(backend) -> list[np.ndarray]:
-        visited, change = visit(leaf, evidence, beliefs, 0, 7, 3, 0.8, backend)
+        visited, change = visit_leaves([leaf], evidence[None], beliefs, [0], 7, 3, 0.8, backend)[0]
         return [*decoder.beliefs(evidence, rows, backend), visited.s, visited.to_w, change]
 
     for _ in range(count):

@@ -57,7 +57,7 @@ def run(stage, state, backend) -> np.ndarray:
 def test_members_share_rows_on_the_gpu_and_have_the_sums_that_they_have_alone(fake, stored):
     search, backend, copies = Search(stored), CupyBackend(), []
     stage, state = search.joint(), JointState(search.states)
-    assert stage.reductions["train"].requests.reads_on_gpu
+    assert stage.reductions["train"].requirements.reads_on_gpu
     for _ in range(3):
         fake.COPIED.update(set=0, get=0)
         sums = run(stage, state, backend)

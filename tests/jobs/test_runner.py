@@ -292,10 +292,10 @@ def test_a_folder_that_another_driver_uses_is_not_removed(workplace, fake):
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])
 def test_a_run_does_not_wait_for_workers_that_do_not_answer(monkeypatch, trouble):
-    from scalelatent.engine.dask import requests
+    from scalelatent.engine.dask import timed_calls
     from scalelatent.jobs.job_cluster import read_peak_bytes
 
-    monkeypatch.setattr(requests, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(timed_calls, "ASK_SECONDS", 0.05)
     never = threading.Event()
 
     class Client:

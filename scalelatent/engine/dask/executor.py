@@ -32,8 +32,8 @@ from .link import CALL_SECONDS, Link
 from .maps import run_map, save_lazy
 from .online_steps import DaskSteps
 from .pools import Pools
-from .requests import GONE_ERRORS, ask_workers
 from .scheduler_listener import KERNELS, listener
+from .timed_calls import GONE_ERRORS, ask_workers
 from .trial import clear_attempts, find_suspect_items, run_isolated
 from .watch import NoProgress, Retry, Watch, WorkerDied
 from .window import Item, TaskEnded, Work

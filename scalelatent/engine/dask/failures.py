@@ -12,7 +12,7 @@ from scalelatent.engine.executor import OnRows
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError, ShardError
 
-from .requests import ASK_SECONDS
+from .timed_calls import ASK_SECONDS
 from .watch import Retry, WorkerDied
 from .window import Item, TaskEnded, Work
 

@@ -15,7 +15,7 @@ from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 
 from .hooks import is_gpu_worker
-from .requests import ask_every_worker, ask_workers
+from .timed_calls import ask_every_worker, ask_workers
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -21,7 +21,7 @@ from scalelatent.errors import RunError, ScalelatentError
 
 from . import hooks
 from .link import find_gpus
-from .requests import ask_scheduler, ask_workers
+from .timed_calls import ask_scheduler, ask_workers
 from .window import WINDOW, Costs, Window
 
 if TYPE_CHECKING:

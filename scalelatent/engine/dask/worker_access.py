@@ -12,7 +12,7 @@ from distributed import WorkerPlugin
 from scalelatent.errors import RunError
 from scalelatent.storage.storage_options import locate_recorded
 
-from .requests import GONE_ERRORS, ask_workers
+from .timed_calls import GONE_ERRORS, ask_workers
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements, Targets
 from scalelatent.contract.learners import Block
 from scalelatent.contract.parameters import is_number, is_whole
-from scalelatent.contract.requests import Requests, Targets
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
@@ -182,7 +182,7 @@ def choose_checked_rows(n_rows: int) -> list[slice]:
 def compute_free_energies(shape: CrbmShape, theta: np.ndarray, ds: Dataset, targets: Targets) -> np.ndarray:
     """Return F(v, x) of each row, float64 (n,)."""
     out, backend = [], make_backend("reference")
-    reader = Reader(ds, None, Meter(), requests=Requests(csr=True, targets=targets))
+    reader = Reader(ds, None, Meter(), requirements=BlockRequirements(csr=True, targets=targets))
     params = shape.split(theta.astype(np.float64))
     with name_dataset_in_errors(ds):
         for a in range(0, len(ds), ENERGY_ROWS):

@@ -24,15 +24,15 @@ from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
-from scalelatent.estimators.classifier import predict_by
+from scalelatent.estimators.classifier import predict_classes
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
-from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
-from scalelatent.estimators.learned import FIT_AGAIN, Learned
+from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
+from scalelatent.estimators.gpu_results import follows_rows
+from scalelatent.estimators.inputs import check_finite, find_image_shape, is_in_memory
 from scalelatent.estimators.session import CallbackList, FitSession
-from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.estimators.steps import MappedRows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
-from scalelatent.models.hcn.model.convolution import ConvolutionalForm, convolutional_form
 from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
@@ -56,7 +56,7 @@ from .fit import (
     replace_nan,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
-from .output import PlaceBeliefs, TemplateBeliefs
+from .output import PlaceBeliefs
 from .parameters import (
     N_FEATURES,
     PARAMETERS,
@@ -233,14 +233,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     _parameters = PARAMETERS
     _fitted_attribute = "_stream"
     _takes_images = True
-    layers_ = Learned(
+    layers_ = FittedAttribute(
         FIT_AGAIN, lambda model: [(layer.n_features, layer.window) for layer in model._network.layers]
     )
-    weights_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
-    beliefs_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
-    pools_ = Learned(FIT_AGAIN, lambda model: model._multi_layer("pools_").pools)
-    classes_ = Learned(FIT_AGAIN, lambda model: model._multi_layer("classes_").predicted)
-    template_classes_ = Learned(
+    weights_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
+    beliefs_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
+    pools_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("pools_").pools)
+    classes_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("classes_").predicted)
+    template_classes_ = FittedAttribute(
         FIT_AGAIN, lambda model: model.classes_[model._multi_layer("template_classes_").template_classes]
     )
     batch_size_: int
@@ -326,7 +326,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         least_rows: int = 1,
     ) -> Dataset:
         X, y = opened(X, name), y if has_templates(self) else None
-        if is_plain(X):
+        if is_in_memory(X):
             X = self._prepare_images(X, y, name, reset)
             y = None if isinstance(X, Dataset) else y
         how: dict[str, Any] = {"name": name, "reset": reset, "least_rows": least_rows}
@@ -342,7 +342,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
             return X
-        shape = image_rows(X)
+        shape = find_image_shape(X)
         if name != "X":  # validation rows: check_rows compares their shape with that of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, name), y) if images else X
@@ -433,7 +433,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         watched = [*Callbacks(call.callbacks).callbacks, UniformWeightsWarning(self)]
         return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+    def _fit_steps(self, rows: Mapping[str, MappedRows]) -> Steps:
         validation = rows["validation"].dataset if "validation" in rows else None
         return fit_steps(self, self._make_network(rows["train"].dataset, validation), rows)
 
@@ -552,6 +552,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return maps[name](self._decoder())
 
     @available_if(has_templates)
+    @follows_rows
     def decision_function(
         self,
         X: RowsLike,
@@ -576,6 +577,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._map(X, "probabilities", out, client, overwrite, callbacks)
 
     @available_if(has_templates)
+    @follows_rows
     def predict(
         self,
         X: RowsLike,
@@ -598,8 +600,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         -------
         ndarray, shape (n,); a lazy array for a dask array; a Dataset with ``out``
         """
-        return predict_by(self, X, out, client, overwrite, callbacks)
+        return predict_classes(self, X, out, client, overwrite, callbacks)
 
+    @follows_rows
     def reconstruct(
         self,
         X: RowsLike,
@@ -623,6 +626,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         return self._map(X, "reconstruction", out, client, overwrite, callbacks)
 
+    @follows_rows
     def inpaint(
         self,
         X: RowsLike,
@@ -673,21 +677,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)
-    def to_cnn_weights(self) -> ConvolutionalForm:
-        """Return the forward pass as a convolutional network (section 3.4); only with ``templates``.
-
-        Returns
-        -------
-        ConvolutionalForm
-            Evidence of pixels, and pools and weights of each layer for ``torch.nn.functional.conv2d``, for
-            runtimes without this package.
-        """
-        check_is_fitted(self)
-        network = self._network_for_reading
-        classes = self.classes_[network.template_classes]
-        return convolutional_form(network.coded, self._stream.beliefs, classes)
-
-    @available_if(has_templates)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
         """Return a finder of several objects in larger images; only with ``templates``.
 
@@ -728,8 +717,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             self._network_for_reading, self._stream.beliefs, image_shape, n_objects, self.device
         )
 
-    def infer(self, X: RowsLike) -> PlaceBeliefs | TemplateBeliefs:
-        """Return beliefs in S and their convergence, or with templates the best templates, in memory.
+    @available_if(lambda model: not has_templates(model))
+    def infer(self, X: RowsLike) -> PlaceBeliefs:
+        """Return the log odds of the features at all positions, and whether they converged; one layer only.
 
         Parameters
         ----------
@@ -737,11 +727,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
         Returns
         -------
-        PlaceBeliefs, or with templates TemplateBeliefs
+        PlaceBeliefs
+            Arrays in memory.
         """
         check_is_fitted(self)
-        if isinstance(self._network, MultiLayer):
-            return TemplateBeliefs.from_scores(self._map(X, "scores"))
         found = self._map(X, "beliefs")
         places = found[:, :-1].reshape(len(found), *self._layer.places)
         return PlaceBeliefs(places, found[:, -1], found[:, -1] == 1)
@@ -829,7 +818,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> Stats:
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
             session.begin(0, {}, {})
-            return session.collect("score", reduction, Rows(ds), classes)
+            return session.collect("score", reduction, MappedRows(ds), classes)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

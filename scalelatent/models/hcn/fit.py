@@ -20,8 +20,16 @@ from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
-from scalelatent.estimators.inputs import is_plain
-from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Step, Steps
+from scalelatent.estimators.inputs import is_in_memory
+from scalelatent.estimators.steps import (
+    MappedRows,
+    StartFit,
+    Step,
+    Steps,
+    StoreArrays,
+    SumStatistic,
+    TrainOnline,
+)
 from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
 from scalelatent.models.hcn.model.filters import MIN_STEP, OrientedFilters
@@ -72,94 +80,74 @@ class Network(Protocol):
     @property
     def classes(self) -> np.ndarray | None:
         """Labels of the rows in sorted order; None if labels are not read."""
-        ...
 
     @property
     def has_labels(self) -> bool:
         """True if templates are learned with labels."""
-        ...
 
     @property
     def layer(self) -> FeatureLayer:
         """The lowest layer, whose images are the rows."""
-        ...
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
         """The layers of features, from the image up, without the templates."""
-        ...
 
     @property
     def pairs(self) -> int:
         """Number of pairs of a weight and a place of its feature in one image, in all layers."""
-        ...
 
     @property
     def n_weights(self) -> int:
         """Number of weights of all layers."""
-        ...
 
     @property
     def image_bytes(self) -> int:
         """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
-        ...
 
     @property
     def kept_bytes(self) -> int:
         """Upper bound of the bytes that one image takes on disk between two visits of its leaf."""
-        ...
 
     @property
     def online_bytes(self) -> int:
         """Bytes of memory that online learning needs per image of a minibatch."""
-        ...
 
     @property
     def sweeps_to_decode(self) -> float:
         """Cost of applying the network to one image; the unit is a sweep over all pairs of the image."""
-        ...
 
     def final_pass(self) -> tuple[str, Reduction]:
         """Return the name and the reduction of the last pass of a fit, which measures its result."""
-        ...
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
         """Raise an error for rows that do not fit the layers or the classes."""
-        ...
 
     def counts(self) -> Reduction:
         """Return the reduction that counts pixels and labels before learning."""
-        ...
 
     def check_counts(self, train: Dataset, counts: Stats) -> None:
         """Raise an error if a class has no rows."""
-        ...
 
     def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> NetworkLearner:
         """Return the learner of a fit of ``n_rows`` images."""
-        ...
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> NetworkState:
         """Return the state of the last fit, to continue from; raise a ValueError if its network differs."""
-        ...
 
     def describe(self) -> str:
         """Return a sentence with the layers and their sizes."""
-        ...
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
         """Return weights, or beliefs in them, as features (features, channels, h, w) of each layer."""
-        ...
 
     def from_features(self, features: list[np.ndarray]) -> np.ndarray:
         """Return the array of weights that :meth:`features` converts to these features."""
-        ...
 
     def fit_steps(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
         """Yield the steps of a fit after the counts; set the learned attributes of the model."""
-        ...
 
 
 # -- checks -----------------------------------------------------------------------------------------------
@@ -329,7 +317,7 @@ def replace_nan(x: Any) -> Any:
         return x
     if is_dask(x):
         return x.map_blocks(_replace_nan, dtype=x.dtype)
-    if is_plain(x):
+    if is_in_memory(x):
         return _replace_nan(x)
     import dask.array as da
 
@@ -342,7 +330,7 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
 
 def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
     """Return a mask of pixels as bits, uint8 (rows, bytes); raise an error if it does not fit the rows."""
-    if is_plain(known) and not isinstance(known, Dataset):
+    if is_in_memory(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:
             raise DataError(f"known is {known!r:.40}: give a bool for each pixel, {(n_rows, *layer.image)}")
@@ -439,7 +427,9 @@ def fit_order(
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
-def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, Rows]) -> Steps:
+def fit_steps(
+    model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, MappedRows]
+) -> Steps:
     """Yield the steps of a fit; set the learned attributes of the model."""
     train = rows["train"].dataset
     n = len(train)
@@ -447,8 +437,8 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
     info = {"max_iter": choose_n_epochs(model, n, online)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
-    model.seed_, rows = yield Begin(info, keeps_records=not online, all_rows=ALL_ROWS)
-    counts = yield Collect("pixels", network.counts(), rows["train"], network.classes)
+    model.seed_, rows = yield StartFit(info, keeps_records=not online, all_rows=ALL_ROWS)
+    counts = yield SumStatistic("pixels", network.counts(), rows["train"], network.classes)
     check_pixels(train, counts)
     network.check_counts(train, counts)
     model.batch_size_ = choose_batch_size(model, n if online else None)
@@ -466,7 +456,7 @@ def first_state(
     if restart or not continues_last_fit(model):
         return state
     before = network.last_state(model)
-    given = yield Remember("start", {"beliefs": before.beliefs, "first": before.first})
+    given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
     # With kept messages, beliefs must be multiples of 1/256 nat, as messages are.
     online = is_online(model, network.has_labels)
@@ -479,7 +469,7 @@ def learn(
     network: Network,
     learner: NetworkLearner,
     state: NetworkState,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, MappedRows],
     seed: int,
     name: str,
 ) -> Generator[Step, Any, LoopResult]:
@@ -490,11 +480,11 @@ def learn(
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
         serial = replace(learner, patience=0)
         order = partial(row_order, model, warm, seed=seed, chains=0)
-        result = yield LearnOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
+        result = yield TrainOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
         state = replace(state, beliefs=result.state.beliefs, first=result.state.first)
     order = partial(fit_order, model, network, n, seed=seed)
     epochs = choose_n_epochs(model, n, online)
-    step = LearnOnline(name, learner, state, rows, network.classes, order, epochs)
+    step = TrainOnline(name, learner, state, rows, network.classes, order, epochs)
     found: LoopResult = yield replace(step, reports=REPORTS if online else 0, keeps_leaves=not online)
     return found
 

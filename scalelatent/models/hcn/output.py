@@ -27,33 +27,6 @@ class PlaceBeliefs:
 
 
 @dataclass(frozen=True)
-class TemplateBeliefs:
-    """Template scores of some images by one forward pass.
-
-    Attributes
-    ----------
-    scores : ndarray of float64, shape (n, templates)
-        Scores in nats.
-    templates : ndarray of int, shape (n,)
-        Best template of each image.
-    margins : ndarray of float64, shape (n,)
-        Difference of the two largest scores; inf for a single template.
-    """
-
-    scores: np.ndarray
-    templates: np.ndarray
-    margins: np.ndarray
-
-    @classmethod
-    def from_scores(cls, scores: np.ndarray) -> TemplateBeliefs:
-        """Return the results for these scores."""
-        ranked = np.sort(scores, axis=1)
-        alone = scores.shape[1] == 1
-        margins = np.full(len(scores), np.inf) if alone else ranked[:, -1] - ranked[:, -2]
-        return cls(scores, scores.argmax(axis=1), margins)
-
-
-@dataclass(frozen=True)
 class FoundObjects:
     """Objects in some images and their positions; the objects of an image are sorted by column, then row.
 

@@ -156,7 +156,7 @@ class SeveralObjects:
     def _scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
         """Yield for each block of images its number of images and their class scores at each place."""
         ds, net = self._images(X), self.network.net
-        backend, size = make_backend(self.device), self.network.requests.block_rows or 1
+        backend, size = make_backend(self.device), self.network.requirements.block_rows or 1
         with single_threaded():
             for start in range(0, len(ds), size):
                 x = ds.read_x(start, min(start + size, len(ds)))

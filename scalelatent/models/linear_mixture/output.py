@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyScorer
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, all_scores, make_scorer
@@ -188,9 +188,9 @@ class MixtureRowMap:
     label: int = -1
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Request to the engine: with the output "classes", the labels of the output are predicted."""
-        return Requests(labels=self.output_name == "classes")
+        return BlockRequirements(labels=self.output_name == "classes")
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return the shape and the dtype of the output of one row."""

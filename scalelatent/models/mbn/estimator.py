@@ -23,9 +23,10 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall
-from scalelatent.estimators.inputs import is_plain
-from scalelatent.estimators.learned import FIT_AGAIN, Learned
-from scalelatent.estimators.session import CallbackList, Place
+from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
+from scalelatent.estimators.gpu_results import follows_rows
+from scalelatent.estimators.inputs import is_in_memory
+from scalelatent.estimators.session import CallbackList, LocationLike
 from scalelatent.models.mbn.model.layers import ArraySets, Layer, make_schedule
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
@@ -139,11 +140,11 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _fitted_attribute = "_layers"
     _validates = False
     _rounds_rows = True
-    ks_ = Learned(FIT_AGAIN)
-    components_ = Learned(FIT_AGAIN)
-    mean_projection_ = Learned(FIT_AGAIN)
-    explained_variance_ = Learned(FIT_AGAIN)
-    explained_variance_ratio_ = Learned(FIT_AGAIN)
+    ks_ = FittedAttribute(FIT_AGAIN)
+    components_ = FittedAttribute(FIT_AGAIN)
+    mean_projection_ = FittedAttribute(FIT_AGAIN)
+    explained_variance_ = FittedAttribute(FIT_AGAIN)
+    explained_variance_ratio_ = FittedAttribute(FIT_AGAIN)
     decay_: float
     _layers: tuple[Layer, ...]
     _centroids: tuple[StoredSets | ArraySets | DrawnSets, ...]
@@ -213,7 +214,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             return rows
         if isinstance(X, Dataset):
             raise DataError("X is a Dataset, which has its own labels, but y is given as well: leave out y")
-        x = rows.read_x(0, len(rows)) if is_plain(X) else X
+        x = rows.read_x(0, len(rows)) if is_in_memory(X) else X
         return Dataset.from_arrays(x, y, feature_names=rows.feature_names)
 
     # -- fit -------------------------------------------------------------------------------------------------
@@ -221,14 +222,16 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _fit_steps = fit_steps
     _plan = plan
 
-    def _place(
+    def _open_run_dir(
         self, train: Dataset, resources: Resources, call: FitCall
-    ) -> AbstractContextManager[Place | None]:
+    ) -> AbstractContextManager[LocationLike | None]:
         warn_few_clusterings(self)
         return self._make_folder(train, resources, call)
 
     @contextmanager
-    def _make_folder(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Place | None]:
+    def _make_folder(
+        self, train: Dataset, resources: Resources, call: FitCall
+    ) -> Iterator[LocationLike | None]:
         """Check free space; yield the run folder, or a temporary one that lives as long as the estimator."""
         small = call.run_dir is None and call.client is None
         small = small and in_memory_bytes(self, train) <= MAX_BYTES_IN_MEMORY
@@ -275,7 +278,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     ) -> None:
         self._layers, self._centroids, self._codes = layers, tuple(centroids), dict(codes)
         self._left = {}
-        self._set_learned(ks_=[layer.k for layer in layers])
+        self._set_fitted_attributes(ks_=[layer.k for layer in layers])
         self._set_components(components)
         self.history_, self.n_iter_ = history, len(history)
 
@@ -290,13 +293,14 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self._components[len(self._layers)] = components
         table = np.ascontiguousarray(components.table.reshape(-1, d).T)
         table.flags.writeable = False  # it is a copy, so writing to it would have no effect
-        self._set_learned(
+        self._set_fitted_attributes(
             components_=table,
             mean_projection_=components.offset,
             explained_variance_=components.variance,
             explained_variance_ratio_=components.variance / max(components.total_variance, 1e-300),
         )
 
+    @follows_rows
     def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit_params: Any) -> Any:
         """Fit, and return the output of the training rows from the codes of the fit.
 
@@ -353,6 +357,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _output_metric(self) -> str:
         return "overlap" if self.output == "codes" else "cosine"
 
+    @follows_rows
     def transform(
         self,
         X: RowsLike,
@@ -403,6 +408,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             found = self._map(X, ("output", layer), out, client, overwrite, callbacks)
         return wrap_output(self, found, X)
 
+    @follows_rows
     def codes(
         self,
         X: RowsLike = None,

@@ -86,7 +86,8 @@ def open_network(
         if not isinstance(layer.number, int):
             raise ValueError(f"a layer's number is {layer.number!r}")
     sets = tuple(
-        StoredSets.make(open_dataset(place.at(_folder_name(one.number)).url), one.set_rows) for one in layers
+        StoredSets.make(open_dataset(place.at(_folder_name(one.number)).url), one.rows_per_set)
+        for one in layers
     )
     lower = values.get("lower_total_variance", {})
     return SavedNetwork(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import Targets
 from scalelatent.contract.learners import Block
-from scalelatent.contract.requests import Targets
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.crbm.model.energy import CrbmShape, Params

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.hcn.model.convolution import convolutional_form
+from scalelatent.models.hcn.kernels.units import from_units
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.layer import FeatureLayer
+from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
+from scalelatent.models.hcn.multi_layer import MultiLayer
 
 BELOW = FeatureLayer((1, 10, 12), 5, (4, 3), 1e-3, 1e-2, 0.25, 1e-3)
 CLASSES = (0, 0, 1, 1, 2, 2)
@@ -40,12 +41,13 @@ def test_torch_gives_the_same_scores(side: int, noise: tuple[float, float]) -> N
     functional = torch.nn.functional
     first = replace(BELOW, p01=noise[0], p10=noise[1])
     net, beliefs = network(side, first)
-    form = convolutional_form(net, beliefs, np.array(["a", "b", "c"])[list(CLASSES)])
-    assert form.template_classes.tolist() == ["a", "a", "b", "b", "c", "c"]
+    pools = [pool.astype(np.float32) for pool in MultiLayer(net, None, 2).pools]
+    features = [to_features(part > 0).astype(np.float32) for part in net.split(beliefs)]
+    off, on = from_units(first.evidence_of)
     x = (np.random.default_rng(2).random((1000, 1, 10, 12)) < 0.06).astype(np.uint8)
 
-    values = torch.tensor(np.where(x, form.evidence[1], form.evidence[0]).astype(np.float32))
-    for pool, weights in zip(form.pools, form.weights, strict=True):
+    values = torch.tensor(np.where(x, on, off).astype(np.float32))
+    for pool, weights in zip(pools, features, strict=True):
         height, width = values.shape[2:]
         wide = functional.pad(values, (side // 2,) * 4)
         shifted = [

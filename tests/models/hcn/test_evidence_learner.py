@@ -150,7 +150,7 @@ def test_a_chain_stays_within_its_requested_memory() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    fixed, each = learner.requests.scratch or (0, 0)
+    fixed, each = learner.requirements.scratch or (0, 0)
     assert 4 * 5 * np.prod(layer.places) <= peak <= fixed + 20 * each
 
 

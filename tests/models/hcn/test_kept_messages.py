@@ -18,7 +18,7 @@ from scalelatent.models.hcn.model.kept_messages import (
     LeafMessages,
     leaf_bytes,
     start_leaf,
-    visit,
+    visit_leaves,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from tests.models.hcn.cases import Kernels, overlap
@@ -35,7 +35,7 @@ def learn_leaf(
         start_leaf(layer, len(evidence)),
         seed + restart,
     )
-    leaf, change = visit(leaf, evidence, beliefs, 0, key, n_sweeps, damping, BACKEND)
+    leaf, change = visit_leaves([leaf], evidence[None], beliefs, [0], key, n_sweeps, damping, BACKEND)[0]
     return from_units(beliefs + change), leaf
 
 
@@ -43,10 +43,10 @@ def test_one_long_visit_equals_several_short_visits() -> None:
     layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
     x = (np.random.default_rng(0).random((4, 42)) < 0.3).astype(np.uint8)
     evidence, start = layer.evidence(x), to_units(layer.first_beliefs(0))
-    whole, change = visit(start_leaf(layer, 4), evidence, start, 0, 7, 6, 0.8, BACKEND)
+    whole, change = visit_leaves([start_leaf(layer, 4)], evidence[None], start, [0], 7, 6, 0.8, BACKEND)[0]
     leaf, beliefs = start_leaf(layer, 4), start.copy()
     for n in (1, 2, 3):
-        leaf, more = visit(leaf, evidence, beliefs, 0, 7, n, 0.8, BACKEND)
+        leaf, more = visit_leaves([leaf], evidence[None], beliefs, [0], 7, n, 0.8, BACKEND)[0]
         beliefs += more
     assert_array_equal(beliefs, start + change)
     for name in ("s", "to_s", "to_w", "held"):
@@ -79,7 +79,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    fixed, each = learner.requests.scratch or (0, 0)
+    fixed, each = learner.requirements.scratch or (0, 0)
     # The kept messages existed before.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
@@ -112,10 +112,8 @@ def test_leaves_of_several_images_find_letters_together() -> None:
     beliefs = to_units(layer.first_beliefs(0))
     leaves = [start_leaf(layer, 10) for _ in range(4)]
     for _ in range(40):
-        visits = [
-            visit(leaf, evidence[10 * k : 10 * k + 10], beliefs, 10 * k, 0, 1, 0.5, BACKEND)
-            for k, leaf in enumerate(leaves)
-        ]
+        firsts = [10 * k for k in range(4)]
+        visits = visit_leaves(leaves, evidence.reshape(4, 10, 1, 24, 24), beliefs, firsts, 0, 1, 0.5, BACKEND)
         leaves = [leaf for leaf, _ in visits]
         beliefs = beliefs + sum(change for _, change in visits)
     features = to_features(beliefs > 0)[:, 0]

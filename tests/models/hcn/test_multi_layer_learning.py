@@ -205,7 +205,7 @@ def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    fixed, each = learner.requests.scratch or (0, 0)
+    fixed, each = learner.requirements.scratch or (0, 0)
     assert leaf_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
 
 

@@ -68,10 +68,10 @@ def grid_of(n: int, p: int, k: int, classes: int):
 def test_the_learner_requests_blocks_and_leaves():
     for k in (10, 1000):
         em = MixtureEM(MixtureSettings(256, np.zeros(k, dtype=int), 0), 10, 16)
-        requests = em.reductions()["train"].requests
-        assert 2048 <= requests.block_rows <= 32_768
-        assert requests.merge_share == 0.08
-        assert requests.scratch[0] > 4 * 256 * k * 11
+        requirements = em.reductions()["train"].requirements
+        assert 2048 <= requirements.block_rows <= 32_768
+        assert requirements.merge_share == 0.08
+        assert requirements.scratch[0] > 4 * 256 * k * 11
 
 
 @pytest.mark.parametrize(

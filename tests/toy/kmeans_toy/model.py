@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalelatent.contract.requests import Requests
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.stats import Layout
 
-REQUESTS = Requests()
+REQUIREMENTS = BlockRequirements()
 
 
 def assign(x, centroids):
@@ -31,7 +31,7 @@ class Assignments:
 
     k: int
     p: int
-    requests: Requests = REQUESTS
+    requirements: BlockRequirements = REQUIREMENTS
 
     def layout(self):
         return Layout((("sums", (self.k, self.p)), ("counts", (self.k,)), ("inertia", ())))
@@ -80,7 +80,7 @@ class Nearness:
 
     centroids: np.ndarray
     output_name: str = "nearness"
-    requests: Requests = REQUESTS
+    requirements: BlockRequirements = REQUIREMENTS
 
     def output(self):
         return (len(self.centroids),), "float32"

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import find_nonfinite, find_too_large, make_divergence_error
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import SquashTable, squash_table
@@ -134,7 +134,7 @@ class CapsulePass:
     measured.
     """
 
-    requests = Requests(reads_on_gpu=True)
+    requirements = BlockRequirements(reads_on_gpu=True)
 
     members: Members
     n_features: int  # columns of W

@@ -25,9 +25,9 @@ from functools import cached_property
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import make_divergence_error
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 
 from .em import CapsuleEM, CapsulePass, MemberState, Prepared, mean_loss_and_error, record_decision
@@ -85,7 +85,7 @@ class AveragedPass(CapsulePass):
 class CapsuleStepwise:
     """Stepwise EM, an `OnlineLearner`: steps, the schedule of rounds, and the averaged weights."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     em: CapsuleEM  # constants of the fit; its patience counts epochs
     weight: np.ndarray  # sum of the row weights of each class, float64 (classes,)

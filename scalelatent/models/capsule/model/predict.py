@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import block_diag
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.capsule.kernels.squash import squash_table
@@ -135,9 +135,9 @@ class CapsuleRows:
         return apply_temperature(compute_class_scores(backend, self.members, h), self.temperature)
 
     @property
-    def requests(self) -> Requests:
-        """Requests to the engine: for "classes", the labels of the output are the predicted ones."""
-        return Requests(labels=self.output_name == "classes")
+    def requirements(self) -> BlockRequirements:
+        """Requirements to the engine: for "classes", the labels of the output are the predicted ones."""
+        return BlockRequirements(labels=self.output_name == "classes")
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:
@@ -149,7 +149,7 @@ class CapsuleRows:
 class CalibrationPass:
     """Reduction to the log-loss of class probabilities at each of several temperatures."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     rows: CapsuleRows
     temperatures: np.ndarray

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements, Targets
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests, Targets
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.sparse_rows import CsrRows
@@ -41,8 +41,8 @@ class CrbmScoring:
     units: ColumnUnits | None = None
 
     @property
-    def requests(self) -> Requests:
-        return Requests(csr=True, targets=self.targets)
+    def requirements(self) -> BlockRequirements:
+        return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
         """Return the layout: counts of outputs (wrong, all, wrong changed, changed); blocks not binary."""
@@ -113,7 +113,7 @@ def _check_states(block: Block, v: Observed, backend: Backend) -> None:
 class CrbmOutput:
     """A :class:`~scalelatent.contract.learners.RowMap` that computes outputs of the model for each row."""
 
-    requests = Requests(csr=True)
+    requirements = BlockRequirements(csr=True)
 
     shape: CrbmShape
     # float32 (parameters,)

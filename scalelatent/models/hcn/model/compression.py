@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 
 from .decode import Decoder
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .evidence_learner import EvidenceState
 
 # The engine chooses block size and memory by its defaults.
-NOTHING = Requests()
+NOTHING = BlockRequirements()
 
 
 def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
@@ -51,8 +51,8 @@ class DescriptionLength:
     every: int = 1  # use every n-th row of the dataset
 
     @property
-    def requests(self) -> Requests:
-        return self.decoder.requests
+    def requirements(self) -> BlockRequirements:
+        return self.decoder.requirements
 
     def layout(self) -> Layout:
         """Return the layout of the counts.
@@ -88,7 +88,7 @@ class PixelCounts:
     """Counts of known pixels and of ones (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     layer: FeatureLayer
-    requests: Requests = NOTHING
+    requirements: BlockRequirements = NOTHING
 
     def layout(self) -> Layout:
         return Layout((("known", ()), ("ones", ())))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import from_units
 
@@ -50,9 +50,9 @@ class Decoder:
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Rows per block and scratch memory that maps and reductions with this decoder ask of the engine."""
-        return Requests(block_rows=self.block_rows, scratch=(0, self.row_bytes))
+        return BlockRequirements(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
@@ -101,8 +101,8 @@ class DecoderMap:
     decoder: Decoder
 
     @property
-    def requests(self) -> Requests:
-        return self.decoder.requests
+    def requirements(self) -> BlockRequirements:
+        return self.decoder.requirements
 
     def prepare(self, backend: Backend) -> Backend:
         return backend

@@ -29,8 +29,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
@@ -105,11 +105,11 @@ class EvidenceLearner:
     patience: int = 0
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
         # Evidence and orders of trees of all rows of a chain, and their intermediate arrays.
         each = 20 * self.layer.n_pixels
-        return Requests(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
+        return BlockRequirements(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
     def layout(self) -> Layout:
         """Return the layout of the statistic of a step.

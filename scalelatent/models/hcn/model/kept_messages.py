@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
@@ -27,17 +27,6 @@ from .layer import FeatureLayer, rows_of
 
 # Upper bound, in bytes, of the leaves that one kernel call updates together. The host holds them twice.
 VISIT_BYTES = 2**31
-
-
-class LeafParts(TypedDict):
-    """Fields of `LeafMessages`, as they are written to the run folder."""
-
-    s: np.ndarray
-    to_s: np.ndarray
-    to_w: np.ndarray
-    held: np.ndarray
-    sweeps: int
-    moved: int
 
 
 @dataclass(frozen=True)
@@ -65,11 +54,6 @@ class LeafMessages:
     sweeps: int = 0
     moved: int = -1
 
-    def parts(self) -> LeafParts:
-        return LeafParts(
-            s=self.s, to_s=self.to_s, to_w=self.to_w, held=self.held, sweeps=self.sweeps, moved=self.moved
-        )
-
 
 def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
     """Return a leaf of ``n_rows`` images before its first visit: all messages are 0."""
@@ -88,37 +72,6 @@ def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
     return n_rows * (4 * channels * room + 4 * int(np.prod(layer.places)) + held)
 
 
-def visit(
-    leaf: LeafMessages,
-    evidence: np.ndarray,
-    beliefs: np.ndarray,
-    first_row: int,
-    seed: int,
-    n_sweeps: int,
-    damping: float,
-    backend: Backend,
-) -> tuple[LeafMessages, np.ndarray]:
-    """Sweep over a leaf until no message changes, at most ``n_sweeps`` times; ``leaf`` stays unchanged.
-
-    Parameters
-    ----------
-    evidence : ndarray of int32, shape (images, channels, height, width)
-    beliefs : ndarray of int32, shape (channels, h, w, F)
-        Beliefs in the weights W in units of 1/256 nat, including the messages of this leaf.
-    first_row : int
-        Row number of the first image. The order of the trees is a function of (seed, sweep, first_row).
-    damping : float
-        Weight of a new message in the average of the new and the old message.
-
-    Returns
-    -------
-    leaf : LeafMessages
-    change : ndarray of int32, shape (channels, h, w, F)
-        Change of the sum of the leaf's messages to W, in units of 1/256 nat.
-    """
-    return visit_leaves([leaf], evidence[None], beliefs, [first_row], seed, n_sweeps, damping, backend)[0]
-
-
 def visit_leaves(
     leaves: Sequence[LeafMessages],
     evidence: np.ndarray,
@@ -129,11 +82,26 @@ def visit_leaves(
     damping: float,
     backend: Backend,
 ) -> list[tuple[LeafMessages, np.ndarray]]:
-    """Visit several leaves in the same kernel calls; return what :func:`visit` returns for each leaf.
+    """Sweep over the images of leaves until no message changes, at most ``n_sweeps`` times.
 
-    The leaves have equal numbers of images and of earlier sweeps. ``evidence`` has the shape (leaves, images,
-    channels, height, width). Each leaf gets the messages that a separate visit would give: after a sweep
-    without changes, further sweeps of a leaf change nothing.
+    All leaves share the kernel calls. They have equal numbers of images and of earlier sweeps, and stay
+    unchanged. Each leaf gets the messages that a call for this leaf alone would give.
+
+    Parameters
+    ----------
+    evidence : ndarray of int32, shape (leaves, images, channels, height, width)
+        Log odds of the pixels, in units of 1/256 nat.
+    beliefs : ndarray of int32, shape (channels, h, w, F)
+        Log odds of the weights W in units of 1/256 nat, including the messages of these leaves.
+    first_rows : sequence of int
+        Row number of the first image of each leaf. Seed, sweep and this number give the order of the pixels.
+    damping : float
+        Weight of a new message in the average of the new and the old message.
+
+    Returns
+    -------
+    list of (LeafMessages, ndarray of int32)
+        New messages of each leaf, and the change of the sum of its messages to W, shape (channels, h, w, F).
     """
     xp, before, rows = backend.xp, leaves[0].sweeps, np.array(first_rows)
     evidence, w = xp.asarray(evidence), xp.asarray(np.stack([beliefs] * len(leaves)))
@@ -178,7 +146,7 @@ class LeafState(EvidenceState):
 class KeptLeaf(TypedDict):
     """Stored content of a leaf: its messages, and the change of the beliefs in W by its last visit."""
 
-    messages: LeafParts
+    messages: dict[str, Any]
     change: np.ndarray
 
 
@@ -205,11 +173,11 @@ class KeptMessages(EvidenceLearner):
     max_sweeps: int = 60
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         fixed = 48 * int(np.prod(self.layer.weights_shape))
         # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
         # the arrays are joined; in addition the orders of the trees.
-        return Requests(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
+        return BlockRequirements(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
 
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
@@ -250,7 +218,7 @@ class KeptMessages(EvidenceLearner):
                 how = self.seed, sweeps, self.damping, backend
                 visits = visit_leaves([olds[k] for k in some], evidence, beliefs, firsts, *how)
                 found |= dict(zip(some, visits, strict=True))
-        return [KeptLeaf(messages=found[k][0].parts(), change=found[k][1]) for k in range(len(blocks))]
+        return [KeptLeaf(messages=dict(vars(found[k][0])), change=found[k][1]) for k in range(len(blocks))]
 
     def exchange(
         self, prepared: PreparedEvidence, kept: KeptLeaf | None, new: KeptLeaf, stats: Stats

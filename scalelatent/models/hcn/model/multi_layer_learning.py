@@ -11,8 +11,8 @@ from typing import TypeAlias, TypedDict
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, from_units, to_units
@@ -133,9 +133,9 @@ class LayeredEvidence:
         return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         images = self.batch_rows * row_bytes(self.net)
-        return Requests(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
+        return BlockRequirements(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
 
     def layout(self) -> Layout:
         """Return the layout of the statistic of a step.
@@ -258,11 +258,11 @@ class LayeredMessages(LayeredEvidence):
     all_labelled: bool = False
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
         # the arrays are joined. The dense messages of the passes are released before.
         each = 5 * kept_bytes(self.net, self.all_labelled)
-        return Requests(scratch=(48 * self.n_weights, each), unlabelled=True)
+        return BlockRequirements(scratch=(48 * self.n_weights, each), unlabelled=True)
 
     def layout(self) -> Layout:
         return Layout((("evidence", (self.n_weights,)), ("moved", ()), ("passes", ())))

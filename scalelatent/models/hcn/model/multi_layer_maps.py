@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.models.hcn.kernels.units import GRID
 
 from .hierarchy import Hierarchy
@@ -41,10 +41,10 @@ class FixedNetwork:
         return [part > 0 for part in self.net.split(self.beliefs)]
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Rows per block and scratch memory that maps with forward passes ask of the engine."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
-        return Requests(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
+        return BlockRequirements(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
         """Return the scores of the templates in nats, float64 (rows, templates)."""
@@ -58,8 +58,8 @@ class NetworkMap:
     network: FixedNetwork
 
     @property
-    def requests(self) -> Requests:
-        return self.network.requests
+    def requirements(self) -> BlockRequirements:
+        return self.network.requirements
 
     def prepare(self, backend: Backend) -> Backend:
         return backend
@@ -89,8 +89,8 @@ class ClassMap(NetworkMap):
     output_name: str = "classes"
 
     @property
-    def requests(self) -> Requests:
-        return replace(self.network.requests, labels=self.labelled)
+    def requirements(self) -> BlockRequirements:
+        return replace(self.network.requirements, labels=self.labelled)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (int(self.network.template_codes.max()) + 1,), "float64"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Upper bound, in bytes, of the memory of a forward pass over one block of rows.
 BLOCK_BYTES = 2**25
 # Request to the engine: rows without a class are allowed, and have the label -1.
-SOME_LABELS = Requests(unlabelled=True)
+SOME_LABELS = BlockRequirements(unlabelled=True)
 # Score, in units of 1/256 nat, of a template that an image must not be assigned to; it is below all real
 # scores.
 NO_SCORE = np.int32(-(2**31))
@@ -67,7 +67,7 @@ class LabelledPixels:
 
     pixels: PixelCounts
     n_classes: int
-    requests: Requests = SOME_LABELS
+    requirements: BlockRequirements = SOME_LABELS
 
     def layout(self) -> Layout:
         return Layout((*self.pixels.layout().fields, ("labelled", (self.n_classes,)), ("rows", ())))
@@ -92,10 +92,10 @@ class ForwardReduction:
     net: Hierarchy
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         row = self.net.forward_bytes
         rows = int(np.clip(BLOCK_BYTES // row, 1, 64))
-        return Requests(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
+        return BlockRequirements(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
 
     def flops_per_row(self) -> float:
         return 2.0 * sum(layer.pairs for layer in self.net.layers)
@@ -143,7 +143,7 @@ class RowCodes:
     """
 
     numbers: np.ndarray
-    requests: Requests = SOME_LABELS
+    requirements: BlockRequirements = SOME_LABELS
 
     def layout(self) -> Layout:
         return Layout((("codes", (len(self.numbers),)),))

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyBases, AnyScorer
@@ -220,8 +220,8 @@ class MixturePass:
     width: int
 
     @property
-    def requests(self) -> Requests:
-        """Requests to the engine: rows per block, share of the time for merging, bytes of scratch memory."""
+    def requirements(self) -> BlockRequirements:
+        """Requirements: rows per block, share of the time for merging sums, bytes of scratch memory."""
         s = self.settings
         k, p, q = s.n_components, s.n_features, self.width
         most = min(_BLOCK_BYTES // (4 * p), _MOST_BLOCK)
@@ -236,7 +236,9 @@ class MixturePass:
         if s.assignment == "soft":
             soft = _SOFT_ROWS * (4 * p + 20 * int(np.diff(s.starts).max()))
         scratch = packed + soft, 4 * p + 80
-        return Requests(block_rows=block, merge_share=_MERGE_SHARE, scratch=scratch, reads_on_gpu=True)
+        return BlockRequirements(
+            block_rows=block, merge_share=_MERGE_SHARE, scratch=scratch, reads_on_gpu=True
+        )
 
     def layout(self) -> Layout:
         """Return the names and shapes of the sums, which the class docstring lists."""

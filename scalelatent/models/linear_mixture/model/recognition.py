@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.finite import find_nonfinite, find_too_large
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.arrays import Array
 from scalelatent.models.linear_mixture.kernels import AnyScorer, AnyTangentScores
@@ -147,9 +147,9 @@ class TemperaturePass:
     every: int = 1
 
     @property
-    def requests(self) -> Requests:
-        """Requests to the engine: none."""
-        return Requests()
+    def requirements(self) -> BlockRequirements:
+        """Requirements to the engine: none."""
+        return BlockRequirements()
 
     def layout(self) -> Layout:
         """Return the names and shapes of the sums of log-losses."""

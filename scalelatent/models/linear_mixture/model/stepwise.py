@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 
@@ -111,9 +111,9 @@ class StepwiseMixture:
         return MixturePass(self.settings, self.width)
 
     @property
-    def requests(self) -> Requests:
-        """Request to the engine: bytes of scratch memory for a chain, which is a part of a batch."""
-        return Requests(scratch=self._pass.requests.scratch)
+    def requirements(self) -> BlockRequirements:
+        """Requirement to the engine: bytes of scratch memory for a chain, which is a part of a batch."""
+        return BlockRequirements(scratch=self._pass.requirements.scratch)
 
     def layout(self) -> Layout:
         """Return the names and shapes of the sums, which are those of an EM pass."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array
 
 
@@ -26,7 +26,7 @@ class NetworkRows:
     A layer computes max(0, h W + b); the last layer is linear.
     """
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     # tuple of ndarray of float32, shape (inputs, outputs) each
     weights: tuple[np.ndarray, ...]

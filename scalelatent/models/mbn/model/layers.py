@@ -18,8 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend
-from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 
@@ -102,10 +102,10 @@ class ArraySets:
 
     # (sets x rows of a set, columns)
     rows: HostRows
-    set_rows: int
+    rows_per_set: int
 
     def read(self, which: int, count: int = 1) -> HostRows:
-        return self.rows[which * self.set_rows : (which + count) * self.set_rows]
+        return self.rows[which * self.rows_per_set : (which + count) * self.rows_per_set]
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,16 @@ class Layer:
 
     def draw_centroids(self, first: int, stop: int) -> np.ndarray:
         """Return the centroids of first-layer clusterings, bool (clusterings, rows of their pool)."""
-        if self.set_rows == self.k:
+        if self.rows_per_set == self.k:
             return np.ones((stop - first, self.k), dtype=bool)
-        return choose_masks(self.seed, "taken", 1, first, stop - first, n=self.set_rows, m=self.k)
+        return choose_masks(self.seed, "taken", 1, first, stop - first, n=self.rows_per_set, m=self.k)
 
     # -- rows that become centroids, see scalelatent.contract.learners.RowSets
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Request for rows: as CSR if the input is CSR."""
-        return Requests(csr=self.csr)
+        return BlockRequirements(csr=self.csr)
 
     @property
     def n_sets(self) -> int:
@@ -166,7 +166,7 @@ class Layer:
         return -(-self.n_clusterings // self.share)
 
     @property
-    def set_rows(self) -> int:
+    def rows_per_set(self) -> int:
         """Number of rows of each pool."""
         return self.pool_rows or self.k
 
@@ -176,7 +176,7 @@ class Layer:
 
     def rows(self, which: int) -> np.ndarray:
         """Return the numbers of the rows of a pool, in rising order."""
-        return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.set_rows)
+        return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.rows_per_set)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Return some rows of ``x`` in the stored form of centroids, with the columns of the pool."""
@@ -194,13 +194,13 @@ class Layer:
         """Return the cost of one clustering per row, in operations of a matrix product."""
         if self.number > 1:
             return _LOOKUP_FLOPS * self.width
-        return 2.0 * self.set_rows * self.n_columns / self.share
+        return 2.0 * self.rows_per_set * self.n_columns / self.share
 
     def preparation_flops(self) -> float:
         """Return the cost of preparing the centroids of a clustering."""
         if self.number > 1:
             return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
-        return 60.0 * self.set_rows * self.n_columns / self.share
+        return 60.0 * self.rows_per_set * self.n_columns / self.share
 
     @property
     def group_size(self) -> int:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.kernels.arrays import Array, HostRows, check_same_width
 from scalelatent.kernels.sparse_rows import CsrRows
 
@@ -34,9 +34,9 @@ class LayerCoder:
         return (self,)
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Request for rows in the form that the layer takes."""
-        return self.layer.requests
+        return self.layer.requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:
         return (self.stop - self.first,), self.layer.code_dtype
@@ -149,9 +149,9 @@ class Network:
         return "transform" if self.projection is not None else "codes"
 
     @property
-    def requests(self) -> Requests:
+    def requirements(self) -> BlockRequirements:
         """Request for rows in the form that the first layer takes."""
-        return self.layers[0].requests
+        return self.layers[0].requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:
         if self.projection is not None:

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.contract.requests import Requests
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
@@ -129,7 +129,7 @@ def _centre_matches(codes: np.ndarray, kernel: FindKernel) -> np.ndarray:
 class CodeCounts:
     """Count the rows with each code, a :class:`~scalelatent.contract.learners.Reduction`."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     n_clusterings: int
     k: int
@@ -234,7 +234,7 @@ class UnitBasis(NamedTuple):
 class CodeProducts:
     """Sum H' (H - mean) C and (H - mean) C over rows, for :class:`StreamedPca`."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     mean: np.ndarray
     width: int
@@ -264,7 +264,7 @@ GatherSum: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class CodeProjection:
     """Map codes to principal components, a :class:`~scalelatent.contract.learners.RowMap`."""
 
-    requests = Requests()
+    requirements = BlockRequirements()
 
     table: np.ndarray
     offset: np.ndarray

@@ -1,4 +1,4 @@
-"""Optional requests of a reduction, row map or learner, which the engine reads before it makes blocks."""
+"""Optional requirements of a reduction, row map or learner, which the engine reads before it makes blocks."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Requests:
-    """Requests of a model to the engine about its blocks of rows, such as their size; each is optional."""
+class BlockRequirements:
+    """Requirements of a model for its blocks of rows, such as their number of rows; each is optional."""
 
     csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
     targets: Targets | None = None  # read outputs instead of class codes
@@ -70,5 +70,5 @@ class Requests:
 
     @property
     def form(self) -> tuple[bool, Targets | None, bool]:
-        """Requests that change the contents of a block; learners with equal values can share their blocks."""
+        """Requirements that change the contents of blocks; learners with equal values share their blocks."""
         return self.csr, self.targets, self.unlabelled
