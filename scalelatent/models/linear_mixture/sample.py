@@ -54,14 +54,15 @@ def check_class_counts(
 ) -> None:
     """Raise a DataError that names a class with fewer rows (``counts``) than components (``sizes``)."""
     where = rows.url or "the training rows"
+    counted = "rows of non-zero weight" if rows.dataset.has_weight else "rows"
     for i, (n, k) in enumerate(zip(counts, sizes, strict=True)):
         if n >= k:
             continue
         if classes is None:
-            raise DataError(f"{where}: n_components={k} needs at least {k} rows, and there are {n}")
+            raise DataError(f"{where}: n_components={k} needs at least {k} {counted}, and there are {n}")
         raise DataError(
-            f"{where}: class {classes[i]} has {n} rows, fewer than its {k} components: lower n_components, "
-            "give one number for each class, or add rows"
+            f"{where}: class {classes[i]} has {n} {counted}, fewer than its {k} components: lower "
+            "n_components, give one number for each class, or add rows"
         )
 
 
