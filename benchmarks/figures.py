@@ -15,12 +15,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from common import RESULTS
+from common import RESULTS, write_png
 from table_text import CLUSTERED, TASKS, read
 from tables import RIVALS, rivals
 
 import scalelatent as sl
-from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes, write_png
+from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -706,8 +706,8 @@ def _single() -> str:
 def _gray(size: int) -> str:
     return (
         f"Figure 10, {size} x {size} filters, learned with labels: features as shares of channels that are "
-        f"on, and the features of the four templates. Here {_grey(True, size)}. The paper learns without labels, "
-        "which is harder."
+        f"on, and the features of the four templates. Here {_grey(True, size)}. The paper learns without "
+        "labels, which is harder."
     )
 
 
