@@ -166,6 +166,17 @@ def earlier_capsule_block(
     return now + Work(uploads=1, downloads=1 if active is None else 0)
 
 
+def capsule_map_block(n: int, p: int, total_dim: int, item: int) -> Work:
+    """Return the work of one block of a map to latent means; ``item`` bytes per stored feature.
+
+    The host waits for the check of finite numbers, and for the latent means.
+    """
+    stored = float(n) * p * item
+    moved = Work(bytes=stored if item == 4 else 2 * stored + 4.0 * n * p, uploads=1, copied_bytes=stored)
+    latents = 4.0 * n * total_dim
+    return moved + product(total_dim, n, p) + Work(bytes=latents, downloads=2, copied_bytes=latents)
+
+
 # -- bootstrap networks -----------------------------------------------------------------------------------
 
 
@@ -462,6 +473,9 @@ EXAMPLES: dict[str, Make] = {
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: capsule_block(*_CAPSULE, on_card=True) + _KEPT_ROWS,
+    "capsule map, D = 20, block of 65,536 uint8 rows": lambda: rows_ahead(
+        capsule_map_block(65_536, 784, 20, 1), _CAPSULE_BYTES
+    ),
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
@@ -490,6 +504,9 @@ EARLIER: dict[str, Make] = {
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_mixture_leaf(*_MIXTURE),
     "capsule, D = 20, block of 65,536 uint8 rows": lambda: rows_before(
         capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+    ),
+    "capsule map, D = 20, block of 65,536 uint8 rows": lambda: rows_before(
+        capsule_map_block(65_536, 784, 20, 1), _CAPSULE_BYTES
     ),
     "linear mixture, leaf, rows of the host": lambda: rows_before(
         linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES

@@ -66,7 +66,9 @@ class BlockRequirements:
     scratch: tuple[int, int] | None = None
     # The label -1 marks a row without a class, unless -1 is one of the classes; its class code is -1.
     unlabelled: bool = False
-    reads_on_gpu: bool = False  # ``Block.x`` may be on the GPU, which keeps rows between passes
+    # The rows of the next block are copied to a GPU while it computes; ``backend.asarray`` returns the copy.
+    # In a pass, ``Block.x`` may be on the GPU, which keeps rows between passes.
+    reads_on_gpu: bool = False
 
     @property
     def form(self) -> tuple[bool, Targets | None, bool]:

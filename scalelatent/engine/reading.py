@@ -290,19 +290,26 @@ def iter_blocks(
 
 
 def iter_gpu_blocks(
-    reader: Reader, blocks: list[tuple[int, int]], stop_event: StopEvent, backend: CupyBackend
+    reader: Reader,
+    blocks: list[tuple[int, int]],
+    stop_event: StopEvent,
+    backend: CupyBackend,
+    *,
+    keeps_rows: bool = True,
 ) -> Generator[Block, None, None]:
     """Yield the same blocks as :func:`iter_blocks`, with rows on the GPU if it has kept them.
+
+    Without ``keeps_rows`` the GPU neither keeps rows nor uses kept rows.
 
     For other blocks a thread copies the rows of the next block to the GPU while the caller computes. These
     blocks have rows of the host, which some models check, and ``backend.asarray`` returns the copies.
     """
     keys = [(reader.name, *block) for block in blocks]
-    pieces = [backend.kept_rows.get(key) for key in keys]
+    pieces = [backend.kept_rows.get(key) if keeps_rows else None for key in keys]
     if stop_event.notes:
         yield from iter_blocks(reader, blocks, stop_event)
     elif None in pieces:
-        yield from _iter_copied_blocks(reader, blocks, keys, pieces, stop_event, backend)
+        yield from _iter_copied_blocks(reader, blocks, keys, pieces, stop_event, backend, keeps_rows)
     else:
         for (start, _), piece in zip(blocks, pieces, strict=True):
             if stop_event.is_set():
@@ -319,6 +326,7 @@ def _iter_copied_blocks(
     pieces: list[Piece | None],
     stop_event: StopEvent,
     backend: CupyBackend,
+    keeps_rows: bool,
 ) -> Generator[Block, None, None]:
     own_stop, own_reader = StopEvent(), copy(reader)  # only the caller may use the originals
     own_reader.meter = Meter()
@@ -336,7 +344,7 @@ def _iter_copied_blocks(
 
     def copy_next(number: int) -> Block:
         block = next(source)
-        backend.copy_ahead(owner, number, keys[number], block, pool)
+        backend.copy_ahead(owner, number, keys[number] if keeps_rows else None, block, pool)
         return block
 
     pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="scalelatent-copy")

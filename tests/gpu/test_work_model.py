@@ -156,6 +156,25 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
     assert (before.uploads, before.downloads) == (3, 2)
 
 
+@pytest.mark.parametrize("stored", ["u1", "f4"])
+def test_the_model_counts_the_work_of_a_map_of_capsules(fake, counts, model, stored):
+    from scalelatent.contract.learners import Block
+    from scalelatent.engine.backend import CupyBackend
+    from scalelatent.models.capsule.model.members import build_members
+    from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
+
+    rng = np.random.default_rng(0)
+    x = (rng.random((3000, 30)) * 255).astype(stored)
+    members = build_members("multiclass", 10, 2)
+    row_map = CapsuleRows(members, rng.normal(size=(20, 30)), RowFrame(), "latents")
+    prepared = row_map.prepare(CupyBackend())
+    got = counts.of(lambda: row_map.apply(prepared, Block(x, None, None, 0)))
+    work = model.capsule_map_block(3000, 30, 20, x.itemsize)
+    assert (got[0], got[1], got[3]) == (work.launches, work.uploads, work.gemm_flops)
+    assert got[2] + 1 == work.downloads == 2  # the check for finite numbers copies a single number
+    assert counts.copied_bytes == work.copied_bytes
+
+
 def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, model, emulate, monkeypatch):
     import scalelatent as sl
     from scalelatent.engine import backend
