@@ -13,10 +13,9 @@ table1_DATA       Cross-validated errors with tangents in clustering and in reco
 extensions_DATA   Held-out and test errors with soft assignment, code cost, and noise per sub-class and per
                   pixel.
 floors_DATA       Noise per sub-class and per pixel with at least .1 or .3 of the mean variance of a pixel.
-dims_DATA         The paper's rule of 95 % of the variance, compared with other shares and with fixed
-                  dimensions.
-own_dims_DATA     The same rule for each sub-class alone, from its own rows, and one dimension for all, in
-                  a hard EM of numpy.
+dims_DATA         Chosen dimensions, compared with fixed ones.
+own_dims_DATA     The paper's rule of 95 % of the variance for each sub-class alone, from its own rows, other
+                  shares, and one dimension for all, in a hard EM of numpy.
 stepwise_DATA     Stepwise EM of 1, 2 and 3 epochs, compared with batch EM.
 steps_DATA        Stepwise EM of 3 epochs with other batch sizes, compared with batch EM.
 thickness_DATA    Held-out errors with tangent distance, with six tangents and with thickness as a seventh.
