@@ -539,11 +539,9 @@ def floors(name: str, args: Any) -> dict[str, Any]:
 
 
 def dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure fixed dimensions, and shares of the variance."""
-    fixed = (6, 10, 14, 20)
-    ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in fixed}
-    shares = {f"{s:g} of the variance": {"n_dims": s} for s in (0.75, 0.8, 0.85, 0.95)}
-    return beside(name, args, ways | shares)
+    """Measure fixed dimensions."""
+    ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in (6, 10, 14, 20)}
+    return beside(name, args, ways)
 
 
 def own_dims(name: str, args: Any) -> dict[str, Any]:
