@@ -354,7 +354,7 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
         for a in range(0, len(x), 40):
             block = Block(flat[a : a + 40], y[a : a + 40], None, a)
             evidence.accumulate(evidence.prepare(None, backend), block, stats)
-        beliefs = evidence.learned(first, stats)
+        beliefs = evidence.update_beliefs(first, stats)
     other = copy.copy(model)
     other._network = replace(network, net=net)
     other._stream = replace(model._stream, beliefs=beliefs, first=first)

@@ -46,20 +46,20 @@ from .fit import (
     check_images,
     check_rows,
     check_windows,
+    find_image_shape,
     fit_steps,
-    image_of,
-    image_shape,
     log_layers,
     make_feature_layers,
     pack_mask,
     replace_nan,
+    to_image_shape,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
 from .output import PlaceBeliefs
 from .parameters import (
+    FEATURE_SIZE,
     N_FEATURES,
     PARAMETERS,
-    WINDOW,
     choose_batch_size,
     choose_damping,
     choose_weight_priors,
@@ -345,7 +345,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if name != "X":  # validation rows: check_rows compares their shape with that of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, name), y) if images else X
-        own = self._network.layer.seen if hasattr(self, "_stream") else ()
+        own = self._network.layer.input_shape if hasattr(self, "_stream") else ()
         if shape is not None:
             if own:
                 self._check_image(shape[1:], name)
@@ -378,8 +378,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
         """Raise an error if the shape of the images differs from that of the fit."""
-        own = self._network.layer.seen
-        if image_of(shape) != own:
+        own = self._network.layer.input_shape
+        if to_image_shape(shape) != own:
             raise DataError(
                 f"{where}: images are {shape}, but {type(self).__name__} was fitted on {own}: give images of "
                 "that shape"
@@ -397,7 +397,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
         """Return the network of the parameters for the training rows."""
-        image = image_shape(self, train, "X")
+        image = find_image_shape(self, train, "X")
         check_windows(self, image, train)
         log_layers(self, image, train)
         if not has_templates(self):
@@ -417,7 +417,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         found: dict[str, Any] = {"damping": choose_damping(self), "batch_size": choose_batch_size(self)}
         if not has_templates(self):  # with templates the other defaults depend on labels
             found["online"] = is_online(self)
-            found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
+            found["layers"] = ((N_FEATURES, FEATURE_SIZE),) if self.layers is None else self.layers
             found["p_weight"] = choose_weight_priors(self)[0] if self.p_weight is None else self.p_weight
         return super()._deciding_parameters() | found
 
@@ -827,7 +827,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _state(self) -> Saved:
         network, stream = self._network, self._stream
         values: dict[str, Any] = {
-            "image": list(self._layer.seen),
+            "image": list(self._layer.input_shape),
             "batch_size": self.batch_size_,
             "rows": stream.rows,
             "steps": stream.steps,
@@ -859,7 +859,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         where = {name: values[name] for name in ("rows", "steps", "iteration")}
-        image = image_of(values["image"])
+        image = to_image_shape(values["image"])
         self.batch_size_ = values.get("batch_size") or choose_batch_size(self)
         if "templates" in values:
             self._restore_multi_layer(values, arrays, image, where)

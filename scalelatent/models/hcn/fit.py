@@ -23,14 +23,14 @@ from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Step, Steps
 from scalelatent.models.hcn.kernels.units import from_units, to_units
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
+from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 from scalelatent.models.hcn.model.filters import MIN_STEP, OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredEvidence, LayeredState
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredState, OnlineNetworkLearner
 
 from .parameters import (
-    LAYERED_WINDOW,
-    WINDOW,
+    FEATURE_SIZE,
+    LAYERED_FEATURE_SIZE,
     choose_batch_size,
     choose_chain_batches,
     choose_layer_sizes,
@@ -46,11 +46,13 @@ from .parameters import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-ALL_ROWS = "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
+WHY_ALL_ROWS = (
+    "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
+)
 # Rows of a mask of known pixels that are packed into bits at a time.
 MASK_ROWS = 4096
 # Number of history records per epoch of an online fit; each is a point of the learning curve.
-REPORTS = 20
+REPORTS_PER_EPOCH = 20
 # Target size of a leaf in bytes if [engine] leaf_rows is not set.
 LEAF_BYTES = 2**28
 # Smallest number of images of such a leaf.
@@ -61,7 +63,7 @@ VISIT_SECONDS = 30.0
 PAIRS_WITH_MESSAGES = 1e9
 
 
-NetworkLearner: TypeAlias = EvidenceLearner | LayeredEvidence
+NetworkLearner: TypeAlias = OnlineFeatureLearner | OnlineNetworkLearner
 NetworkState: TypeAlias = EvidenceState | LayeredState
 State = TypeVar("State", EvidenceState, LayeredState)
 
@@ -145,7 +147,7 @@ class Network(Protocol):
 # -- checks -----------------------------------------------------------------------------------------------
 
 
-def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
+def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     """Return the shape (channels, height, width) of rows of shape (h, w), (channels, h, w) or (pixels,).
 
     A flat row of pixels is an image of one line.
@@ -154,19 +156,21 @@ def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
 
-def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name: str) -> tuple[int, int, int]:
+def find_image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name: str) -> tuple[int, int, int]:
     """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
     where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
         if len(own) > 3:
             raise DataError(f"{where}: rows have shape {own}: give images (h, w) or (channels, h, w)")
-        return image_of(own)
-    if int(np.prod(given)) != ds.n_features or (len(own) > 1 and image_of(own) != image_of(given)):
+        return to_image_shape(own)
+    if int(np.prod(given)) != ds.n_features or (
+        len(own) > 1 and to_image_shape(own) != to_image_shape(given)
+    ):
         raise DataError(
             f"{where}: rows are {' x '.join(map(str, own))}, but image_shape={tuple(given)}: give images of "
             "this shape, or flat rows with this number of pixels"
         )
-    return image_of(given)
+    return to_image_shape(given)
 
 
 def check_images(ds: Dataset, name: str) -> None:
@@ -196,11 +200,11 @@ def check_rows(
     where = train.url or "X"
     if validation is not None:
         check_images(validation, "validation")
-        other = image_shape(model, validation, "validation")
-        if other != network.layer.seen:
+        other = find_image_shape(model, validation, "validation")
+        if other != network.layer.input_shape:
             raise DataError(
                 f"{validation.url or 'validation'}: images have shape {other}, but the training images have "
-                f"shape {network.layer.seen}: give images of one shape"
+                f"shape {network.layer.input_shape}: give images of one shape"
             )
     elif model.patience is not None and not streamed:
         better = "classes" if has_templates(model) else "compression"
@@ -231,10 +235,10 @@ def check_windows(
     """Raise an error for features or filters larger than the images, or long flat rows without a shape."""
     (channels, height, width), where = image, train.url or "X"
     flat = len(train.feature_shape) == 1 and model.image_shape is None
-    if model.layers is None and flat and width > math.prod(WINDOW):
+    if model.layers is None and flat and width > math.prod(FEATURE_SIZE):
         raise DataError(
             f"{where}: rows are flat, of {width} pixels, and default features exist for flat rows of at most "
-            f"{math.prod(WINDOW)}: set image_shape to the (height, width) of the images, or set layers"
+            f"{math.prod(FEATURE_SIZE)}: set image_shape to the (height, width) of the images, or set layers"
         )
     if model.filters is not None and (channels > 1 or min(height, width) < model.filter_size):
         raise DataError(
@@ -258,7 +262,7 @@ def check_windows(
 def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
     """Log once that default features were reduced to the size of the images."""
     [(n, window)] = default_layers(model, image)
-    whole = LAYERED_WINDOW if has_templates(model) else WINDOW
+    whole = LAYERED_FEATURE_SIZE if has_templates(model) else FEATURE_SIZE
     if model.layers is None and window != whole:
         why = f"images of {train.url or 'X'} are {image[1]} x {image[2]}"
         warn_reduced("layers", f"[({n}, {window})]", f"[({n}, {whole})]", why)
@@ -352,7 +356,7 @@ def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     )
 
 
-def row_order(
+def make_online_order(
     model: HierarchicalCompositionalNetwork,
     n_rows: int,
     options: Mapping[str, Any],
@@ -405,7 +409,7 @@ def visit_passes(pairs: int, n_rows: int) -> int:
     return max(1, int(VISIT_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
 
-def fit_order(
+def make_fit_order(
     model: HierarchicalCompositionalNetwork,
     network: Network,
     n_rows: int,
@@ -415,7 +419,7 @@ def fit_order(
 ) -> RowOrder:
     """Return the order in which a fit reads the images, online or leaf by leaf."""
     if is_online(model, network.has_labels):
-        return row_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
+        return make_online_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
@@ -427,7 +431,7 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
     info = {"max_iter": choose_n_epochs(model, n, online)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
-    model.seed_, rows = yield Begin(info, keeps_records=not online, all_rows=ALL_ROWS)
+    model.seed_, rows = yield Begin(info, keeps_records=not online, all_rows=WHY_ALL_ROWS)
     counts = yield Collect("pixels", network.counts(), rows["train"], network.classes)
     check_pixels(train, counts)
     network.check_counts(train, counts)
@@ -454,7 +458,7 @@ def first_state(
     return replace(state, beliefs=beliefs, first=given["first"])
 
 
-def learn(
+def learn_epochs(
     model: HierarchicalCompositionalNetwork,
     network: Network,
     learner: NetworkLearner,
@@ -469,13 +473,15 @@ def learn(
     if warm := choose_warmup_rows(model, n, online):
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
         serial = replace(learner, patience=0)
-        order = partial(row_order, model, warm, seed=seed, chains=0)
+        order = partial(make_online_order, model, warm, seed=seed, chains=0)
         result = yield LearnOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
         state = replace(state, beliefs=result.state.beliefs, first=result.state.first)
-    order = partial(fit_order, model, network, n, seed=seed)
+    order = partial(make_fit_order, model, network, n, seed=seed)
     epochs = choose_n_epochs(model, n, online)
     step = LearnOnline(name, learner, state, rows, network.classes, order, epochs)
-    found: LoopResult = yield replace(step, reports=REPORTS if online else 0, keeps_leaves=not online)
+    found: LoopResult = yield replace(
+        step, reports=REPORTS_PER_EPOCH if online else 0, keeps_leaves=not online
+    )
     return found
 
 

@@ -16,15 +16,15 @@ from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import check_classes
 from scalelatent.estimators.steps import Collect, Rows, Step, Steps
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.units import ABSENT, from_units
+from scalelatent.models.hcn.kernels.units import OFF_IMAGE, from_units
 from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
     SETTLED_PASSES,
-    LayeredEvidence,
-    LayeredMessages,
+    BatchNetworkLearner,
     LayeredState,
+    OnlineNetworkLearner,
     kept_bytes,
     row_bytes,
 )
@@ -38,7 +38,7 @@ from scalelatent.models.hcn.model.templates import (
     class_layer,
 )
 
-from .fit import continues_last_fit, first_state, learn, make_feature_layers, visit_passes
+from .fit import continues_last_fit, first_state, learn_epochs, make_feature_layers, visit_passes
 from .parameters import (
     check_kept,
     choose_batch_size,
@@ -59,7 +59,7 @@ LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], f
 
 UNLABELLED = -1
 # The first images of templates are chosen among at most this many images.
-CANDIDATES = 2**16
+MAX_CANDIDATES = 2**16
 # Upper bound of the passes per visit if one leaf holds all images: each visit adds one record to the history.
 MAX_VISIT_PASSES = 10
 
@@ -200,7 +200,7 @@ class MultiLayer:
     @property
     def pools(self) -> list[np.ndarray]:
         """Log priors of the shifts of each layer's pools, in nats."""
-        return [np.where(prior == ABSENT, -np.inf, from_units(prior)) for prior in self.net.priors]
+        return [np.where(prior == OFF_IMAGE, -np.inf, from_units(prior)) for prior in self.net.priors]
 
     @property
     def online_bytes(self) -> int:
@@ -238,7 +238,9 @@ class MultiLayer:
                 "learned: give rows of each class (a slice has the classes of its whole dataset)"
             )
 
-    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
+    def learner(
+        self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int
+    ) -> OnlineNetworkLearner:
         low, *above = self.net.layers
         # read_noise is for images after learning only.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
@@ -253,13 +255,13 @@ class MultiLayer:
             "n_classes": n_classes,
         }
         if online:
-            return LayeredEvidence(net, **how)
+            return OnlineNetworkLearner(net, **how)
         how |= {
             "single_leaf_passes": min(MAX_VISIT_PASSES, visit_passes(self.pairs, n_rows)),
             "max_passes": choose_n_epochs(model, n_rows, online),
             "all_labelled": self.all_labelled,
         }
-        return LayeredMessages(net, **how, n_rows=n_rows)
+        return BatchNetworkLearner(net, **how, n_rows=n_rows)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
         before = model._network
@@ -362,7 +364,7 @@ class MultiLayer:
             network = replace(network, net=replace(network.net, classes=coded))
             learner = network.learner(model, len(rows["train"].dataset), network.net.seed)
             state = replace(learner.start(), beliefs=result.state.beliefs, first=result.state.first)
-            result = yield from learn(model, network, learner, state, rows, network.net.seed, "labels")
+            result = yield from learn_epochs(model, network, learner, state, rows, network.net.seed, "labels")
             history = [
                 *history,
                 *({**record, "restart": history[-1]["restart"]} for record in result.history),
@@ -383,7 +385,7 @@ class MultiLayer:
     ) -> Generator[Step, Any, np.ndarray]:
         """Yield the passes that learn templates again from images; return the beliefs of all layers."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
-        numbers = rng.choice(n, min(n, CANDIDATES), replace=False)
+        numbers = rng.choice(n, min(n, MAX_CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
         if self.net.classes is not None:
             order = np.argsort(numbers)
@@ -397,7 +399,7 @@ class MultiLayer:
         for number in range(passes):
             evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
             stats = yield Collect(f"templates-from-images-{number}{end}", evidence, rows, self.labels)
-            learned = evidence.learned(first, stats)
+            learned = evidence.update_beliefs(first, stats)
         return learned
 
     def _attempts(
@@ -417,7 +419,7 @@ class MultiLayer:
             learner = network.learner(model, n, seed)
             state = yield from first_state(model, network, learner.start(), restart)
             name = f"learn-{restart}" if restart else "learn"
-            result = yield from learn(model, network, learner, state, rows, seed, name)
+            result = yield from learn_epochs(model, network, learner, state, rows, seed, name)
             history += [{**record, "restart": restart} for record in result.history]
             if result.state.quiet >= SETTLED_PASSES:
                 break

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Default number of features of a single layer.
 N_FEATURES = 32
 # Default (height, width) of these features in pixels.
-WINDOW = (8, 6)
+FEATURE_SIZE = (8, 6)
 # Default number of images per minibatch.
 BATCH_SIZE = 5
 # A fit of at least this many images uses several chains per step.
@@ -43,29 +43,29 @@ MIN_ROWS_SEEN = 3_000
 # If n_epochs is None, an online fit with templates takes as many epochs as show at least this many images.
 MIN_LAYERED_ROWS_SEEN = 1_000
 # If n_epochs is None, a fit with kept messages takes at most this many sweeps over the images.
-SWEEPS = 60
+MAX_SWEEPS = 60
 # If n_epochs is None, a fit with templates and kept messages takes at most this many passes per attempt.
-PASSES = 300
+MAX_PASSES = 300
 # If such an attempt has not converged, another one follows, up to this number of attempts.
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 # Prior probability of a weight of a single layer if p_weight is None.
-ONE_LAYER = 0.3
+P_WEIGHT = 0.3
 # Prior probability of a weight in networks with templates if p_weight is None.
-LAYERED = 0.25
+LAYERED_P_WEIGHT = 0.25
 # Prior probability of a weight of a template that is learned from kept messages if p_weight is None.
-KEPT_TEMPLATES = 1e-20
+STORED_TEMPLATES_P_WEIGHT = 1e-20
 # Default number of features of the layer below templates: few small features separate binary digits as well
 # as more or larger features do.
 LAYERED_FEATURES = 8
 # Default (height, width) of these features in pixels.
-LAYERED_WINDOW = (3, 3)
+LAYERED_FEATURE_SIZE = (3, 3)
 # Passes of online learning that learn templates from images if template_passes is None; the error of binary
 # digits does not fall after three passes.
 TEMPLATE_PASSES = 3
 # Sides of pools in pixels that a fit tries if pool is None; the side with the smaller error is kept. With
 # shifts, digits of 8 x 8 pixels get similar scores in all classes. Without shifts, lines at new places are
 # not recognised.
-POOLS = (3, 1)
+POOL_SIDES = (3, 1)
 # Weight of new messages in a network with templates if damping is None; 1 means no damping.
 LAYERED_DAMPING = 0.2
 
@@ -125,9 +125,14 @@ def default_layers(
     images.
     """
     if has_templates(model):
-        return [(LAYERED_FEATURES, (min(LAYERED_WINDOW[0], image[1]), min(LAYERED_WINDOW[1], image[2])))]
-    height = min(WINDOW[0], image[1])
-    return [(N_FEATURES, (height, min(WINDOW[0] * WINDOW[1] // height, image[2])))]
+        return [
+            (
+                LAYERED_FEATURES,
+                (min(LAYERED_FEATURE_SIZE[0], image[1]), min(LAYERED_FEATURE_SIZE[1], image[2])),
+            )
+        ]
+    height = min(FEATURE_SIZE[0], image[1])
+    return [(N_FEATURES, (height, min(FEATURE_SIZE[0] * FEATURE_SIZE[1] // height, image[2])))]
 
 
 def choose_layer_sizes(
@@ -158,7 +163,7 @@ def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple
     """Return the sides of pools that a fit tries: the parameter, or 3, and online without filters also 1."""
     if model.pool is not None:
         return (int(model.pool),)
-    return POOLS if has_templates(model) and online and model.filters is None else POOLS[:1]
+    return POOL_SIDES if has_templates(model) and online and model.filters is None else POOL_SIDES[:1]
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
@@ -186,8 +191,8 @@ def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool =
     n = count_layers(model) + has_templates(model)
     if given is None:
         if not has_templates(model):
-            return (ONE_LAYER,)
-        return *(LAYERED,) * (n - 1), LAYERED if online else KEPT_TEMPLATES
+            return (P_WEIGHT,)
+        return *(LAYERED_P_WEIGHT,) * (n - 1), LAYERED_P_WEIGHT if online else STORED_TEMPLATES_P_WEIGHT
     return tuple(map(float, given)) if is_list(given) else (float(given),) * n
 
 
@@ -233,13 +238,13 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
         # A dataset smaller than one minibatch gets as many epochs as a dataset of one minibatch.
         seen = MIN_LAYERED_ROWS_SEEN if has_templates(model) else MIN_ROWS_SEEN
         return -(-seen // max(n_rows, BATCH_SIZE))
-    return PASSES if has_templates(model) else SWEEPS
+    return MAX_PASSES if has_templates(model) else MAX_SWEEPS
 
 
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
     """Return the largest number of fits: restarts, or attempts until one with templates settles."""
     if has_templates(model) and not online and model.n_epochs is None:
-        return ATTEMPTS
+        return MAX_ATTEMPTS
     return int(model.n_restarts)
 
 

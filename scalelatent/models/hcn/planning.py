@@ -16,12 +16,12 @@ from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
 from scalelatent.models.hcn.model.filters import GREY_LEVELS
-from scalelatent.models.hcn.model.kept_messages import KeptMessages
+from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner
 from scalelatent.models.hcn.model.templates import TemplateEvidence
 
-from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, fit_order
+from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, make_fit_order
 from .multi_layer import MultiLayer
 from .parameters import (
     choose_n_epochs,
@@ -52,7 +52,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     n, n_held = len(train), 0 if validation is None else len(validation)
     online = is_online(model, network.has_labels)
     epochs, warmup_rows = choose_n_epochs(model, n, online), choose_warmup_rows(model, n, online)
-    learner, order = network.learner(model, n, 0), fit_order(model, network, n, forecast.options)
+    learner, order = network.learner(model, n, 0), make_fit_order(model, network, n, forecast.options)
     smaller = "lower the features of layers"
     remedy = f"{smaller}, or n_chains"
     if not online:
@@ -109,7 +109,7 @@ def _row_seconds(
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
     def make() -> Callable[[], object]:
-        drawn = np.random.default_rng(0).random((size, math.prod(layer.seen)))
+        drawn = np.random.default_rng(0).random((size, math.prod(layer.input_shape)))
         x = (drawn < PROBE_SHARE_OF_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
         # Labelled images have fewer messages: those for templates of their own class only.
@@ -120,7 +120,7 @@ def _row_seconds(
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:
             return lambda: chains.run_chain(prepared, block, Stats.zeros(learner.layout()))
-        assert isinstance(learner, (KeptMessages, LayeredMessages))
+        assert isinstance(learner, (BatchFeatureLearner, BatchNetworkLearner))
         kept: LeafLearner = learner.make_single_leaf_learner(size, PROBE_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 

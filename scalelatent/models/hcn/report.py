@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 # Upper bound of the updates of pairs (place, weight) for the figures; they take a few seconds on one core.
-PAIR_UPDATES = 4e9
+MAX_PAIR_UPDATES = 4e9
 LEAST_ROWS, MOST_ROWS = 20, 1000
 
 
@@ -125,10 +125,10 @@ def collect_parts(
             if progress is not None:
                 progress(min(a + len(block.x), len(x)), len(x))
         some = np.linspace(0, len(x) - 1, min(count_shown_images(layer.image), len(x))).astype(int)
-        evidence = layer.evidence(x[some])
+        evidence = layer.compute_evidence(x[some])
         places = decoder.places(evidence, numbers[some], backend)
         half = np.linspace(0, len(x) - 1, min(N_COMPLETED, len(x))).astype(int)
-        whole = layer.evidence(x[half])
+        whole = layer.compute_evidence(x[half])
         hidden, given = make_mask(whole.shape, layer.window[0])
         made = reconstruct(decoder, np.where(given, whole, 0), numbers[half], backend, fills=True)
     return PartsEvidence(
@@ -143,7 +143,7 @@ def collect_parts(
 
 
 def _count_sample_rows(pairs: int) -> int:
-    return int(np.clip(PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
+    return int(np.clip(MAX_PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
 
 
 def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:

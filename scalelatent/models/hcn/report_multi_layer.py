@@ -64,7 +64,7 @@ def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> Fille
     check_features(data, model)
     pieces, layer = space_ranges(len(data), N_COMPLETED, N_RANGES), model._network.layer
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
-    whole = layer.evidence(x)
+    whole = layer.compute_evidence(x)
     hidden, given = make_mask(whole.shape, layer.window[0])
     made = model.inpaint(x, given)
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
@@ -101,7 +101,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
     disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
     images = np.concatenate([disc[None], x.reshape(-1, *size)]).astype(np.uint8)
-    return EdgeImages(images, layer.filters.edges(images), made)
+    return EdgeImages(images, layer.filters.find_edges(images), made)
 
 
 def _collect_numbers(

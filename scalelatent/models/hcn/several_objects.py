@@ -16,11 +16,11 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite
-from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from scalelatent.models.hcn.model.multi_layer_maps import FixedNetwork
 from scalelatent.models.hcn.model.object_search import choose_places, enlarge
 
-from .fit import check_images, image_of, replace_nan
+from .fit import check_images, replace_nan, to_image_shape
 from .output import FoundObjects
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ class SeveralObjects:
             for start in range(0, len(ds), size):
                 x = ds.read_x(start, min(start + size, len(ds)))
                 check_finite(x, "X", start)
-                pixels = net.layers[0].evidence_in(Block(x, None, None, start))
-                scores = net.forward(self.network.weights, pixels, backend)[-1][1] / GRID
+                pixels = net.layers[0].read_evidence(Block(x, None, None, start))
+                scores = net.forward(self.network.weights, pixels, backend)[-1][1] / UNITS_PER_NAT
                 of = self.network.template_codes
                 best = [scores[:, of == code].max(axis=1) for code in range(len(self.classes_))]
                 yield len(x), np.stack(best, axis=3)
@@ -174,9 +174,10 @@ class SeveralObjects:
             X = X if hasattr(X, "shape") else np.asarray(X)
             X = Dataset.from_arrays(X if layer.missing is None else replace_nan(X))
         check_images(X, "X")
-        if image_of(X.feature_shape) != layer.seen:
+        if to_image_shape(X.feature_shape) != layer.input_shape:
             raise DataError(
                 f"{X.url or 'X'}: images are {X.feature_shape}, but with_classes was called for "
-                f"{layer.seen[1]} x {layer.seen[2]}: give images of that shape, or call with_classes again"
+                f"{layer.input_shape[1]} x {layer.input_shape[2]}: give images of that shape, or call "
+                "with_classes again"
             )
         return X

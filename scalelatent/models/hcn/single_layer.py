@@ -18,12 +18,12 @@ from scalelatent.models.hcn.model.compression import (
     compression,
     find_paying_features,
 )
-from scalelatent.models.hcn.model.decode import SWEEPS, Decoder
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
-from scalelatent.models.hcn.model.kept_messages import KeptMessages, LeafState, leaf_bytes
+from scalelatent.models.hcn.model.decode import DECODE_SWEEPS, Decoder
+from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
+from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner, LeafState, leaf_bytes
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
 
-from .fit import first_state, learn, visit_passes
+from .fit import first_state, learn_epochs, visit_passes
 from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_online
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class SingleLayer:
 
     @property
     def sweeps_to_decode(self) -> float:
-        return SWEEPS
+        return DECODE_SWEEPS
 
     def final_pass(self) -> tuple[str, DescriptionLength]:
         nothing = np.zeros(self.layer.weights_shape, bool)
@@ -112,7 +112,9 @@ class SingleLayer:
     def check_counts(self, train: Dataset, counts: Stats) -> None:
         """Accept all counts: one layer has no labels to check."""
 
-    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> EvidenceLearner:
+    def learner(
+        self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int
+    ) -> OnlineFeatureLearner:
         layer = self.layer
         common = (
             layer,
@@ -122,9 +124,9 @@ class SingleLayer:
             int(model.patience or 0),
         )
         if is_online(model):
-            return EvidenceLearner(*common)
+            return OnlineFeatureLearner(*common)
         sweeps, epochs = visit_passes(layer.pairs, n_rows), choose_n_epochs(model, n_rows, online=False)
-        return KeptMessages(*common, choose_damping(model), n_rows, sweeps, epochs)
+        return BatchFeatureLearner(*common, choose_damping(model), n_rows, sweeps, epochs)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> EvidenceState:
         before = model._network
@@ -169,7 +171,7 @@ class SingleLayer:
         learner = self.learner(model, n, seed)
         start = replace(learner, seed=model.seed_).start(restart)
         state = yield from first_state(model, self, start, restart)
-        result = yield from learn(model, self, learner, state, rows, seed, f"learn{end}")
+        result = yield from learn_epochs(model, self, learner, state, rows, seed, f"learn{end}")
         measured = rows.get("validation", rows["train"])
         every = 1 if "validation" in rows else max(1, n // MEASURED_ROWS)
         weights = result.state.beliefs > 0
@@ -195,6 +197,6 @@ def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> N
         )
     elif found.rows >= MIN_ROWS_TO_WARN and not found.at_rest:
         warn_user(
-            f"none of {found.rows} images came to rest in {SWEEPS} sweeps under the learned features: raise "
-            "p01 and p10 (the images are noisier than these values), or give more features"
+            f"none of {found.rows} images came to rest in {DECODE_SWEEPS} sweeps under the learned features: "
+            "raise p01 and p10 (the images are noisier than these values), or give more features"
         )

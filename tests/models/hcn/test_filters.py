@@ -10,7 +10,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import filters as compiled
-from scalelatent.models.hcn.model.filters import MIN_STEP, SCALE, OrientedFilters
+from scalelatent.models.hcn.model.filters import MIN_STEP, STEP_ANSWER, OrientedFilters
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 
@@ -21,7 +21,7 @@ def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int
     images = rng.integers(0, 256, shape).astype(np.uint8)
     images[0] = 255 * (images[0] > 100)  # Some pixels are equal.
     weights = OrientedFilters(n, size).weights
-    for least in (0, MIN_STEP * SCALE, 255 * SCALE):
+    for least in (0, MIN_STEP * STEP_ANSWER, 255 * STEP_ANSWER):
         want, found = (np.full((shape[0], n, *shape[1:]), 7, np.uint8) for _ in range(2))
         reference.oriented_edges(images, weights, least, want)
         compiled.oriented_edges(images, weights, np.int32(least), found)
@@ -74,13 +74,13 @@ def test_a_flipped_pixel_is_an_edge_only_for_small_filters() -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_filter_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
     layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
-    assert layer.seen == (1, 5, 6)
-    off, on = layer.evidence_of
+    assert layer.input_shape == (1, 5, 6)
+    off, on = layer.evidence_values
     edges = OrientedFilters(16, 3).edges(images)
     assert 0 < edges.mean() <= 1 / 16
-    assert_array_equal(layer.evidence_in(block_of(images.astype(dtype))), np.where(edges, on, off))
+    assert_array_equal(layer.read_evidence(block_of(images.astype(dtype))), np.where(edges, on, off))
     assert (
-        layer.evidence_in(block_of(np.zeros((2, 5, 6), dtype))) == off
+        layer.read_evidence(block_of(np.zeros((2, 5, 6), dtype))) == off
     ).all()  # Empty images are grey, too.
 
 
@@ -98,4 +98,4 @@ def test_images_that_are_not_grey_are_refused(value: float, message: str) -> Non
     x = np.zeros((3, 30), np.float32)
     x[1, 2] = value
     with pytest.raises(DataError, match=message):
-        grey_layer().evidence_in(block_of(x))
+        grey_layer().read_evidence(block_of(x))

@@ -14,7 +14,7 @@ import numpy as np
 from scalelatent.kernels.cuda import Kernels, current_device
 from scalelatent.kernels.streams import stage_word
 
-from .units import HARD
+from .units import FIXED_WEIGHT
 from .windows import MESSAGE_ROOM, message_starts
 
 _launch = Kernels(__package__, 256).launch
@@ -109,7 +109,7 @@ def decode(
     begins, pairs = _begins(evidence.shape[2:], w.shape[1:3], w.shape[3])
     room = pairs + MESSAGE_ROOM
     kept = cupy.zeros((*evidence.shape[:2], room), dtype=np.int16)
-    hard = cupy.asarray(np.where(w, np.int32(HARD), np.int32(-HARD)))
+    hard = cupy.asarray(np.where(w, np.int32(FIXED_WEIGHT), np.int32(-FIXED_WEIGHT)))
     moved = cupy.empty(len(order), dtype=np.int32)
     sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[1:])
     shared, size = _choose_shared(len(order), s[0].size, hard.size)

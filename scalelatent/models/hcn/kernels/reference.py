@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .units import ABSENT, HARD, POOL_FLOOR
+from .units import FIXED_WEIGHT, OFF_IMAGE, POOL_FLOOR
 from .windows import message_starts, shifts, window
 
 
@@ -163,7 +163,7 @@ def decode(
         Number of trees with a changed message in the last sweep.
     """
     moved = np.zeros(len(evidence), np.int64)
-    hard = np.where(w, HARD, -HARD)
+    hard = np.where(w, FIXED_WEIGHT, -FIXED_WEIGHT)
     for n in range(len(evidence)):
         kept: dict[int, np.ndarray] = {}
         for _ in range(n_sweeps):
@@ -245,9 +245,9 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 def at_targets(messages: np.ndarray) -> np.ndarray:
     """Return messages of pools, (…, shifts, H, W), moved from the pool to the target pixel of each shift.
 
-    Target pixels that no pool reaches get the value ``ABSENT``.
+    Target pixels that no pool reaches get the value ``OFF_IMAGE``.
     """
-    out, (height, width) = np.full(messages.shape, ABSENT, np.int64), messages.shape[-2:]
+    out, (height, width) = np.full(messages.shape, OFF_IMAGE, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
         to, of = (
             (slice(max(0, y), height + min(0, y)), slice(max(0, x), width + min(0, x)))
@@ -266,14 +266,14 @@ def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Return the messages of ORs to the shifts of pools, int64 (…, shifts, H, W).
 
     ``down`` are the messages of the shifts, and ``below`` (…, H, W) are those of the places below the ORs.
-    Shifts that leave the image get the value ``ABSENT``.
+    Shifts that leave the image get the value ``OFF_IMAGE``.
     """
     t = at_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
     positive, up = np.maximum(t, 0), np.empty_like(t)
     total = positive.sum(axis=-3, keepdims=True)
     for d in range(t.shape[-3]):
-        best = np.delete(t, d, axis=-3).max(axis=-3, initial=ABSENT)
+        best = np.delete(t, d, axis=-3).max(axis=-3, initial=OFF_IMAGE)
         alone = np.maximum(0, -best)
         up[..., d, :, :] = np.minimum((below + total - positive)[..., d, :, :], alone)
     return at_sources(np.clip(up, -POOL_FLOOR, POOL_FLOOR))
@@ -289,7 +289,7 @@ def raise_pools(
     below : ndarray of int32, shape (images, channels, H, W)
         Messages of the places below in units of 1/256 nat.
     prior : ndarray of int32, shape (shifts, H, W)
-        Log prior of each shift in units of 1/256 nat; ABSENT for a shift that leaves the image.
+        Log prior of each shift in units of 1/256 nat; OFF_IMAGE for a shift that leaves the image.
     down : ndarray of int32, shape (images, channels, shifts, H, W)
         Messages of pools to ORs.
     evidence : array of int32, shape (images, channels, H, W)
@@ -298,7 +298,7 @@ def raise_pools(
         Weight of the new message in the average of the new and the old message.
     """
     up = raise_ors(down, below)
-    new = np.where(prior == ABSENT, ABSENT, up + prior).max(axis=-3)
+    new = np.where(prior == OFF_IMAGE, OFF_IMAGE, up + prior).max(axis=-3)
     evidence[...] = damped(evidence, np.clip(new, -POOL_FLOOR, POOL_FLOOR), damping)
 
 
@@ -327,12 +327,12 @@ def lower_pools(
     """
     for _ in range(rounds + 1):
         up = raise_ors(down, below)
-        b = np.where(prior == ABSENT, ABSENT, up + prior)
+        b = np.where(prior == OFF_IMAGE, OFF_IMAGE, up + prior)
         for d in range(b.shape[-3]):
-            best = np.delete(b, d, axis=-3).max(axis=-3, initial=ABSENT)
+            best = np.delete(b, d, axis=-3).max(axis=-3, initial=OFF_IMAGE)
             new = prior[d] + np.minimum(above, -best)
             new = np.clip(new, -POOL_FLOOR, POOL_FLOOR)
-            down[..., d, :, :] = np.where(prior[d] == ABSENT, -POOL_FLOOR, new)
+            down[..., d, :, :] = np.where(prior[d] == OFF_IMAGE, -POOL_FLOOR, new)
     t = at_targets(down)
     first = t.max(axis=-3)
     made = first + np.maximum(t, 0).sum(axis=-3) - np.maximum(first, 0)
@@ -385,7 +385,7 @@ def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.nda
     -------
     ndarray of int32, shape (images, channels, H, W)
     """
-    first = np.full(evidence.shape, ABSENT, np.int64)
+    first = np.full(evidence.shape, OFF_IMAGE, np.int64)
     total = np.zeros(evidence.shape, np.int64)
     high, wide = s.shape[2:]
     for a, i, j, f in np.argwhere(w[:, ::-1, ::-1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-GRID = 256
+UNITS_PER_NAT = 256
 """Units per nat."""
 MESSAGE_LIMIT = 2**15 - 1
 """Largest stored message (int16), in units of 1/256 nat.
@@ -14,10 +14,10 @@ No message is larger than the evidence of its pixel, which has the same limit.
 """
 BELIEF_LIMIT = 2**28
 """Beliefs below this number of units of 1/256 nat have exact int32 sums."""
-HARD = 2**28
+FIXED_WEIGHT = 2**28
 """Belief in a fixed weight that is on, in units of 1/256 nat; it is larger than any evidence."""
 
-POOL_FLOOR = 10_000 * GRID
+POOL_FLOOR = 10_000 * UNITS_PER_NAT
 """Largest message between layers, in units of 1/256 nat."""
 CLASS_FLOOR = 2**28
 """Largest message of the class layer, in units of 1/256 nat.
@@ -25,15 +25,15 @@ CLASS_FLOOR = 2**28
 This message exceeds the evidence of all pixels of an image, except in the first passes of large networks.
 Therefore all templates but one are off.
 """
-ABSENT = -(2**29)
+OFF_IMAGE = -(2**29)
 """Log prior of a shift that leaves the image, in units of 1/256 nat; it represents minus infinity."""
 
 
 def to_units(nats: npt.ArrayLike) -> np.ndarray:
     """Convert nats to units of 1/256 nat, rounded to whole numbers, int32."""
-    return np.rint(np.asarray(nats, np.float64) * GRID).astype(np.int32)
+    return np.rint(np.asarray(nats, np.float64) * UNITS_PER_NAT).astype(np.int32)
 
 
 def from_units(units: npt.ArrayLike) -> np.ndarray:
     """Convert units of 1/256 nat to nats, float64."""
-    return np.asarray(units, np.float64) / GRID
+    return np.asarray(units, np.float64) / UNITS_PER_NAT

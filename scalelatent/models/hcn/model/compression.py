@@ -22,13 +22,13 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 
 from .decode import Decoder
-from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
+from .layer import FLOPS_PER_PAIR, FeatureLayer, row_numbers
 
 if TYPE_CHECKING:
     from .evidence_learner import EvidenceState
 
 # The engine chooses block size and memory by its defaults.
-NOTHING = BlockRequirements()
+NO_REQUIREMENTS = BlockRequirements()
 
 
 def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
@@ -74,10 +74,10 @@ class DescriptionLength:
 
     def accumulate(self, prepared: tuple[Decoder, Backend], block: Block, stats: Stats) -> None:
         decoder, backend = prepared
-        rows = rows_of(block)
+        rows = row_numbers(block)
         here = rows % self.every == 0
         if here.any():
-            evidence = decoder.layer.evidence_in(block)[here]
+            evidence = decoder.layer.read_evidence(block)[here]
             s, moved = decoder.decode(evidence, rows[here], backend)
             stats["at_rest"][...] += (moved == 0).sum()
             add_counts(decoder, evidence, s, backend, stats)
@@ -88,7 +88,7 @@ class PixelCounts:
     """Counts of known pixels and of ones (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     layer: FeatureLayer
-    requirements: BlockRequirements = NOTHING
+    requirements: BlockRequirements = NO_REQUIREMENTS
 
     def layout(self) -> Layout:
         return Layout((("known", ()), ("ones", ())))
@@ -100,7 +100,7 @@ class PixelCounts:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
-        evidence = self.layer.evidence_in(block)
+        evidence = self.layer.read_evidence(block)
         stats["known"][...] += (evidence != 0).sum()
         stats["ones"][...] += (evidence > 0).sum()
 

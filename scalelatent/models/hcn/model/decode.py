@@ -11,10 +11,10 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import from_units
 
-from .layer import FeatureLayer, hide_unknown, rows_of
+from .layer import FeatureLayer, hide_unknown, row_numbers
 
 # Default of the largest number of sweeps over an image.
-SWEEPS = 10
+DECODE_SWEEPS = 10
 # Upper bound, in bytes, of the working memory for the inference of one block of rows.
 PART_BYTES = 2**25
 
@@ -37,7 +37,7 @@ class Decoder:
     layer: FeatureLayer
     weights: np.ndarray
     seed: int = 0
-    n_sweeps: int = SWEEPS
+    n_sweeps: int = DECODE_SWEEPS
 
     @property
     def row_bytes(self) -> int:
@@ -63,7 +63,7 @@ class Decoder:
         converged if one of its messages changed in the last sweep.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
-        s = backend.xp.asarray(self.layer.no_places(len(rows)))
+        s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
         messages = backend.xp.asarray(evidence), backend.xp.asarray(order)
         moved = backend.kernel("hcn_decode")(*messages, s, self.weights, self.n_sweeps)
         return backend.to_host(s), backend.to_host(moved)
@@ -118,7 +118,7 @@ class PlaceMap(DecoderMap):
         return self.decoder.layer.places, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        return self.decoder.places(self.decoder.layer.evidence_in(block), rows_of(block), prepared)
+        return self.decoder.places(self.decoder.layer.read_evidence(block), row_numbers(block), prepared)
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class ReconstructionMap(DecoderMap):
         return self.decoder.layer.image, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        rows = rows_of(block)
-        evidence = hide_unknown(self.decoder.layer.evidence_in(block), self.known, rows)
+        rows = row_numbers(block)
+        evidence = hide_unknown(self.decoder.layer.read_evidence(block), self.known, rows)
         return reconstruct(self.decoder, evidence, rows, prepared, self.fills)
 
 
@@ -157,7 +157,7 @@ class BeliefMap(DecoderMap):
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         layer = self.decoder.layer
-        s, moved = self.decoder.beliefs(layer.evidence_in(block), rows_of(block), prepared)
+        s, moved = self.decoder.beliefs(layer.read_evidence(block), row_numbers(block), prepared)
         rest = 1 - moved[:, None] / layer.n_pixels
         return np.concatenate([from_units(s.reshape(len(s), -1)), rest], axis=1).astype(np.float32)
 

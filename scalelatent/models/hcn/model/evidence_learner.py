@@ -34,11 +34,11 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT
 
 from .compression import DescriptionLength, compression
 from .decode import Decoder
-from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
+from .layer import FLOPS_PER_PAIR, FeatureLayer, row_numbers
 
 # Features are moved to the middle of their windows after this many minibatches.
 CENTER_EVERY = 20
@@ -82,7 +82,7 @@ PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
 
 
 @dataclass(frozen=True)
-class EvidenceLearner:
+class OnlineFeatureLearner:
     """Online learning of one layer of features (an :class:`~scalelatent.contract.learners.OnlineLearner`).
 
     Attributes
@@ -163,18 +163,18 @@ class EvidenceLearner:
         # No array moves between host and device from one minibatch to the next.
         beliefs = backend.asarray(np.stack([state.beliefs] * len(blocks)), np.float64)
         first, worst = backend.asarray(state.first, np.float64), 0
-        evidence = xp.asarray(np.stack([layer.evidence_in(block) for block in blocks]))
+        evidence = xp.asarray(np.stack([layer.read_evidence(block) for block in blocks]))
         faded = (1 - self.forgetting) * first
         for a, order in zip(range(0, rows, self.batch_rows), orders, strict=True):
             part = xp.ascontiguousarray(evidence[:, a : a + self.batch_rows])
             n_images = part.shape[1]
-            before = xp.rint(beliefs * GRID).astype(np.int32)
+            before = xp.rint(beliefs * UNITS_PER_NAT).astype(np.int32)
             s = backend.buffer("places", (len(blocks), n_images, *layer.places), np.int32)
             s[...] = int(layer.prior)
             w = before.copy()
             sweep(part, order, s, w)
             worst = xp.maximum(abs(w), worst)
-            beliefs = self.forgetting * (beliefs + (w - before) / GRID) + faded  # as forget does
+            beliefs = self.forgetting * (beliefs + (w - before) / UNITS_PER_NAT) + faded  # as forget does
         largest = backend.to_host(worst).max(axis=(0, 1, 2, 3))
         if not layer.is_exact(largest):
             raise self._overflow(largest)
@@ -183,7 +183,7 @@ class EvidenceLearner:
     def _orders(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
         """Return for each minibatch the order in which each chain updates its pixels, (chains, pixels)."""
         rows, size, out = len(blocks[0].x), self.batch_rows, []
-        firsts = np.stack([rows_of(block)[::size] for block in blocks], axis=1)
+        firsts = np.stack([row_numbers(block)[::size] for block in blocks], axis=1)
         whole = rows // size
         for some, n_images in ((firsts[:whole], size), (firsts[whole:], rows % size)):
             if len(some):
@@ -194,11 +194,11 @@ class EvidenceLearner:
         return out
 
     def _overflow(self, largest: np.ndarray) -> DivergenceError:
-        feature, limit = int(largest.argmax()), BELIEF_LIMIT / GRID
+        feature, limit = int(largest.argmax()), BELIEF_LIMIT / UNITS_PER_NAT
         return DivergenceError(
             f"layer 1: beliefs in the weights of feature {feature} have reached "
-            f"{largest[feature] / GRID:,.0f} nats; the limit of exact sums is {limit:,.0f}: lower forgetting "
-            f"(now {self.forgetting}) or batch_size (now {self.batch_rows}), or raise p01 and p10"
+            f"{largest[feature] / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is {limit:,.0f}: lower "
+            f"forgetting (now {self.forgetting}) or batch_size (now {self.batch_rows}), or raise p01 and p10"
         )
 
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:

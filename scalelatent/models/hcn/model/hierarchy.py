@@ -22,7 +22,7 @@ import numpy as np
 from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
-from scalelatent.models.hcn.kernels.units import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR
+from scalelatent.models.hcn.kernels.units import CLASS_FLOOR, OFF_IMAGE, POOL_FLOOR, UNITS_PER_NAT
 from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
 from .layer import FeatureLayer, convolve
@@ -36,7 +36,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
 
     The array is int32 (side * side, height, width).
     The shift by 0 pixels has weight 1; each other shift has weight 1 - spread u with u uniform. With equal
-    weights no message would prefer a direction. Shifts that leave the image have the prior ``ABSENT``, and
+    weights no message would prefer a direction. Shifts that leave the image have the prior ``OFF_IMAGE``, and
     the weights of the remaining shifts are normalized.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
@@ -50,7 +50,9 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
     )
     weights = weights[:, None, None] * is_inside
     with np.errstate(divide="ignore"):
-        priors = np.where(is_inside, np.rint(np.log(weights / weights.sum(axis=0)) * GRID), ABSENT)
+        priors = np.where(
+            is_inside, np.rint(np.log(weights / weights.sum(axis=0)) * UNITS_PER_NAT), OFF_IMAGE
+        )
     return priors.astype(np.int32)
 
 
@@ -426,7 +428,7 @@ def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator
     """
     out, ways = np.zeros_like(pixels), shifts(len(prior))
     for channel, y, x in np.argwhere(pixels):
-        chances = np.where(prior[:, y, x] == ABSENT, 0, np.exp(prior[:, y, x] / GRID))
+        chances = np.where(prior[:, y, x] == OFF_IMAGE, 0, np.exp(prior[:, y, x] / UNITS_PER_NAT))
         dy, dx = ways[rng.choice(len(ways), p=chances / chances.sum())]
         out[channel, y + dy, x + dx] = True
     return out

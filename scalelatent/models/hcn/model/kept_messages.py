@@ -22,8 +22,8 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 
-from .evidence_learner import EvidenceLearner, EvidenceState, PreparedEvidence
-from .layer import FeatureLayer, rows_of
+from .evidence_learner import EvidenceState, OnlineFeatureLearner, PreparedEvidence
+from .layer import FeatureLayer, row_numbers
 
 # Upper bound, in bytes, of the leaves that one kernel call updates together. The host holds them twice.
 VISIT_BYTES = 2**31
@@ -61,7 +61,7 @@ def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
     room = message_room((height, width), layer.window, layer.n_features)
     to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
     held = np.zeros((n_rows, channels, height * width, layer.window[0]), np.uint8)
-    return LeafMessages(layer.no_places(n_rows), to_s, to_w, held)
+    return LeafMessages(layer.prior_beliefs(n_rows), to_s, to_w, held)
 
 
 def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
@@ -143,7 +143,7 @@ class LeafState(EvidenceState):
     last_left: int = -1
 
 
-class KeptLeaf(TypedDict):
+class StoredFeatureLeaf(TypedDict):
     """Stored content of a leaf: its messages, and the change of the beliefs in W by its last visit."""
 
     messages: dict[str, Any]
@@ -151,7 +151,7 @@ class KeptLeaf(TypedDict):
 
 
 @dataclass(frozen=True)
-class KeptMessages(EvidenceLearner):
+class BatchFeatureLearner(OnlineFeatureLearner):
     """Algorithm 1 for one layer (a :class:`~scalelatent.contract.learners.LeafLearner`).
 
     Attributes
@@ -182,7 +182,7 @@ class KeptMessages(EvidenceLearner):
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
 
-    def make_single_leaf_learner(self, n_rows: int, sweeps: int) -> KeptMessages:
+    def make_single_leaf_learner(self, n_rows: int, sweeps: int) -> BatchFeatureLearner:
         """Return the learner for a single leaf of ``n_rows`` images with this number of sweeps per visit."""
         return replace(self, n_rows=n_rows, single_leaf_sweeps=sweeps)
 
@@ -190,13 +190,15 @@ class KeptMessages(EvidenceLearner):
         first = self.layer.first_beliefs(self.seed, restart)
         return LeafState(from_units(to_units(first)), first)
 
-    def visit(self, prepared: PreparedEvidence, block: Block, kept: KeptLeaf | None) -> KeptLeaf:
+    def visit(
+        self, prepared: PreparedEvidence, block: Block, kept: StoredFeatureLeaf | None
+    ) -> StoredFeatureLeaf:
         """Return the messages of a leaf after a visit, and the change of the beliefs in W."""
         return self.visit_leaves(prepared, [block], [kept])[0]
 
     def visit_leaves(
-        self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[KeptLeaf | None]
-    ) -> list[KeptLeaf]:
+        self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[StoredFeatureLeaf | None]
+    ) -> list[StoredFeatureLeaf]:
         """Return the messages of several leaves after a visit; leaves of equal size share kernel calls."""
         state, backend = prepared
         beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)
@@ -213,15 +215,18 @@ class KeptMessages(EvidenceLearner):
             sweeps = min(self.single_leaf_sweeps if rows == self.n_rows else 1, self.max_sweeps - swept)
             most = max(1, VISIT_BYTES // leaf_bytes(self.layer, rows))
             for some in (which[a : a + most] for a in range(0, len(which), most)):
-                evidence = np.stack([self.layer.evidence_in(blocks[k]) for k in some])
-                firsts = [int(rows_of(blocks[k])[0]) for k in some]
+                evidence = np.stack([self.layer.read_evidence(blocks[k]) for k in some])
+                firsts = [int(row_numbers(blocks[k])[0]) for k in some]
                 how = self.seed, sweeps, self.damping, backend
                 visits = visit_leaves([olds[k] for k in some], evidence, beliefs, firsts, *how)
                 found |= dict(zip(some, visits, strict=True))
-        return [KeptLeaf(messages=dict(vars(found[k][0])), change=found[k][1]) for k in range(len(blocks))]
+        return [
+            StoredFeatureLeaf(messages=dict(vars(found[k][0])), change=found[k][1])
+            for k in range(len(blocks))
+        ]
 
     def exchange(
-        self, prepared: PreparedEvidence, kept: KeptLeaf | None, new: KeptLeaf, stats: Stats
+        self, prepared: PreparedEvidence, kept: StoredFeatureLeaf | None, new: StoredFeatureLeaf, stats: Stats
     ) -> None:
         stats["evidence"][...] += from_units(new["change"])
         stats["moved"][...] += new["messages"]["moved"]

@@ -12,7 +12,7 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, MESSAGE_LIMIT, to_units
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, MESSAGE_LIMIT, UNITS_PER_NAT, to_units
 from scalelatent.models.hcn.kernels.windows import count_pairs
 
 from .filters import GREY_LEVELS, OrientedFilters
@@ -76,7 +76,7 @@ class FeatureLayer:
     filters: OrientedFilters | None = field(default=None, kw_only=True)
 
     @property
-    def seen(self) -> tuple[int, int, int]:
+    def input_shape(self) -> tuple[int, int, int]:
         """Shape of the images that the rows hold: before the filters, if there are any."""
         return self.image if self.filters is None else (1, *self.image[1:])
 
@@ -102,10 +102,10 @@ class FeatureLayer:
         return self.image[0] * count_pairs(self.image[1:], self.window, self.n_features)
 
     @cached_property
-    def evidence_of(self) -> tuple[np.int32, np.int32]:
+    def evidence_values(self) -> tuple[np.int32, np.int32]:
         """Messages of a pixel that is 0 and of a pixel that is 1, in units of 1/256 nat."""
         off, on = (
-            to_units(np.clip(nats, -MESSAGE_LIMIT / GRID, MESSAGE_LIMIT / GRID))
+            to_units(np.clip(nats, -MESSAGE_LIMIT / UNITS_PER_NAT, MESSAGE_LIMIT / UNITS_PER_NAT))
             for nats in (np.log(self.p01) - np.log1p(-self.p10), np.log1p(-self.p01) - np.log(self.p10))
         )
         return np.int32(off), np.int32(on)
@@ -115,23 +115,23 @@ class FeatureLayer:
         """Belief in each place before any image, in units of 1/256 nat."""
         return np.int32(to_units(log_odds(self.p_sparsity)))
 
-    def no_places(self, n_rows: int) -> np.ndarray:
+    def prior_beliefs(self, n_rows: int) -> np.ndarray:
         """Return the prior beliefs in places, int32 (``n_rows``, HS, WS, F), in units of 1/256 nat."""
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
-    def evidence(self, x: np.ndarray) -> np.ndarray:
+    def compute_evidence(self, x: np.ndarray) -> np.ndarray:
         """Return the messages of pixels in 1/256 nat, 0 if unknown: int32 (rows, channels, height, width)."""
-        off, on = self.evidence_of
+        off, on = self.evidence_values
         if self.filters is not None:
-            edges = self.filters.edges(np.ascontiguousarray(x, np.uint8).reshape(-1, *self.image[1:]))
+            edges = self.filters.find_edges(np.ascontiguousarray(x, np.uint8).reshape(-1, *self.image[1:]))
             return np.where(edges, on, off)
         out = np.where(self.is_on(x), on, off)
         if (unknown := self._unknown(x)) is not None:
             out[unknown] = 0
         return np.ascontiguousarray(out.reshape(len(x), *self.image))
 
-    def evidence_in(self, block: Block) -> np.ndarray:
-        """Return the messages of a block's pixels, see :meth:`evidence`.
+    def read_evidence(self, block: Block) -> np.ndarray:
+        """Return the messages of a block's pixels, see :meth:`compute_evidence`.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class FeatureLayer:
                     f"row {block.row_number(row)}, pixel {pixel} is {x[row, pixel]}: pixels must be 0 or 1; "
                     "set threshold (pixels above it are 1), or set missing to the value of unknown pixels"
                 )
-        return self.evidence(x)
+        return self.compute_evidence(x)
 
     def _check_grey(self, block: Block) -> None:
         x = block.x
@@ -211,7 +211,7 @@ def from_features(features: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
 
 
-def rows_of(block: Block) -> np.ndarray:
+def row_numbers(block: Block) -> np.ndarray:
     """Return the row number of each row of a block."""
     if block.rows is not None:
         return block.rows

@@ -1,6 +1,6 @@
 """Learning of several layers by Algorithm 1: with messages kept between passes, or online without them.
 
-`LayeredEvidence` learns online, and `LayeredMessages` keeps messages; each docstring lists the steps.
+`OnlineNetworkLearner` learns online, and `BatchNetworkLearner` keeps messages; each docstring lists the steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, from_units, to_units
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT, from_units, to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 
 from .evidence_learner import add_evidence, forget
 from .hierarchy import Hierarchy, LayerMessages, visit_images
-from .layer import FLOPS_PER_PAIR, rows_of
+from .layer import FLOPS_PER_PAIR, row_numbers
 from .templates import TemplateCounts
 
 # A fit has converged if no belief in a weight changed its sign in this many passes in a row. The error often
@@ -75,14 +75,14 @@ PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
 """State at the start of a step, and the backend. Each chain makes its own copy of the state's beliefs."""
 Sparse: TypeAlias = dict[str, np.ndarray]
 """An array without its zeros, see :func:`to_sparse`."""
-KeptLayer: TypeAlias = dict[str, np.ndarray | Sparse]
+StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
 """The stored `LayerMessages` of a layer, see :func:`pack_messages`."""
 
 
-class KeptLayerMessages(TypedDict):
+class StoredLeaf(TypedDict):
     """Stored content of a leaf: messages of each layer, and the change of the beliefs by the last visit."""
 
-    layers: dict[str, KeptLayer]
+    layers: dict[str, StoredLayer]
     passes: np.int64
     visited: np.int64
     templates: np.ndarray
@@ -91,7 +91,7 @@ class KeptLayerMessages(TypedDict):
 
 
 @dataclass(frozen=True)
-class LayeredEvidence:
+class OnlineNetworkLearner:
     """Online learning of several layers (an :class:`~scalelatent.contract.learners.OnlineLearner`).
 
     The algorithm (section 4.2 of the paper) takes the minibatches of a chain one after another:
@@ -160,8 +160,8 @@ class LayeredEvidence:
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
         """Process the minibatches of a block one after another; add their evidence to ``stats``."""
         state, backend = prepared
-        beliefs, rows = state.beliefs, rows_of(block)
-        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        beliefs, rows = state.beliefs, row_numbers(block)
+        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
         for a in range(0, len(rows), self.batch_rows):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
@@ -225,7 +225,7 @@ class LayeredEvidence:
 
 
 @dataclass(frozen=True)
-class LayeredMessages(LayeredEvidence):
+class BatchNetworkLearner(OnlineNetworkLearner):
     """Algorithm 1 for several layers (a :class:`~scalelatent.contract.learners.LeafLearner`).
 
     The messages of all images stay in the run folder between visits (Algorithm 1 and section 3 of the paper):
@@ -271,7 +271,7 @@ class LayeredMessages(LayeredEvidence):
         """Return the number of floating-point operations per image and pass."""
         return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
 
-    def make_single_leaf_learner(self, n_rows: int, passes: int) -> LayeredMessages:
+    def make_single_leaf_learner(self, n_rows: int, passes: int) -> BatchNetworkLearner:
         """Return the learner for a single leaf of ``n_rows`` images with this number of passes per visit."""
         most = max(passes, self.max_passes)
         return replace(self, n_rows=n_rows, single_leaf_passes=passes, max_passes=most)
@@ -281,18 +281,16 @@ class LayeredMessages(LayeredEvidence):
         first = self.net.first_beliefs(restart)
         return LayeredState(from_units(to_units(first)), first)
 
-    def visit(
-        self, prepared: PreparedLayers, block: Block, kept: KeptLayerMessages | None
-    ) -> KeptLayerMessages:
+    def visit(self, prepared: PreparedLayers, block: Block, kept: StoredLeaf | None) -> StoredLeaf:
         """Return the messages of a leaf after a visit, and the change of the beliefs in W."""
         (state, backend), n = prepared, len(block.x)
-        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
         if kept is None:
             messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
             done, before = 0, np.full(n, -1)
         else:
             messages, done, before = unpack_messages(kept), int(kept["passes"]), kept["templates"]
-        first, beliefs, ranks = int(rows_of(block)[0]), to_units(state.beliefs), None
+        first, beliefs, ranks = int(row_numbers(block)[0]), to_units(state.beliefs), None
         if self.net.is_own_class_only(messages[-1]):
             assert labels is not None
             by_class = np.argsort(labels, kind="stable")
@@ -314,7 +312,7 @@ class LayeredMessages(LayeredEvidence):
         }
 
     def exchange(
-        self, prepared: PreparedLayers, kept: KeptLayerMessages | None, new: KeptLayerMessages, stats: Stats
+        self, prepared: PreparedLayers, kept: StoredLeaf | None, new: StoredLeaf, stats: Stats
     ) -> None:
         stats["evidence"][...] += from_units(to_dense(new["change"]))
         stats["moved"][...] += new["moved"]
@@ -370,12 +368,12 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
     return out
 
 
-def pack_messages(messages: LayerMessages) -> KeptLayer:
+def pack_messages(messages: LayerMessages) -> StoredLayer:
     """Return the messages of a layer in the form in which they are stored; ``_SPARSE`` arrays are sparse."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
-def unpack_messages(kept: KeptLayerMessages) -> list[LayerMessages]:
+def unpack_messages(kept: StoredLeaf) -> list[LayerMessages]:
     """Return copies of the stored messages of each layer."""
     layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
     return [LayerMessages(**{name: to_dense(part[name]) for name in _PARTS}) for part in layers]
@@ -421,6 +419,6 @@ def check_exact(net: Hierarchy, units: np.ndarray) -> None:
             feature = int(np.abs(w).max(axis=(0, 1, 2)).argmax())
             raise DivergenceError(
                 f"layer {level}: beliefs in the weights of feature {feature} have reached "
-                f"{np.abs(w).max() / GRID:,.0f} nats; the limit of exact sums is {BELIEF_LIMIT / GRID:,.0f}: "
-                "lower damping, or raise p01 and p10"
+                f"{np.abs(w).max() / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is "
+                f"{BELIEF_LIMIT / UNITS_PER_NAT:,.0f}: lower damping, or raise p01 and p10"
             )

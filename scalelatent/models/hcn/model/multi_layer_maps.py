@@ -9,10 +9,10 @@ import numpy as np
 
 from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 
 from .hierarchy import Hierarchy
-from .layer import hide_unknown, rows_of
+from .layer import hide_unknown, row_numbers
 
 # Upper bound, in bytes, of the memory of a forward pass over one block of rows.
 PART_BYTES = 2**25
@@ -48,7 +48,10 @@ class FixedNetwork:
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
         """Return the scores of the templates in nats, float64 (rows, templates)."""
-        return self.net.template_scores(self.weights, self.net.layers[0].evidence_in(block), backend) / GRID
+        return (
+            self.net.template_scores(self.weights, self.net.layers[0].read_evidence(block), backend)
+            / UNITS_PER_NAT
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +133,8 @@ class CompletionMap(NetworkMap):
         return self.network.net.layers[0].image, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        layer, rows = self.network.net.layers[0], rows_of(block)
-        evidence = hide_unknown(layer.evidence_in(block), self.known, rows)
+        layer, rows = self.network.net.layers[0], row_numbers(block)
+        evidence = hide_unknown(layer.read_evidence(block), self.known, rows)
         codes = None if self.codes is None else self.codes[rows]
         made = self.network.net.complete(self.network.weights, evidence, codes, prepared) > 0
         if self.fills:

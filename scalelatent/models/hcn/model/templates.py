@@ -19,11 +19,11 @@ import numpy as np
 from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT
 
 from .compression import PixelCounts
 from .hierarchy import Hierarchy
-from .layer import rows_of
+from .layer import row_numbers
 
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
@@ -80,7 +80,7 @@ class LabelledPixels:
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
         self.pixels.accumulate(prepared, block, stats)
-        stats["rows"][...] += len(rows_of(block))
+        stats["rows"][...] += len(row_numbers(block))
         if block.y is not None:
             stats["labelled"][...] += np.bincount(block.y[block.y >= 0], minlength=self.n_classes)
 
@@ -122,7 +122,7 @@ class TemplateCounts(ForwardReduction):
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
         weights, backend = prepared
-        scores = self.net.template_scores(weights, self.net.layers[0].evidence_in(block), backend)
+        scores = self.net.template_scores(weights, self.net.layers[0].read_evidence(block), backend)
         assert block.y is not None
         known = block.y >= 0
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
@@ -155,7 +155,7 @@ class RowCodes:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
-        where, among = match_rows(self.numbers, rows_of(block))
+        where, among = match_rows(self.numbers, row_numbers(block))
         assert block.y is not None
         stats["codes"][where] += np.maximum(block.y[among] + 1, 0)
 
@@ -188,12 +188,12 @@ class TemplateEvidence(ForwardReduction):
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
         """Add the evidence of the block's rows to their templates."""
-        pixels, (weights, backend) = self.net.layers[0].evidence_in(block), prepared
+        pixels, (weights, backend) = self.net.layers[0].read_evidence(block), prepared
         templates: np.ndarray | None = None
         if self.numbers is None or self.templates is None:
             among, allowed = self._allowed(block, len(pixels))
         else:
-            where, among = match_rows(self.numbers, rows_of(block))
+            where, among = match_rows(self.numbers, row_numbers(block))
             templates = self.templates[where]
         if not len(among):
             return
@@ -201,7 +201,7 @@ class TemplateEvidence(ForwardReduction):
         if templates is None:
             templates = np.where(allowed, scores.reshape(len(among), -1), NO_SCORE).argmax(axis=1)
         for one, template in zip(evidence, templates, strict=True):
-            stats["evidence"][template] += one / GRID
+            stats["evidence"][template] += one / UNITS_PER_NAT
 
     def _allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows that have allowed templates, and these templates, bool (rows, templates)."""
@@ -213,7 +213,7 @@ class TemplateEvidence(ForwardReduction):
         among = np.flatnonzero(allowed.any(axis=1))
         return among, allowed[among]
 
-    def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
+    def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
         """Return the beliefs of all layers in nats; templates have their initial beliefs plus the evidence.
 
         ``first`` are the initial beliefs of all layers. A template that would lose all weights keeps its
@@ -221,7 +221,7 @@ class TemplateEvidence(ForwardReduction):
         """
         priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
-        most = BELIEF_LIMIT // (2 * GRID)
+        most = BELIEF_LIMIT // (2 * UNITS_PER_NAT)
         found = np.clip(priors + evidence, -most, most)
         found = np.where(np.any(found > 0, axis=(0, 1, 2)), found, earlier)
         return np.concatenate([self.beliefs[: -priors.size], found.ravel()])

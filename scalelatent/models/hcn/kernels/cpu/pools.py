@@ -7,14 +7,19 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import zeros
-from scalelatent.models.hcn.kernels.units import ABSENT, POOL_FLOOR
+from scalelatent.models.hcn.kernels.units import OFF_IMAGE, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import make_tree_layouts
 
 from .trees import make_passes
 
 _look_off, _look_on, _, _ = make_passes(2, wide=True)
 
-_0, _ABSENT, _MOST, _ALL = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), np.float32(1)
+_0, _OFF_IMAGE, _MOST, _ALL = (
+    np.int32(0),
+    np.int32(OFF_IMAGE),
+    np.int32(POOL_FLOOR),
+    np.float32(1),
+)
 
 
 @subkernel
@@ -50,7 +55,7 @@ def _sum_messages(
 
     ``total`` gets the sum of the positive messages; ``first`` and ``second`` get the two largest messages.
     """
-    total[:], first[:], second[:] = _0, _ABSENT, _ABSENT
+    total[:], first[:], second[:] = _0, _OFF_IMAGE, _OFF_IMAGE
     for d in range(down.shape[0]):
         source, of, to, n = _find_pool_range(d, side, y, down.shape[1], down.shape[2])
         row, sums, ones, twos = down[d, source, of : of + n], total[to:], first[to:], second[to:]
@@ -81,12 +86,12 @@ def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, r
 @subkernel
 def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray) -> None:
     """Write the largest and the second largest message of the shifts to each pool of row ``y``."""
-    first[:], second[:] = _ABSENT, _ABSENT
+    first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
         for x in range(len(arrived)):
             b = arrived[x] + chance[x]
-            b, one = _ABSENT if chance[x] == _ABSENT else b, first[x]
+            b, one = _OFF_IMAGE if chance[x] == _OFF_IMAGE else b, first[x]
             second[x] = max(second[x], min(one, b))
             first[x] = max(one, b)
 
@@ -132,7 +137,7 @@ def _pass_down(
                         for x in range(len(row)):
                             best = second[x] if arrived[x] + chance[x] == first[x] else first[x]
                             new = _clip(chance[x] + min(top[x], -best))
-                            row[x] = -_MOST if chance[x] == _ABSENT else new
+                            row[x] = -_MOST if chance[x] == _OFF_IMAGE else new
             for y in range(down.shape[3]):
                 _sum_messages(down[n, a], side, y, total, first, second)
                 for x in range(down.shape[4]):
@@ -216,7 +221,7 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
     """Return the messages of AND-OR trees to the pixels, for fixed weights and after one pass up."""
-    first, total = np.full(evidence.shape, _ABSENT), np.zeros(evidence.shape, np.int32)
+    first, total = np.full(evidence.shape, _OFF_IMAGE), np.zeros(evidence.shape, np.int32)
     _lower_features(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))
     return made

@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
-from scalelatent.models.hcn.kernels.units import HARD
+from scalelatent.models.hcn.kernels.units import FIXED_WEIGHT
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, make_tree_layouts
 
 from .trees import make_passes, prefetch
@@ -19,9 +19,9 @@ _look_off_1, _look_on_1, _off_1, _on_1 = make_passes(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
 # The messages of trees with at least this many pairs are prefetched into the cache.
-FAR = 512
+LARGE_TREE_PAIRS = 512
 # Bytes at the beginning of the messages of a tree that are prefetched.
-BEGINNING = 1024
+PREFETCH_BYTES = 1024
 
 
 @subkernel
@@ -78,7 +78,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
         # The messages of a large tree are not in the cache: prefetch them.
-        far = w.shape[2] * w.shape[3] * w.shape[4] >= FAR
+        far = w.shape[2] * w.shape[3] * w.shape[4] >= LARGE_TREE_PAIRS
         for k in range(order.shape[0]):
             pixels = evidence[k].ravel()
             for p in range(order.shape[1]):
@@ -96,7 +96,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                 if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
-                    prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], BEGINNING)
+                    prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
                 # Evidence of 0 sends messages of 0, which must replace kept messages of earlier evidence.
                 if b <= _0:
                     total = look_off(tree, (-b,), _ALL)
@@ -195,6 +195,6 @@ def decode(
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
     kept = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)
-    hard = np.where(w, np.int32(HARD), np.int32(-HARD))
+    hard = np.where(w, np.int32(FIXED_WEIGHT), np.int32(-FIXED_WEIGHT))
     _decode(evidence, order, s, hard, kept, n_sweeps, make_tree_layouts(*sizes), moved)
     return moved

@@ -41,7 +41,7 @@ HELD, LIVE = 1, 2  # bits of the byte of a line: nonzero messages to weights; a 
 Values = list[ir.Value]
 
 
-class _Code(Vectors):
+class _VectorCode(Vectors):
     """Vector instructions of both passes; kept messages are int16, or int32 if ``wide``."""
 
     def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
@@ -108,7 +108,12 @@ class _Pairs:
     """A vector of pairs of a line: their beliefs and messages."""
 
     def __init__(
-        self, code: _Code, spots: Values, i: ir.Value, mask: ir.Value | None, damping: ir.Value | None = None
+        self,
+        code: _VectorCode,
+        spots: Values,
+        i: ir.Value,
+        mask: ir.Value | None,
+        damping: ir.Value | None = None,
     ) -> None:
         self.code, self.mask, self._damping = code, mask, damping
         sizes = [4, 4, *[code.kept_bytes] * 2]
@@ -206,7 +211,7 @@ class _Tree:
     of W, and the addresses of S, of W, of the kept messages and of the flag bytes of the lines.
     """
 
-    def __init__(self, code: _Code, tree: Values) -> None:
+    def __init__(self, code: _VectorCode, tree: Values) -> None:
         self.code = code
         self.rows, self.n, *steps = tree[:4]
         self.spots, b = tree[4:], code.b
@@ -249,7 +254,7 @@ class _Tree:
         return code.where(self.some, lambda: part(self.whole, self.last, found), before=found)
 
 
-CodeOf: TypeAlias = Callable[[_Code, _Tree, Values, ir.Value], "ir.Value | Values | None"]
+CodeOf: TypeAlias = Callable[[_VectorCode, _Tree, Values, ir.Value], "ir.Value | Values | None"]
 """Function that emits the instructions of a pass and returns its results."""
 Passes: TypeAlias = tuple[
     Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
@@ -277,7 +282,7 @@ def _inline(
             [builder.extract_value(pack, i) for i in range(count)]
             for pack, count in zip(args[:2], (n_tree, n_numbers), strict=True)
         )
-        code = _Code(builder, wide)
+        code = _VectorCode(builder, wide)
         found = code_of(code, _Tree(code, tree), numbers, args[2])
         if isinstance(result, types.UniTuple):
             return context.make_tuple(builder, result, found)
@@ -298,7 +303,7 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
     values. ``n_kept`` is the number of kept messages per pair.
     """
 
-    def code_of(code: _Code, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
+    def code_of(code: _VectorCode, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
         b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
         least = code.integer(2 * BELIEF_OUTSIDE)
         limit = b.sub(zero, most) if on else zero
@@ -338,7 +343,7 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
     is 1, the weights are fixed and only places get messages.
     """
 
-    def code_of(code: _Code, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
+    def code_of(code: _VectorCode, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
         # If ``on``, z is the largest value of the pairs. Messages to pairs with the value z have at most the
