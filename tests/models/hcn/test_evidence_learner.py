@@ -44,7 +44,7 @@ def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
         w = to_units(state.beliefs)
         after, s = w[None].copy(), SMALL.prior_beliefs(2)[None]
         order = shuffled(5, "hcn sweep", 0, rows[:1], 2 * SMALL.n_pixels)
-        BACKEND.kernel("hcn_sweep")(SMALL.evidence(x[rows])[None], order, s, after)
+        BACKEND.kernel("hcn_sweep")(SMALL.compute_evidence(x[rows])[None], order, s, after)
         posterior = state.beliefs + (after[0] - w) / UNITS_PER_NAT
         state = one_step(learner, state, x, rows, 0, BACKEND)
         assert_allclose(state.beliefs, 0.9 * posterior + 0.1 * prior, rtol=1e-13)

@@ -114,7 +114,7 @@ def test_hidden_parts_are_completed_in_place() -> None:
     clean = images.clean(0, 40).reshape(40, *net.layers[0].image)
     known = np.ones(clean.shape, bool)
     known[..., 8:, :] = False
-    pixels = np.where(known, net.layers[0].evidence(x.reshape(40, -1)), 0)
+    pixels = np.where(known, net.layers[0].compute_evidence(x.reshape(40, -1)), 0)
     beliefs = net.complete(weights, pixels, None, make_backend("cpu"))
     filled = (beliefs > 0) & ~known
     near = np.zeros_like(clean, bool)
@@ -137,7 +137,7 @@ def test_drawn_images_follow_the_set() -> None:
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
     drawn = net.draw(weights, 300, labels, 5)
-    pixels = net.layers[0].evidence(drawn.reshape(300, -1))
+    pixels = net.layers[0].compute_evidence(drawn.reshape(300, -1))
     found = net.template_scores(weights, pixels, make_backend("cpu"))
     assert (np.array(CATEGORY)[found.argmax(axis=1)] == labels).mean() > 0.99
     np.testing.assert_allclose(np.bincount(found.argmax(axis=1)) / 300, 0.25, atol=0.08)
@@ -351,7 +351,7 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
     by_class = np.argsort(y, kind="stable")
-    pixels, labels = net.layers[0].evidence(x[by_class]), y[by_class]
+    pixels, labels = net.layers[0].compute_evidence(x[by_class]), y[by_class]
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", in_order)
     found = []
     for of_class in (True, False):

@@ -1,4 +1,4 @@
-"""Inference of S, the places of fixed features, and from S of reconstructions and unknown pixels."""
+"""Inference of the positions S of fixed features; S gives reconstructions and unknown pixels."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from scalelatent.models.hcn.kernels.units import from_units
 
 from .layer import FeatureLayer, hide_unknown, row_numbers
 
-# Default of the largest number of sweeps over an image.
+# Default upper bound of the message updates (sweeps) of each pixel of an image.
 DECODE_SWEEPS = 10
-# Upper bound, in bytes, of the working memory for the inference of one block of rows.
+# Upper bound of the working memory, in bytes, for one block of rows.
 PART_BYTES = 2**25
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Inference of the places of fixed features, for each image separately.
+    """Inference of the positions of fixed features, for each image separately.
 
     Attributes
     ----------
     layer : FeatureLayer
     weights : ndarray of bool, shape (channels, h, w, F)
-        Weights in the layout of the kernels.
+        Weights in the memory layout of kernels.
     seed : int
-        Seed of the orders of trees.
+        Seed of the random orders in which pixels are updated.
     n_sweeps : int
-        Upper bound of the sweeps over an image.
+        Upper bound of the updates of each pixel.
     """
 
     layer: FeatureLayer
@@ -41,7 +41,7 @@ class Decoder:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of working memory that the inference needs per image."""
+        """Bytes of working memory per image."""
         return 6 * int(np.prod(self.layer.places)) + 16 * self.layer.n_pixels
 
     @property
@@ -51,16 +51,16 @@ class Decoder:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block and scratch memory that maps and reductions with this decoder ask of the engine."""
+        """Rows per block and scratch memory of maps and reductions with this decoder."""
         return BlockRequirements(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the beliefs in places S, and the number of trees per row that have not converged.
+        """Return the log odds of feature positions, and the number of pixels per row without convergence.
 
-        The beliefs are int32 (rows, HS, WS, F) in units of 1/256 nat. An AND-OR tree (one per pixel) has not
-        converged if one of its messages changed in the last sweep.
+        The log odds are int32 (rows, HS, WS, F) in units of 1/256 nat. A pixel has not converged if one of
+        its messages changed in the last sweep.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
@@ -69,24 +69,24 @@ class Decoder:
         return backend.to_host(s), backend.to_host(moved)
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return S of each row: 1 at each place with a feature, uint8 (rows, HS, WS, F)."""
+        """Return S of each row: 1 at each position with a feature, uint8 (rows, HS, WS, F)."""
         return self.decode(evidence, rows, backend)[0]
 
     def decode(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return S, uint8 (rows, HS, WS, F), and the number of trees per row that have not converged.
+        """Return S, uint8 (rows, HS, WS, F), and the number of pixels per row without convergence.
 
-        S is 1 at each place with a feature. A tree has not converged if a message of it changed in the last
-        sweep. S starts as the sign of the beliefs. Then features are added or removed one by one as long as
-        the log posterior grows.
+        S is 1 at each position with a feature: first at positions with positive log odds. Then features are
+        added or removed one by one as long as the log posterior grows. A pixel has not converged if one of
+        its messages changed in the last sweep.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
             part = slice(a, a + self.block_rows)
             beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
             s[part] = beliefs > 0
-        improve = backend.kernel("hcn_improve")  # runs on the host for every device
+        improve = backend.kernel("hcn_improve")  # this kernel runs on the host for all devices
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
     def cover_counts(self, s: np.ndarray, backend: Backend) -> np.ndarray:
@@ -96,7 +96,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class DecoderMap:
-    """Base of the row maps of a decoder."""
+    """Base class of the row maps that use a :class:`Decoder`."""
 
     decoder: Decoder
 
@@ -110,7 +110,7 @@ class DecoderMap:
 
 @dataclass(frozen=True)
 class PlaceMap(DecoderMap):
-    """Places of the features in each row (a :class:`~scalelatent.contract.learners.RowMap`)."""
+    """Positions of the features in each row (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
     output_name: str = "places"
 
@@ -130,7 +130,7 @@ class ReconstructionMap(DecoderMap):
     fills : bool
         Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
     known : ndarray of uint8, shape (rows, bytes), or None
-        A bit for each pixel that is known; None: the pixels that are not missing.
+        One bit per pixel, 1 if the pixel is known; None: the pixels that are not missing.
     """
 
     fills: bool = False
@@ -148,7 +148,7 @@ class ReconstructionMap(DecoderMap):
 
 @dataclass(frozen=True)
 class BeliefMap(DecoderMap):
-    """Beliefs in places in nats, then the share of trees that converged, as one float32 vector per row."""
+    """Log odds of positions in nats, then the share of pixels that converged: a float32 vector per row."""
 
     output_name: str = "beliefs"
 
@@ -165,7 +165,7 @@ class BeliefMap(DecoderMap):
 def reconstruct(
     decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Backend, fills: bool = False
 ) -> np.ndarray:
-    """Return the reconstructions of images from their evidence, uint8 0 or 1 (rows, channels, height, width).
+    """Return reconstructions of images from log odds of pixels, uint8 0 or 1 (rows, channels, height, width).
 
     If ``fills``, the known pixels stay as they are, and only unknown pixels are reconstructed.
     """

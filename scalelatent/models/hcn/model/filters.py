@@ -1,4 +1,4 @@
-"""Oriented filters, which make binary channels of grey images (appendix B of the paper)."""
+"""Oriented edge filters, which convert grey images to binary channels (appendix B of the paper)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 GREY_LEVELS = 256
 MIN_STEP = 64
 """Default of the smallest step, in grey levels, at which a filter is on."""
-# A filter answers a step of one grey level with this whole number. Sums of whole numbers are identical in any
-# order.
+# Response of a filter to a step of one grey level. It is a whole number, because sums of whole numbers are
+# identical in any order.
 STEP_ANSWER = 2**12
 
 
 @dataclass(frozen=True)
 class OrientedFilters:
-    """Filters for edges in ``n`` directions; at each pixel the filter with the strongest answer is on.
+    """Edge filters of ``n`` directions; at each pixel the filter with the largest response is on.
 
     A line has two edges of opposite directions, one on its dark side and one on its bright side.
 
@@ -28,7 +28,7 @@ class OrientedFilters:
     size : int
         Side of a filter in pixels, odd.
     threshold : float
-        Smallest step, in grey levels, at which a filter is on.
+        Smallest step between two grey levels at which a filter is on.
     """
 
     n: int
@@ -50,7 +50,7 @@ class OrientedFilters:
         return np.rint(slope / slope[0].clip(0).sum() * STEP_ANSWER).astype(np.int32)
 
     def find_edges(self, images: np.ndarray) -> np.ndarray:
-        """Return at each pixel of uint8 images (images, height, width) which of the n filters is on.
+        """Return which of the n filters is on at each pixel of uint8 images (images, height, width).
 
         Returns
         -------
