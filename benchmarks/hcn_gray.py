@@ -1,9 +1,10 @@
 """Fit networks of two layers to grey images of two traits (appendix B, Figure 10).
 
     python benchmarks/hcn_gray.py [--sizes 3 7] [--seed 0] [--unlabelled] [--passes 100]
+        [--images 100] [--filters 8] [--restarts 1]
 
-The 100 training images are those of `data make traits --blur 1 --grain 10`. Eight oriented filters of 3 x 3
-and of 7 x 7 pixels make their channels; an edge is a step of at least 16 grey levels. The network has 6
+The training images are those of `data make traits --blur 1 --grain 10`. Oriented filters of 3 x 3 and of
+7 x 7 pixels make their channels; an edge is a step of at least 16 grey levels. The network has 6
 features of 15 x 15, because a trait has 13 pixels and edges on both sides. On top of them is one template
 for each of the four patterns or, with --unlabelled, four clusters. The training images decide which cluster
 is which pattern. The settings were chosen on seeds from 10 on.
@@ -30,8 +31,8 @@ import scalelatent as sl
 from scalelatent.data import Dataset
 from scalelatent.generators.images import image_set
 
-PATTERNS, FEATURES, WINDOW, FILTERS, STEP = 4, 6, 15, 8, 16
-TRAINING, TEST = 100, 2_000
+PATTERNS, FEATURES, WINDOW, STEP = 4, 6, 15, 16
+TEST = 2_000
 BLUR, GRAIN = 1, 10
 TRAITS = ("square", "circle", "forward", "backward")
 
@@ -52,13 +53,13 @@ def traits_of(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int
 def fitted(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
     """Fit a network of grey images; return it and its results."""
     images = image_set("traits", seed=args.seed, labels="pattern", blur=BLUR, grain=GRAIN)
-    (x, y), (test, true) = images.rows(0, TRAINING), images.rows(TRAINING, TRAINING + TEST)
+    (x, y), (test, true) = images.rows(0, args.images), images.rows(args.images, args.images + TEST)
     assert y is not None
     assert true is not None
     model = sl.HierarchicalCompositionalNetwork(
         [(FEATURES, WINDOW)],
         templates=PATTERNS if args.unlabelled else 1,
-        filters=FILTERS,
+        filters=args.filters,
         filter_size=size,
         threshold=STEP,
         p01=args.p01,
@@ -66,23 +67,25 @@ def fitted(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
         damping=args.damping,
         online=False,
         n_epochs=args.passes,
+        n_restarts=args.restarts,
         random_state=args.seed,
         n_jobs=1,
     )
     begin = time.process_time()
     train = Dataset.from_arrays(x, None if args.unlabelled else y.astype(np.int64))
-    model.fit(train, engine={"leaf_rows": TRAINING})
+    model.fit(train, engine={"leaf_rows": args.images})
     seconds = time.process_time() - begin
     counts = np.zeros((PATTERNS, PATTERNS), int)
     np.add.at(counts, (model.predict(x), y), 1)
     of = linear_sum_assignment(-counts)[1] if args.unlabelled else np.arange(PATTERNS)
     last = model.history_[-1]
     return model, {
-        "images": TRAINING,
-        "filters": FILTERS,
+        "images": args.images,
+        "filters": args.filters,
         "filter_size": size,
         "labels": not args.unlabelled,
         "passes": args.passes,
+        "restarts": args.restarts,
         "p01": args.p01,
         "p10": args.p10,
         "training_error": round(float((of[model.predict(x)] != y).mean()), 6),
@@ -104,12 +107,18 @@ def main() -> None:
     arguments.add_argument("--p10", type=float, default=0.02)
     arguments.add_argument("--damping", type=float, default=0.1)
     arguments.add_argument("--passes", type=int, default=100)
+    arguments.add_argument("--images", type=int, default=100)
+    arguments.add_argument("--filters", type=int, default=8)
+    arguments.add_argument("--restarts", type=int, default=1)
     arguments.add_argument("--unlabelled", action="store_true", help="fit without labels: four clusters")
     args = arguments.parse_args()
     for size in args.sizes:
         model, found = fitted(args, size)
         print(found, flush=True)
-        of = "clusters" if args.unlabelled else "labelled"
+        of = "labelled"
+        if args.unlabelled:
+            of = f"clusters, {args.images} images, {args.filters} filters, {args.restarts} fits"
+            of += f", p01 {args.p01}, p10 {args.p10}, damping {args.damping}"
         write_part(args.out, f"{size} x {size}, {of}, seed {args.seed}", args.seed, found)
         if args.unlabelled or args.seed:
             continue

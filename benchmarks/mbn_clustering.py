@@ -5,6 +5,8 @@
     python benchmarks/mbn_clustering.py --parts mnist                all 70,000 images, k1 = 8,000, one seed
     python benchmarks/mbn_clustering.py --parts sweeps,k1            V, a (Figure 11) and k1 on 5,000 images
     python benchmarks/mbn_clustering.py --parts k1_mnist             k1 on 70,000 images, 100 clusterings
+    python benchmarks/mbn_clustering.py --parts half_mnist --decays 0.5,0.7
+                                                                     70,000 images, k1 = 35,000, 40 pools
     python benchmarks/mbn_clustering.py --parts spectral             spectral clustering of the paper's sets
     python benchmarks/mbn_clustering.py --parts figures              figures of the measured parts, and of
                                                                      synthetic points (Figures 5, 6, 10)
@@ -172,12 +174,8 @@ class FirstLayer:
     """Codes of all rows by the first layer, which is the same for all decays of one seed."""
 
     def __init__(self, x: np.ndarray, args: Any, **params: Any) -> None:
-        self.params = params | {
-            "n_pools": "paper",
-            "n_components": 10,
-            "n_classes": 10,
-            "random_state": args.seed,
-        }
+        fixed = {"n_components": 10, "n_classes": 10, "random_state": args.seed}
+        self.params = {"n_pools": "paper"} | params | fixed
         self.train, self.jobs = sl.Dataset.from_arrays(np.ascontiguousarray(x)), args.jobs
         begin = time.perf_counter()
         self.codes = code_rows(self._layers(0.5)[0], x, x, args.jobs, "auto")
@@ -377,6 +375,19 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
     return out
 
 
+def half_of_all(args: Any) -> dict[str, Any]:
+    """Return scores of networks of all images with the default k1, half of the rows, in 40 pools."""
+    x, y = load("mnist", args.seed)
+    out = _earlier(args.out, "half_mnist")
+    first = FirstLayer(x, args, n_clusterings=args.clusterings, k1=len(x) // 2, n_pools=40)
+    for decay in map(float, args.decays.split(",")):
+        found = first.network(y, decay, args.restarts)
+        out[f"{args.clusterings} clusterings, decay {decay}"] = found
+        print(args.clusterings, decay, found, flush=True)
+        keep(args, "half_mnist", out)
+    return out
+
+
 def figures(args: Any) -> dict[str, Any]:
     """Draw the figures of the parts that the file has."""
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
@@ -435,6 +446,7 @@ def main() -> None:
         "sweeps": sweeps,
         "k1": first_layers,
         "k1_mnist": first_layers_of_all,
+        "half_mnist": half_of_all,
         "figures": figures,
     }
     arguments = parser(__doc__, "mbn_clustering")

@@ -50,3 +50,9 @@ def test_inserted_parts_of_a_docstring_have_the_indentation_of_their_section(nam
     documented = getattr(sl, name).__doc__
     for parameter in ("n_components", "n_dims", "max_dims", "device", "means_", "bases_"):
         assert re.search(rf"^{parameter} : ", documented, re.MULTILINE)
+
+
+def test_titles_of_docstring_sections_stand_on_their_own_line() -> None:
+    joined = re.compile(r"^\s*[A-Z]\w+ -{3,}", re.MULTILINE)
+    package = Path(sl.__file__).parent
+    assert [path.name for path in package.rglob("*.py") if joined.search(path.read_text("utf-8"))] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -37,6 +36,7 @@ from scalelatent.storage.write_checks import check_not_own_input
 
 from ._sklearn import wrap_output
 from .fit_services import FitCall, fit_callbacks, restored_on_failure
+from .gpu_results import follows_rows
 from .inputs import (
     CHECKS,
     add_weights,
@@ -100,10 +100,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
     history_: list[dict[str, Any]]
 
     def __init_subclass__(cls, **kwargs: object) -> None:
+        own = vars(cls).get("transform")
         super().__init_subclass__(**kwargs)
-        # Undo the wrapper that scikit-learn puts around `transform`: the result may be a Dataset.
-        if "transform" in vars(cls):
-            cls.transform = inspect.unwrap(vars(cls)["transform"])  # type: ignore[method-assign]
+        if own is not None:
+            # Undo the wrapper that scikit-learn puts around `transform`: the result may be a Dataset.
+            cls.transform = own  # type: ignore[method-assign]
 
     @property
     def _output_metric(self) -> str:
@@ -449,6 +450,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     # -- outputs as large as the data ------------------------------------------------------------------------
 
+    @follows_rows
     def transform(
         self,
         X: RowsLike,
@@ -475,7 +477,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
         Returns
         -------
         ndarray, shape (n, width); a lazy array for a dask array; a Dataset with ``out``
-            A data frame if ``set_output`` requests one.
+            A data frame if ``set_output`` requests one. A CuPy array if ``X`` is on a GPU (an array of CuPy
+            or torch, a frame of cuDF), and so for all methods that return arrays of numbers for rows ``X``.
 
         Raises
         ------

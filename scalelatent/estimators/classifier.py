@@ -22,6 +22,7 @@ from scalelatent.errors import DataError
 from ._sklearn import check_weights
 from .base import StreamedEstimator
 from .fit_services import FitCall
+from .gpu_results import follows_rows
 from .inputs import CHECKS, check_classes, check_finite, check_labels, is_plain, one_column, validated
 from .session import CallbackList
 
@@ -114,6 +115,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         check_classes(ds, type(self).__name__)
         return ds
 
+    @follows_rows
     def predict_proba(
         self,
         X: RowsLike,
@@ -145,6 +147,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         """
         return self._map(X, "probabilities", out, client, overwrite, callbacks)
 
+    @follows_rows
     def predict(
         self,
         X: RowsLike,

@@ -244,6 +244,7 @@ class ndarray:
     strides = property(lambda self: self._a.strides)
     itemsize = property(lambda self: self._a.itemsize)
     nbytes = property(lambda self: self._a.nbytes)
+    device = property(lambda self: Device(self._memory.device))
     flags = property(lambda self: self._a.flags)
     T = property(lambda self: self._view(self._a.T))
     data = property(lambda self: MemoryPointer(self))
@@ -314,11 +315,13 @@ class ndarray:
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         _note("get")
         COPIED["get"] += self.nbytes
+        with self.device:  # CuPy, too, makes the device of the array current
+            value = self._value()
         if out is None:
-            return self._value().copy()
+            return value.copy()
         assert out.dtype == self.dtype
         assert out.flags.c_contiguous
-        out[...] = self._value()
+        out[...] = value
         return out
 
     def view(self, dtype: Any) -> ndarray:

@@ -389,7 +389,7 @@ def test_rows_on_a_gpu_are_accepted(fake):
     moved = [fake.asarray(a) for a in (x, y, weight)]
     found = CapsuleRegression(**options).fit(*moved[:2], sample_weight=moved[2])
     np.testing.assert_array_equal(found.W_, expected.W_)
-    np.testing.assert_array_equal(found.predict(fake.asarray(x)), expected.predict(x))
+    np.testing.assert_array_equal(found.predict(x), expected.predict(x))
     given = Dataset.from_arrays(fake.asarray(x), fake.asarray(y), sample_weight=fake.asarray(weight))
     np.testing.assert_array_equal(given.read_x(0, 40), x)
 

@@ -82,6 +82,19 @@ def _is_dask_frame(x: object) -> bool:
     return _is(x, "dask.dataframe", "DataFrame", "Series")
 
 
+def _is_cupy(x: object) -> bool:
+    return _is(x, "cupy", "ndarray") or _is(x, "cupyx.scipy.sparse", "spmatrix")
+
+
+def _is_cudf(x: object) -> bool:
+    return _is(x, "cudf", "DataFrame", "Series", "Index")
+
+
+def is_on_gpu(x: Any) -> bool:
+    """Return whether `opened` copies `x` from a GPU: an array of CuPy or torch, or a frame of cuDF."""
+    return _is_cupy(x) or _is_cudf(x) or (_is(x, "torch", "Tensor") and bool(x.is_cuda))
+
+
 def opened(x: Any, name: str = "x") -> Any:
     """Return a container of another library as an array, without computing it; return other values as is."""
     if isinstance(x, np.ma.MaskedArray):
@@ -97,9 +110,9 @@ def opened(x: Any, name: str = "x") -> Any:
         return x.data if x.chunks is not None else _sliced(x)
     if _is(x, "torch", "Tensor"):
         return _convert_tensor(x, name)
-    if _is(x, "cupy", "ndarray") or _is(x, "cupyx.scipy.sparse", "spmatrix"):
+    if _is_cupy(x):
         return x.get()  # copy to the host, because workers without a GPU also read the rows
-    if _is(x, "cudf", "DataFrame", "Series", "Index"):
+    if _is_cudf(x):
         return x.to_pandas()
     if hasattr(type(x), "__cuda_array_interface__"):
         raise DataError(

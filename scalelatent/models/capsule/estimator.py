@@ -161,8 +161,10 @@ class CapsuleRegression(StreamedClassifier):
     n_features_in_ : int
         Number of features of a row.
 
-    Notes ----- ``transform`` returns the latent means h = W V^T (x - mean) + b as float32, where V is the
-    projection. Columns are sorted by class, or by member for the binary architectures.
+    Notes
+    -----
+    ``transform`` returns the latent means h = W V^T (x - mean) + b as float32, where V is the projection.
+    Columns are sorted by class, or by member for the binary architectures.
 
     References
     ----------

@@ -26,6 +26,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import restored_on_failure
+from scalelatent.estimators.gpu_results import follows_rows
 from scalelatent.estimators.inputs import check_finite, check_frame, is_plain
 from scalelatent.estimators.learned import IN_PLACE, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
@@ -550,6 +551,7 @@ class ConditionalRBM(StreamedEstimator):
     def _n_features_out(self) -> int:
         return self._shape.n_hidden
 
+    @follows_rows
     def predict(
         self,
         X: RowsLike = None,
@@ -593,6 +595,7 @@ class ConditionalRBM(StreamedEstimator):
         """
         return self._output(X, "states", n_sweeps, out, client, overwrite, callbacks)
 
+    @follows_rows
     def predict_marginals(
         self,
         X: RowsLike = None,
@@ -766,6 +769,7 @@ class ConditionalRBM(StreamedEstimator):
             self, rows, inference=inference, n_sweeps=n_sweeps, tol=tol, pairs=pairs, log_z=log_z
         )
 
+    @follows_rows
     def free_energy(self, X: RowsLike, y: LabelsLike | None = None) -> np.ndarray:
         """Return F(v, x), minus the log of the sum over h of exp(-E(v, h, x)).
 

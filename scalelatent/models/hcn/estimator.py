@@ -26,6 +26,7 @@ from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.classifier import predict_by
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
+from scalelatent.estimators.gpu_results import follows_rows
 from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.session import CallbackList, FitSession
@@ -551,6 +552,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return maps[name](self._decoder())
 
     @available_if(has_templates)
+    @follows_rows
     def decision_function(
         self,
         X: RowsLike,
@@ -575,6 +577,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._map(X, "probabilities", out, client, overwrite, callbacks)
 
     @available_if(has_templates)
+    @follows_rows
     def predict(
         self,
         X: RowsLike,
@@ -599,6 +602,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         return predict_by(self, X, out, client, overwrite, callbacks)
 
+    @follows_rows
     def reconstruct(
         self,
         X: RowsLike,
@@ -622,6 +626,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         """
         return self._map(X, "reconstruction", out, client, overwrite, callbacks)
 
+    @follows_rows
     def inpaint(
         self,
         X: RowsLike,

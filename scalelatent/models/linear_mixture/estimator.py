@@ -19,6 +19,7 @@ from scalelatent.errors import DataError
 from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
+from scalelatent.estimators.gpu_results import follows_rows
 from scalelatent.estimators.inputs import check_any_weight, check_finite, one_column
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.onnx_graph import RowGraph
@@ -233,6 +234,7 @@ class _LinearMixtures(StreamedEstimator):
         name, label = output if isinstance(output, tuple) else (output, None)
         return MixtureRowMap(apply_recognition(self, self._fitted), name, -1 if label is None else label)
 
+    @follows_rows
     def encode(self, X: RowsLike, label: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the codes of rows under their best components.
 
@@ -551,6 +553,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
             )
         return self._learn_rows(X, y, sample_weight)
 
+    @follows_rows
     def decision_function(
         self,
         X: RowsLike,
@@ -575,6 +578,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         found = self._map(X, "decisions", out, client, overwrite, callbacks)
         return found[:, 0] if out is None and len(self.classes_) == 2 else found
 
+    @follows_rows
     def confidence(self, X: RowsLike) -> np.ndarray:
         """Return how certain the class of each row is.
 
@@ -635,6 +639,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
             wrong.append(self.classes_[scores.argmin(axis=1)] != truth)
         return reject_curve(np.concatenate(certain), np.concatenate(wrong))
 
+    @follows_rows
     def reconstruct(self, X: RowsLike, label: Any = None) -> np.ndarray:
         """Return rows as their best component reconstructs them.
 
@@ -734,6 +739,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         self._check_params()
         return self._learn_rows(X, y) if hasattr(self, "_fitted") else self.fit(X)
 
+    @follows_rows
     def predict(
         self,
         X: RowsLike,
@@ -757,6 +763,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         found = self._map(X, "components", out, client, overwrite, callbacks)
         return found if out is not None else found[:, 0]
 
+    @follows_rows
     def predict_proba(self, X: RowsLike) -> np.ndarray:
         """Return the posterior probability of each component, float64 (n, K).
 
@@ -766,6 +773,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         """
         return self._mapped_rows(X, "shares")
 
+    @follows_rows
     def score_samples(self, X: RowsLike) -> np.ndarray:
         """Return the log-likelihood of each row in nats, float64 (n,); of the smoothed rows, with smoothing.
 
@@ -822,6 +830,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
         rows, index = density.sample(f.components, density_likelihood(f.likelihood), int(n_samples), rng)
         return rows.astype(np.float32), index
 
+    @follows_rows
     def reconstruct(self, X: RowsLike, observed: Any = None) -> np.ndarray:
         """Return rows as their best component reconstructs them, or with hidden features filled in.
 

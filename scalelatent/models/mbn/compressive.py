@@ -91,9 +91,11 @@ class CompressiveMBN(StreamedEstimator):
     seed_ : int
     n_features_in_ : int
 
-    Notes ----- ``transform`` estimates the output of the bootstrap network, float32 (n, outputs). ``fit``
-    needs PyTorch (``pip install 'scalelatent[torch]'``); a fitted or loaded model predicts with numpy or
-    CuPy. A fit on the same machine with the same number of threads has the same bits.
+    Notes
+    -----
+    ``transform`` estimates the output of the bootstrap network, float32 (n, outputs). ``fit`` needs PyTorch
+    (``pip install 'scalelatent[torch]'``); a fitted or loaded model predicts with numpy or CuPy. A fit on the
+    same machine with the same number of threads has the same bits.
 
     References
     ----------

@@ -23,6 +23,7 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall
+from scalelatent.estimators.gpu_results import follows_rows
 from scalelatent.estimators.inputs import is_plain
 from scalelatent.estimators.learned import FIT_AGAIN, Learned
 from scalelatent.estimators.session import CallbackList, Place
@@ -297,6 +298,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             explained_variance_ratio_=components.variance / max(components.total_variance, 1e-300),
         )
 
+    @follows_rows
     def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit_params: Any) -> Any:
         """Fit, and return the output of the training rows from the codes of the fit.
 
@@ -353,6 +355,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _output_metric(self) -> str:
         return "overlap" if self.output == "codes" else "cosine"
 
+    @follows_rows
     def transform(
         self,
         X: RowsLike,
@@ -403,6 +406,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             found = self._map(X, ("output", layer), out, client, overwrite, callbacks)
         return wrap_output(self, found, X)
 
+    @follows_rows
     def codes(
         self,
         X: RowsLike = None,
