@@ -142,7 +142,7 @@ def errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, flo
 
 def edges(x: np.ndarray, args: Any) -> np.ndarray:
     """Return the edges of images, bool (images, filters, 28, 28)."""
-    return OrientedFilters(args.filters, args.filter_size).edges(np.ascontiguousarray(x))
+    return OrientedFilters(args.filters, args.filter_size).find_edges(np.ascontiguousarray(x))
 
 
 def spread(on: np.ndarray) -> np.ndarray:

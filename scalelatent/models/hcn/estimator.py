@@ -78,8 +78,7 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Arguments of `inpaint`: mask of known pixels as bits, and classes of the rows; None if an argument is
-# missing.
+# Arguments of `inpaint`: mask of known pixels as bits, and classes of the rows; None for a missing argument.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -337,7 +336,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _prepare_images(self, X: Any, y: LabelsLike | None, name: str, reset: bool) -> Any:
-        """Return validation images as a dataset, other rows unchanged; raise an error for a single image."""
+        """Return validation images as a dataset, and other rows unchanged; raise a DataError for one image."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
@@ -360,7 +359,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return X
 
     def _lazy_values(self, X: RowsLike) -> Any:
-        """Return rows with NaN replaced if it marks unknown pixels, because datasets hold finite rows."""
+        """Replace NaN in rows if it marks unknown pixels, because datasets hold finite numbers only."""
         if self.missing is None or self.missing == self.missing:
             return X
         return replace_nan(X)
@@ -378,7 +377,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
-        """Raise an error if the shape of the images differs from that of the fit."""
+        """Raise a DataError if the shape of the images differs from the images of the fit."""
         own = self._network.layer.input_shape
         if to_image_shape(shape) != own:
             raise DataError(
@@ -397,7 +396,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return super()._validation_rows(validation)
 
     def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
-        """Return the network of the parameters for the training rows."""
+        """Return the network that the parameters describe, for the images of the training rows."""
         image = find_image_shape(self, train, "X")
         check_windows(self, image, train)
         log_layers(self, image, train)
@@ -454,7 +453,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _layer(self) -> FeatureLayer:
-        """The lowest layer, whose images are the rows."""
+        """The lowest layer of the fitted network; its images are the rows."""
         return self._network.layer
 
     def _multi_layer(self, name: str) -> MultiLayer:
@@ -465,7 +464,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network of several layers, with the current value of the parameter ``read_noise``."""
+        """Fitted network of several layers with the present value of the parameter ``read_noise``."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers

@@ -1,4 +1,4 @@
-"""Fits of hierarchical compositional networks: checks of the rows, orders of the rows, steps of a fit."""
+"""Fits of hierarchical compositional networks: checks of the rows, the order of the rows, steps of a fit."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 WHY_ALL_ROWS = (
     "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
 )
-# Rows of a mask of known pixels that are packed into bits at a time.
+# Number of rows of a mask of known pixels that are packed into bits at a time.
 MASK_ROWS = 4096
-# Number of history records per epoch of an online fit; each is a point of the learning curve.
+# Number of records in the history per epoch of an online fit.
 REPORTS_PER_EPOCH = 20
 # Target size of a leaf in bytes if [engine] leaf_rows is not set.
 LEAF_BYTES = 2**28
 # Smallest number of images of such a leaf.
 MIN_LEAF_ROWS = 5
-# If one leaf holds all images, the fit writes its messages to disk about every this many seconds.
+# Seconds between two writes of the messages to disk, if one leaf holds all images.
 VISIT_SECONDS = 30.0
-# Assumed updates of pairs with kept messages per second on one thread, to convert seconds to passes.
+# Assumed updates of pairs (position, weight) per second and thread in batch learning.
 PAIRS_WITH_MESSAGES = 1e9
 
 
@@ -69,11 +69,11 @@ State = TypeVar("State", EvidenceState, LayeredState)
 
 
 class Network(Protocol):
-    """A network and its fit: `single_layer.SingleLayer` or `multi_layer.MultiLayer`."""
+    """Interface of the two kinds of networks, `single_layer.SingleLayer` and `multi_layer.MultiLayer`."""
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Labels of the rows in sorted order; None if labels are not read."""
+        """Sorted labels of the rows; None if the network does not read labels."""
 
     @property
     def has_labels(self) -> bool:
@@ -81,7 +81,7 @@ class Network(Protocol):
 
     @property
     def layer(self) -> FeatureLayer:
-        """The lowest layer, whose images are the rows."""
+        """The lowest layer; its images are the rows of the dataset."""
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
@@ -89,7 +89,7 @@ class Network(Protocol):
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a weight and a place of its feature in one image, in all layers."""
+        """Number of pairs (feature position, weight) of one image, summed over all layers."""
 
     @property
     def n_weights(self) -> int:
@@ -101,7 +101,7 @@ class Network(Protocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Upper bound of the bytes that one image takes on disk between two visits of its leaf."""
+        """Upper bound of the bytes on disk of the stored messages of one image, in batch learning."""
 
     @property
     def online_bytes(self) -> int:
@@ -109,13 +109,13 @@ class Network(Protocol):
 
     @property
     def sweeps_to_decode(self) -> float:
-        """Cost of applying the network to one image; the unit is a sweep over all pairs of the image."""
+        """Cost of decoding one image, in sweeps; a sweep updates all pairs of the image once."""
 
     def final_pass(self) -> tuple[str, Reduction]:
-        """Return the name and the reduction of the last pass of a fit, which measures its result."""
+        """Return the name and the reduction of the last pass of a fit, which measures its quality."""
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
-        """Raise an error for rows that do not fit the layers or the classes."""
+        """Raise a DataError if the network cannot learn from these rows."""
 
     def counts(self) -> Reduction:
         """Return the reduction that counts pixels and labels before learning."""
@@ -127,7 +127,7 @@ class Network(Protocol):
         """Return the learner of a fit of ``n_rows`` images."""
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> NetworkState:
-        """Return the state of the last fit, to continue from; raise a ValueError if its network differs."""
+        """Return the state of the last fit, for a warm start; raise a ValueError if its network differs."""
 
     def describe(self) -> str:
         """Return a sentence with the layers and their sizes."""
@@ -136,12 +136,12 @@ class Network(Protocol):
         """Return weights, or beliefs in them, as features (features, channels, h, w) of each layer."""
 
     def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        """Return the array of weights that :meth:`features` converts to these features."""
+        """Return the array of weights that correspond to these features; the inverse of :meth:`features`."""
 
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
     ) -> Steps:
-        """Yield the steps of a fit after the counts; set the learned attributes of the model."""
+        """Yield the steps of a fit after `counts`; set the learned attributes of the model."""
 
 
 # -- checks -----------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def find_image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name:
 
 
 def check_images(ds: Dataset, name: str) -> None:
-    """Raise an error for rows that are not dense images with equal weights."""
+    """Raise a DataError unless the rows are dense images without sample weights and outputs."""
     where = ds.url or name
     if ds.is_sparse:
         raise DataError(f"{where}: sparse rows (CSR) are not images: give a dense array, (n, h, w)")
@@ -195,7 +195,7 @@ def check_rows(
     *,
     streamed: bool = False,
 ) -> None:
-    """Raise an error for rows that the fit cannot use; a stream may have fewer rows than a step."""
+    """Raise an error for rows that the fit cannot use; ``streamed`` rows may be fewer than a step has."""
     check_images(train, "X")
     where = train.url or "X"
     if validation is not None:
@@ -232,7 +232,7 @@ def check_rows(
 def check_windows(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
-    """Raise an error for features or filters larger than the images, or long flat rows without a shape."""
+    """Raise a DataError if features or filters are larger than the images, or if their shape is unknown."""
     (channels, height, width), where = image, train.url or "X"
     flat = len(train.feature_shape) == 1 and model.image_shape is None
     if model.layers is None and flat and width > math.prod(FEATURE_SIZE):
@@ -271,7 +271,7 @@ def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, i
 def make_feature_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> tuple[FeatureLayer, ...]:
-    """Return the feature layers that the parameters of the model describe; the lowest layer is first."""
+    """Return the layers of features that the parameters of the model describe, from the image up."""
     found = []
     threshold, missing = (None if v is None else float(v) for v in (model.threshold, model.missing))
     filters = None
@@ -291,12 +291,12 @@ def make_feature_layers(
 
 
 def continues_last_fit(model: HierarchicalCompositionalNetwork) -> bool:
-    """Return True if a fit starts from the result of the last fit."""
+    """Return True for a warm start: the fit starts from the result of the last fit."""
     return bool(model.warm_start) and model.__sklearn_is_fitted__()
 
 
 def check_pixels(train: Dataset, counts: Stats) -> None:
-    """Raise an error if all pixels are unknown, or all known pixels are equal."""
+    """Raise a DataError if all pixels are unknown, or if all known pixels are equal."""
     known, ones = float(counts["known"]), float(counts["ones"])
     where = f"{train.url or 'X'} (n_samples = {len(train)}, n_features = {train.n_features})"
     if not known:
@@ -325,7 +325,7 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
 
 
 def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
-    """Return a mask of pixels as bits, uint8 (rows, bytes); raise an error if it does not fit the rows."""
+    """Return a mask of pixels as bits, uint8 (rows, bytes); raise a DataError if its shape is wrong."""
     if is_plain(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:
@@ -372,7 +372,7 @@ def make_online_order(
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
-    """Return the row order of a fit with kept messages: one leaf for few messages, else several per step."""
+    """Return the row order of batch learning: one leaf for few images, else several leaves per step."""
     most_chains = choose_n_chains(model, n_rows)
     if (rows := options.get("leaf_rows")) is not None:
         chains = min(most_chains, -(-n_rows // int(rows)))
@@ -405,7 +405,7 @@ def _count_smallest_leaf_rows(order: RowOrder) -> int:
 
 
 def visit_passes(pairs: int, n_rows: int) -> int:
-    """Return the number of passes per visit of a leaf that holds all images, see ``VISIT_SECONDS``."""
+    """Return the passes between two writes of a leaf that holds all images, see ``VISIT_SECONDS``."""
     return max(1, int(VISIT_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
 
@@ -446,13 +446,13 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
 def first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
-    """Return the state that the fit starts with; for a warm start, yield the step that stores this state."""
+    """Return the first state of the fit; for a warm start, yield the step that stores this state."""
     if restart or not continues_last_fit(model):
         return state
     before = network.last_state(model)
     given = yield Remember("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
-    # With kept messages, beliefs must be multiples of 1/256 nat, as messages are.
+    # In batch learning, log odds must be multiples of 1/256 nat, as messages are.
     online = is_online(model, network.has_labels)
     beliefs = beliefs if online else from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])

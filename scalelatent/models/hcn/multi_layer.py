@@ -1,4 +1,4 @@
-"""Fits of several layers under a class layer: repeated attempts, few labels, templates from images."""
+"""Fits of several layers under a class layer: attempts from several seeds, few labels, final passes."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], float]"
-"""A network, its state, its history, and its share of errors if it was measured."""
+"""Result of one fit: (network, state, history, share of errors or NaN)."""
 
 UNLABELLED = -1
-# The first images of templates are chosen among at most this many images.
+# Choose the images with which templates start among at most this number of images.
 MAX_CANDIDATES = 2**16
-# Upper bound of the passes per visit if one leaf holds all images: each visit adds one record to the history.
+# Upper bound of the passes per record of the history in batch learning, if one leaf holds all images.
 MAX_VISIT_PASSES = 10
 
 
@@ -75,7 +75,7 @@ def known_classes(ds: Dataset) -> np.ndarray:
 def make_multi_layer(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> MultiLayer:
-    """Return the network that the parameters describe, with the classes of the training rows."""
+    """Return the network of the model's parameters, with the classes of the training rows."""
     assert model.templates is not None
     per_class, classes = int(model.templates), None
     if not train.has_y:
@@ -106,7 +106,7 @@ def build_multi_layer(
     classes: np.ndarray | None,
     per_class: int,
 ) -> MultiLayer:
-    """Return a network of the layers ``below`` under templates, with the noise for images after learning."""
+    """Return a network of templates on top of the layers ``below``, with the parameter ``read_noise``."""
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
@@ -129,7 +129,7 @@ def build_multi_layer(
 
 
 def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
-    """Return the lowest layer with the noise for images after learning."""
+    """Return the lowest layer with the noise that the parameter ``read_noise`` sets for fitted networks."""
     if model.read_noise is None:
         return low
     p01, p10 = map(float, model.read_noise)
@@ -138,7 +138,7 @@ def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) 
 
 @dataclass(frozen=True, eq=False)
 class MultiLayer:
-    """Several layers of features and pools; the features of the last layer are templates (a `Network`).
+    """Several layers of features and pools (a `Network`); the features of the last layer are templates.
 
     Attributes
     ----------
@@ -301,7 +301,7 @@ class MultiLayer:
 
     @property
     def coded(self) -> Hierarchy:
-        """The network with classes of templates; without labels, the class of a cluster is its number."""
+        """The network with a class for each template; without labels, the class is the template's number."""
         codes = tuple(self.template_classes.tolist())
         return replace(self.net, classes=codes)
 
@@ -350,7 +350,7 @@ class MultiLayer:
         number: int,
         measures: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``number``; return its result, with its share of errors if ``measures``."""
+        """Yield the steps of fit ``number``; return its result, with the share of errors if ``measures``."""
         online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
         # With few labels, find templates as clusters first, then give each the class of most of its rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
@@ -383,7 +383,7 @@ class MultiLayer:
     def _from_images(
         self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int, end: str
     ) -> Generator[Step, Any, np.ndarray]:
-        """Yield the passes that learn templates again from images; return the beliefs of all layers."""
+        """Yield the final passes that learn the templates again; return the log odds of all layers."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
         numbers = rng.choice(n, min(n, MAX_CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
@@ -391,7 +391,7 @@ class MultiLayer:
             order = np.argsort(numbers)
             stats = yield Collect(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
-        # Reset the templates to their beliefs before learning, because the first pass assigns images to them.
+        # Start from the initial log odds of the templates; the first pass assigns one image to each template.
         learned = np.concatenate(
             [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
         )
@@ -405,9 +405,9 @@ class MultiLayer:
     def _attempts(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
-        """Yield the steps of fits from different seeds until one converges; return its result and records.
+        """Yield the steps of fits from different seeds until one converges; return its network and records.
 
-        The seeds follow ``number``, so that each fit of an estimator has its own.
+        The first seed is ``seed_`` plus ``number``, so that each fit of an estimator has a seed of its own.
         """
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
         on = continues_last_fit(model)

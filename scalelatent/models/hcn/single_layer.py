@@ -1,4 +1,4 @@
-"""Fits of one layer of features without classes: restarts, features that save bits, compression."""
+"""Fits of one layer of features: restarts, selection of useful features, compression of the images."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_o
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Warn if the messages of more than this share of pixels still changed in the last sweep.
+# Warn if more than this share of the pixels had changed messages in the last sweep.
 MAX_MOVED_SHARE = 0.9
 # Warn that no image converged only if at least this many images were decoded.
 MIN_ROWS_TO_WARN = 20
-# Compression is measured on about this many training images if there are no validation images.
+# Number of training images on which compression is measured if there are no validation images.
 MEASURED_ROWS = 1_000
 
 
 @dataclass(frozen=True)
 class SingleLayerFit:
-    """Result of one restart.
+    """Result of one restart of a fit.
 
     Attributes
     ----------
@@ -104,13 +104,13 @@ class SingleLayer:
         return "compression", DescriptionLength(Decoder(self.layer, nothing))
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
-        """Accept all rows: one layer has no labels to check."""
+        """Do nothing, because one layer has no labels to check."""
 
     def counts(self) -> PixelCounts:
         return PixelCounts(self.layer)
 
     def check_counts(self, train: Dataset, counts: Stats) -> None:
-        """Accept all counts: one layer has no labels to check."""
+        """Do nothing, because one layer has no labels to check."""
 
     def learner(
         self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int

@@ -36,7 +36,7 @@ def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int)
     y, x = np.indices((21, 21)) - 10
     # share of each pixel's area that is bright
     fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)
-    edges = OrientedFilters(16, size).edges(np.uint8(np.rint(255 * fine))[None])[0]
+    edges = OrientedFilters(16, size).find_edges(np.uint8(np.rint(255 * fine))[None])[0]
     middle = edges[:, 7:14, 7:14]
     assert middle.sum(axis=0).max() == 1
     on = np.bincount(np.nonzero(middle)[0], minlength=16)
@@ -49,7 +49,7 @@ def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int)
 def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]) -> None:
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
-    found = OrientedFilters(16, 3, *how).edges(images)
+    found = OrientedFilters(16, 3, *how).find_edges(images)
     # Both columns beside the step have an edge.
     assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])
     assert not found[1, :, 1:-1, :7].any()  # The border does not add edges either.
@@ -67,8 +67,10 @@ def block_of(x: np.ndarray) -> Block:
 def test_a_flipped_pixel_is_an_edge_only_for_small_filters() -> None:
     images = np.zeros((1, 9, 9), np.uint8)
     images[0, 4, 4] = 255
-    assert OrientedFilters(16, 3).edges(images).sum() == 8  # All pixels around the flipped one are edges.
-    assert not OrientedFilters(16, 5).edges(images).any()
+    assert (
+        OrientedFilters(16, 3).find_edges(images).sum() == 8
+    )  # All pixels around the flipped one are edges.
+    assert not OrientedFilters(16, 5).find_edges(images).any()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -76,7 +78,7 @@ def test_filter_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
     layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
     assert layer.input_shape == (1, 5, 6)
     off, on = layer.evidence_values
-    edges = OrientedFilters(16, 3).edges(images)
+    edges = OrientedFilters(16, 3).find_edges(images)
     assert 0 < edges.mean() <= 1 / 16
     assert_array_equal(layer.read_evidence(block_of(images.astype(dtype))), np.where(edges, on, off))
     assert (

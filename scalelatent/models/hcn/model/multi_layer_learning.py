@@ -230,8 +230,8 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
     The messages of all images stay in the run folder between visits (Algorithm 1 and section 3 of the paper):
 
-    1. Load the messages of a leaf (a fixed range of rows), or start with the initial messages. If all images of the
-       leaf are labelled, sort them by class; the templates of other classes then need no messages.
+    1. Load the messages of a leaf (a fixed range of rows), or start with the initial messages. If all images
+       of the leaf are labelled, sort them by class; the templates of other classes then need no messages.
     2. Run a pass down from the class layer to the pixels. Messages change; log odds of weights do not. The
        first visit skips this pass.
     3. Run a pass up from the pixels to the class layer. The log odds of weights change with the messages.
@@ -324,7 +324,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return super().summary(state) | {"rows_moved": moved}
 
     def is_done(self, state: LayeredState) -> bool:
-        """Return True if weights no longer change, after ``max_passes``, or if the validation error stalls."""
+        """Return True if weights or the validation error no longer change, or after ``max_passes``."""
         return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
