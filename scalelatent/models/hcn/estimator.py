@@ -336,7 +336,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _prepare_images(self, X: Any, y: LabelsLike | None, name: str, reset: bool) -> Any:
-        """Return validation images as a dataset, and other rows unchanged; raise a DataError for one image."""
+        """Return validation images as a dataset, and other rows unchanged; refuse a single image."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
