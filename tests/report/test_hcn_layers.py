@@ -95,12 +95,12 @@ def test_edges_are_those_that_the_filters_find() -> None:
     assert edges.sum(axis=1).max() == 1
     np.testing.assert_array_equal(made, model.reconstruct(images[1:]))
     drawn = plot_edges(images, edges, made)
-    n, colors = len(found.images), direction_colors(8)
+    n, colors = len(images), direction_colors(8)
     assert len({tuple(color) for color in colors}) == 8
     picture = drawn.axes[n + 1].images[0].get_array()
-    channel, y, x = np.argwhere(found.edges[1])[0]
+    channel, y, x = np.argwhere(edges[1])[0]
     np.testing.assert_allclose(picture[y, x], colors[channel])
-    assert (picture[~found.edges[1].any(axis=0)] == 1).all()
+    assert (picture[~edges[1].any(axis=0)] == 1).all()
     key = drawn.axes[2 * n].images[0].get_array()
     assert (key == 1).all()  # Templates do not represent the disc.
 
