@@ -99,7 +99,7 @@ class KeptLeaves(Generic[State, Prepared]):
         return self.learner.validated(state, stats)
 
 
-class LeavesSideBySide(KeptLeaves[State, Prepared]):
+class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
     """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
@@ -115,7 +115,7 @@ def keep_leaves(
     learner: LeafLearner[Any, Any, Any], folder: str, stage: str, run: str | None
 ) -> KeptLeaves[Any, Any]:
     """Return an online learner that stores the leaf data of ``learner`` in ``folder``, see `KeptLeaves`."""
-    kind = LeavesSideBySide if isinstance(learner, MultiLeafLearner) else KeptLeaves
+    kind = KeptLeavesOnGpu if isinstance(learner, MultiLeafLearner) else KeptLeaves
     return kind(learner, folder, stage, run)
 
 

@@ -81,12 +81,12 @@ class DaskExecutor:
         # Part of the names of tasks and records: the end of a long job id, because jobs differ there.
         self.token = "-".join(filter(None, (job[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
-        self.pulse = threading.Event()
+        self.wake_event = threading.Event()
         self._refs: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
-        self._begun: DaskPass | None = None
-        self.looked_back = False
+        self._queued_pass: DaskPass | None = None
+        self.has_checked_crashes = False
         self.watch, self.pools = Watch(self), Pools(self.link)
         self.threads, self._looked = self.link.threads(), time.monotonic()
         if not self.threads:
@@ -97,7 +97,7 @@ class DaskExecutor:
         self._check_shared(self.store.location, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
-        self.lost_cards: dict[str, str] = {}  # worker -> error of its GPU before its process ended
+        self.lost_gpus: dict[str, str] = {}  # worker -> error of its GPU before its process ended
         self.link.call("its news were asked for", listener(client).add, KERNELS, self.receive)
 
     # -- workers ---------------------------------------------------------------------------------------------
@@ -208,15 +208,15 @@ class DaskExecutor:
         """Wait at most ``seconds`` for an event; callbacks may raise to interrupt the fit."""
         self.callbacks.on_wait()
         self._report_events()
-        if self.pulse.wait(min(seconds, WAIT_SECONDS)):
-            self.pulse.clear()
+        if self.wake_event.wait(min(seconds, WAIT_SECONDS)):
+            self.wake_event.clear()
 
     def receive(self, event: dict[str, Any]) -> None:
         """Queue an event of a worker; this method runs in the client's thread."""
         if event["event"] == "card_lost":
-            self.lost_cards[event["worker"]] = event["message"]
+            self.lost_gpus[event["worker"]] = event["message"]
         self._events.append(event)
-        self.pulse.set()
+        self.wake_event.set()
 
     def _report_events(self) -> None:
         while self._events:
@@ -242,14 +242,14 @@ class DaskExecutor:
 
     def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
         """Run one pass and its M-step on the cluster; the pass may have started behind the previous one."""
-        current = self._begun
+        current = self._queued_pass
         if current is None or current.stage is not stage or current.iteration != iteration:
             self._cancel_work()
             self.refresh()
             current = self._pass(stage, iteration)
         current = self._complete(current, on_rows)
         out = current.result
-        self._begun, current.following = current.following, None
+        self._queued_pass, current.following = current.following, None
         assert out is not None
         self.pools.record_pass(current.window, self.threads)
         current.release()
@@ -286,7 +286,7 @@ class DaskExecutor:
         self.pass_token = self.next_token()
 
     def _cancel_work(self) -> None:
-        begun, self._begun = self._begun, None
+        begun, self._queued_pass = self._queued_pass, None
         if begun is not None:
             begun.cancel()
 
@@ -410,7 +410,7 @@ def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
         if executor.watch.suspects(current):
             raise WorkerDied("two workers have died of it")
         return False
-    if not executor.looked_back:
-        executor.looked_back = True
+    if not executor.has_checked_crashes:
+        executor.has_checked_crashes = True
         find_suspect_items(executor, current)
     return run_isolated(executor, current)

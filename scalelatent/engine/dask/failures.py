@@ -101,7 +101,7 @@ def _explained_error(
     from distributed import KilledWorker
 
     if isinstance(error, KilledWorker):
-        words = executor.watch.killed(current, str(error.task), error.last_worker.address)
+        words = executor.watch.describe_killed_task(current, str(error.task), error.last_worker.address)
         return RunError(
             f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
             "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "

@@ -91,7 +91,7 @@ class Segment(Work[Place]):
     def result(self, futures: list[Future], worker: str) -> SegmentEnd:
         """Supervise the segment until the first of ``futures`` ends; return its result."""
         executor, self.futures = self._steps.executor, futures
-        futures[0].add_done_callback(lambda _: executor.pulse.set())
+        futures[0].add_done_callback(lambda _: executor.wake_event.set())
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
         try:
             supervise(executor, self, lambda done, rows: None)

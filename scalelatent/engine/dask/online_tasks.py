@@ -27,11 +27,11 @@ from scalelatent.engine.passes import Stage
 from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
-from .pass_tasks import Ref, _recent, configure_worker_process, worker_device
-from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, restart_on_lost_gpu, work_reports
+from .pass_tasks import StageRef, _recent, configure_worker_process, worker_device
+from .worker_side import REPORT_SECONDS, Fit, ReportTimer, TaskStop, restart_on_lost_gpu, work_reports
 
 
-def task_check(fit: Fit, beat: Beat) -> RowCheck:
+def task_check(fit: Fit, beat: ReportTimer) -> RowCheck:
     """Return a check that raises `Stopped` in a cancelled task and reports that a running task computes."""
     stop = TaskStop(fit, beat)
 
@@ -67,7 +67,7 @@ class StepReports:
 
 
 def task_steps(
-    ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
+    ref: StageRef, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
 ) -> SegmentEnd:
     """Compute all chains of the steps up to ``stop``, or until ``seconds`` have passed, on this worker."""
     configure_worker_process()
@@ -83,7 +83,7 @@ def task_steps(
             place = Place(place.epoch, place.step + 1)
             now = time.perf_counter()
             last = now - begin > seconds or place.step == stop
-            if last or now - news.begin > NEWS_SECONDS:
+            if last or now - news.begin > REPORT_SECONDS:
                 news.report_up_to(place)
             if last:
                 break
@@ -93,7 +93,7 @@ def task_steps(
 
 
 def task_chains(
-    ref: Ref,
+    ref: StageRef,
     name: str,
     token: str,
     fit: Fit,
@@ -120,7 +120,7 @@ def task_chains(
 
 
 def task_close(
-    ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[ChainResults]
+    ref: StageRef, name: str, token: str, fit: Fit, before: Place, results: list[ChainResults]
 ) -> SegmentEnd:
     """End a segment: apply the results of its last step, and save the state in the run folder."""
     configure_worker_process()
@@ -134,14 +134,14 @@ def task_close(
         }
 
 
-def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
+def task_end_epoch(ref: StageRef, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
     """Apply the learner's schedule at the end of an epoch, and save the state."""
     configure_worker_process()
     with sites.use(ref, name, token) as site:
         return site.save(place, site.stage.online.end_epoch(site.state(before)))
 
 
-def end_site(ref: Ref, name: str, token: str) -> None:
+def end_site(ref: StageRef, name: str, token: str) -> None:
     """Release the data that this worker keeps for a fit; each worker runs this function after the fit."""
     sites.end(ref, name, token)
     _recent.forget(ref[:2])
@@ -201,10 +201,10 @@ class _Runner:
                 self.lock.release()
 
 
-class Site:
+class FitOnWorker:
     """Data of one online fit in this process: replicas of its last states, and runners that read ahead."""
 
-    def __init__(self, ref: Ref, name: str, token: str) -> None:
+    def __init__(self, ref: StageRef, name: str, token: str) -> None:
         self.store, self.name, self.token = EngineStore(*ref[:2]), name, token
         self.users, self.used, self.ended = 0, time.monotonic(), False
         self.stage: Stage
@@ -215,8 +215,8 @@ class Site:
         self._replicas: OrderedDict[Place, object] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
-        # All tasks share one Beat timer, because a task may be shorter than the interval of the timer.
-        self.beat = Beat()
+        # All tasks share one ReportTimer timer, because a task may be shorter than the interval of the timer.
+        self.beat = ReportTimer()
 
     def load(self) -> None:
         """Load stage and row order of the fit, unless they are loaded."""
@@ -343,22 +343,22 @@ class Site:
             runner.retire()
 
 
-class Sites:
-    """Data of all online fits in this process: one `Site` per fit."""
+class FitsOnWorker:
+    """Data of all online fits in this process: one `FitOnWorker` per fit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[Ref, str, str], Site] = OrderedDict()
+        self._kept: OrderedDict[tuple[StageRef, str, str], FitOnWorker] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @contextmanager
-    def use(self, ref: Ref, name: str, token: str) -> Iterator[Site]:
+    def use(self, ref: StageRef, name: str, token: str) -> Iterator[FitOnWorker]:
         """Yield this worker's data (site) of a fit for the duration of a task."""
         key = ref, name, token
         with self._lock:
-            site = self._kept.setdefault(key, Site(*key))
+            site = self._kept.setdefault(key, FitOnWorker(*key))
             self._kept.move_to_end(key)
             site.users += 1
             idle = self._take_idle()
@@ -374,7 +374,7 @@ class Sites:
             if last:
                 site.close()
 
-    def _take_idle(self) -> list[Site]:
+    def _take_idle(self) -> list[FitOnWorker]:
         """Remove and return the data of fits (sites) that were idle too long or are beyond `KEEP_IDLE`."""
         idle = [key for key, site in self._kept.items() if not site.users]
         now = time.monotonic()
@@ -384,7 +384,7 @@ class Sites:
             if i < len(idle) - KEEP_IDLE or now - self._kept[key].used > IDLE_SECONDS
         ]
 
-    def end(self, ref: Ref, name: str, token: str) -> None:
+    def end(self, ref: StageRef, name: str, token: str) -> None:
         """Close the data (site) of a fit that is over, after the last task that uses it; return at once."""
         with self._lock:
             site = self._kept.pop((ref, name, token), None)
@@ -397,4 +397,4 @@ class Sites:
             threading.Thread(target=site.close, name="scalelatent-close", daemon=True).start()
 
 
-sites = Sites()
+sites = FitsOnWorker()

@@ -37,11 +37,11 @@ from .scheduler_listener import as_message
 from .worker_side import (
     Fit,
     TaskStop,
-    keep_pages,
     pace_reports,
     report_kernels,
     report_smaller_block,
     restart_on_lost_gpu,
+    reuse_freed_memory,
     send_to_driver,
     work_reports,
     worker_threads,
@@ -88,7 +88,7 @@ class RecentObjects:
 
 # (folder, id of the run, mark of the last written stage). The id differs if a folder was removed and created
 # again. The mark differs if a stage changed when a run was resumed.
-Ref = tuple[str, ...]
+StageRef = tuple[str, ...]
 # Maximum numbers of stages and maps, and of clocks of stages, that a process keeps. A worker then
 # grows by 1 kB per pass (thousand_passes.py).
 KEEP_STAGES, KEEP_CLOCKS = 6, 16
@@ -96,7 +96,7 @@ _recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()
 _pools = threading.Lock()
 _limited: Any = None
-_clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
+_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()
 
 
 def configure_worker_process() -> None:
@@ -107,16 +107,16 @@ def configure_worker_process() -> None:
             # The object is kept in a global, because its limits end when it is deleted.
             _limited = single_threaded()
             _limited.__enter__()
-            keep_pages()
+            reuse_freed_memory()
             report_kernels()
 
 
-def open_store(ref: Ref) -> EngineStore:
+def open_store(ref: StageRef) -> EngineStore:
     """Return the store of a run for a task; it refuses to write if the folder belongs to another run."""
     return EngineStore(ref[0], ref[1])
 
 
-def load_stage(ref: Ref, name: str) -> Stage:
+def load_stage(ref: StageRef, name: str) -> Stage:
     """Return the constants of a stage; each process reads them once."""
     run = ref[:2]
     return _recent.get((run, "stage"), lambda: open_store(ref).load_stage(name), (name, ref[2:]))
@@ -168,7 +168,7 @@ class TaskParams:
             object.__setattr__(self, name, aligned(value))
 
 
-def task_params(ref: Ref, stage: str, iteration: int) -> TaskParams:
+def task_params(ref: StageRef, stage: str, iteration: int) -> TaskParams:
     """Return the parameters of a pass from the state that the previous M-step wrote into the run folder."""
     store = open_store(ref)
     try:
@@ -180,7 +180,7 @@ def task_params(ref: Ref, stage: str, iteration: int) -> TaskParams:
 
 
 def task_span(
-    ref: Ref,
+    ref: StageRef,
     stage_name: str,
     iteration: int,
     span: Span,
@@ -227,7 +227,7 @@ def stopping(fit: Fit) -> Iterator[None]:
         raise Reschedule from None
 
 
-def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> PassContext:
+def context_of(ref: StageRef, stage_name: str, iteration: int, state: object) -> PassContext:
     """Return this thread's state and readers of a pass, and drop those of the previous pass."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
@@ -239,7 +239,7 @@ def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> Pass
     return cached[1]
 
 
-def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
+def _enter_pass(ref: StageRef, stage: str, iteration: int) -> None:
     """Start a pass in the row cache at this process's first task of the pass; the cache evicts by pass."""
     key = (ref, stage)
     with _pools:
@@ -260,7 +260,7 @@ def task_merge(vectors: list[np.ndarray | None]) -> np.ndarray | None:
 
 
 def task_mstep(
-    ref: Ref,
+    ref: StageRef,
     stage_name: str,
     iteration: int,
     parts: list[str],
@@ -305,7 +305,7 @@ def task_info(params: TaskParams) -> PassInfo | None:
 
 
 def task_write_rows(
-    ref: Ref, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
+    ref: StageRef, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
 ) -> None:
     """Write one shard of a dask array's rows on the worker that computed the rows."""
     from scalelatent.data import DatasetWriter
@@ -315,7 +315,7 @@ def task_write_rows(
     DatasetWriter.attach(url).write_shard(shard, np.asarray(x), y, given.get("weight"))
 
 
-def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
+def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
     """Compute and write one shard of an output; return its number of rows."""
     task, backend = load_map(ref, name)
     limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
@@ -335,14 +335,14 @@ def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]
         report_smaller_block(fit, work, limit, backend.device)
 
 
-def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:
+def load_map(ref: StageRef, name: str) -> tuple[OutputTask, Backend]:
     """Return a map, which each process reads once, and the backend that computes it."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
     configure_worker_process()
     return task, _backend(task.device)
 
 
-def _read_map(ref: Ref, name: str) -> OutputTask:
+def _read_map(ref: StageRef, name: str) -> OutputTask:
     from scalelatent.engine.mapwrite import MapTask
     from scalelatent.engine.rowsets import SetsTask
 

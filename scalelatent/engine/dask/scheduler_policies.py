@@ -56,7 +56,7 @@ class SpanGuard(SchedulerPlugin):
     def _contain(self, keys: list[str]) -> None:
         lost = hooks.running_spans(self.scheduler, keys)
         others = hooks.running_spans(self.scheduler) if lost else []
-        for spans in together(lost):
+        for spans in group_by_shard(lost):
             part, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
             sharing = [
                 at for at in others if at.reads[0] == part and at.reads[1] < stop and first < at.reads[2]
@@ -71,7 +71,7 @@ class SpanGuard(SchedulerPlugin):
                     self._bound |= dict.fromkeys(hooks.bind(self.scheduler, own, worker), worker)
 
 
-def together(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
+def group_by_shard(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
     """Return spans in groups such that no two groups read the same shard."""
     groups: list[list[hooks.RunningSpan]] = []
     ends = ("", 0)

@@ -22,7 +22,7 @@ from scalelatent.errors import RunError, ScalelatentError
 
 from .failures import RowsExcluded, supervise
 from .graph import Graph
-from .pass_tasks import Ref, context_of, load_map, open_store, stopping
+from .pass_tasks import StageRef, context_of, load_map, open_store, stopping
 from .watch import DEATHS, DRIVERS, Retry
 from .window import Batch, Item, Window, Work
 from .worker_side import Fit, TaskStop
@@ -125,7 +125,7 @@ def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
     for item in left:
         try:
             if ends > DEATHS:
-                _judge(executor, work, item)
+                _exclude_or_raise(executor, work, item)
         finally:
             executor.store.remove(note_name(work, item))
 
@@ -139,18 +139,18 @@ def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
     if suspects:
         wait_until_idle(executor)
     for item in suspects:
-        _try(executor, work, item)
+        _run_trial(executor, work, item)
         executor.watch.forget_deaths(work, [item])
     return bool(suspects)
 
 
-def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
+def _run_trial(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _find_least_busy_worker(executor))
         try:
             return supervise(executor, trial, lambda done, rows: None)
         except WorkersDied:
-            _judge(executor, work, item)
+            _exclude_or_raise(executor, work, item)
         except RowsExcluded:
             raise
         except Retry as again:
@@ -182,7 +182,7 @@ def wait_until_idle(executor: DaskExecutor) -> None:
     while time.monotonic() < deadline:
         try:
             busy = executor.link.ask_workers(
-                "called-off tasks end", at_work, executor.token, seconds=ASK_SECONDS
+                "called-off tasks end", count_running_tasks, executor.token, seconds=ASK_SECONDS
             )
         except RunError:  # A worker left during the call, or hangs.
             if not executor.link.connected:
@@ -193,12 +193,12 @@ def wait_until_idle(executor: DaskExecutor) -> None:
         executor.wait(0.1)
 
 
-def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
+def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
     """Exclude the shards that the task of a bad item reads, or raise an error that names the shards."""
     text = executor.store.location.read(note_name(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
-    executor.watch.peak(workers[-1], int(said.get("peak", 0)))
+    executor.watch.raise_peak_memory(workers[-1], int(said.get("peak", 0)))
     dataset = work.dataset_of(item)
     if "rows" not in said or dataset is None:
         raise RunError(
@@ -226,7 +226,7 @@ def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
 
 
 def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
-    lost = [text for address, text in executor.lost_cards.items() if address in workers]
+    lost = [text for address, text in executor.lost_gpus.items() if address in workers]
     if lost:
         return f"{lost[-1]}. Use device='cpu' for this fit"
     members = [executor.watch.members[address] for address in workers if address in executor.watch.members]
@@ -297,7 +297,7 @@ def _logged(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
 
 
 def try_span(
-    ref: Ref, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
+    ref: StageRef, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
     """Compute a span of leaves alone, and save its sums, so that a retry of the pass need not compute it."""
     store = open_store(ref)
@@ -307,14 +307,14 @@ def try_span(
     store.save_node(stage_name, iteration, span, vector)
 
 
-def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
+def try_shard(ref: StageRef, name: str, shard: int, fit: Fit, note: str) -> None:
     """Compute and write one output shard of a map, and log each step in the file ``note``."""
     task, backend = load_map(ref, name)
     with _logged(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())
 
 
-def at_work(token: str, dask_worker: Worker) -> int:
+def count_running_tasks(token: str, dask_worker: Worker) -> int:
     """Return the number of a driver's tasks that this worker runs, including cancelled tasks."""
     from .hooks import running_tasks
 

@@ -39,7 +39,7 @@ Fit = tuple[str, ...]
 CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
 # Minimum seconds between reports of finished spans from one worker; one report covers all spans since the
 # last. The scheduler then uses 3.5 % of a core with two workers and spans of one second (submit.py).
-NEWS_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 # A worker reports its seconds per row again after a change by PACE_SHARE. A new span has the weight PACE_NEW
 # in the average and counts as at most PACE_OUTLIER times the average, so that a short pause counts little.
 # These numbers let device_pools.py find its speeds, and let steady workers report once (test_pools.py).
@@ -66,7 +66,7 @@ def worker_threads() -> int:
     return 1 if worker is None else int(worker_settings(worker)["threads"])
 
 
-class Beat:
+class ReportTimer:
     """Timer of a task's next progress report; short consecutive tasks share one timer."""
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class Beat:
 class TaskStop(StopEvent):
     """Stop flag of the task in this thread; it is set once the scheduler has cancelled the task."""
 
-    def __init__(self, fit: Fit | None = None, beat: Beat | None = None) -> None:
+    def __init__(self, fit: Fit | None = None, beat: ReportTimer | None = None) -> None:
         super().__init__()
         self._worker, self._fit = _worker(), fit
         self._key = None if self._worker is None else self._worker.get_current_task()
-        self._next, self._beat = time.monotonic() + CHECK_SECONDS, beat or Beat()
+        self._next, self._beat = time.monotonic() + CHECK_SECONDS, beat or ReportTimer()
 
     def is_set(self) -> bool:
         """Return whether the task was cancelled; check at most once per `CHECK_SECONDS`."""
@@ -192,7 +192,7 @@ class WorkReports:
                 sums = {k: waiting[k] + message[k] for k in _SUMS}
                 waiting.update(message)
                 waiting.update(sums)
-            delay = self._sent + NEWS_SECONDS - time.monotonic()
+            delay = self._sent + REPORT_SECONDS - time.monotonic()
         if first:
             call_later(worker, max(delay, 0.0), self._flush, worker)
 
@@ -264,7 +264,7 @@ LARGEST_BYTES = 2**24
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
+def reuse_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
     """Let the allocator reuse freed memory, at most 32 MiB per thread; return whether it was changed."""
     # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that idle workers use little memory. As a side
     # effect glibc does not adapt to the sizes of arrays: each array above 128 kB gets new pages each time. In
