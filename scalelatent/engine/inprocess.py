@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.2
 _END: Any = object()
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-# Least seconds of a span; passing a span to a thread takes tens of microseconds.
+# Minimum seconds of the work that a thread takes at once; taking it costs tens of microseconds.
 THREAD_TASK_SECONDS = 2e-4
 
 
@@ -70,7 +70,7 @@ class InProcessExecutor:
         self._reported_limits: dict[tuple[str, int, str], int] = {}
 
     def _resize_cache(self, stage: Stage, *, once: bool = False) -> None:
-        """Set the size of the process's cache for the rows of a stage, once per stage."""
+        """Choose the size of the row cache of this process, once per stage."""
         if self._own_cache is None and stage.name != self._cached_stage:
             shared_cache(choose_cache(self._cache_size, stage, once=once))
             self._cached_stage = stage.name
@@ -216,7 +216,7 @@ class InProcessExecutor:
 
 
 class CallerStop(StopEvent):
-    """Stop event of the calling thread, which also calls ``on_wait`` between two blocks."""
+    """Stop event of the calling thread; it also calls ``on_wait`` between two blocks of rows."""
 
     def __init__(self, stop: StopEvent, on_wait: Callable[[], None] | None) -> None:
         super().__init__()

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 # and compiled its kernels (70 MiB), and a worker. Measured by tests/estimators/test_plan_check.py.
 PROCESS_BYTES, WORKER_BYTES = 448 * 2**20, 240 * 2**20
 KEPT_BYTES = 2**25  # freed bytes that the allocator of a worker keeps per thread (dask/worker_side.py)
-ALLOWED_SHARE = 0.6  # largest share of a worker's memory for a fit, without its cache
-MAX_TASKS = 10_000  # upper bound on the tasks of a pass
+ALLOWED_SHARE = 0.6  # a fit without its row cache may use at most this share of the memory of a worker
+MAX_TASKS = 10_000  # a fit with more tasks per pass is refused
 # Seconds per pass and per task in addition to the computation: in this process, and on a cluster.
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
@@ -109,7 +109,7 @@ def find_resources(client: Client | None, n_jobs: int | None, limit: str | int |
 
 
 def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants: int) -> dict[str, int]:
-    """Return the bytes of one worker while it runs a stage, by purpose."""
+    """Return the memory, in bytes, of one worker while it runs a stage, by purpose."""
     grid, reduction, rows = _get_first_part(stage)
     stat, p = reduction.layout().nbytes, rows.n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
@@ -130,7 +130,7 @@ def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants:
 
 
 def _get_first_part(stage: Stage) -> tuple[RowGrid, Reduction, AnyRows]:
-    """Return (grid, reduction, rows) of a stage's first part, the training part if it exists."""
+    """Return (grid, reduction, dataset) of the training rows, or of the first rows of a stage."""
     part = next(iter(stage.grids))
     return stage.grids[part], stage.reductions[part], stage.datasets[part]
 

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .pass_tasks import PassInfo
     from .window import ItemWords
 
-# A pass depends on the M-step of the pass before. After this number of tasks or passes in such a chain, a pass
-# starts from the run folder instead, so that the scheduler can forget old tasks. These numbers gave at most 65
-# tasks and 1 kB per pass (thousand_passes.py).
+# A pass depends on the M-step of the pass before. After this number of tasks or passes in such a chain, a
+# pass starts from the run folder instead, so that the scheduler can forget old tasks. These numbers gave at
+# most 65 tasks and 1 kB per pass (thousand_passes.py).
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
-# Maximum seconds to wait for the event with the results of a pass; after that, a task fetches them. Usually the
-# event arrives in one packet with the message that the M-step is done.
+# Maximum seconds to wait for the event with the results of a pass; after that, a task fetches them. Usually
+# the event arrives in one packet with the message that the M-step is done.
 EVENT_SECONDS = 1.0
 
 
@@ -45,7 +45,8 @@ class DaskPass(Work[Span]):
     """A pass over all rows, with the M-step of a learner or, if ``learns`` is False, without it.
 
     1. Send the tasks of the first spans; each computes the statistic of its rows.
-    2. After some spans are done, send more; add a merge task as soon as all eight children of a node are known.
+    2. After some spans are done, send more; add a merge task as soon as all eight children of a node are
+       known.
     3. With the last spans, send the M-step, which merges the remaining nodes and writes the next state.
     4. Send the next pass, which depends on the M-step, so that the cluster never waits for the driver.
     5. Finish when the event with the results of the M-step has arrived.
@@ -238,7 +239,7 @@ class DaskPass(Work[Span]):
 
     @property
     def result(self) -> PassInfo | None:
-        """Results of the M-step, from its event or, if the event was lost, from a task; None until they arrive."""
+        """Results of the M-step, from its event or, if it was lost, from a task; None until they arrive."""
         if self._info is None and self.mstep is not None:
             report = self.executor.pass_report(self)
             status = self.mstep.status

@@ -1,7 +1,7 @@
-"""Worker tasks of an online fit: some whole minibatch steps on one worker, or one step on several workers.
+"""Tasks of an online fit on workers: several minibatch steps on one worker, or one step on several workers.
 
-Workers keep replicas of the state, so that it is not sent with each step (measured: `minibatch_steps.py`).
-`test_online_sites.py` checks the number of replicas.
+Workers keep copies (replicas) of the state, so that it is not sent with each step (measured:
+`minibatch_steps.py`). `test_online_sites.py` checks the number of copies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .worker_side import REPORT_SECONDS, Fit, ReportTimer, TaskStop, restart_on_
 
 
 def task_check(fit: Fit, beat: ReportTimer) -> RowCheck:
-    """Return a check that raises `Stopped` in a cancelled task and reports that a running task computes."""
+    """Return a check for a task: it raises `Stopped` after a cancellation, and reports that the task runs."""
     stop = TaskStop(fit, beat)
 
     def look() -> None:
@@ -44,7 +44,7 @@ def task_check(fit: Fit, beat: ReportTimer) -> RowCheck:
 
 
 class StepReports:
-    """Progress events of the steps that one worker computes, or of its part of the rows of each step."""
+    """Sender of progress events for the steps, or parts of steps, that one worker computes."""
 
     def __init__(self, folder: str, name: str, runner: ChainRunner, place: Place) -> None:
         self._about, self._runner = (folder, name), runner
@@ -55,7 +55,7 @@ class StepReports:
         self._before = place.step, runner.rows, runner.meter.bytes_read, runner.meter.wait_seconds
 
     def report_up_to(self, place: Place) -> None:
-        """Report the steps up to ``place`` that were not reported before."""
+        """Send an event for the steps up to ``place`` since the last event."""
         seconds, runner = time.perf_counter() - self.begin, self._runner
         step, rows, nbytes, waited = self._before
         where = {"pass": place.epoch + 1, "step": place.step}
@@ -147,8 +147,8 @@ def end_site(ref: StageRef, name: str, token: str) -> None:
     _recent.forget(ref[:2])
 
 
-# A site has the data of one online fit in this process. A process keeps at most KEEP_IDLE sites that no task
-# uses, each for at most IDLE_SECONDS, unless the driver ends them earlier.
+# A worker process keeps the data of at most KEEP_IDLE online fits without running tasks, each for at most
+# IDLE_SECONDS, unless the driver ends the fit earlier.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 
@@ -172,9 +172,9 @@ class ChainResults(NamedTuple):
     """Result of a task that computes some chains of a step."""
 
     nodes: list[tuple[int, int]]
-    """Level and index of each node in the tree of all chains."""
+    """Level and index of each partial sum in the tree of all chains."""
     vectors: list[np.ndarray]
-    """Statistics of each node."""
+    """Vector of each partial sum."""
     bytes_read: int
     """Bytes read since the segment began."""
     seconds: float
@@ -182,17 +182,17 @@ class ChainResults(NamedTuple):
 
 
 class StateLost(RunError):
-    """Error of a worker that has no copy (replica) of the state that its task needs."""
+    """Error of a worker without a copy of the state that its task needs."""
 
 
 class _Runner:
-    """Holder of a `ChainRunner` for one task at a time; a retired holder closes it after its last use."""
+    """Lock around a `ChainRunner`, which one task uses at a time; closes the runner after its last use."""
 
     def __init__(self, runner: ChainRunner) -> None:
         self.runner, self.lock, self.retired = runner, threading.Lock(), False
 
     def retire(self) -> None:
-        """Close the runner now, or let the task that uses it close it."""
+        """Close the runner now, or after the end of the task that uses it."""
         self.retired = True
         if self.lock.acquire(blocking=False):
             try:
@@ -202,7 +202,7 @@ class _Runner:
 
 
 class FitOnWorker:
-    """Data of one online fit in this process: replicas of its last states, and runners that read ahead."""
+    """Data of one online fit in a worker process: copies of its last states, and runners that read ahead."""
 
     def __init__(self, ref: StageRef, name: str, token: str) -> None:
         self.store, self.name, self.token = EngineStore(*ref[:2]), name, token
@@ -219,7 +219,7 @@ class FitOnWorker:
         self.beat = ReportTimer()
 
     def load(self) -> None:
-        """Load stage and row order of the fit, unless they are loaded."""
+        """Load the stage and the row order of the fit from the run folder, unless they are loaded."""
         with self._lock:
             if self._loaded:
                 return
@@ -236,7 +236,7 @@ class FitOnWorker:
 
     @contextmanager
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
-        """Lock and yield the runner of some chains (parts of a minibatch); call ``check`` while waiting."""
+        """Lock and yield the runner of the chains ``first:last``; call ``check`` while the lock is taken."""
         while True:
             found = self._runner(first, last, threads)
             while not found.lock.acquire(timeout=CHECK_SECONDS):
@@ -291,7 +291,7 @@ class FitOnWorker:
                 shared_cache().start_pass()
 
     def state(self, place: Place) -> object:
-        """Return the state at the start of a segment, from a replica or from the run folder."""
+        """Return the state at the start of a segment, from a copy in memory or from the run folder."""
         with self._lock:
             if place not in self._replicas:
                 total = place.total(self.order)
@@ -335,7 +335,7 @@ class FitOnWorker:
         }
 
     def close(self) -> None:
-        """Drop all copies of the state, and close the threads that compute chains and read rows."""
+        """Drop all copies of states, and close the threads that compute chains and read rows."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
             self._replicas.clear()
@@ -344,7 +344,7 @@ class FitOnWorker:
 
 
 class FitsOnWorker:
-    """Data of all online fits in this process: one `FitOnWorker` per fit."""
+    """Data of all online fits in a worker process: one `FitOnWorker` per fit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -355,7 +355,7 @@ class FitsOnWorker:
 
     @contextmanager
     def use(self, ref: StageRef, name: str, token: str) -> Iterator[FitOnWorker]:
-        """Yield this worker's data (site) of a fit for the duration of a task."""
+        """Yield this worker's data of a fit for the duration of a task."""
         key = ref, name, token
         with self._lock:
             site = self._kept.setdefault(key, FitOnWorker(*key))
@@ -375,7 +375,7 @@ class FitsOnWorker:
                 site.close()
 
     def _take_idle(self) -> list[FitOnWorker]:
-        """Remove and return the data of fits (sites) that were idle too long or are beyond `KEEP_IDLE`."""
+        """Remove and return the data of fits that were idle too long, or that exceed `KEEP_IDLE`."""
         idle = [key for key, site in self._kept.items() if not site.users]
         now = time.monotonic()
         return [
@@ -385,7 +385,7 @@ class FitsOnWorker:
         ]
 
     def end(self, ref: StageRef, name: str, token: str) -> None:
-        """Close the data (site) of a fit that is over, after the last task that uses it; return at once."""
+        """Close the data of a finished fit, after the last task that uses it; return at once."""
         with self._lock:
             site = self._kept.pop((ref, name, token), None)
             if site is None:
@@ -393,7 +393,7 @@ class FitsOnWorker:
             site.ended = True
             unused = not site.users
         if unused:
-            # Close the site in a thread: it waits for threads, and the caller may be the worker's event loop.
+            # Close in a thread: closing waits for threads, and the caller may be the worker's event loop.
             threading.Thread(target=site.close, name="scalelatent-close", daemon=True).start()
 
 

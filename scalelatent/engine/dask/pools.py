@@ -271,7 +271,7 @@ def devices_event(counts: Mapping[str, int], present: Mapping[str, int] | None =
 
 
 def describe_devices(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
-    """Return the numbers of workers by device as text, such as ``"gpu 1 worker, cpu 2 of 4 workers (the others had no work)"``."""
+    """Return the numbers of workers by device as text, for example ``"gpu 1 worker, cpu 2 of 4 workers"``."""
     found = []
     for kind, n in sorted(counts.items()):
         if present.get(kind, 0) > n:

@@ -38,7 +38,7 @@ class SpanGuard(SchedulerPlugin):
         self.scheduler = scheduler
 
     def log_event(self, topic: str, msg: object) -> None:
-        """React to the event of a lost worker before the scheduler reassigns its tasks."""
+        """Choose the worker for tasks of a lost worker, before the scheduler does; called for each event."""
         lost = hooks.lost_worker(topic, msg)
         if lost is None:
             return
@@ -47,7 +47,7 @@ class SpanGuard(SchedulerPlugin):
             self._contain(lost.keys)
 
     def _free(self, lost: hooks.LostWorker) -> None:
-        """Lift the binding of spans to a lost worker, except for spans that may have killed the worker."""
+        """Let other workers run spans of a lost worker again, unless these spans may have killed it."""
         there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
         free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
         hooks.bind(self.scheduler, free, None)
@@ -72,7 +72,7 @@ class SpanGuard(SchedulerPlugin):
 
 
 def group_by_shard(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
-    """Return spans in groups such that no two groups read the same shard."""
+    """Return spans in groups; spans that read the same shard are in one group."""
     groups: list[list[hooks.RunningSpan]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):

@@ -33,7 +33,8 @@ HANG_SECONDS, HANG_TIMES = 60.0, 20.0
 # seconds without progress.
 MAX_SILENT_SECONDS = 3600.0
 # An item (the rows of one task) runs alone after the deaths of this number of workers, so that bad rows kill
-# at most three workers (test_bad_shards.py). The driver of a job is a task on a worker; its key has the prefix.
+# at most three workers (test_bad_shards.py). The driver of a job is a task on a worker; its key has the
+# prefix.
 DEATHS, DRIVERS = 2, "scalelatent-job-"
 # Maximum seconds by which the event of a death may arrive after the error that the death caused.
 REPORT_SECONDS = 2.0

@@ -1,8 +1,9 @@
 """Schedule the items of a pass on the workers: a few items at once per worker, one message per batch.
 
-An item is the rows of one task. Bounded memory (law 2) requires few items at once. A worker's cache needs the same rows in every pass.
-Heterogeneous workers need shares in seconds (`benchmarks/device_pools.py`). Dask's work stealing runs once a
-second, assumes equal durations for tasks with one name prefix, and does not know which rows a task reads.
+An item is the rows of one task. Bounded memory (law 2) requires few items at once. A worker's cache needs the
+same rows in every pass. Heterogeneous workers need shares in seconds (`benchmarks/device_pools.py`). Dask's
+work stealing runs once a second, assumes equal durations for tasks with one name prefix, and does not know
+which rows a task reads.
 """
 
 from __future__ import annotations
@@ -100,13 +101,13 @@ class _Share(Generic[Item]):
 class Window(Generic[Item]):
     """Items of a pass that are planned for, or computed by, the workers.
 
-    1. Assign to each worker a contiguous share of the items in proportion to its threads and speed. Shares are
-       identical in every pass, so that row caches are reused.
+    1. Assign to each worker a contiguous share of the items in proportion to its threads and speed. Shares
+       are identical in every pass, so that row caches are reused.
     2. Send each worker a few items, and more whenever few of them are left.
     3. Let an idle worker take the last item of the share that would end last.
-    4. If workers are heterogeneous, cut items so that they shrink towards the end of the pass, and give a worker
-       no item that another worker would end sooner (guided self-scheduling, Polychronopoulos and Kuck, IEEE
-       Trans. Computers C-36, 1987).
+    4. If workers are heterogeneous, cut items so that they shrink towards the end of the pass, and give a
+       worker no item that another worker would end sooner (guided self-scheduling, Polychronopoulos and Kuck,
+       IEEE Trans. Computers C-36, 1987).
     5. Let the remaining workers take the items of a lost worker.
     """
 
@@ -205,7 +206,7 @@ class Window(Generic[Item]):
         return done
 
     def _get_queue_seconds(self) -> float:
-        """Return the seconds of work to queue on each worker; fewer towards the end of a heterogeneous pass."""
+        """Return the seconds of work to queue on each worker; they shrink during a heterogeneous pass."""
         if not self.unequal:
             return MOST_AHEAD if self._costs.known else 0.0
         return float("inf") if self._whole <= AT_ONCE else min(MOST_AHEAD, max(LEAST_AHEAD, self.seconds / 2))
@@ -278,7 +279,7 @@ class Window(Generic[Item]):
         return max(there, key=lambda share: share.remaining_seconds, default=None)
 
     def _find_earliest_end(self, work: float) -> tuple[float, str]:
-        """Return (seconds, worker): the earliest possible end of an item of ``work`` seconds, and its worker."""
+        """Return (seconds, worker) of the earliest possible end of an item that takes ``work`` seconds."""
         return min((s.busy + work / s.speed, name) for name, s in self._shares.items() if s.threads)
 
     def cancel(self) -> None:
@@ -390,7 +391,7 @@ class Work(Generic[Item]):
         return []
 
     def reads(self, item: Item) -> Reads | None:
-        """Return the rows that an item reads, for the plugin on the scheduler; None if it does not need them."""
+        """Return the rows that an item reads, for the scheduler's plugin; None if it does not need them."""
         return None
 
     def label(self, item: Item) -> str:
