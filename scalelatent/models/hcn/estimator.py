@@ -47,7 +47,7 @@ from .fit import (
     check_images,
     check_rows,
     check_windows,
-    find_image_shape,
+    choose_image_shape,
     fit_steps,
     log_layers,
     make_feature_layers,
@@ -397,7 +397,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
         """Return the network that the parameters describe, for the images of the training rows."""
-        image = find_image_shape(self, train, "X")
+        image = choose_image_shape(self, train, "X")
         check_windows(self, image, train)
         log_layers(self, image, train)
         if not has_templates(self):

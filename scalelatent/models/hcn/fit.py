@@ -164,7 +164,9 @@ def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
 
-def find_image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name: str) -> tuple[int, int, int]:
+def choose_image_shape(
+    model: HierarchicalCompositionalNetwork, ds: Dataset, name: str
+) -> tuple[int, int, int]:
     """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
     where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
@@ -208,7 +210,7 @@ def check_rows(
     where = train.url or "X"
     if validation is not None:
         check_images(validation, "validation")
-        other = find_image_shape(model, validation, "validation")
+        other = choose_image_shape(model, validation, "validation")
         if other != network.layer.input_shape:
             raise DataError(
                 f"{validation.url or 'validation'}: images have shape {other}, but the training images have "
