@@ -92,6 +92,13 @@ def write_part(path: Path, part: str, seed: int, result: Any) -> None:
     print(f"{part}: written to {path}", flush=True)
 
 
+def write_png(figure: Any, path: str | Path) -> None:
+    """Write a figure of matplotlib to a PNG file, in the style of the report."""
+    from scalelatent.report.style import png_bytes
+
+    Path(path).write_bytes(png_bytes(figure))
+
+
 def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
     """Return the median seconds of each function; each round calls all functions in turn."""
     times: dict[str, list[float]] = {name: [] for name in functions}

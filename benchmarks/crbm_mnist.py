@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import mnist, parser, write_part
+from common import mnist, parser, write_part, write_png
 
 import scalelatent as sl
 from scalelatent.engine.callbacks import Callback
@@ -256,7 +256,7 @@ def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Pat
     """Draw figures next to the JSON file (the paper's Figures 2 to 4)."""
     from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
     from scalelatent.report.figures import plot_learning
-    from scalelatent.report.style import ACCENT, INK, new_figure, style_axes, write_png
+    from scalelatent.report.style import ACCENT, INK, new_figure, style_axes
 
     x, v = (part[:7] for part in rows["test"])
     lines = {"original": v, "given": x, "restored": model.predict(x)}

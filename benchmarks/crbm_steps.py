@@ -44,7 +44,7 @@ from common import mnist, parser, write_part
 import scalelatent as sl
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.callbacks import Callback
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.products import ascend_outer, write_affine_map
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
@@ -206,7 +206,7 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
     rng, units, out = np.random.default_rng(args.seed), 784 + args.hidden, []
 
     def draw(*shape: int) -> np.ndarray:
-        filled = aligned(shape)
+        filled = aligned_empty(shape)
         rng.standard_normal(shape, dtype=np.float32, out=filled)
         return filled
 

@@ -15,10 +15,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from common import write_png
 from tables import CLUSTERED, RESULTS, RIVALS, TASKS, read, rivals
 
 import scalelatent as sl
-from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes, write_png
+from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

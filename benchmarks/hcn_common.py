@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from common import write_png
 
 from scalelatent.generators.images import ImageSet
 from scalelatent.models.hcn.model.compression import bits
@@ -69,7 +70,7 @@ def tiles(features: np.ndarray, columns: int) -> np.ndarray:
 
 def draw(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
     """Write rows of titled pictures (0 is black, 1 is white) to a PNG file."""
-    from scalelatent.report.style import new_figure, write_png
+    from scalelatent.report.style import new_figure
 
     columns = max(map(len, lines))
     figure = new_figure(2.0 * columns, 1.9 * len(lines))

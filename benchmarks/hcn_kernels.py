@@ -38,7 +38,7 @@ from common import fastest, parser, write
 
 from scalelatent.generators.images import image_set
 from scalelatent.kernels import jit
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import sweeps
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
@@ -91,7 +91,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
         sweeps.sweep(*given)
     room = message_room((size, size), window, features)
     before = layer.prior_beliefs(IMAGES)[None], w.copy()
-    s, beliefs = (aligned(a.shape, np.int32) for a in before)
+    s, beliefs = (aligned_empty(a.shape, np.int32) for a in before)
     states = [tuple(a.copy() for a in before) for _ in range(2)]
     kept = {
         damping: (

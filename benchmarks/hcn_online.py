@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from common import parser, write_part
+from common import parser, write_part, write_png
 from hcn_common import FOUND, draw, n_found, overlaps, tiles, true_compression
 
 import scalelatent as sl
@@ -147,7 +147,7 @@ def curves(args: Any) -> dict[str, Any]:
 
 
 def plot(found: dict[str, Any], path: Any) -> None:
-    from scalelatent.report.style import COLORS, new_figure, style_axes, write_png
+    from scalelatent.report.style import COLORS, new_figure, style_axes
 
     figure = new_figure(9, 3.4)
     halves = [name for name in found if "chains" not in name], ["forgetting 0.98"]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import averaged, mnist, mnist16, parser, write_part
+from common import averaged, mnist, mnist16, parser, write_part, write_png
 from linear_mixture_peers import fit_mfa, of_mfa
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
@@ -32,7 +32,7 @@ from sklearn.mixture import GaussianMixture
 
 import scalelatent as sl
 from scalelatent.evaluation.clustering import clustering_accuracy, nmi
-from scalelatent.report.style import new_figure, write_png
+from scalelatent.report.style import new_figure
 
 LIKELIHOODS = ("ppca", "factor-analysis")
 

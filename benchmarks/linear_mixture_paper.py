@@ -44,7 +44,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import mnist, mnist16, parser, usps, write_part
+from common import mnist, mnist16, parser, usps, write_part, write_png
 from sklearn.cluster import KMeans
 from tangent_neighbours import nearest_neighbours
 
@@ -64,7 +64,7 @@ from scalelatent.models.linear_mixture.model.recognition import (
     reject_curve,
 )
 from scalelatent.reductions.temperature import choose_temperature
-from scalelatent.report.style import new_figure, write_png
+from scalelatent.report.style import new_figure
 
 SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
 PAPERS = SIX[:4]  # Tangents in the paper: translation, rotation and scaling.

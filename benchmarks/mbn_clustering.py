@@ -35,7 +35,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from common import RESULTS, data_folder, mnist, parser, write_part
+from common import RESULTS, data_folder, mnist, parser, write_part, write_png
 from mbn_figures import (
     SHAPES,
     Sweep,
@@ -54,7 +54,6 @@ from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows
 from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
-from scalelatent.report.style import write_png
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
 LONG_SECONDS, FEW_SEEDS = 60.0, 3

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import numpy as np
-from common import RESULTS, lsa, parser, rcv1_subset, write
+from common import RESULTS, lsa, parser, rcv1_subset, write, write_png
 
 import scalelatent as sl
 from scalelatent.evaluation import retrieval_accuracy
@@ -83,17 +83,11 @@ def main() -> None:
         transform = time.perf_counter() - begin
         of = {"ks": model.ks_, "fit_seconds": round(fit, 1), "transform_seconds": round(transform, 1)}
         record(f"MBN, k1 = {k1:,}, {args.components} components", z, **of)
-        record(f"MBN, k1 = {k1:,}, {args.components} components, Euclidean", z, "euclidean")
         record(f"MBN, k1 = {k1:,}, codes", model.codes(xt), "overlap")
     write(args.out, args.seed, results)
     from scalelatent.models.mbn.report_figures import plot_retrieval
-    from scalelatent.report.style import write_png
 
-    shown = {
-        name: (curve["levels"], [a / 100 for a in curve["accuracy"]])
-        for name, curve in curves.items()
-        if "Euclidean" not in name
-    }
+    shown = {name: (curve["levels"], [a / 100 for a in curve["accuracy"]]) for name, curve in curves.items()}
     write_png(plot_retrieval(shown), RESULTS / "mbn_retrieval.png")
 
 

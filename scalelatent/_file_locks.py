@@ -19,7 +19,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_SECONDS = 0.01
 
 
-def take(file: int, patience: float = 0.0, *, shared: bool = False) -> bool | None:
+def lock_file(file: int, patience: float = 0.0, *, shared: bool = False) -> bool | None:
     """Lock a file; return False if another process held it for `patience` seconds, None without locks."""
     deadline = time.monotonic() + patience
     while True:
@@ -39,7 +39,7 @@ def take(file: int, patience: float = 0.0, *, shared: bool = False) -> bool | No
             return True
 
 
-def give_back(file: int) -> None:
+def unlock_file(file: int) -> None:
     """Unlock a file. Closing it would not unlock it if a forked process has it open as well."""
     if fcntl is not None:
         with contextlib.suppress(OSError):

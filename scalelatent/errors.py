@@ -107,13 +107,13 @@ class LongFitWarning(UserWarning):
 
 
 # scikit-learn wraps methods of estimators.
-_NOT_THE_USER = (f"{__package__}.", "sklearn.")
+_INTERNAL_PREFIXES = (f"{__package__}.", "sklearn.")
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's code that called the package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USER):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INTERNAL_PREFIXES):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 

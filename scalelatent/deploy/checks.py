@@ -137,13 +137,13 @@ def _check_numba(folder: str) -> Iterator[Finding]:
 
 
 def _check_cache(folder: str) -> Iterator[Finding]:
-    from scalelatent.kernels.cache_folder import CACHE
+    from scalelatent.kernels.cache_folder import CACHE_FOLDER
 
     problem = find_cache_problem()
     if problem:
         yield warn(f"{problem}; every process compiles the kernels again", LOCAL_CACHE)
     else:
-        yield ok(CACHE)
+        yield ok(CACHE_FOLDER)
 
 
 def _check_kernels(folder: str) -> Iterator[Finding]:

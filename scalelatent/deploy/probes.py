@@ -70,10 +70,10 @@ def cupy_wheels() -> list[str]:
 
 def find_cache_problem() -> str:
     """Return why this machine cannot store compiled kernels; empty if it can."""
-    from scalelatent.kernels.cache_folder import CACHE
+    from scalelatent.kernels.cache_folder import CACHE_FOLDER
 
-    problem = find_folder_problem(CACHE)
-    return problem and f"{CACHE}: {problem}"
+    problem = find_folder_problem(CACHE_FOLDER)
+    return problem and f"{CACHE_FOLDER}: {problem}"
 
 
 def pool_threads() -> dict[str, int]:

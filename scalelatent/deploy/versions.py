@@ -166,7 +166,9 @@ def _describe_blas() -> Iterator[str]:
 
 
 def _describe_compiler() -> Iterator[str]:
-    from scalelatent.kernels.cache_folder import CACHE  # this import sets the folder of compiled kernels
+    from scalelatent.kernels.cache_folder import (
+        CACHE_FOLDER,  # this import sets the folder of compiled kernels
+    )
 
     # numba reads the folder at its import, so the next two imports must stay below the import above.
     import llvmlite.binding as llvm  # isort: skip
@@ -176,7 +178,7 @@ def _describe_compiler() -> Iterator[str]:
     yield f"LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
     yield f"SVML {'in use' if settings.get('USING_SVML') else 'not in use'}"
     yield f"{settings.get('NUMBA_NUM_THREADS')} threads"
-    yield f"compiled kernels in {CACHE}"
+    yield f"compiled kernels in {CACHE_FOLDER}"
     if settings.get("DISABLE_JIT"):
         yield "NUMBA_DISABLE_JIT is set"
 

@@ -80,7 +80,7 @@ def warm(
     kinds: Iterable[str] = (), *, processes: int | None = None, on_kernel: OnKernel | None = None
 ) -> dict[str, Any]:
     """Compile the missing kernels in several processes, by default one per core; return a summary."""
-    from scalelatent.kernels.cache_folder import CACHE
+    from scalelatent.kernels.cache_folder import CACHE_FOLDER
 
     begin, (count, missing) = time.monotonic(), _find_uncompiled(_chosen(kinds))
     todo, done, lock, failed = deque(missing), 0, threading.Lock(), list[str]()
@@ -140,7 +140,7 @@ def warm(
     cuda = _compile_for_gpu(_chosen(kinds))
     seconds = round(time.monotonic() - begin, 1)
     compiled = [name for *_, name in missing]
-    return {"kernels": count, "compiled": compiled, "cuda": cuda, "seconds": seconds, "folder": CACHE}
+    return {"kernels": count, "compiled": compiled, "cuda": cuda, "seconds": seconds, "folder": CACHE_FOLDER}
 
 
 def _compile_for_gpu(kinds: Iterable[str]) -> list[str]:

@@ -21,7 +21,7 @@ from scalelatent.contract.kinds import find_kernels, import_object, list_kernels
 from scalelatent.contract.learners import Backend, Block, Table
 from scalelatent.contract.parameters import DEVICES
 from scalelatent.errors import DeviceLostError, DeviceMemoryError, RunError
-from scalelatent.kernels.arrays import aligned, check_same_width
+from scalelatent.kernels.arrays import aligned_empty, check_same_width
 from scalelatent.kernels.cuda import multiply
 
 from .cache import PieceCache
@@ -71,7 +71,7 @@ class HostBackend:
         size = math.prod(shape)
         kept = self._buffers.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
-            kept = self._buffers[name] = aligned((size,), dtype)
+            kept = self._buffers[name] = aligned_empty((size,), dtype)
         return kept[:size].reshape(shape)
 
     def asarray(self, a: np.ndarray, dtype: npt.DTypeLike, name: str | None = None) -> np.ndarray:

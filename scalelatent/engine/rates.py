@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike
 from scalelatent import __version__
 from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError, ShardError
-from scalelatent.kernels.cache_folder import CACHE
+from scalelatent.kernels.cache_folder import CACHE_FOLDER
 from scalelatent.storage.disk import locate
 
 from .cache import DEFAULT_SHARE, SMALL_BYTES
@@ -123,7 +123,7 @@ class Rates:
             locate(self.path.parent).write(self.path.name, text.encode())
 
 
-rates = Rates(Path(CACHE) / "rates.json")
+rates = Rates(Path(CACHE_FOLDER) / "rates.json")
 """Stored rates of this machine."""
 
 

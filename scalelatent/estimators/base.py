@@ -1,4 +1,4 @@
-"""Base class of all estimators: fit, plan, outputs, saving. Each model implements its own hooks."""
+"""Base class of all estimators: ``fit``, ``plan``, ``transform``, ``report`` and ``save``."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from ._sklearn import wrap_output
 from .fit_services import FitCall, fit_callbacks, restored_on_failure
 from .gpu_results import follows_rows
 from .inputs import (
-    CHECKS,
+    VALIDATION_OPTIONS,
     add_weights,
     check_finite,
-    image_rows,
-    is_plain,
+    find_image_shape,
+    is_in_memory,
     rows_and_labels,
-    validated,
+    validate_rows,
     warn_of_rounding,
 )
-from .onnx_graph import RowGraph
-from .session import CallbackList, FitSession, Place, restore_row_ranges
-from .steps import Rows, Steps, first_step
+from .onnx_graph import OnnxGraph
+from .session import CallbackList, FitSession, LocationLike, restore_row_ranges
+from .steps import MappedRows, Steps, first_step
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -80,15 +80,15 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _parameters: ClassVar[Parameters]
     # Name of an attribute that every completed fit sets, and an interrupted fit does not set.
     _fitted_attribute: ClassVar[str] = ""
-    # Output that ``transform`` requests from ``_row_map``.
+    # Name of the output that ``transform`` returns, an argument of `_row_map`.
     _transformed: OutputName = "output"
     # True: the candidates of a search share each pass. False: a search fits them one after the other.
     _shares_passes: ClassVar[bool] = False
-    # Whether ``fit`` accepts validation rows.
+    # True: ``fit`` accepts validation rows.
     _validates: ClassVar[bool] = True
-    # Whether rows become float32 before a mean is subtracted; ``fit`` then warns of lost digits.
+    # True: rows become float32 before their mean is subtracted, so ``fit`` warns if digits get lost.
     _rounds_rows: ClassVar[bool] = False
-    # Whether arrays (n, h, w) and (n, channels, h, w) are accepted as images, whose features are pixels.
+    # True: arrays (n, h, w) and (n, channels, h, w) are accepted; each pixel of an image is a feature.
     _takes_images: ClassVar[bool] = False
 
     device: str
@@ -108,7 +108,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     @property
     def _output_metric(self) -> str:
-        """Similarity of two rows of ``transform``: "cosine", or "overlap" (codes in common)."""
+        """Similarity of two output rows: "cosine", or "overlap" (the number of equal codes)."""
         return "cosine"
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -116,12 +116,12 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     # -- hooks of a model ------------------------------------------------------------------------------------
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+    def _fit_steps(self, rows: Mapping[str, MappedRows]) -> Steps:
         """Yield the steps of the fit (see :mod:`.steps`) over the rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
     def _plan(self, forecast: Forecast, /) -> dict[str, Any]:
-        """Add the stages of a fit of ``forecast.train`` to the forecast, and return the whole plan."""
+        """Add the stages of a fit of ``forecast.train`` to the forecast; return the plan as a dict."""
         raise NotImplementedError
 
     def _row_map(self, output: Any) -> OutputMap:
@@ -165,10 +165,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Return the parameters that determine the result; a resumed fit must have the same values."""
         return self._parameters.select_deciding(self.get_params(deep=False))
 
-    def _place(
+    def _open_run_dir(
         self, train: Dataset, resources: Resources, call: FitCall
-    ) -> AbstractContextManager[Place | None]:
-        """Return a context manager that gives the location of the records of a fit, or None."""
+    ) -> AbstractContextManager[LocationLike | None]:
+        """Return a context manager that yields the folder for the files of a fit, or None for no folder."""
         return nullcontext(call.run_dir)
 
     # -- rows ------------------------------------------------------------------------------------------------
@@ -190,12 +190,14 @@ class StreamedEstimator(  # type: ignore[call-arg]
         rows = opened(X, name)
         if isinstance(rows, Dataset):
             ds = add_weights(rows, y, sample_weight)
-        elif is_plain(rows):
-            shape = image_rows(rows) if self._takes_images else None
+        elif is_in_memory(rows):
+            shape = find_image_shape(rows) if self._takes_images else None
             if shape is not None:  # asanyarray keeps the mask of a masked array, which a later check refuses
                 rows = np.asanyarray(rows).reshape(shape[0], int(np.prod(shape[1:])))
             names = frame_names(rows)
-            rows = validated(self, rows, name=name, reset=reset, ensure_min_samples=least_rows, **CHECKS)
+            rows = validate_rows(
+                self, rows, name=name, reset=reset, ensure_min_samples=least_rows, **VALIDATION_OPTIONS
+            )
             rows = self._checked_values(rows, name)
             rows = rows if shape is None else rows.reshape(shape)
             ds = Dataset.from_arrays(rows, y, sample_weight=sample_weight, feature_names=names)
@@ -224,7 +226,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return ds
 
     def _checked_features(self, ds: Dataset, name: str, reset: bool) -> Dataset:
-        """Return rows after their number and names of features are set (``reset``) or compared."""
+        """Return ``ds`` after the model stored (``reset``) or compared its number and names of features."""
         if reset:
             self.n_features_in_ = ds.n_features
             self.__dict__.pop("feature_names_in_", None)
@@ -354,23 +356,27 @@ class StreamedEstimator(  # type: ignore[call-arg]
             if validation_rows is not None:
                 given["validation"] = validation_rows
             call.rows.update(restore_row_ranges(given, call.run_dir if call.resume else None))
-            with self._place(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
-                self._serve_steps(call, run_dir, callbacks)
+            with self._open_run_dir(train, resources, call) as run_dir, fit_callbacks(call) as callbacks:
+                self._run_fit(call, run_dir, callbacks)
                 self._fitted_rows = {name: ds.spec() for name, ds in call.rows.items() if ds.is_stored}
         return self
 
     def _check_plan(
         self, train: Dataset, validation: Dataset | None, resources: Resources, engine: Mapping[str, Any]
     ) -> None:
-        """Refuse a fit that exceeds memory or disk, and warn of a long fit, whose speed is measured."""
+        """Raise PlanError if a fit exceeds memory or disk; warn if it would take more than an hour.
+
+        The speed is measured only for fits that an estimate without measurements calls long.
+        """
         plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=False))
         if plan["expected_seconds"] > LONG_SECONDS / 10:
             plan = self._plan(Forecast(self._kind, train, validation, resources, engine, measure=True))
         if text := long_fit(plan):
             warn_user(text, LongFitWarning)
 
-    def _serve_steps(self, call: FitCall, run_dir: Place | None, callbacks: Callbacks) -> None:
-        steps = self._fit_steps({name: Rows(ds) for name, ds in call.rows.items()})
+    def _run_fit(self, call: FitCall, run_dir: LocationLike | None, callbacks: Callbacks) -> None:
+        """Run the steps of a fit on the rows of ``call``, and notify the callbacks of its start and end."""
+        steps = self._fit_steps({name: MappedRows(ds) for name, ds in call.rows.items()})
         begin = first_step(steps)
         with FitSession(
             self._kind,
@@ -388,10 +394,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
             seed = session.begin(self.random_state, self._deciding_parameters(), call.rows)
             validation = call.rows.get("validation")
             more = {} if validation is None else {"validation_rows": len(validation)}
-            session.announce(call.rows["train"], **begin.info, **more, seed=seed)
-            rows = {name: Rows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
-            session.answer(steps, (seed, rows))
-            session.finish()
+            session.notify_start(call.rows["train"], **begin.info, **more, seed=seed)
+            rows = {name: MappedRows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
+            session.run_steps(steps, (seed, rows))
+            session.remove_leftovers()
         seconds = sum(record["seconds"] for record in self.history_)
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
 
@@ -448,7 +454,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             )
         return new._plan(Forecast(self._kind, train, validation_rows, resources, engine or {}, measure=True))
 
-    # -- outputs as large as the data ------------------------------------------------------------------------
+    # -- outputs with one row per input row ------------------------------------------------------------------
 
     @follows_rows
     def transform(
@@ -585,8 +591,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     # -- display ---------------------------------------------------------------------------------------------
 
-    def _set_learned(self, **learned: object) -> None:
-        """Set fitted attributes (keyword arguments) that are read-only for users, see `Learned`."""
+    def _set_fitted_attributes(self, **learned: object) -> None:
+        """Set fitted attributes, by keyword, that users can only read, see `FittedAttribute`."""
         self.__dict__.update(learned)
 
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
@@ -683,11 +689,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         >>> labels, probabilities = session.run(None, {"x": x.astype("f4")})  # doctest: +SKIP
         """
         check_is_fitted(self)
-        graph = RowGraph(self.n_features_in_)
+        graph = OnnxGraph(self.n_features_in_)
         self._add_prediction_nodes(graph)
         graph.save(path, repr(self))
 
-    def _add_prediction_nodes(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: OnnxGraph) -> None:
         """Add the operators that compute the prediction to the ONNX graph that `to_onnx` writes."""
         raise DataError(
             f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "

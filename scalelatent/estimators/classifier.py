@@ -19,11 +19,19 @@ from scalelatent.engine.batch_loop import Progress
 from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.errors import DataError
 
-from ._sklearn import check_weights
 from .base import StreamedEstimator
 from .fit_services import FitCall
 from .gpu_results import follows_rows
-from .inputs import CHECKS, check_classes, check_finite, check_labels, is_plain, one_column, validated
+from .inputs import (
+    VALIDATION_OPTIONS,
+    check_classes,
+    check_finite,
+    check_labels,
+    check_weights,
+    is_in_memory,
+    to_column,
+    validate_rows,
+)
 from .session import CallbackList
 
 if TYPE_CHECKING:
@@ -68,7 +76,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
     ) -> Dataset:
         rows, labels = opened(X, "X"), opened(y, "y")
         sample_weight = opened(sample_weight, "sample_weight")
-        if is_plain(rows):
+        if is_in_memory(rows):
             if labels is None:
                 name = type(self).__name__
                 raise ValueError(
@@ -76,7 +84,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                 )
             check_label_values(labels, "y")
             names = frame_names(rows)
-            rows, labels = validated(self, rows, labels, reset=reset, **CHECKS)
+            rows, labels = validate_rows(self, rows, labels, reset=reset, **VALIDATION_OPTIONS)
             check_finite(rows, "X")
             check_labels(labels)
             if sample_weight is not None:
@@ -85,7 +93,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                     raise ValueError(
                         "Complex data not supported: sample_weight holds complex numbers. Give real numbers"
                     )
-                sample_weight = check_weights(sample_weight, rows)
+                sample_weight = check_weights(sample_weight, len(labels))
             ds = Dataset.from_arrays(rows, labels, sample_weight=sample_weight, feature_names=names)
         else:
             ds = self._given_rows(rows, labels, sample_weight, reset=reset)
@@ -178,7 +186,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         >>> sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(x, y).predict(x).shape
         (50,)
         """
-        return predict_by(self, X, out, client, overwrite, callbacks)
+        return predict_classes(self, X, out, client, overwrite, callbacks)
 
     def score(
         self,
@@ -228,7 +236,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                     f"{ds.url or 'X'} has no labels to score against: pass y, or a dataset with labels"
                 )
             check_classes(ds, type(self).__name__)
-        given = {"y": one_column(y), "sample_weight": one_column(sample_weight)}
+        given = {"y": to_column(y), "sample_weight": to_column(sample_weight)}
         for name, column in given.items():
             if column is not None and len(column) != len(ds):
                 raise DataError(f"{name} has {len(column)} entries for {len(ds)} rows: give one a row")
@@ -239,7 +247,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             truth, weight = (None if c is None else np.asarray(c[first:stop]) for c in given.values())
             truth = ds.read_y(first, stop) if truth is None else truth
             weight = ds.read_weight(first, stop) if weight is None else weight.astype(float)
-            part = _Part(progress, first, len(ds))
+            part = _RangeProgress(progress, first, len(ds))
             hit = (self.predict(ds[first:stop], callbacks=part) == truth).astype(float)
             right += float(hit.sum() if weight is None else hit @ weight)
             total += float(len(hit) if weight is None else weight.sum())
@@ -251,7 +259,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         return right / total
 
 
-def predict_by(
+def predict_classes(
     model: StreamedEstimator,
     X: RowsLike,
     out: str | Path | None,
@@ -265,11 +273,11 @@ def predict_by(
     if out is not None:
         return scores
     if isinstance(scores, np.ndarray):
-        return _labels_of(scores, model.classes_)
-    return scores.map_blocks(_labels_of, model.classes_, drop_axis=1, dtype=model.classes_.dtype)
+        return _pick_labels(scores, model.classes_)
+    return scores.map_blocks(_pick_labels, model.classes_, drop_axis=1, dtype=model.classes_.dtype)
 
 
-class _Part(Callback):
+class _RangeProgress(Callback):
     """Callback that converts the progress of one range of rows into the progress of all rows."""
 
     def __init__(self, progress: Progress, first: int, total: int) -> None:
@@ -279,5 +287,5 @@ class _Part(Callback):
         self._progress(self._first + info["rows_done"], self._total)
 
 
-def _labels_of(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def _pick_labels(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return classes[scores.argmax(axis=1)]

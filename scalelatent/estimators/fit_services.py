@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
 # True during a fit. A fit that another fit calls (the refit of a search) gets no display and no recorder.
-_WITHIN: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
+_IS_IN_FIT: ContextVar[bool] = ContextVar("scalelatent_within_a_fit", default=False)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FitCall:
     client: Client | None = None
 
 
-class Passes(Callback):
+class PassRecorder(Callback):
     """Callback that keeps the records of the passes and the current layer, for an interrupted fit."""
 
     def __init__(self) -> None:
@@ -99,10 +99,10 @@ def _is_fitted(model: BaseEstimator) -> bool:
 def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
     """Yield the callbacks of a fit: the given callbacks, a progress display, the run folder recorder."""
     given = Callbacks(call.callbacks)
-    if _WITHIN.get():
+    if _IS_IN_FIT.get():
         yield given
         return
-    passes, was_fitted = Passes(), _is_fitted(call.model)
+    passes, was_fitted = PassRecorder(), _is_fitted(call.model)
     before: list[Callback] = [passes]  # first: it records a pass before a callback raises
     with ExitStack() as stack:
         if shows_display(call.verbose) and not given.shows_progress:
@@ -111,7 +111,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
             before.append(stack.enter_context(ProgressDisplay()))
         if call.run_dir is not None and not given.keeps_run_folder:
             before.append(stack.enter_context(find_registered("fit recorder")(call)))
-        inside = _WITHIN.set(True)
+        inside = _IS_IN_FIT.set(True)
         try:
             yield Callbacks([*before, *given.callbacks])
         except KeyboardInterrupt as stop:
@@ -119,10 +119,10 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
                 # Do not set n_iter_: it describes the fitted parameters, which are missing or older.
                 call.model.history_ = passes.records
             if not given.keeps_run_folder:  # otherwise the run folder's recorder adds the explanation
-                _explain(stop, passes, call.run_dir, was_fitted)
+                _add_resume_advice(stop, passes, call.run_dir, was_fitted)
             raise
         finally:
-            _WITHIN.reset(inside)
+            _IS_IN_FIT.reset(inside)
 
 
 def shows_display(verbose: bool | None) -> bool:
@@ -130,7 +130,9 @@ def shows_display(verbose: bool | None) -> bool:
     return in_notebook() if verbose is None else bool(verbose)
 
 
-def _explain(stop: KeyboardInterrupt, passes: Passes, run_dir: str | Path | None, was_fitted: bool) -> None:
+def _add_resume_advice(
+    stop: KeyboardInterrupt, passes: PassRecorder, run_dir: str | Path | None, was_fitted: bool
+) -> None:
     """Add a text to the exception that names the results that are kept and explains how to resume."""
     records = passes.records
     done = passes.layer or "before its first pass ended"

@@ -31,7 +31,10 @@ FLOAT32_MAX = np.finfo(np.float32).max
 ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
 # Warn of an outlier row only for at least this many rows: one of a few rows often outweighs the others.
 MANY_ROWS = 20
-CHECKS: dict[str, Any] = {
+# The largest sample weight must be from 1 / LARGEST_WEIGHT to LARGEST_WEIGHT, so that sums over a billion
+# rows fit into float64.
+LARGEST_WEIGHT = 1e30
+VALIDATION_OPTIONS: dict[str, Any] = {
     "accept_sparse": "csr",
     "accept_large_sparse": True,
     "dtype": "numeric",
@@ -40,7 +43,7 @@ CHECKS: dict[str, Any] = {
 }
 
 
-def is_plain(x: object) -> bool:
+def is_in_memory(x: object) -> bool:
     """Return whether scikit-learn validates ``x`` (arrays and lists); other containers are read in blocks."""
     lazy = (
         isinstance(x, (Dataset, np.memmap))
@@ -51,7 +54,7 @@ def is_plain(x: object) -> bool:
     return not lazy
 
 
-def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
+def find_image_shape(x: npt.ArrayLike) -> tuple[int, ...] | None:
     """Return the shape (n, h, w) or (n, channels, h, w) of image rows, or None for other rows."""
     first: Any = x
     depth = 0
@@ -63,7 +66,7 @@ def image_rows(x: npt.ArrayLike) -> tuple[int, ...] | None:
     return shape if len(shape) in (3, 4) else None
 
 
-def validated(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks: Any) -> Any:
+def validate_rows(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks: Any) -> Any:
     """Return the arrays as scikit-learn's ``validate_data`` returns them.
 
     Refuse masked entries, whose mask scikit-learn would drop, and shorten its error messages to one line.
@@ -80,7 +83,7 @@ def validated(estimator: BaseEstimator, *arrays: Any, name: str = "X", **checks:
         if "\n" not in str(error):
             raise
         odd = [a for a in arrays if "Complex" in str(error) and np.iscomplexobj(a)]
-        raise type(error)(in_one_line(str(error), (odd or arrays)[0])) from None
+        raise type(error)(shorten_error(str(error), (odd or arrays)[0])) from None
 
 
 def check_frame(frame: Any, name: str) -> None:
@@ -123,7 +126,7 @@ def _is_real(value: object) -> bool:
         return False
 
 
-def in_one_line(text: str, array: RowsLike | LabelsLike) -> str:
+def shorten_error(text: str, array: RowsLike | LabelsLike) -> str:
     """Return an error message of scikit-learn in one line, with the shape of the array, not its values."""
     try:
         shown = np.asarray(array)
@@ -145,6 +148,26 @@ def add_weights(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | 
             "y was given beside a Dataset, which brings its own labels: leave y out, or give arrays"
         )
     return ds if sample_weight is None else ds.with_weight(sample_weight)
+
+
+def check_weights(sample_weight: WeightsLike, n_rows: int) -> np.ndarray:
+    """Return finite, nonnegative float64 weights (n). Refuse weights that are all too large or too small."""
+    weights = np.asarray(sample_weight, np.float64)
+    if weights.ndim == 0:
+        weights = np.full(n_rows, weights)
+    if weights.shape != (n_rows,):
+        raise ValueError(
+            f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}: give one weight a row"
+        )
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError("sample_weight has negative or non-finite values: give numbers of at least 0")
+    largest = float(weights.max(initial=0.0))
+    if largest and not 1 / LARGEST_WEIGHT <= largest <= LARGEST_WEIGHT:
+        raise ValueError(
+            f"the largest sample_weight is {largest:g}, outside of {1 / LARGEST_WEIGHT:g} to "
+            f"{LARGEST_WEIGHT:g}: divide sample_weight by its mean"
+        )
+    return weights
 
 
 def check_any_weight(weight: Any) -> None:
@@ -241,10 +264,10 @@ def check_classes(ds: Dataset, who: str) -> None:
         )
 
 
-def one_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
+def to_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
     """Return one label or weight per row. Arrays that are read in pieces (zarr, dask, memmap) stay lazy."""
     given = opened(values, "y")
-    if given is None or not is_plain(given):
+    if given is None or not is_in_memory(given):
         return given
     check_label_values(given, "y")
     kind = np.asarray(given).dtype.kind

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OPSET, IR_VERSION = 18, 9
 
 
-class RowGraph:
+class OnnxGraph:
     """ONNX graph under construction, from the input ``x``, float32 (n, features), to named outputs."""
 
     def __init__(self, n_features: int) -> None:

@@ -44,7 +44,18 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.streams import resolve_seed
 from scalelatent.storage.disk import Location, locate
 
-from .steps import Collect, Derive, Encode, Gather, Learn, LearnOnline, Map, Remember, Rows, Step
+from .steps import (
+    AddRowMap,
+    ComputeValue,
+    EncodeRows,
+    MappedRows,
+    Step,
+    StoreArrays,
+    StoreSets,
+    SumStatistic,
+    TrainBatch,
+    TrainOnline,
+)
 
 ENGINE_OPTIONS = (
     "block_rows",
@@ -62,12 +73,13 @@ ENGINE_OPTIONS = (
     "cache",
 )
 
-# Floating-point operations of one tile task of a layer: at most TASK_FLOPS, about three seconds of one core.
-# A layer with less work gets TASKS tasks, each with at least LEAST_FLOPS, the least that justifies a file.
-TASK_FLOPS, TASKS, LEAST_FLOPS = 2e11, 16, 5e9
+# Floating-point operations of one task, which computes a tile of the output of a layer: at most
+# MAX_TASK_FLOPS, about three seconds of one core. A layer with less work gets about TARGET_TASKS tasks, but a
+# task has at least MIN_TASK_FLOPS, because each tile is a file.
+MAX_TASK_FLOPS, TARGET_TASKS, MIN_TASK_FLOPS = 2e11, 16, 5e9
 
 # Engine options that affect the result of an online fit.
-ONLINE_GRID = ("run_rows", "buffer_runs", "validate_steps")
+ONLINE_GRID_OPTIONS = ("run_rows", "buffer_runs", "validate_steps")
 
 
 if TYPE_CHECKING:
@@ -79,13 +91,13 @@ if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, RandomState
 
 CallbackList = Callback | Sequence[Callback]
-Place = str | Path | Location
+LocationLike = str | Path | Location
 Answer = TypeVar("Answer")
 
 _log = logging.getLogger(__name__)
 
 
-def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: Place | None) -> dict[str, Dataset]:
+def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: LocationLike | None) -> dict[str, Dataset]:
     """Return the rows that the fit of a run folder began with, without rows that were appended since."""
     out = dict(datasets)
     if run_dir is None:
@@ -125,7 +137,7 @@ class FitSession:
         n_jobs: int | None,
         client: ClientLike | None = None,
         in_process: bool = False,
-        run_dir: Place | None = None,
+        run_dir: LocationLike | None = None,
         resume: bool = False,
         callbacks: CallbackList = (),
         engine: Mapping[str, Any] | None = None,
@@ -168,11 +180,11 @@ class FitSession:
     ) -> None:
         # A fit without a run folder cannot be resumed, so its files are removed even after an error.
         if self.run_dir is None:
-            self.finish()
+            self.remove_leftovers()
         self._exit.__exit__(kind, error, trace)
 
     def _publish_on_dashboard(self, client: Client, folder: str) -> None:
-        """Publish a fit that has no recorder on the dashboard page of the cluster."""
+        """Show a fit that no run folder records on the dashboard page of the cluster."""
         if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
             return
         from scalelatent.engine.dask.worker_side import run_of
@@ -193,7 +205,7 @@ class FitSession:
     def begin(
         self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
     ) -> int:
-        """Bind the run folder to this fit and start the executor; return the seed."""
+        """Start the executor, and store or (on a resume) compare the identity of the fit; return the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Check the block options before anything is written; the number of columns does not matter here.
@@ -211,7 +223,7 @@ class FitSession:
         seed = resolve_seed(random_state) if fixed or not stored else int(stored["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
         # Include only options that are given, so that run folders of batch fits keep their identity.
-        grid |= {k: self.options[k] for k in ONLINE_GRID if self.options.get(k)}
+        grid |= {k: self.options[k] for k in ONLINE_GRID_OPTIONS if self.options.get(k)}
         # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
         # "card_blocks" is the name of the option in run folders.
         self._has_gpu_blocks = bool(stored.get("card_blocks")) if stored else self._uses_only_gpus()
@@ -251,7 +263,7 @@ class FitSession:
                 f"on_bad_shard = 'skip' is for fits by passes: {all_rows}; or leave on_bad_shard out"
             )
 
-    def announce(self, train: Dataset, **more: object) -> None:
+    def notify_start(self, train: Dataset, **more: object) -> None:
         """Notify the callbacks that a fit begins, with its numbers of rows and features."""
         info = {
             "rows": len(train),
@@ -298,42 +310,42 @@ class FitSession:
 
     # -- steps ----------------------------------------------------------------------------------------------
 
-    def answer(self, steps: Generator[Step, Any, Answer], answer: object = None) -> Answer:
+    def run_steps(self, steps: Generator[Step, Any, Answer], answer: object = None) -> Answer:
         """Run each step that a generator yields and send it the result; return what the generator returns."""
         try:
             while True:
-                answer = self._serve(steps.send(answer))
+                answer = self._run_step(steps.send(answer))
         except StopIteration as end:
             return end.value
 
-    def _serve(self, step: Step) -> Any:
-        if isinstance(step, Derive):
+    def _run_step(self, step: Step) -> Any:
+        if isinstance(step, ComputeValue):
             with allow_threads(resolve_jobs(self.n_jobs) if self.client is None else 1):
                 return step.value()
-        if isinstance(step, Map):
+        if isinstance(step, AddRowMap):
             return self.add_map(step.name, step)
-        if isinstance(step, Collect):
+        if isinstance(step, SumStatistic):
             return self.collect(step.name, step.reduction, step.rows, step.classes)
-        if isinstance(step, Remember):
+        if isinstance(step, StoreArrays):
             return self.restore_arrays(step)
-        if isinstance(step, Gather):
-            return self._gather_in_memory(step) if self.store is None else self.gather(step)
-        if isinstance(step, Encode):
-            return self._encode_in_memory(step) if self.store is None else self.encode(step)
-        if isinstance(step, LearnOnline):
+        if isinstance(step, StoreSets):
+            return self._gather_in_memory(step) if self.store is None else self.store_row_sets(step)
+        if isinstance(step, EncodeRows):
+            return self._encode_in_memory(step) if self.store is None else self.write_encoded(step)
+        if isinstance(step, TrainOnline):
             return self.learn_online(step.name, step)
-        assert isinstance(step, Learn)
-        return self._learned(step) or self.fit_batches(
+        assert isinstance(step, TrainBatch)
+        return self._load_finished(step) or self.fit_batches(
             self.stage(
                 step.name,
                 step.learner,
-                {part: self.rows(rows) for part, rows in step.rows.items()},
+                {part: self.apply_maps(rows) for part, rows in step.rows.items()},
                 step.classes,
             ),
             step.state,
         )
 
-    def restore_arrays(self, step: Remember) -> Mapping[str, np.ndarray]:
+    def restore_arrays(self, step: StoreArrays) -> Mapping[str, np.ndarray]:
         """Return the arrays that the run began with: stored arrays after a resume, else the given ones."""
         name = f"{self.kind}_{step.name}"
         stored = self.store.load_result(name) if self.store else None
@@ -345,14 +357,14 @@ class FitSession:
                 self.store.save_result(name, stored)
         return stored["arrays"]
 
-    def add_map(self, name: str, step: Map) -> Rows:
+    def add_map(self, name: str, step: AddRowMap) -> MappedRows:
         """Return the rows with one more map, which is applied when a pass first needs the rows."""
         if self.store is not None:
             # An interrupted run may have written these rows. Remove them even if this run does not need them.
             self.remove_at_end(self.scratch().at(f"{name}.zarr"))
         return replace(step.rows, maps=(*step.rows.maps, (name, step.row_map)))
 
-    def _learned(self, step: Learn) -> LoopResult | None:
+    def _load_finished(self, step: TrainBatch) -> LoopResult | None:
         """Return the stored result of a learner that ended before the interruption, or None."""
         name = f"{self.kind}_{step.name}"
         found = self.store.latest_state(name) if self.store else None
@@ -366,8 +378,8 @@ class FitSession:
         self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0], **record})
         return LoopResult(found[1], history)
 
-    def rows(self, rows: Rows | Dataset) -> Dataset:
-        """Return the rows after all their maps, which are applied on first use. The caller applies masks."""
+    def apply_maps(self, rows: MappedRows | Dataset) -> Dataset:
+        """Return the dataset after all row maps, each applied once. The mask of ``rows`` is not applied."""
         if isinstance(rows, Dataset):
             return rows
         dataset = rows.dataset
@@ -375,7 +387,7 @@ class FitSession:
         for name, row_map in rows.maps:
             key = (*key, name)
             if key not in self._mapped:
-                self._mapped[key] = self.map(name, row_map, dataset)
+                self._mapped[key] = self._write_mapped(name, row_map, dataset)
             dataset = self._mapped[key]
         return dataset
 
@@ -393,21 +405,21 @@ class FitSession:
         return {**select_grid_options(self.options), "gpu_blocks": self._has_gpu_blocks}
 
     def collect(
-        self, name: str, reduction: Reduction, rows: Rows | Dataset, classes: np.ndarray | None = None
+        self, name: str, reduction: Reduction, rows: MappedRows | Dataset, classes: np.ndarray | None = None
     ) -> Stats:
         """Run one pass of one reduction; return its statistic, which the run folder keeps for a resume."""
         layout: Layout = reduction.layout()
         stored = self.store.load_result(f"{self.kind}_{name}") if self.store else None
         if stored is not None:
             return Stats(layout, stored["vector"])
-        stage = self.stage(name, {"train": reduction}, {"train": self.rows(rows)}, classes)
+        stage = self.stage(name, {"train": reduction}, {"train": self.apply_maps(rows)}, classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
         stats = self.executor.collect(stage, Progress(self.callbacks, stage.name, 0))["train"]
         if self.store:
             self.store.save_result(f"{self.kind}_{name}", {"vector": np.array(stats.vector)})
         return stats
 
-    def map(self, name: str, row_map: RowMap, dataset: Dataset) -> Dataset:
+    def _write_mapped(self, name: str, row_map: RowMap, dataset: Dataset) -> Dataset:
         """Apply a map to rows; return a dataset in scratch, or in memory if the rows are in memory."""
         stage = f"{self.kind}_{name}"
         self.callbacks.on_stage({"stage": stage, "rows": len(dataset)})
@@ -442,14 +454,14 @@ class FitSession:
 
     # -- online learners -------------------------------------------------------------------------------------
 
-    def learn_online(self, name: str, step: LearnOnline) -> LoopResult:
+    def learn_online(self, name: str, step: TrainOnline) -> LoopResult:
         """Run an online learner until it is done; return its result."""
         order, work, options = step.order(self.options), step.learner, self.options
         callbacks, every = list(self.callbacks.callbacks), options.get("checkpoint_steps")
         datasets = {part: self._zero_masked_weights(rows) for part, rows in step.rows.items()}
         cleaner = None
         if step.keeps_leaves:
-            assert self.store is not None, "Begin asks for records"
+            assert self.store is not None, "StartFit.keeps_records asks for a store"
             folder, run = self.store.ref
             work = keep_leaves(step.learner, folder, f"{self.kind}_{name}", run)
             cleaner = DropLeaves(work)
@@ -477,9 +489,9 @@ class FitSession:
             cleaner.drop()
         return result
 
-    def _zero_masked_weights(self, rows: Rows) -> Dataset:
+    def _zero_masked_weights(self, rows: MappedRows) -> Dataset:
         """Return the rows, with weight 0 for the rows that a mask excludes."""
-        dataset, mask = self.rows(rows), rows.mask
+        dataset, mask = self.apply_maps(rows), rows.mask
         if mask is None:
             return dataset
         weight = dataset.read_weight(0, len(dataset)) if dataset.has_weight else None
@@ -489,20 +501,19 @@ class FitSession:
         return self.make_visible(name, dataset.with_weight(weight))
 
     # -- layers ----------------------------------------------------------------------------------------------
-    # A finished step leaves a record, so that a resumed fit neither checks the output of the step nor needs
-    # output that was removed since.
-
-    # Without records, the output stays in memory.
+    # A finished step stores a record. A resumed fit reads the record; it neither checks the output of a step
+    # nor needs output that was removed. A fit without a store keeps the output in memory.
 
     @property
     def _records(self) -> EngineStore:
-        assert self.store is not None, "Begin asks for records"
+        """Store of the fit, for steps that only fits with a store run."""
+        assert self.store is not None, "StartFit.keeps_records asks for a store"
         return self.store
 
-    def _gather_in_memory(self, step: Gather) -> DrawnSets:
+    def _gather_in_memory(self, step: StoreSets) -> DrawnSets:
         """Return sets of rows that are not copied: each set is taken from the dataset whenever it is read."""
         assert step.rows is not None
-        dataset = self.rows(step.rows)
+        dataset = self.apply_maps(step.rows)
         self._announce_step(step, step.sets.n_sets * step.sets.rows_per_set)
         with name_dataset_in_errors(dataset):
             # A copy, because the caller may change the rows after the fit.
@@ -511,23 +522,23 @@ class FitSession:
                 step.sets.check(x, 0)
         return DrawnSets(step.sets, x)
 
-    def _encode_in_memory(self, step: Encode) -> Rows:
+    def _encode_in_memory(self, step: EncodeRows) -> MappedRows:
         """Apply the map of ``step`` to its rows; return the output rows, which stay in memory."""
         assert step.rows is not None
-        begin, dataset = time.perf_counter(), self.rows(step.rows)
+        begin, dataset = time.perf_counter(), self.apply_maps(step.rows)
         stage = self._announce_step(step, len(dataset))
         progress = Progress(self.callbacks, stage, 0, **step.about)
         found = Dataset.from_arrays(map_to_array(step.row_map, dataset, self.device, self.n_jobs, progress))
         self._report_written(step, found, begin)
-        return Rows(found)
+        return MappedRows(found)
 
-    def _announce_step(self, step: Gather | Encode, rows: int) -> str:
+    def _announce_step(self, step: StoreSets | EncodeRows, rows: int) -> str:
         """Notify the callbacks that a step begins; return its stage."""
         stage = f"{self.kind}_{step.name}"
         self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
         return stage
 
-    def gather(self, step: Gather) -> StoredSets:
+    def store_row_sets(self, step: StoreSets) -> StoredSets:
         """Return sets of rows; write them to the folder ``sets`` of the records unless it contains them."""
         stage = f"{self.kind}_{step.name}"
         stored = self._records.load_result(stage)
@@ -545,8 +556,8 @@ class FitSession:
         missing = tuple(int(i) for i in stored.get("missing", ()))
         return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.rows_per_set, missing)
 
-    def encode(self, step: Encode) -> Rows | None:
-        """Apply a map to rows tile by tile; return Rows, or None if they were used and removed before."""
+    def write_encoded(self, step: EncodeRows) -> MappedRows | None:
+        """Apply a map to rows tile by tile; return the output, or None if it was used and removed before."""
         stage = f"{self.kind}_{step.name}"
         stored = self._records.load_result(stage)
         location = self._location_of(step.name, step.kept)
@@ -573,29 +584,29 @@ class FitSession:
             gone = self._location_of(name, False)
             if not gone.is_empty():
                 gone.clear()
-        return None if location.is_empty() else Rows(open_spec(_locate_spec(stored, location)))
+        return None if location.is_empty() else MappedRows(open_spec(_locate_spec(stored, location)))
 
-    def _rows(self, rows: Rows | None, stage: str) -> Dataset:
+    def _rows(self, rows: MappedRows | None, stage: str) -> Dataset:
         if rows is None:
             raise RunError(
                 f"{self._records.location.url}: the record of {stage} cannot be read, and the rows that it "
                 "was made of are gone: start again in another run_dir"
             )
-        return self.rows(rows)
+        return self.apply_maps(rows)
 
     def _location_of(self, name: str, is_kept: bool) -> Location:
         # Kept output is in the run folder, even if the scratch folder is elsewhere.
         return codes_location(self._records.location, name) if is_kept else self.scratch().at(f"{name}.zarr")
 
     def _store_result(
-        self, step: Gather | Encode, stage: str, written: Dataset, begin: float, **more: object
+        self, step: StoreSets | EncodeRows, stage: str, written: Dataset, begin: float, **more: object
     ) -> dict[str, Any]:
         stored = {"spec": json.dumps(written.spec()), **more}
         self._records.save_result(stage, stored)
         self._report_written(step, written, begin)
         return stored
 
-    def _report_written(self, step: Gather | Encode, written: Dataset, begin: float) -> None:
+    def _report_written(self, step: StoreSets | EncodeRows, written: Dataset, begin: float) -> None:
         stage, seconds = f"{self.kind}_{step.name}", round(time.perf_counter() - begin, 6)
         self.callbacks.on_event(
             {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
@@ -608,7 +619,7 @@ class FitSession:
         if self.store is None:
             self.store = EngineStore(self._make_temporary_folder())
 
-    def finish(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove temporary datasets after the fit; the records stay in the run folder."""
         for location in self._leftovers:
             with suppress(OSError):
@@ -635,13 +646,13 @@ def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     strips = -(-n // max(choose_column_block_rows(row_bytes, row_map), -(-n // MAX_TASKS)))
     rows = -(-n // strips)
     work = rows * row_map.flops_per_row() + row_map.column_flops()
-    wanted = min(TASK_FLOPS, max(LEAST_FLOPS, strips * width * work / TASKS))
+    wanted = min(MAX_TASK_FLOPS, max(MIN_TASK_FLOPS, strips * width * work / TARGET_TASKS))
     columns = max(1, min(round(wanted / work), width), -(-width // (MAX_TASKS // strips)))
     group = row_map.column_group
     return {"shard_rows": rows, "tile_columns": min(width, -(-columns // group) * group)}
 
 
 def _locate_spec(stored: dict[str, Any], location: Location) -> DatasetSpec:
-    """Return the spec of a dataset that a step wrote, at its present place: the run folder may have moved."""
+    """Return the spec of a dataset that a step wrote, with its present URL: the run folder may have moved."""
     spec: DatasetSpec = json.loads(stored["spec"])
     return {**spec, "url": location.url}

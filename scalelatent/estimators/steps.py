@@ -1,11 +1,10 @@
-"""Steps of a fit: requests that an estimator yields and a session answers.
+"""Steps of a fit: requests that an estimator yields, and that a session executes.
 
-The method ``_fit_steps`` of an estimator is a generator. It yields one request at a time (:class:`Begin`,
-:class:`Remember`, :class:`Derive`, :class:`Collect`, :class:`Map`, :class:`Gather`, :class:`Encode`,
-:class:`Learn`, :class:`LearnOnline`), and the session sends the answer back. The generator does not know
-where the rows are or which process computes. A fit runs one generator. A search runs several generators: its
-session answers equal requests once and combines passes that are requested at the same time. A new model that
-implements ``_fit_steps`` can be searched without further code.
+The method ``_fit_steps`` of an estimator is a generator. It yields one step at a time: an object of one of
+the classes in this module. `FitSession` executes the step and sends the result back into the generator. The
+generator does not know where the rows are or which process computes. A fit runs one generator. A search runs
+one generator for each candidate: it executes equal steps once, and combines passes that several generators
+request at the same time. An estimator with ``_fit_steps`` can therefore be searched without further code.
 """
 
 from __future__ import annotations
@@ -16,21 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from scalelatent.contract.learners import (
-    BatchLearner,
-    ColumnStage,
-    Reduction,
-    RowMap,
-    RowSets,
-)
+from scalelatent.contract.learners import BatchLearner, ColumnStage, Reduction, RowMap, RowSets
 from scalelatent.data import Dataset
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import RowMask
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a step: a dataset, row maps that are applied on first use, and an optional mask."""
+class MappedRows:
+    """Rows that a step reads: a dataset, row maps to apply to its rows, and a mask that selects some rows."""
 
     dataset: Dataset
     maps: tuple[tuple[str, RowMap], ...] = ()
@@ -64,42 +57,42 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Begin:
-    """Request to start the work after all checks.
+class StartFit:
+    """Request to start the fit after all checks of its input.
 
-    The session sends back (seed, rows that every worker can read).
+    The session sends back the seed, and the rows as datasets that every worker can read.
     """
 
-    info: Mapping[str, Any] = field(default_factory=dict)  # passed to the callbacks
-    keeps_records: bool = False  # True: the fit needs a folder for its records; it may be temporary
-    # Reason why the fit cannot exclude unreadable rows (see :mod:`~scalelatent.engine.quarantine`), and a
-    # remedy; empty if it can.
+    info: Mapping[str, Any] = field(default_factory=dict)  # what ``on_fit_start`` of the callbacks receives
+    keeps_records: bool = False  # True: the fit needs a folder for files between its steps
+    # Why the fit cannot exclude unreadable rows (see :mod:`~scalelatent.engine.quarantine`), and what the
+    # user can do; empty if the fit can exclude them.
     all_rows: str = ""
 
 
 @dataclass(frozen=True)
-class Remember:
-    """Request to store the arrays from which a fit starts.
+class StoreArrays:
+    """Request to store the arrays from which a fit starts, such as initial weights.
 
-    The session sends the arrays back or, after a resume, the arrays that the run started from.
+    The session sends the arrays back. A resumed fit receives the arrays that the interrupted fit has stored.
     """
 
     name: str
-    # Arrays by name, or a function that returns them; a resumed fit does not call this function.
+    # Arrays by name, or a function that returns them. A resumed fit does not call the function.
     arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
-    # Passed to the callbacks as a stage, unless it is empty; use it if the function takes long.
+    # What ``on_stage`` of the callbacks receives before the function is called; empty: it is not called.
     about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
-        """Return the arrays with which a new (not resumed) run starts."""
+        """Return the arrays from which a new fit starts."""
         return self.arrays() if callable(self.arrays) else self.arrays
 
 
 @dataclass(frozen=True)
-class Derive:
-    """Request for the value of a pure function of earlier results.
+class ComputeValue:
+    """Request for the value of a function whose result depends on its arguments only.
 
-    The session sends back the value. A search computes the value of equal requests once.
+    The session sends back the value. A search calls the function once for candidates with equal arguments.
     """
 
     function: Callable[..., Any]
@@ -110,96 +103,111 @@ class Derive:
 
 
 @dataclass(frozen=True)
-class Collect:
-    """Request for one pass that sums the statistic of a reduction over rows.
+class SumStatistic:
+    """Request for one pass over rows that sums the statistic of a reduction.
 
-    The session sends back the ``Stats``, which must not be modified.
+    The session sends back the sums as ``Stats``, which must not be modified.
     """
 
     name: str
     reduction: Reduction
-    rows: Rows
+    rows: MappedRows
     classes: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
-class Map:
-    """Request to apply a row map to rows.
+class AddRowMap:
+    """Request to add a row map to rows.
 
-    The session sends back `Rows`, which are computed and written when a pass first needs them.
+    The session sends back `MappedRows`. The map is applied when a later step first reads these rows.
     """
 
     name: str
     row_map: RowMap
-    rows: Rows
+    rows: MappedRows
 
 
 @dataclass(frozen=True)
-class Gather:
-    """Request to store sets of selected rows.
+class StoreSets:
+    """Request to copy selected rows into sets, such as the centres of each clustering.
 
-    The session sends back :class:`~scalelatent.engine.rowsets.StoredSets` or an equivalent object.
+    The session sends back an object that returns a set by number: `~scalelatent.engine.rowsets.StoredSets`,
+    or `~scalelatent.engine.rowsets.DrawnSets` if the rows stay in memory.
     """
 
     name: str
     sets: RowSets
-    rows: Rows | None
-    about: Mapping[str, int] = field(default_factory=dict)  # passed to the callbacks with the stage
-    # False: the sets are removed after the fit; a resumed fit gathers them again if it needs them.
+    rows: MappedRows | None
+    about: Mapping[str, int] = field(default_factory=dict)  # more information for ``on_stage`` of callbacks
+    # False: the session removes the sets after the fit. A resumed fit copies the rows again if needed.
     kept: bool = True
 
 
 @dataclass(frozen=True)
-class Encode:
-    """Request to compute the output rows of a map now, tile by tile (a tile has some rows and columns).
+class EncodeRows:
+    """Request to apply a map to rows now. Tasks compute tiles of the output: some rows and some columns.
 
-    The session sends back `Rows`, or None if a resumed fit does not need them any more.
+    The session sends back the output as `MappedRows`. It sends None if the fit was resumed after a later step
+    has used and removed the output.
     """
 
     name: str
     row_map: ColumnStage
-    rows: Rows | None
-    kept: bool = False  # False: the rows are removed after the fit, or earlier if ``over`` names them
-    over: tuple[str, ...] = ()  # names of earlier outputs that can be removed now
-    about: Mapping[str, int] = field(default_factory=dict)  # passed to the callbacks with the stage
+    rows: MappedRows | None
+    kept: bool = False  # False: the session removes the output after the fit, or earlier, see ``over``
+    over: tuple[str, ...] = ()  # names of earlier outputs that the session can remove after this step
+    about: Mapping[str, int] = field(default_factory=dict)  # more information for ``on_stage`` of callbacks
 
 
 @dataclass(frozen=True)
-class Learn:
-    """Request to run a batch learner until it is done. The session sends back its ``LoopResult``."""
+class TrainBatch:
+    """Request to train a batch learner until it is done. The session sends back its ``LoopResult``."""
 
     name: str
     learner: BatchLearner
     state: object
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, MappedRows]
     classes: np.ndarray | None
     predictor: Callable[[Any], RowMap]
 
 
 @dataclass(frozen=True)
-class LearnOnline:
-    """Request to run an online learner until it is done. The session sends back its ``LoopResult``."""
+class TrainOnline:
+    """Request to train an online learner until it is done. The session sends back its ``LoopResult``."""
 
     name: str
-    learner: Any  # an `OnlineLearner`; with `keeps_leaves` a `LeafLearner`
+    learner: Any  # an `OnlineLearner`, or a `LeafLearner` if ``keeps_leaves`` is True
     state: object
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, MappedRows]
     classes: np.ndarray | None
-    order: Callable[[Mapping[str, Any]], RowOrder]  # makes the row order from the engine options
+    order: Callable[[Mapping[str, Any]], RowOrder]  # returns the order of the rows for the engine options
     n_epochs: int  # upper bound on the number of epochs
-    # Records per epoch, if ``report_steps`` is not given and an epoch has at least 20 times as many steps.
+    # Records of the objective per epoch. It applies if the user sets no ``report_steps`` and an epoch has at
+    # least 20 steps for each record.
     reports: int = 0
-    keeps_leaves: bool = False  # the learner is a `LeafLearner`; `Begin.keeps_records` must be True
+    # True: the learner stores a statistic of each leaf (a fixed range of rows) between epochs. The step
+    # `StartFit` of the fit must have set ``keeps_records``.
+    keeps_leaves: bool = False
 
 
-Step = Begin | Remember | Derive | Collect | Map | Gather | Encode | Learn | LearnOnline
+Step = (
+    StartFit
+    | StoreArrays
+    | ComputeValue
+    | SumStatistic
+    | AddRowMap
+    | StoreSets
+    | EncodeRows
+    | TrainBatch
+    | TrainOnline
+)
 Steps = Generator[Step, Any, None]
 
 
-def first_step(steps: Steps, derive: Callable[[Derive], object] = Derive.value) -> Begin:
-    """Run the input checks of a fit, which end with its request to start the work; return this `Begin`."""
+def first_step(steps: Steps, derive: Callable[[ComputeValue], object] = ComputeValue.value) -> StartFit:
+    """Run the checks of a fit's input, which are the steps before its `StartFit`; return this `StartFit`."""
     step = next(steps)
-    while isinstance(step, Derive):
+    while isinstance(step, ComputeValue):
         step = steps.send(derive(step))
-    assert isinstance(step, Begin)
+    assert isinstance(step, StartFit)
     return step

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Largest share of the memory of the machine for the rows that k-means clusters.
 MEMORY_SHARE = 0.3
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Function that is called with the completed and the total number of rows or restarts."""
 
 
@@ -54,7 +54,7 @@ def nmi(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
     """
     from sklearn.metrics import normalized_mutual_info_score
 
-    return float(normalized_mutual_info_score(*_columns(labels, clusters)))
+    return float(normalized_mutual_info_score(*_check_columns(labels, clusters)))
 
 
 def clustering_accuracy(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
@@ -83,14 +83,14 @@ def clustering_accuracy(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> float
     """
     from scipy.optimize import linear_sum_assignment
 
-    rows = _columns(labels, clusters)
+    rows = _check_columns(labels, clusters)
     classes, found = (np.unique(column, return_inverse=True)[1] for column in rows)
     shared = np.zeros((int(classes.max()) + 1, int(found.max()) + 1), dtype=np.int64)
     np.add.at(shared, (classes, found), 1)
     return float(shared[linear_sum_assignment(shared, maximize=True)].sum() / len(classes))
 
 
-def _columns(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _check_columns(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     first, second = np.asarray(labels), np.asarray(clusters)
     if first.ndim != 1 or first.shape != second.shape or not len(first):
         raise DataError(
@@ -145,7 +145,7 @@ def kmeans_scores(
     restarts: int = 50,
     random_state: RandomState = 0,
     n_jobs: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> KMeansScores:
     """Cluster the output of a model by k-means from many random starts, and compare clusters with classes.
 
@@ -191,6 +191,8 @@ def kmeans_scores(
     >>> kmeans_scores(x + np.arange(40)[:, None] / 1e3, np.repeat(["a", "b"], 20), restarts=3).accuracy
     1.0
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     if restarts < 1:
         raise DataError(f"restarts={restarts}: give a whole number of at least 1")
     seed = resolve_seed(random_state)
@@ -198,7 +200,15 @@ def kmeans_scores(
     k = int(classes.max()) + 1 if n_clusters is None else int(n_clusters)
     if not 1 <= k <= len(rows):
         raise DataError(f"n_clusters={k}: give 1 to {len(rows)}, the number of rows")
-    found = _cluster_in_threads(rows, classes, k, seed, restarts, resolve_jobs(n_jobs), progress)
+    found = []
+    # Warning filters belong to the process, so they are set around all threads. The warning below replaces
+    # the warnings of the restarts.
+    with warnings.catch_warnings(), ThreadPoolExecutor(resolve_jobs(n_jobs), "kmeans") as pool:
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for scores in pool.map(partial(_cluster_once, rows, classes, k, seed), range(restarts)):
+            found.append(scores)
+            if progress is not None:
+                progress(len(found), restarts)
     inertias, nmis, accuracies, missing = np.array(found).T
     if missing.any():
         warnings.warn(
@@ -272,35 +282,3 @@ def _cluster_once(rows: np.ndarray, classes: np.ndarray, k: int, seed: int, rest
     clusters = fitted.labels_
     missing = float(k - len(np.unique(clusters)))
     return [float(fitted.inertia_), nmi(classes, clusters), clustering_accuracy(classes, clusters), missing]
-
-
-def _cluster_in_threads(
-    rows: np.ndarray,
-    classes: np.ndarray,
-    k: int,
-    seed: int,
-    restarts: int,
-    threads: int,
-    progress: Progress | None,
-) -> list[list[float]]:
-    from sklearn.exceptions import ConvergenceWarning
-
-    done: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def work(restart: int) -> list[float]:
-        found = _cluster_once(rows, classes, k, seed, restart)
-        done.put(restart)
-        if progress is not None:
-            progress(done.qsize(), restarts)
-        return found
-
-    # kmeans_scores warns of empty clusters once for all restarts. Warning filters belong to the process, so
-    # they are set around all threads.
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(threads, restarts), "kmeans") as pool:
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        futures = [pool.submit(work, restart) for restart in range(restarts)]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()

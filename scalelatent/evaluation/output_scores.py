@@ -10,7 +10,7 @@ from scalelatent.data.csr import concatenate
 from scalelatent.engine.grid import space_ranges
 from scalelatent.errors import JobError
 
-from .clustering import Progress, kmeans_scores, read_labels
+from .clustering import OnProgress, kmeans_scores, read_labels
 from .retrieval import RetrievalCurve, retrieval_accuracy
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ CLUSTER_METRICS = ("nmi", "accuracy")
 # A sample of rows consists of this many evenly spaced ranges of consecutive rows, so that few reads suffice.
 SAMPLE_RANGES = 100
 # Largest number of rows that are queries when the retrieval accuracy is computed.
-QUERIES = 10_000
+MAX_QUERIES = 10_000
 # Largest number of rows to cluster; from a larger dataset, this number of evenly spaced rows is used.
-SCORED_ROWS = 10_000
+MAX_CLUSTERED_ROWS = 10_000
 # Restarts and seed of k-means in all scores of jobs, reports and the command line.
-RESTARTS, SEED = 50, 0
+KMEANS_RESTARTS, SCORE_SEED = 50, 0
 
 
 def score_clusters(
-    model: StreamedEstimator, dataset: Dataset, *, progress: Progress | None = None
+    model: StreamedEstimator, dataset: Dataset, *, progress: OnProgress | None = None
 ) -> dict[str, float | int]:
     """Compare k-means clusters of a model's output with the classes of the rows.
 
@@ -72,15 +72,15 @@ def score_clusters(
     (1.0, 50, 20)
     """
     read_labels(dataset[:1])  # raises an error without classes
-    x, labels = read_spaced(dataset, SCORED_ROWS)
+    x, labels = read_spaced(dataset, MAX_CLUSTERED_ROWS)
     some = dataset
     if len(labels) < len(dataset):
         some = Dataset.from_arrays(x, feature_names=dataset.feature_names)
     found = kmeans_scores(
         model.transform(some),
         labels,
-        restarts=RESTARTS,
-        random_state=SEED,
+        restarts=KMEANS_RESTARTS,
+        random_state=SCORE_SEED,
         n_jobs=getattr(model, "n_jobs", None),
         progress=progress,
     ).to_dict()
@@ -96,15 +96,15 @@ def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
 
 
 def score_retrieval(
-    model: StreamedEstimator, dataset: Dataset, *, progress: Progress | None = None
+    model: StreamedEstimator, dataset: Dataset, *, progress: OnProgress | None = None
 ) -> RetrievalCurve:
     """Return the retrieval accuracy of a model's output for labelled rows, with at most 10,000 queries."""
     return retrieval_accuracy(
         model.transform(dataset),
         dataset.read_y(0, len(dataset)),
         metric=model._output_metric,
-        queries=min(QUERIES, len(dataset)),
-        random_state=SEED,
+        queries=min(MAX_QUERIES, len(dataset)),
+        random_state=SCORE_SEED,
         progress=progress,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import DenseOrCsr
     from scalelatent.typing import LabelsLike, RandomState, RowsLike
 
-RETRIEVAL_METRICS = ("cosine", "euclidean", "overlap")
+RETRIEVAL_METRICS = ("cosine", "overlap")
 """Similarities for the ranking; "overlap" counts the codes that two rows share."""
 
 
@@ -47,8 +46,6 @@ def make_scores(output: Any, metric: str) -> ScoreBlock:
         )
     if metric == "overlap":
         return _score_by_overlap(values)
-    if metric == "euclidean":
-        return _score_by_distance(values)
     return _score_by_cosine(values)
 
 
@@ -65,16 +62,6 @@ def _score_by_cosine(rows: DenseOrCsr) -> ScoreBlock:
     sparse = scipy.sparse.csr_array(scipy.sparse.diags_array(scale) @ rows.astype(np.float64))
     columns = sparse.T.tocsr()
     return lambda queries: (sparse[queries] @ columns).toarray()
-
-
-def _score_by_distance(rows: DenseOrCsr) -> ScoreBlock:
-    if not isinstance(rows, np.ndarray):
-        raise DataError("metric='euclidean' ranks dense rows; use metric='cosine' for sparse ones")
-    # Subtract the mean, because rounding of large squared lengths would hide small distances.
-    rows = rows.astype(np.float64)
-    rows -= rows.mean(axis=0)
-    half = 0.5 * np.einsum("nd,nd->n", rows, rows)
-    return lambda queries: rows[queries] @ rows.T - half
 
 
 def _score_by_overlap(rows: DenseOrCsr) -> ScoreBlock:
@@ -140,7 +127,7 @@ def retrieval_accuracy(
         Output for the documents. It must fit into memory; the scores of all pairs need not.
     labels : array-like, shape (n,); or CSR or 0/1 matrix, shape (n, topics); optional
         One class per document, or any number of topics; by default those of the Dataset.
-    metric : {"cosine", "euclidean", "overlap"}
+    metric : {"cosine", "overlap"}
         Similarity; "overlap" counts equal codes, for the output of ``codes`` of a bootstrap network.
     levels : sequence of int, optional
         Numbers of retrieved documents; by default 1, 3, 7, 15, … below the number of documents.
@@ -171,26 +158,22 @@ def retrieval_accuracy(
     rows, given_labels = _get_rows_and_labels(output, labels)
     score_block = make_scores(rows, metric)
     n = rows.shape[0] if hasattr(rows, "tocsr") else len(rows)
-    find_relevant = _relevance(given_labels, n)
+    find_relevant = _make_relevance(given_labels, n)
     levels_to_score = _check_levels(levels, n)
     query_rows = _draw_queries(queries, n, resolve_seed(random_state))
     step = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (16 * n)))
     blocks = [query_rows[a : a + step] for a in range(0, len(query_rows), step)]
-    lock, done = threading.Lock(), 0
 
     def work(block: np.ndarray) -> np.ndarray:
-        nonlocal done
-        found = _sum_accuracy(score_block(block), block, find_relevant(block), levels_to_score)
-        with lock:
-            done += len(block)
-            if progress is not None:
-                progress(done, len(query_rows))
-        return found
+        return _sum_accuracy(score_block(block), block, find_relevant(block), levels_to_score)
 
     with single_threaded(), ThreadPoolExecutor(resolve_jobs(n_jobs), "retrieval") as pool:
-        total = np.zeros(len(levels_to_score))
-        for found in pool.map(work, blocks):  # in order: the sum is the same for any number of threads
-            total += found
+        total, done = np.zeros(len(levels_to_score)), 0
+        # ``map`` returns the sums in order, so the total is the same for any number of threads.
+        for found, block in zip(pool.map(work, blocks), blocks, strict=True):
+            total, done = total + found, done + len(block)
+            if progress is not None:
+                progress(done, len(query_rows))
     return RetrievalCurve(levels_to_score, total / len(query_rows), n, len(query_rows))
 
 
@@ -206,7 +189,7 @@ def _get_rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[A
     return output, labels
 
 
-def _relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
+def _make_relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of query indices: bool (queries, n), True for a common topic or class."""
     if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
         topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))

@@ -1,4 +1,4 @@
-"""Scores of a fitted model on a dataset: of its classes, its binary outputs, or its ``transform``."""
+"""Scores of a fitted model on a dataset, for models that predict classes, binary outputs or clusters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from scalelatent.engine.callbacks import Callback
 from scalelatent.errors import DataError, JobError, nearest
 from scalelatent.reductions.confusion import CONFUSION_METRICS
 
-from .clustering import Progress
+from .clustering import OnProgress
 from .output_scores import CLUSTER_METRICS, METRICS, check_clusters, score_clusters, score_retrieval
 
 if TYPE_CHECKING:
     from scalelatent.estimators.base import StreamedEstimator
+
+
+# Rows that a scorer predicts at a time.
+BATCH_ROWS = 16384
 
 
 def score_dataset(
@@ -25,18 +29,23 @@ def score_dataset(
     dataset: Dataset,
     metrics: Sequence[str] | None = None,
     *,
-    batch_rows: int = 16384,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a model on labelled rows by metric name; by default the usual metrics of its kind.
 
     Classifiers: the metrics of a confusion matrix, and ``log_loss`` in nats per row. In ``confusion`` the
-    true classes are rows and the predicted classes are columns, both in the order of ``model.classes_``. A
-    classifier reads ``batch_rows`` rows at a time. Models of binary outputs: ``all`` and ``changed``, the
-    shares of wrong outputs. Other models: ``nmi``, ``accuracy`` (both of k-means clusters) and ``retrieval``;
-    by default the first two, or only ``retrieval`` if the output is codes.
+    true classes are rows and the predicted classes are columns, both in the order of ``model.classes_``.
+    Models of binary outputs: ``all`` and ``changed``, the shares of wrong outputs. Other models: ``nmi``,
+    ``accuracy`` (both of k-means clusters) and ``retrieval``; by default the first two, or only ``retrieval``
+    if the output is codes.
     """
-    return make_scorer(model).score(model, dataset, metrics, batch_rows=batch_rows, progress=progress)
+    scorer = make_scorer(model)
+    metrics = scorer.defaults(model) if metrics is None else metrics
+    for name in metrics:
+        if name not in scorer.metrics:
+            of = f" of {type(model).__name__}, which {scorer.reason}" if scorer.reason else ""
+            raise JobError(f"unknown metric {name!r}{of}; {nearest(name, scorer.metrics)}")
+    return scorer.measure(model, dataset, metrics, progress)
 
 
 def make_scorer(model: StreamedEstimator) -> Scorer:
@@ -48,53 +57,31 @@ def make_scorer(model: StreamedEstimator) -> Scorer:
 class Scorer:
     """Base class of objects that score a fitted model on labelled rows; each kind of model has a subclass."""
 
-    metrics: tuple[str, ...] = ()  # names of the metrics that ``score`` accepts
+    metrics: tuple[str, ...] = ()  # names of the metrics that ``measure`` accepts
     default: tuple[str, ...] = ()  # names of the metrics if the user gives none
     # Names of the test scores in ``state.json`` of a run; the event ``scored`` of the run has all scores.
     headline: tuple[str, ...] = ("error", "accuracy", "nmi")
     reason: str = ""  # words such as "predicts no classes", for the error about an unsuitable metric
-
-    def score(
-        self,
-        model: StreamedEstimator,
-        dataset: Dataset,
-        metrics: Sequence[str] | None = None,
-        *,
-        batch_rows: int = 16384,
-        progress: Progress | None = None,
-    ) -> dict[str, Any]:
-        """Return the scores by metric name; ``metrics=None`` means the default metrics of the model."""
-        metrics = self.defaults(model) if metrics is None else metrics
-        for name in metrics:
-            if name not in self.metrics:
-                of = f" of {type(model).__name__}, which {self.reason}" if self.reason else ""
-                raise JobError(f"unknown metric {name!r}{of}; {nearest(name, self.metrics)}")
-        return self.measure(model, dataset, metrics, batch_rows, progress)
 
     def defaults(self, model: StreamedEstimator) -> Sequence[str]:
         """Return the default metrics of a model."""
         return self.default
 
     def measure(
-        self,
-        model: StreamedEstimator,
-        dataset: Dataset,
-        metrics: Sequence[str],
-        batch_rows: int,
-        progress: Progress | None,
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], progress: OnProgress | None
     ) -> dict[str, Any]:
-        """Return the scores of known metrics by name, with ``batch_rows`` rows in memory at a time."""
+        """Return the scores by metric name; the names are known to be in ``metrics`` of the class."""
         raise NotImplementedError
 
-    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:
-        """Return the test scores of a run; empty if only the report of the model shows test rows."""
+    def test_scores(self, model: Any, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
+        """Return the scores of the test rows of a run by name; an empty dict if these rows have no score."""
         raise NotImplementedError
 
 
 class RowProgress(Callback):
     """Callback that forwards the progress of a pass, in rows, to a function."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: OnProgress) -> None:
         self._progress = progress
 
     def on_progress(self, info: dict[str, Any]) -> None:
@@ -102,29 +89,29 @@ class RowProgress(Callback):
 
 
 class _PredictionScorer(Scorer):
-    """Scorer of a model with ``predict``, whose ``score`` is the share of right predictions."""
+    """Base class of scorers of models whose ``score`` method returns the share of right predictions."""
 
-    def test_scores(self, model: Any, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    def test_scores(self, model: Any, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
         accuracy = float(model.score(dataset, callbacks=RowProgress(progress)))
         return {"accuracy": accuracy, "error": round(1.0 - accuracy, 12)}
 
 
 class ClassScorer(_PredictionScorer):
-    """Scorer of a classifier: ``predict_proba`` if ``log_loss`` is requested, otherwise ``predict``."""
+    """Scorer of a classifier. It calls ``predict_proba`` if ``log_loss`` is requested, else ``predict``."""
 
     metrics = (*CONFUSION_METRICS, "log_loss")
     default = ("accuracy", "error")
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], progress: OnProgress | None
     ) -> dict[str, Any]:
         where = dataset.url or "the data"
         _check(model, dataset, where)
         classes = np.asarray(model.classes_)
         confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
         loss = 0.0
-        for start in range(0, dataset.n_rows, batch_rows):
-            stop = min(start + batch_rows, dataset.n_rows)
+        for start in range(0, dataset.n_rows, BATCH_ROWS):
+            stop = min(start + BATCH_ROWS, dataset.n_rows)
             part = dataset[start:stop]
             truth = _encode_labels(part.read_y(0, len(part)), classes, where)
             if "log_loss" in metrics:
@@ -144,20 +131,23 @@ class ClassScorer(_PredictionScorer):
 
 
 class TargetScorer(_PredictionScorer):
-    """Scorer of binary outputs: error over all outputs, and over the outputs that differ from the input."""
+    """Scorer of a model of binary outputs.
+
+    ``all`` is the share of wrong outputs, ``changed`` the share among the outputs that differ from the input.
+    """
 
     metrics = default = ("all", "changed")
     reason = "predicts binary outputs"
 
     def measure(
-        self, model: Any, dataset: Dataset, metrics: Sequence[str], batch_rows: int, progress: Progress | None
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], progress: OnProgress | None
     ) -> dict[str, Any]:
         errors = model.errors(dataset)
         return {name: errors[name] for name in metrics}
 
 
 class OutputScorer(Scorer):
-    """Scorer of the ``transform`` of a model without classes, see :mod:`.output_scores`."""
+    """Scorer of the output of ``transform``, for models without classes; see :mod:`.output_scores`."""
 
     metrics = METRICS
     reason = "predicts no classes"
@@ -166,12 +156,7 @@ class OutputScorer(Scorer):
         return ("retrieval",) if model._output_metric == "overlap" else CLUSTER_METRICS
 
     def measure(
-        self,
-        model: StreamedEstimator,
-        dataset: Dataset,
-        metrics: Sequence[str],
-        batch_rows: int,
-        progress: Progress | None,
+        self, model: Any, dataset: Dataset, metrics: Sequence[str], progress: OnProgress | None
     ) -> dict[str, Any]:
         # The check comes before the transform, which may take long.
         check_clusters(metrics, model._output_metric)
@@ -185,10 +170,10 @@ class OutputScorer(Scorer):
             found["retrieval"] = score_retrieval(model, dataset, progress=progress).to_dict()
         return found
 
-    def test_scores(self, model: StreamedEstimator, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    def test_scores(self, model: Any, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
         if not dataset.has_y or dataset.y_kind != "labels" or model._output_metric == "overlap":
             return {}
-        return self.score(model, dataset, CLUSTER_METRICS, progress=progress)
+        return self.measure(model, dataset, CLUSTER_METRICS, progress)
 
 
 def _check(model: StreamedEstimator, dataset: Dataset, where: str) -> None:

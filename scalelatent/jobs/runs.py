@@ -68,10 +68,14 @@ def find_runs(below: str | os.PathLike[str] = ".", *, depth: int = 3) -> list[Ru
 
 def model_info(estimator: StreamedEstimator) -> dict[str, Any]:
     """Return class, parameters and learned values of a fitted model, as JSON-able values."""
-    from scalelatent.estimators.learned import learned_of, shorten_value
+    from scalelatent.estimators.fitted_attributes import list_fitted, shorten_value
 
     parameters = {key: shorten_value(value) for key, value in estimator.get_params(deep=False).items()}
-    return {"model": type(estimator).__name__, "parameters": parameters, "learned": learned_of(estimator)}
+    return {
+        "model": type(estimator).__name__,
+        "parameters": parameters,
+        "learned": list_fitted(estimator),
+    }
 
 
 def write_rows(

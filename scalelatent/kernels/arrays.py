@@ -38,7 +38,7 @@ def check_same_width(one: int, other: int) -> None:
         )
 
 
-def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray:
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray:
     """Return an uninitialised array that starts at a cache line, so that no vector spans two lines."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, dtype=np.uint8)
@@ -46,10 +46,10 @@ def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.nda
     return raw[first : first + size].view(dtype).reshape(shape)
 
 
-def align(a: np.ndarray) -> np.ndarray:
+def align_copy(a: np.ndarray) -> np.ndarray:
     """Return the array if it starts at a cache line, else a copy that does."""
     if a.ctypes.data % 64 == 0:
         return a
-    out = aligned(a.shape, a.dtype)
+    out = aligned_empty(a.shape, a.dtype)
     out[...] = a
     return out

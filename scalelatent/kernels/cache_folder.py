@@ -29,4 +29,4 @@ def _find_cache() -> str:
     return str(folder)
 
 
-CACHE = _find_cache()
+CACHE_FOLDER = _find_cache()

@@ -19,7 +19,7 @@ from .streams import stage_word
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KINDS = ("flip", "occlude")
+CORRUPTION_KINDS = ("flip", "occlude")
 
 
 def check_corruption(
@@ -27,8 +27,8 @@ def check_corruption(
     shape: Sequence[int] = (0, 0), value: int = 0,
 ) -> None:  # fmt: skip
     """Raise DataError if a corruption is impossible for rows of ``n_features`` features; see `corrupt`."""
-    if kind not in KINDS:
-        raise DataError(f"there is no corruption {kind!r}: use one of {', '.join(KINDS)}")
+    if kind not in CORRUPTION_KINDS:
+        raise DataError(f"there is no corruption {kind!r}: use one of {', '.join(CORRUPTION_KINDS)}")
     if kind == "flip":
         if not 0 <= rate <= 1:
             raise DataError(f"the share of flipped pixels (rate) is {rate}: give a number between 0 and 1")

@@ -26,7 +26,7 @@ import numpy as np
 
 from scalelatent import _file_locks
 
-from .cache_folder import CACHE
+from .cache_folder import CACHE_FOLDER
 from .compile_observers import report_compilation
 from .subkernels import SubkernelCompiler
 
@@ -92,7 +92,7 @@ _FOLDER = r"[a-z_]+-[0-9a-f]{10}"
 @functools.cache
 def _folder(family: str) -> str:
     """Return the folder of the kernels of a family (group of modules), and update its time of use."""
-    folder = Path(CACHE) / f"{family}-{_digest(family)}"
+    folder = Path(CACHE_FOLDER) / f"{family}-{_digest(family)}"
     with contextlib.suppress(OSError):
         if time.time() - folder.stat().st_mtime > _TOUCHED_DAYS * 86400:
             os.utime(folder)
@@ -104,7 +104,7 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
 
     A running process of such a version compiles its kernels again.
     """
-    base, before, removed = Path(CACHE), time.time() - days * 86400, []
+    base, before, removed = Path(CACHE_FOLDER), time.time() - days * 86400, []
     # Earlier versions had one folder for all kernels next to this one.
     found = [(base, _FOLDER), (base.parent, re.escape(base.name) + "-[0-9a-f]{10}")]
     for place, name in found:
@@ -134,11 +134,11 @@ def _hold_lock(name: str = "lock", timeout: list[float] | None = None) -> Iterat
     held, timeout = True, _save_timeout if timeout is None else timeout
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            Path(CACHE).mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(Path(CACHE) / name, "ab")).fileno()
-            held = _file_locks.take(lock, timeout[0]) is not False
+            Path(CACHE_FOLDER).mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(Path(CACHE_FOLDER) / name, "ab")).fileno()
+            held = _file_locks.lock_file(lock, timeout[0]) is not False
             if held:
-                stack.callback(_file_locks.give_back, lock)
+                stack.callback(_file_locks.unlock_file, lock)
             else:
                 timeout[0] = 0.0
         yield held

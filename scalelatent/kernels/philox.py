@@ -1,13 +1,12 @@
-"""The Philox 4x64-10 generator in numba, with numpy's numbers: thousands of streams per millisecond.
+"""The random generator Philox 4x64-10 in numba. It gives the numbers of ``numpy.random.Philox``.
 
 Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Creating a
 `numpy.random.Philox` takes microseconds, which is too slow for a kernel that needs one stream per row. A test
-compares the bits of both.
+compares the numbers of both.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from .jit import entry, in_array, out_array, subkernel
@@ -40,19 +39,6 @@ def philox(
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = k0 + _W0, k1 + _W1
     return c0, c1, c2, c3
-
-
-@entry(*[numba.uint64] * 4, out_array("u8", 1))
-def fill_random(
-    seed: np.uint64, word: np.uint64, row: np.uint64, iteration: np.uint64, out: np.ndarray
-) -> None:
-    """Fill ``out`` with draws of `numpy.random.Philox(key=[seed, word], counter=[0, 0, row, iteration])`."""
-    counter = np.uint64(0)
-    for i in range(out.shape[0]):
-        if i % 4 == 0:
-            counter += np.uint64(1)  # numpy increments the counter before it draws
-            a, b, c, d = philox(counter, np.uint64(0), row, iteration, seed, word)
-        out[i] = a if i % 4 == 0 else b if i % 4 == 1 else c if i % 4 == 2 else d
 
 
 @subkernel

@@ -196,7 +196,7 @@ packed_matrix = entry(in_array("f4", 2))(_pack)
 
 
 @subkernel
-def latents(packed, x, out):  # type: ignore[no-untyped-def]
+def compute_latents(packed, x, out):  # type: ignore[no-untyped-def]
     """Write the products of all rows of W (``packed``) with the rows ``x`` of a strip to ``out``.
 
     ``out`` is (padded dimensions, rows rounded up to whole ROWS or more). All arrays are C-contiguous
@@ -303,7 +303,7 @@ def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
             total[f] += more[f]
 
 
-def fits(dims: int, x: np.ndarray) -> bool:
+def can_multiply(dims: int, x: np.ndarray) -> bool:
     """Return True if these kernels can multiply ``dims`` rows of W with ``x``."""
     rows = x.dtype == np.float32 and x.flags.c_contiguous
     return bool(rows and 0 < dims <= MAX_DIMS and 0 < x.shape[1] <= MAX_FEATURES)

@@ -284,7 +284,7 @@ def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., No
 
 
 @subkernel
-def copy(of: np.ndarray, to: np.ndarray) -> None:
+def copy_vector(of: np.ndarray, to: np.ndarray) -> None:
     """Copy a vector into one of the same length.
 
     For an assigned slice numba would compile a check of its shape, which takes two seconds.
@@ -294,7 +294,7 @@ def copy(of: np.ndarray, to: np.ndarray) -> None:
 
 
 @subkernel
-def largest(values: np.ndarray) -> np.number:
+def find_largest(values: np.ndarray) -> np.number:
     """Return the maximum of a vector, or NaN if it has one; numba's ``max`` compiles five times as long."""
     top = values[0]
     for k in range(1, len(values)):

@@ -32,25 +32,24 @@ class Intercept:
     mean: np.ndarray
     constant: float
 
-    def map_rows(self, backend: Backend, x: Array, dtype: npt.DTypeLike, name: str) -> Array:
-        """Return the mapped rows, (rows, p + 1), in a named buffer of the backend."""
-        check_same_width(x.shape[1], len(self.mean))
-        dtype = np.dtype(np.float64 if backend.name == "reference" else dtype)
-        # Rows of float64 or large integers keep their digits until the mean is subtracted.
-        given = backend.asarray(x, np.result_type(x.dtype, dtype), f"{name}.given")
-        out = backend.buffer(name, (len(x), len(self.mean) + 1), dtype)
-        backend.xp.subtract(given, backend.table(self).mean, out=out[:, :-1])
-        out[:, -1] = self.constant
-        return out
-
 
 def map_rows(
     intercept: Intercept | None, backend: Backend, x: Array, dtype: npt.DTypeLike, name: str
 ) -> Array:
-    """Return contiguous rows of ``dtype``, mapped by the intercept if there is one."""
+    """Return contiguous rows of ``dtype`` in the buffer ``name`` of the backend.
+
+    With an intercept, the rows are [x - mean, constant], (rows, p + 1).
+    """
     if intercept is None:
         return backend.asarray(x, dtype, name)
-    return intercept.map_rows(backend, x, dtype, name)
+    check_same_width(x.shape[1], len(intercept.mean))
+    dtype = np.dtype(np.float64 if backend.name == "reference" else dtype)
+    # Rows of float64 or large integers keep their digits until the mean is subtracted.
+    given = backend.asarray(x, np.result_type(x.dtype, dtype), f"{name}.given")
+    out = backend.buffer(name, (len(x), len(intercept.mean) + 1), dtype)
+    backend.xp.subtract(given, backend.table(intercept).mean, out=out[:, :-1])
+    out[:, -1] = intercept.constant
+    return out
 
 
 def recenter(moment: np.ndarray, first: Intercept) -> tuple[np.ndarray, Intercept]:

@@ -104,7 +104,7 @@ def find_outlier(stats: Stats) -> int | None:
 
 
 @dataclass(frozen=True)
-class Project:
+class Projection:
     """Row map to the product of rows, mapped by the intercept if there is one, with a matrix; float32."""
 
     requirements = BlockRequirements()

@@ -86,7 +86,7 @@ def build_report(
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     place = find_kind(model._kind).report
     section: Section = (import_object(place) if place else default_section)(
-        model, data, run, _rows_name(run, role), progress
+        model, data, run, _choose_role(run, role), progress
     )
     title = str(run.job.get("job", {}).get("name") or run.place.url.rstrip("/").rsplit("/", 1)[-1])
     page = Page(title, section, notes=run.notes, settings=run.settings(), links=run.links())
@@ -153,7 +153,7 @@ def _saved_model(run: RunFiles) -> StreamedEstimator:
     return load_model(run.place.name_of("model.zarr"))
 
 
-def _rows_name(run: RunFiles, role: str | None) -> str:
+def _choose_role(run: RunFiles, role: str | None) -> str:
     named = run.job.get("data", {})
     if role is None:
         role = next(
@@ -167,13 +167,13 @@ def make_candidates_table(search: Mapping[str, Any]) -> Table:
     rows = [
         [
             str(one["rank"]),
-            _words(one["params"]),
+            _format_params(one["params"]),
             one["error"] or "none" if one["score"] is None else f"{one['score']:.4f}",
             "" if one["spread"] is None else f"{one['spread']:.4f}",
             str(one["passes"]),
             f"{one['fit_seconds']:.1f}",
         ]
-        for one in _sorted(search)
+        for one in _sort_candidates(search)
     ]
     head = ["rank", "parameters", str(search["scoring"]), "deviation over folds", "passes", "seconds per fit"]
     return Table("candidates", f"Search over {count(len(rows), 'candidate')}", head, rows)
@@ -181,7 +181,7 @@ def make_candidates_table(search: Mapping[str, Any]) -> Table:
 
 def draw_candidates(search: Mapping[str, Any]) -> Picture:
     """Return a picture of the scores of the best candidates: each fold, and the mean."""
-    shown = [one for one in _sorted(search) if one["score"] is not None][:MAX_DRAWN]
+    shown = [one for one in _sort_candidates(search) if one["score"] is not None][:MAX_DRAWN]
     figure = new_figure(7.2, 1.2 + 0.28 * len(shown))
     axes = figure.subplots()
     at = np.arange(len(shown))
@@ -189,21 +189,23 @@ def draw_candidates(search: Mapping[str, Any]) -> Picture:
         folds = [score for score in one["scores"] if score is not None]
         axes.plot(folds, [place] * len(folds), "o", color=COLORS[0], alpha=0.35, markersize=4)
         axes.plot(one["score"], place, "D", color=COLORS[1] if place == 0 else COLORS[0], markersize=6)
-    axes.set_yticks(at, [_words(one["params"])[:60] for one in shown], fontsize=8)
+    axes.set_yticks(at, [_format_params(one["params"])[:60] for one in shown], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(str(search["scoring"]))
     style_axes(axes)
     of_all = "" if len(shown) == len(search["candidates"]) else f" of {len(search['candidates'])}"
     by = "validation rows" if search["folds"] == 1 else f"{search['folds']} folds"
     caption = f"Scores of {count(len(shown), 'candidate')}{of_all} on {by}, and their mean; the best on top."
-    alt = f"Best: {_words(shown[0]['params'])} with {shown[0]['score']:.4f}." if shown else "No scores."
+    alt = (
+        f"Best: {_format_params(shown[0]['params'])} with {shown[0]['score']:.4f}." if shown else "No scores."
+    )
     return Picture("candidates", "Candidates of the search", caption, alt, figure)
 
 
-def _sorted(search: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _sort_candidates(search: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(search["candidates"], key=lambda one: one["rank"])
 
 
-def _words(params: Mapping[str, Any]) -> str:
+def _format_params(params: Mapping[str, Any]) -> str:
     text = ", ".join(f"{name} = {'none' if v is None else v}" for name, v in params.items())
     return text or "parameters of the model"

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from scalelatent.errors import DataError
 
-from .style import ACCENT, INK, LINE, MUTED, WARN, class_ticks, new_figure, style_axes
+from .style import ACCENT, INK, LINE, MUTED, WARN, new_figure, set_class_ticks, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ANNOTATED_CLASSES = 20
 
 
-def column(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+def read_column(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
     """Return one value of each record as an array, with NaN for missing values."""
     values = [record.get(key) for record in records]
     return np.array([np.nan if value is None else float(value) for value in values])
@@ -28,7 +28,7 @@ def column(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
 
 def pass_positions(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Return the number of finished passes at each record, with fractions for records within a pass."""
-    passes, seen = column(records, "pass"), column(records, "rows_seen")
+    passes, seen = read_column(records, "pass"), read_column(records, "rows_seen")
     if len(np.unique(passes)) == len(passes) or np.isnan(seen).any() or not (seen > 0).all():
         return passes
     # ``rows_seen / pass`` is largest at the end of a pass, where it equals the rows of one pass.
@@ -44,7 +44,7 @@ def plot_learning(
     figure, passes = new_figure(8, 5.6), pass_positions(records)
     upper, lower = figure.subplots(2, 1, sharex=True)
     point = marker_style(records)
-    upper.plot(passes, column(records, "objective"), color=INK, linewidth=1.6, **point)
+    upper.plot(passes, read_column(records, "objective"), color=INK, linewidth=1.6, **point)
     upper.set_ylabel(unit)
     draw_errors(lower, passes, records, point)
     lower.set_xlabel(time)
@@ -70,7 +70,7 @@ def draw_errors(
     }
     shown, names = [], []
     for label, (key, color) in curves.items():
-        error = 100 * column(records, key)
+        error = 100 * read_column(records, key)
         if np.isnan(error).all():
             continue
         shown.append(error)
@@ -109,7 +109,7 @@ def plot_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     matrix.imshow(_confusion_colors(share), aspect="equal", interpolation="nearest")
     if m <= ANNOTATED_CLASSES:
         _annotate(matrix, counts, share)
-    class_ticks(matrix, names)
+    set_class_ticks(matrix, names)
     matrix.set(xlabel="predicted class", ylabel="true class")
     style_axes(matrix, grid=False)
     error = np.where(total > 0, 100 * (1 - np.diag(share)), 0.0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-_LINKS = (
+_LINKED_FILES = (
     ("job.json", "the job with all values"),
     ("state.json", "state of the run"),
     ("search.json", "scores of all candidates"),
@@ -61,7 +61,7 @@ class RunFiles:
     def links(self) -> list[tuple[str, str]]:
         """Return (path relative to the report folder, description) of the existing files."""
         there = self.place.keys("")
-        return [(f"../{name}", text) for name, text in _LINKS if name in there]
+        return [(f"../{name}", text) for name, text in _LINKED_FILES if name in there]
 
     def settings(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
         """Return (section, [(key, value, origin)]) of the job, in the order of the job."""
@@ -70,7 +70,8 @@ class RunFiles:
         for section, values in self.job.items():
             if isinstance(values, Mapping) and section != "origins":
                 rows = [
-                    (k, _text(v), str(origins.get(f"{section}.{k}", "default"))) for k, v in values.items()
+                    (k, _format_value(v), str(origins.get(f"{section}.{k}", "default")))
+                    for k, v in values.items()
                 ]
                 found.append((section, rows))
         return found
@@ -117,7 +118,7 @@ def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, An
     return found
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value of a job as text."""
     if value is None:
         return "none"

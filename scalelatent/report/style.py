@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.axes import Axes
 
 # Colours from M. A. Petroff, "Accessible color sequences for data visualization" (2021). Readers with any
@@ -44,7 +42,7 @@ def short_name(name: str, length: int = 14) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
-def need_rotation(names: Sequence[str]) -> bool:
+def needs_rotation(names: Sequence[str]) -> bool:
     """Return whether class names must be rotated to fit under columns."""
     return len(names) > 20 or max((len(short_name(name)) for name in names), default=0) > 3
 
@@ -71,12 +69,12 @@ def style_axes(axes: Axes, *, grid: bool = True) -> None:
         axes.set_axisbelow(True)
 
 
-def class_ticks(axes: Axes, names: Sequence[str], *, x: bool = True, y: bool = True) -> None:
+def set_class_ticks(axes: Axes, names: Sequence[str], *, x: bool = True, y: bool = True) -> None:
     """Write class names at 0, 1, 2, … of one or both axes."""
     labels, where = [short_name(name) for name in names], range(len(names))
     size = 9 if len(names) <= 20 else 8
     if x:
-        axes.set_xticks(where, labels, fontsize=size, rotation=90 if need_rotation(names) else 0)
+        axes.set_xticks(where, labels, fontsize=size, rotation=90 if needs_rotation(names) else 0)
     if y:
         axes.set_yticks(where, labels, fontsize=size)
 
@@ -92,8 +90,3 @@ def png_bytes(figure: Figure) -> bytes:
     # ``savefig`` would draw the figure twice.
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def write_png(figure: Figure, path: str | Path) -> Any:
-    with open(path, "wb") as file:
-        file.write(png_bytes(figure))

@@ -17,7 +17,7 @@ from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.reading import RowMask
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import StreamedEstimator
-from scalelatent.estimators.steps import Begin, Derive, Rows, Steps, first_step
+from scalelatent.estimators.steps import ComputeValue, MappedRows, StartFit, Steps, first_step
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,8 +43,8 @@ class Candidate:
     number: int
     model: StreamedEstimator
     steps: Steps
-    rows: Mapping[str, Rows]
-    validation: Rows
+    rows: Mapping[str, MappedRows]
+    validation: MappedRows
     step: Any = None
     passes: int = 0
     error: str | None = None
@@ -155,15 +155,16 @@ def make_candidates(
 ) -> list[Candidate]:
     """Return one candidate for each set of parameters and each fold; folds of one set follow each other."""
     out = []
-    # All candidates of a fold have the same `Rows` objects, so that results derived from the rows are shared.
-    whole = {name: Rows(ds) for name, ds in watched.items()}
-    sets: list[tuple[dict[str, Rows], Rows]] = (
+    # All candidates of a fold have the same `MappedRows` objects, so that they share results derived from the
+    # rows.
+    whole = {name: MappedRows(ds) for name, ds in watched.items()}
+    sets: list[tuple[dict[str, MappedRows], MappedRows]] = (
         [(whole, whole["validation"])]
         if folds is None
         else [
             (
-                {"train": Rows(watched["train"], mask=RowMask(a, b, 0))},
-                Rows(watched["train"], mask=RowMask(a, b, 1)),
+                {"train": MappedRows(watched["train"], mask=RowMask(a, b, 0))},
+                MappedRows(watched["train"], mask=RowMask(a, b, 1)),
             )
             for a, b in folds
         ]
@@ -200,7 +201,11 @@ def make_separate_candidates(
         for k, (rows, scored) in enumerate(sets):
             key = f"{number:03d}" if splits is None else f"{number:03d}-f{k}"
             assert scored is not None
-            out.append(Candidate(key, number, clone(model), _no_steps(), {"train": Rows(rows)}, Rows(scored)))
+            out.append(
+                Candidate(
+                    key, number, clone(model), _no_steps(), {"train": MappedRows(rows)}, MappedRows(scored)
+                )
+            )
     return out
 
 
@@ -208,7 +213,9 @@ def _no_steps() -> Steps:
     yield from ()
 
 
-def check_candidate(one: Candidate, params: Mapping[str, Any], derive: Callable[[Derive], object]) -> Begin:
+def check_candidate(
+    one: Candidate, params: Mapping[str, Any], derive: Callable[[ComputeValue], object]
+) -> StartFit:
     """Run the input checks of a candidate and return its request to start; errors name candidate and fold."""
     try:
         return first_step(one.steps, derive)

@@ -13,7 +13,16 @@ from scalelatent.engine.batch_loop import LoopResult, Progress
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits
 from scalelatent.engine.rowsets import ChosenRows, SomeOfSet
 from scalelatent.estimators.session import FitSession
-from scalelatent.estimators.steps import Collect, Derive, Gather, Learn, LearnOnline, Map, Remember, Rows
+from scalelatent.estimators.steps import (
+    AddRowMap,
+    ComputeValue,
+    MappedRows,
+    StoreArrays,
+    StoreSets,
+    SumStatistic,
+    TrainBatch,
+    TrainOnline,
+)
 from scalelatent.reductions.confusion import ConfusionCounts
 from scalelatent.storage.record import same_array
 
@@ -32,12 +41,12 @@ SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
 class Memo:
-    """Cache of the results of `Derive` steps: each function is called once for equal arguments."""
+    """Cache of the results of `ComputeValue` steps: each function is called once for equal arguments."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[object, object]] = {}
 
-    def __call__(self, step: Derive) -> object:
+    def __call__(self, step: ComputeValue) -> object:
         key = step.function.__module__, step.function.__qualname__, *map(make_key, step.arguments)
         if key not in self._kept:
             # Keep the arguments alive with the value, because the key contains their addresses.
@@ -85,14 +94,14 @@ class SharedFit:
             self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
             # Training passes begin only when every candidate has finished its earlier steps.
-            if gathering := [one for one in waiting if isinstance(one.step, Gather)]:
+            if gathering := [one for one in waiting if isinstance(one.step, StoreSets)]:
                 self._gather(gathering)
-            elif collecting := [one for one in waiting if isinstance(one.step, Collect)]:
+            elif collecting := [one for one in waiting if isinstance(one.step, SumStatistic)]:
                 names = {one.key: self._name(one.step) for one in collecting}
                 found = self.collect({names[one.key]: one.step for one in collecting})
                 for one in collecting:
                     self._advance(one, found[names[one.key]])
-            elif online := [one for one in waiting if isinstance(one.step, LearnOnline)]:
+            elif online := [one for one in waiting if isinstance(one.step, TrainOnline)]:
                 for one in online:
                     self._learn_online(one)
             else:
@@ -100,7 +109,7 @@ class SharedFit:
 
     def _gather(self, waiting: Sequence[Candidate]) -> None:
         """Gather the samples of all candidates that wait for samples of the same rows, in one pass."""
-        step: Gather = waiting[0].step
+        step: StoreSets = waiting[0].step
         assert step.rows is not None
         assert isinstance(step.sets, ChosenRows), "candidates share samples of rows"
         key = self._rows_key(step.rows)
@@ -108,7 +117,7 @@ class SharedFit:
         wanted = np.unique(np.concatenate([one.step.sets.numbers for one in together]))
         self._gathered += 1
         sets = replace(step.sets, numbers=wanted)
-        whole = self.session.gather(replace(step, name=f"{step.name}-{self._gathered}", sets=sets))
+        whole = self.session.store_row_sets(replace(step, name=f"{step.name}-{self._gathered}", sets=sets))
         self.n_passes += 1
         # Equal samples get the same answer object, so that derived results are shared too.
         answers: dict[Hashable, StoredSets | SomeOfSet] = {}
@@ -121,42 +130,44 @@ class SharedFit:
             self._advance(one, answers[own])
 
     @staticmethod
-    def _rows_key(rows: Rows) -> tuple[Hashable, ...]:
+    def _rows_key(rows: MappedRows) -> tuple[Hashable, ...]:
         return id(rows.dataset), *(name for name, _ in rows.maps)
 
     def _advance(self, one: Candidate, answer: object) -> None:
         try:
             one.step = one.steps.send(answer)
-            while isinstance(one.step, (Remember, Derive, Map)):
-                if isinstance(one.step, Remember):
+            while isinstance(one.step, (StoreArrays, ComputeValue, AddRowMap)):
+                if isinstance(one.step, StoreArrays):
                     # A candidate continues no earlier fit, so it starts with the arrays of a new run.
                     answer = one.step.value()
                 else:
-                    answer = self.memo(one.step) if isinstance(one.step, Derive) else self._mapped(one.step)
+                    answer = (
+                        self.memo(one.step) if isinstance(one.step, ComputeValue) else self._mapped(one.step)
+                    )
                 one.step = one.steps.send(answer)
         except StopIteration:
             one.step = None
 
-    def _name(self, step: Collect | Map) -> str:
+    def _name(self, step: SumStatistic | AddRowMap) -> str:
         """Return the name of a pass or map; equal passes have one name.
 
         Names are numbered in order of requests, so that a resumed search finds stored results by name.
         """
-        work = step.reduction if isinstance(step, Collect) else step.row_map
+        work = step.reduction if isinstance(step, SumStatistic) else step.row_map
         rows = self._rows_key(step.rows)
         # A map is applied to all rows, so its key does not contain the mask of the candidate.
-        key = *rows, step.rows.mask if isinstance(step, Collect) else None, make_key(work)
+        key = *rows, step.rows.mask if isinstance(step, SumStatistic) else None, make_key(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
 
-    def _mapped(self, step: Map) -> Rows:
+    def _mapped(self, step: AddRowMap) -> MappedRows:
         return self.session.add_map(self._name(step), step)
 
-    def _part(self, rows: Rows) -> Part:
-        return Part(self.session.rows(rows), rows.mask)
+    def _part(self, rows: MappedRows) -> Part:
+        return Part(self.session.apply_maps(rows), rows.mask)
 
     # -- passes of reductions ------------------------------------------------------------------------------
 
-    def collect(self, wanted: Mapping[str, Collect]) -> dict[str, Stats]:
+    def collect(self, wanted: Mapping[str, SumStatistic]) -> dict[str, Stats]:
         """Run reductions in as few passes as memory allows; return and store their statistics by name."""
         store, kind = self.session.store, self.session.kind
         out: dict[str, Stats] = {}
@@ -175,14 +186,14 @@ class SharedFit:
                     store.save_result(f"{kind}_{name}", {"vector": np.array(out[name].vector)})
         return out
 
-    def _stage(self, name: str, steps: Sequence[Collect]) -> tuple[Stage, list[tuple[str, int]]]:
+    def _stage(self, name: str, steps: Sequence[SumStatistic]) -> tuple[Stage, list[tuple[str, int]]]:
         parts = [(step.reduction, self._part(step.rows)) for step in steps]
         session = self.session
         return joint_collection(
             f"{session.kind}_{name}", parts, session.device, steps[0].classes, **self._grid
         )
 
-    def _groups(self, names: Sequence[str], wanted: Mapping[str, Collect]) -> list[list[str]]:
+    def _groups(self, names: Sequence[str], wanted: Mapping[str, SumStatistic]) -> list[list[str]]:
         """Return groups of reductions that have the same classes and fit into memory together."""
 
         def peak(tried: Sequence[str]) -> dict[str, int]:
@@ -206,7 +217,7 @@ class SharedFit:
             classes = one.validation.classes
             assert classes is not None
             counts = ConfusionCounts(maps[one.key], len(classes))
-            wanted[f"{name}-{one.key}"] = Collect("score", counts, one.validation, classes)
+            wanted[f"{name}-{one.key}"] = SumStatistic("score", counts, one.validation, classes)
         found = self.collect(wanted)
         return {one.key: self.scorer(found[f"{name}-{one.key}"]) for one in candidates}
 
@@ -238,7 +249,7 @@ class SharedFit:
 
     def _learn_online(self, one: Candidate) -> None:
         """Run the epochs of an online learner for one candidate alone; only earlier steps are shared."""
-        step: LearnOnline = one.step
+        step: TrainOnline = one.step
         try:
             result = self.session.learn_online(f"{step.name}-{one.key}", step)
         except (FloatingPointError, np.linalg.LinAlgError) as error:
@@ -258,7 +269,7 @@ class SharedFit:
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
         """Run passes ``first`` to ``until`` of all running candidates; update and return their outcomes."""
-        steps: dict[str, Learn] = {one.key: one.step for one in running}
+        steps: dict[str, TrainBatch] = {one.key: one.step for one in running}
         session, store = self.session, self.session.store
         stored = store.load_result(f"{name}-groups") if store else None
         out: dict[str, Outcome] = {}

@@ -22,7 +22,7 @@ from scalelatent.errors import DataError, ScalelatentError
 from scalelatent.estimators.base import StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall, fit_callbacks, restored_on_failure
 from scalelatent.estimators.session import FitSession, restore_row_ranges
-from scalelatent.estimators.steps import Rows
+from scalelatent.estimators.steps import MappedRows
 from scalelatent.kernels.streams import resolve_seed
 from scalelatent.reductions.confusion import SCORERS
 from scalelatent.storage.disk import locate
@@ -338,7 +338,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             self.seed_ = session.begin(
                 self._random_state(base), self._deciding_parameters(base, params), watched
             )
-            session.announce(
+            session.notify_start(
                 watched["train"],
                 candidates=len(params),
                 splits=self.n_splits_,
@@ -355,7 +355,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             )
             self._fit_candidates(shared, begun, visible)
             scores = self._scores(shared, begun, scoring)
-            session.finish()
+            session.remove_leftovers()
         self.n_passes_ = shared.n_passes
         return begun, scores
 
@@ -386,7 +386,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             "search", in_process=True, run_dir=run_dir, device=base.device, n_jobs=self.n_jobs, **own
         ) as session:
             self.seed_ = session.begin(self._random_state(base), decides, watched)
-            session.announce(watched["train"], candidates=len(params), splits=self.n_splits_, seed=self.seed_)
+            session.notify_start(
+                watched["train"], candidates=len(params), splits=self.n_splits_, seed=self.seed_
+            )
             scores = fit_separately(
                 begun,
                 session,
@@ -398,7 +400,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 n_jobs=self.n_jobs,
                 engine=where["engine"],
             )
-            session.finish()
+            session.remove_leftovers()
         self.n_passes_ = sum(one.passes for one in begun)
         return begun, scores
 
@@ -451,9 +453,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     ) -> None:
         answers = {}
         for one in candidates:
-            one.rows = {name: Rows(visible[name], mask=rows.mask) for name, rows in one.rows.items()}
+            one.rows = {name: MappedRows(visible[name], mask=rows.mask) for name, rows in one.rows.items()}
             mask = one.validation.mask
-            one.validation = Rows(visible["validation" if mask is None else "train"], mask=mask)
+            one.validation = MappedRows(visible["validation" if mask is None else "train"], mask=mask)
             own = one.model.random_state
             answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
         shared.run(candidates, answers)

@@ -89,7 +89,7 @@ class FileLock:
     def _lock_file(self, descriptor: int, record: bytes) -> bool:
         """Lock an open file; return False if its last holder has removed the file in the meantime."""
         refuse_special(os.fstat(descriptor).st_mode, self.file)
-        locked = _file_locks.take(descriptor, _PROBE_SECONDS)
+        locked = _file_locks.lock_file(descriptor, _PROBE_SECONDS)
         if locked is False or self._held_by_record(locked):
             raise BlockingIOError(f"{self.file} is locked by another process")
         with suppress(FileNotFoundError):
@@ -121,7 +121,7 @@ class FileLock:
         except OSError:  # The file is read-only for this user, so only its content and age are known.
             return self._read_record() if self._is_fresh() else None
         try:
-            locked = _file_locks.take(descriptor, shared=True)
+            locked = _file_locks.lock_file(descriptor, shared=True)
             if locked is False:
                 return self._read_record() or {}
             return self._read_record() if self._held_by_record(locked) else None

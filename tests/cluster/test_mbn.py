@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "decay": 0.5, "k1": 200, "n_compo
 def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use tiles of 500 rows and one clustering. The driver divides the work, so workers need no change."""
     monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 500)
-    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 

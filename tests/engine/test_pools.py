@@ -21,8 +21,8 @@ from scalelatent.engine.dask.pools import (
     Pools,
     Speeds,
     all_use_gpu,
-    estimate_costs,
     devices_event,
+    estimate_costs,
 )
 from scalelatent.engine.dask.window import Window
 from scalelatent.engine.dask.worker_side import PaceReports

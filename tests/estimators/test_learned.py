@@ -89,13 +89,13 @@ def test_feature_names_are_saved(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FITS)
 def test_learned_attributes_are_listed(kind: str) -> None:
 
-    from scalelatent.estimators.learned import learned_of
+    from scalelatent.estimators.fitted_attributes import list_fitted
     from scalelatent.jobs.runs import model_info
 
     model = FITS[kind](_rows())
-    reported = learned_of(model)
+    reported = list_fitted(model)
     assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(reported)
     assert reported["seed_"] == model.seed_
     assert model_info(model)["learned"] == reported
     assert type(model).__name__ in model._repr_mimebundle_()["text/html"]
-    assert learned_of(type(model)()) == {}
+    assert list_fitted(type(model)()) == {}

@@ -103,7 +103,7 @@ def test_any_division_into_tasks_gives_the_same_bits(
     monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 130)
     monkeypatch.setattr(rowsets, "SHARDS", 5)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
-    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
     model = _network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
     assert_like_oracle(model, oracle)
     np.testing.assert_array_equal(model.components_, oracle.components_)
@@ -196,7 +196,7 @@ def test_only_missing_tiles_are_recomputed(
         return fill(self, *arguments)
 
     monkeypatch.setattr(LayerCoder, "fill", counting)
-    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
     options = {"n_jobs": 1, "n_classes": 20}
     with pytest.raises(KeyboardInterrupt):
         _network(**options).fit(digits[0], run_dir=tmp_path / "run")
@@ -560,7 +560,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     monkeypatch.setattr(LocalStore, "set", full_store)
     monkeypatch.setattr(LocalLocation, "write", full_location)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
-    monkeypatch.setattr(session, "TASK_FLOPS", 1.0)
+    monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
     x = sp.csr_array(digits[0]) if csr else digits[0]
     options = {"n_classes": 20, "n_jobs": 1}
     with pytest.raises(DataError, match=rf"{name}\.zarr: writing shard 2 .* the disk is full.*resume"):

@@ -95,7 +95,7 @@ def test_a_long_fit_is_announced_before_it_starts(kind: str, monkeypatch: pytest
         model.fit(*rows)
     for module in (base, engine_plan):
         monkeypatch.setattr(module, "LONG_SECONDS", 1e-9)
-    monkeypatch.setattr(type(model), "_serve_steps", lambda self, *_: pytest.fail("it began"))
+    monkeypatch.setattr(type(model), "_run_fit", lambda self, *_: pytest.fail("it began"))
     with (
         warnings.catch_warnings(),
         pytest.raises(LongFitWarning, match=rf"would take about .*: to .*{shorter}"),

@@ -18,6 +18,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 import scalelatent as sl
 from scalelatent import CapsuleRegression, Dataset, Search
 from scalelatent.estimators import _sklearn
+from scalelatent.estimators.inputs import check_weights
 
 Arrays = tuple[np.ndarray, np.ndarray]
 MODEL = CapsuleRegression(capsule_dim=2, max_iter=8, nu_schedule=None, random_state=0, n_jobs=1)
@@ -157,22 +158,17 @@ def test_private_helpers_of_scikit_learn_are_in_one_place() -> None:
     assert found == {"estimators/_sklearn.py"}
 
 
-WEIGHTS = [np.arange(4), [1, 0.5, 0, 2], 3.0, [1, 2], [1, 2, 3, -1], [1, 2, 3, np.nan]]
+@pytest.mark.parametrize("weights", [np.arange(4), [1, 0.5, 0, 2], 3.0])
+def test_valid_weights_become_one_float64_per_row(weights: Any) -> None:
+    found = check_weights(weights, 4)
+    assert found.dtype == np.float64
+    assert found.tolist() == np.broadcast_to(weights, 4).tolist()
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_weights_are_checked_without_scikit_learns_helper(
-    weights: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def checked() -> Any:
-        try:
-            return _sklearn.check_weights(weights, np.zeros((4, 2))).tolist()
-        except ValueError:
-            return "refused"
-
-    before = checked()
-    monkeypatch.setattr(_sklearn, "_check_sample_weight", None)
-    assert checked() == before
+@pytest.mark.parametrize("weights", [[1, 2], [1, 2, 3, -1], [1, 2, 3, np.nan], np.ones((4, 1))])
+def test_weights_of_other_shapes_and_invalid_weights_are_refused(weights: Any) -> None:
+    with pytest.raises(ValueError, match="sample_weight"):
+        check_weights(weights, 4)
 
 
 def test_without_scikit_learns_helper_an_output_is_an_array_with_a_warning(

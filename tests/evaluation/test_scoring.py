@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from sklearn import metrics as reference
 
 from scalelatent import Dataset
 from scalelatent.errors import DataError, JobError
+from scalelatent.evaluation import scoring
 from scalelatent.evaluation.scoring import ClassScorer, score_dataset
 
 
@@ -36,7 +39,8 @@ def test_metrics_equal_those_of_scikit_learn(rows, n_classes, batch, seed):
     classes = np.array(["a", "b", "c", "d", "e"])[:n_classes]
     x = rng.dirichlet(np.ones(n_classes), rows)
     y = classes[rng.integers(n_classes, size=rows)]
-    got = score_dataset(Fixed(classes), Dataset.from_arrays(x, y), ClassScorer.metrics, batch_rows=batch)
+    with patch.object(scoring, "BATCH_ROWS", batch):
+        got = score_dataset(Fixed(classes), Dataset.from_arrays(x, y), ClassScorer.metrics)
     guess = classes[x.argmax(axis=1)]
     assert got["accuracy"] == pytest.approx(reference.accuracy_score(y, guess))
     assert got["error"] == pytest.approx(1 - got["accuracy"])

@@ -186,7 +186,7 @@ def test_a_fit_that_fails_before_it_starts_does_not_change_the_folder(tmp_path, 
     if existed:
         (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr("scalelatent.estimators.session.FitSession.announce", Mock(side_effect=MemoryError))
+        patch.setattr("scalelatent.estimators.session.FitSession.notify_start", Mock(side_effect=MemoryError))
         model().fit(rows, run_dir=tmp_path / "run")
     assert (tmp_path / "run").exists() == existed
     assert model().fit(rows, run_dir=tmp_path / "run").n_iter_ == 4

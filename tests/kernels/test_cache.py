@@ -87,7 +87,7 @@ def test_processes_that_compile_at_the_same_time_do_not_mix_up_kernels(tmp_path:
 
 
 def test_a_process_waits_only_once_for_a_lock_that_is_never_released(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "CACHE_FOLDER", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_save_timeout", [0.1])
     with jit._hold_lock() as first:
         begin = time.monotonic()
@@ -100,7 +100,7 @@ def test_a_process_waits_only_once_for_a_lock_that_is_never_released(tmp_path, m
 
 
 def test_a_process_forked_while_a_kernel_is_saved_does_not_keep_the_lock(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "CACHE_FOLDER", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_save_timeout", [0.1])
     files = []
     with jit._hold_lock():
@@ -121,7 +121,7 @@ def test_a_file_system_without_locks_keeps_kernels(tmp_path, monkeypatch) -> Non
     def refuse(*args: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(jit, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "CACHE_FOLDER", str(tmp_path / "cache"))
     monkeypatch.setattr("fcntl.flock", refuse)
     with jit._hold_lock() as held:
         assert held
@@ -296,7 +296,7 @@ def test_kernels_of_a_family_share_a_folder(module: str, family: str) -> None:
 
 def test_kernels_that_were_not_loaded_for_a_month_are_removed(tmp_path, monkeypatch) -> None:
     base = tmp_path / "numba-host"
-    monkeypatch.setattr(jit, "CACHE", str(base))
+    monkeypatch.setattr(jit, "CACHE_FOLDER", str(base))
     old, new = ("capsule-0123456789", "mbn-0123456789"), ("capsule-9876543210", "notes", "capsule-2")
     month = time.time() - 31 * 86400
     for name in (*old, *new):

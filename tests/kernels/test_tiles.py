@@ -16,7 +16,7 @@ WIDTHS = [1, 7, 8, 9, 11, 16, 23, 24, 25, 31, 32, 47, 48, 49, 55, 196]
 
 @kernel
 def _latents_of(packed, x, out):
-    tiles.latents(packed, x, out)
+    tiles.compute_latents(packed, x, out)
 
 
 @kernel
@@ -126,4 +126,4 @@ def test_a_bad_row_changes_only_its_own_column() -> None:
     ],
 )
 def test_fits_accepts_only_supported_arrays(dims: int, x: np.ndarray, expected: bool) -> None:
-    assert tiles.fits(dims, x) is expected
+    assert tiles.can_multiply(dims, x) is expected

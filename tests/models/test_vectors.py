@@ -31,7 +31,7 @@ WIDTHS = (1, 8, 15, 16, 17, 31, 33, 47, 48, 49, 97, 196)
 
 @kernel
 def _latents_of(packed, x, out):
-    tiles.latents(packed, x, out)
+    tiles.compute_latents(packed, x, out)
 
 
 @kernel

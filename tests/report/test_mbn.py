@@ -114,7 +114,7 @@ def test_recorded_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pyt
 
 def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = fitted()
-    monkeypatch.setattr(outputs, "SCORED_ROWS", 120)
+    monkeypatch.setattr(outputs, "MAX_CLUSTERED_ROWS", 120)
     data, seen = Dataset.from_arrays(x, y), []
     found = score_clusters(model, data, progress=lambda done, total: seen.append((done, total)))
     assert (found["clustered_rows"], found["restarts"]) == (120, 50)

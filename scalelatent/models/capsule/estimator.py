@@ -12,9 +12,9 @@ from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.estimators.base import Saved
 from scalelatent.estimators.classifier import StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
-from scalelatent.estimators.inputs import check_any_weight, is_plain
-from scalelatent.estimators.learned import FIT_AGAIN, IN_PLACE, Learned
-from scalelatent.estimators.onnx_graph import RowGraph
+from scalelatent.estimators.fitted_attributes import CHANGE_IN_PLACE, FIT_AGAIN, FittedAttribute
+from scalelatent.estimators.inputs import check_any_weight, is_in_memory
+from scalelatent.estimators.onnx_graph import OnnxGraph
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.capsule.model.em import CapsuleEM
 from scalelatent.models.capsule.model.members import Members
@@ -183,14 +183,14 @@ class CapsuleRegression(StreamedClassifier):
     _parameters = PARAMETERS
     _fitted_attribute = "W_"
     _shares_passes = True
-    classes_ = Learned(FIT_AGAIN)
-    W_ = Learned(IN_PLACE)
-    intercept_ = Learned(IN_PLACE)
-    capsule_dims_ = Learned(FIT_AGAIN)
-    projection_ = Learned(FIT_AGAIN, of=lambda model: model._frame.projection)
-    mean_ = Learned(FIT_AGAIN, of=lambda model: getattr(model._frame.intercept, "mean", None))
-    temperature_ = Learned(FIT_AGAIN)
-    ridge_ = Learned(FIT_AGAIN, of=lambda model: model._stream.ridge)
+    classes_ = FittedAttribute(FIT_AGAIN)
+    W_ = FittedAttribute(CHANGE_IN_PLACE)
+    intercept_ = FittedAttribute(CHANGE_IN_PLACE)
+    capsule_dims_ = FittedAttribute(FIT_AGAIN)
+    projection_ = FittedAttribute(FIT_AGAIN, of=lambda model: model._frame.projection)
+    mean_ = FittedAttribute(FIT_AGAIN, of=lambda model: getattr(model._frame.intercept, "mean", None))
+    temperature_ = FittedAttribute(FIT_AGAIN)
+    ridge_ = FittedAttribute(FIT_AGAIN, of=lambda model: model._stream.ridge)
     best_validation_error_: float | None
     mean_member_validation_error_: float | None
     _members: Members
@@ -292,7 +292,7 @@ class CapsuleRegression(StreamedClassifier):
         error of the joint decision of binary members.
         """
         self._members, self._frame = em.members, frame
-        self._set_learned(classes_=classes, capsule_dims_=em.members.dims)
+        self._set_fitted_attributes(classes_=classes, capsule_dims_=em.members.dims)
         self._set_weights(w)
         self.n_iter_ = result.state.iteration
         self.history_ = result.history
@@ -313,7 +313,7 @@ class CapsuleRegression(StreamedClassifier):
         """Set ``W_`` and ``intercept_`` from weights (D, p + 1); the last column multiplies the constant."""
         intercept = self._frame.intercept
         constants = np.zeros(len(w)) if intercept is None else w[:, -1] * intercept.constant
-        self._set_learned(W_=w if intercept is None else w[:, :-1].copy(), intercept_=constants)
+        self._set_fitted_attributes(W_=w if intercept is None else w[:, :-1].copy(), intercept_=constants)
 
     def _weights(self) -> np.ndarray:
         """Return the weights on rows with a constant column, (D, p + 1), or ``W_`` without an intercept."""
@@ -325,7 +325,7 @@ class CapsuleRegression(StreamedClassifier):
     def _row_map(self, output: str) -> CapsuleRows:
         return CapsuleRows(self._members, self._weights(), self._frame, output, self.temperature_)
 
-    def _add_prediction_nodes(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: OnnxGraph) -> None:
         scores = add_scores(graph, self._row_map("probabilities"))
         graph.classes(add_temperature(graph, scores, self.temperature_), self.classes_)
 
@@ -393,7 +393,7 @@ class CapsuleRegression(StreamedClassifier):
         with restored_on_failure(self):
             if not first:
                 self._stream = self._stream.copy()  # the old stream is restored if this call raises
-            if is_plain(X) and not hasattr(X, "tocsr"):
+            if is_in_memory(X) and not hasattr(X, "tocsr"):
                 check_any_weight(sample_weight)
                 x, codes = check_rows(self, X, y, known, reset=first)
                 self._learn(x, codes, sample_weight, known)
@@ -421,7 +421,7 @@ class CapsuleRegression(StreamedClassifier):
             begun = begin_stream(self, x, codes, len(classes), stream(seed, "capsule-start"))
             self.seed_, self._stream, self._members = seed, begun, begun.members
             self.n_iter_, self.history_ = 0, []
-            self._set_learned(
+            self._set_fitted_attributes(
                 classes_=classes,
                 capsule_dims_=begun.members.dims,
                 temperature_=1.0 if self.temperature is None else float(self.temperature),
@@ -474,7 +474,7 @@ class CapsuleRegression(StreamedClassifier):
         self._frame = RowFrame(intercept)
         if projection is not None:
             self._frame = RowFrame.from_projection(intercept, projection)
-        self._set_learned(
+        self._set_fitted_attributes(
             classes_=np.array(values["classes"], dtype=values["classes_dtype"]),
             W_=arrays["W"],
             intercept_=arrays.get("intercept", np.zeros(len(arrays["W"]))),

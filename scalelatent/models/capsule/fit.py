@@ -20,16 +20,16 @@ from scalelatent.errors import DataError, PlanError, warn_deprecated
 from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.inputs import warn_of_outlier
 from scalelatent.estimators.steps import (
-    Begin,
-    Collect,
-    Derive,
-    Learn,
-    LearnOnline,
-    Map,
-    Remember,
-    Rows,
+    AddRowMap,
+    ComputeValue,
+    MappedRows,
+    StartFit,
     Step,
     Steps,
+    StoreArrays,
+    SumStatistic,
+    TrainBatch,
+    TrainOnline,
 )
 from scalelatent.kernels.streams import stream
 from scalelatent.models.capsule.model.em import CapsuleEM, CapsulePass, CapsuleState, initial_state
@@ -41,7 +41,7 @@ from scalelatent.models.capsule.model.start import parse_schedule, random_start,
 from scalelatent.reductions.confusion import CONFUSION_METRICS, ConfusionCounts
 from scalelatent.reductions.eigen import leading_eigenvectors
 from scalelatent.reductions.intercept import Intercept, recenter
-from scalelatent.reductions.moments import Project, SecondMoments, find_outlier
+from scalelatent.reductions.moments import Projection, SecondMoments, find_outlier
 from scalelatent.reductions.temperature import choose_temperature
 
 from .parameters import DEPRECATED_ALGORITHM, get_algorithm, get_max_passes
@@ -155,7 +155,7 @@ def simplify_dims(dims: np.ndarray) -> int | list[int]:
     return int(dims[0, 0]) if (dims == dims[0, 0]).all() else dims[0].tolist()
 
 
-def count_classes(rows: Rows | Dataset, classes: np.ndarray) -> np.ndarray:
+def count_classes(rows: MappedRows | Dataset, classes: np.ndarray) -> np.ndarray:
     """Return the number of rows of each class, without rows of weight 0; raise DataError for other labels."""
     counts = np.zeros(len(classes), dtype=np.int64)
     for dataset in [rows] if isinstance(rows, Dataset) else rows.pieces():
@@ -194,7 +194,7 @@ def resolve_class_weight(
 
 
 def check_classes(
-    members: Members, train: Rows | Dataset, counts: np.ndarray, columns: int, init: str
+    members: Members, train: MappedRows | Dataset, counts: np.ndarray, columns: int, init: str
 ) -> None:
     """Raise an error, before any work, if a class has no rows or too few for its capsule."""
     where = train.url or "the training rows"
@@ -233,7 +233,7 @@ def check_classes(
 # -- steps of a fit ----------------------------------------------------------------------------------------
 
 
-def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
+def fit_steps(model: CapsuleRegression, rows: Mapping[str, MappedRows]) -> Steps:
     """Yield the steps of a fit by any algorithm, and set the model's fitted attributes."""
     model._check_params()
     if model.algorithm == DEPRECATED_ALGORITHM:
@@ -245,9 +245,9 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     train, classes = rows["train"], rows["train"].classes
     assert classes is not None
     build_members(model.architecture, len(classes), 1 if model.capsule_dim is None else model.capsule_dim)
-    counts = yield Derive(count_classes, (train, classes))
+    counts = yield ComputeValue(count_classes, (train, classes))
     if "validation" in rows:
-        yield Derive(count_classes, (rows["validation"], classes))  # raises an error for other labels
+        yield ComputeValue(count_classes, (rows["validation"], classes))  # raises an error for other labels
     width = choose_projected_width(model.projection, train.n_features)
     columns = count_columns(model, width or train.n_features)
     dim = choose_dim(model, counts, columns)
@@ -258,11 +258,11 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
     algorithm = get_algorithm(model)
     most = get_max_passes(model) if algorithm == "em" else get_max_epochs(model, len(train.dataset))
     about = {"members": members.n_members, "architecture": members.architecture}
-    model.seed_, rows = yield Begin(
+    model.seed_, rows = yield StartFit(
         {**about, "max_iter": most, "capsule_dim": simplify_dims(members.dims)},
         all_rows="" if algorithm == "em" else ALL_ROWS,
     )
-    last = yield Remember("start", last)
+    last = yield StoreArrays("start", last)
     validation = rows.get("validation")
     frame, rows = yield from projection_steps(model, rows, width, last)
     em, sums, w, frame = yield from start_steps(model, rows, frame, members, classes, weights, last.get("W"))
@@ -271,7 +271,7 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         return CapsuleRows(members, em.weights(state), frame, "probabilities")
 
     if algorithm == "em":
-        result = yield Learn("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
+        result = yield TrainBatch("estep", em, initial_state(w, members.n_members), rows, classes, predictor)
         w = em.weights(result.state)
     else:
         step = make_online_step(model, em, sums["weight"], sums["count"], w, rows, classes, model.seed_)
@@ -282,20 +282,20 @@ def fit_steps(model: CapsuleRegression, rows: Mapping[str, Rows]) -> Steps:
         # Each member has its best weights from a different pass, so one more pass measures the error of their
         # joint decision. This pass reads the original validation rows, as `score` does.
         confusion = ConfusionCounts(CapsuleRows(members, w, frame, "probabilities"), len(classes))
-        found = yield Collect(f"decision-{result.state.iteration}", confusion, validation, classes)
+        found = yield SumStatistic(f"decision-{result.state.iteration}", confusion, validation, classes)
         decided = float(CONFUSION_METRICS["error"](found["confusion"]))
         if result.state.together_error < decided:
             w, decided = result.state.together, result.state.together_error
     probabilities = CapsuleRows(members, w, RowFrame(frame.row_intercept), "probabilities")
     temperature = yield from temperature_steps(model, probabilities, rows, classes, weights)
     model._keep(classes, em, frame, result, w, (np.array(sums["weight"]), np.array(sums["count"])), decided)
-    model._set_learned(temperature_=temperature)
+    model._set_fitted_attributes(temperature_=temperature)
 
 
 def temperature_steps(
     model: CapsuleRegression,
     probabilities: CapsuleRows,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, MappedRows],
     classes: np.ndarray,
     class_weight: np.ndarray | None,
 ) -> Generator[Step, Any, float]:
@@ -311,7 +311,7 @@ def temperature_steps(
         measured = rows["train"]
         every = max(1, len(measured.dataset) // CALIBRATION_ROWS)
         tried = CalibrationPass(probabilities, temperatures, class_weight, every)
-    stats: Stats = yield Collect("temperature", tried, measured, classes)
+    stats: Stats = yield SumStatistic("temperature", tried, measured, classes)
     return choose_temperature(temperatures, np.array(stats["loss"]))
 
 
@@ -354,8 +354,11 @@ def guess_intercept(rows: Dataset) -> Intercept:
 
 
 def projection_steps(
-    model: CapsuleRegression, rows: Mapping[str, Rows], width: int | None, last: Mapping[str, np.ndarray]
-) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, Rows]]]:
+    model: CapsuleRegression,
+    rows: Mapping[str, MappedRows],
+    width: int | None,
+    last: Mapping[str, np.ndarray],
+) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, MappedRows]]]:
     """Return the frame of the rows and the projected rows: one pass for the moments, and one to write rows.
 
     Without a projection the intercept is still unknown, unless the last fit has one.
@@ -366,18 +369,18 @@ def projection_steps(
     frame = RowFrame(intercept, last.get("matrix"))
     train = rows["train"]
     if frame.matrix is None:
-        first = (yield Derive(guess_intercept, (train.dataset,))) if model.fit_intercept else None
-        stats = yield Collect("svd", SecondMoments(train.n_features, intercept=first), train)
+        first = (yield ComputeValue(guess_intercept, (train.dataset,))) if model.fit_intercept else None
+        stats = yield SumStatistic("svd", SecondMoments(train.n_features, intercept=first), train)
         _warn_of_outlier(stats, train)
-        frame = yield Derive(_make_projection, (stats["moment"], first, width))
+        frame = yield ComputeValue(_make_projection, (stats["moment"], first, width))
     assert frame.matrix is not None
     projected = {}
     for name, part in rows.items():
-        projected[name] = yield Map(f"project-{name}", Project(frame.matrix, frame.intercept), part)
+        projected[name] = yield AddRowMap(f"project-{name}", Projection(frame.matrix, frame.intercept), part)
     return frame, projected
 
 
-def _warn_of_outlier(stats: Stats, rows: Rows) -> None:
+def _warn_of_outlier(stats: Stats, rows: MappedRows) -> None:
     """Warn if a single row dominates the mean and the directions of a fit with an intercept."""
     if "outlier" in stats.layout.slices:
         warn_of_outlier(rows.url, find_outlier(stats), len(rows.dataset))
@@ -411,7 +414,7 @@ def _check_zeros(moment: np.ndarray, classes: np.ndarray, each: bool, has_interc
 
 def start_steps(
     model: CapsuleRegression,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, MappedRows],
     frame: RowFrame,
     members: Members,
     classes: np.ndarray,
@@ -423,9 +426,9 @@ def start_steps(
     intercept = frame.row_intercept
     found = intercept is not None or frame.matrix is not None or not model.fit_intercept
     if not found:
-        intercept = yield Derive(guess_intercept, (train.dataset,))
+        intercept = yield ComputeValue(guess_intercept, (train.dataset,))
     reduction = SecondMoments(train.n_features, len(classes), class_weight, intercept)
-    stats = yield Collect("moments", reduction, train, classes)
+    stats = yield SumStatistic("moments", reduction, train, classes)
     moment, weight = stats["moment"], stats["weight"]
     if not (weight > 0).all():
         raise DataError(
@@ -434,7 +437,7 @@ def start_steps(
         )
     if not found:
         _warn_of_outlier(stats, train)
-        moment, intercept = yield Derive(recenter, (moment, intercept))
+        moment, intercept = yield ComputeValue(recenter, (moment, intercept))
         frame = RowFrame(intercept, None)
     _check_zeros(moment, classes, first is None and model.init != "random", model.fit_intercept)
     # Weights may be counts of repeated rows, or may have any unit.
@@ -445,7 +448,7 @@ def start_steps(
         rng = stream(model.seed_, "capsule-start")
         first = random_start(members, moment, weight, float(model.init_scale), rng)
     elif first is None:
-        first = yield Derive(subspace_start, (members, moment, weight))
+        first = yield ComputeValue(subspace_start, (members, moment, weight))
     return learner, stats, first, frame
 
 
@@ -516,10 +519,10 @@ def make_online_step(
     weight: np.ndarray,
     count: np.ndarray,
     w: np.ndarray,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, MappedRows],
     classes: np.ndarray,
     seed: int,
-) -> LearnOnline:
+) -> TrainOnline:
     """Return the step of a fit by an online algorithm, from first weights (D, p)."""
     n_rows, algorithm = len(rows["train"].dataset), get_algorithm(model)
 
@@ -532,7 +535,7 @@ def make_online_step(
     else:
         learner = CapsulePassiveAggressive(em, weight, count, float(model.aggressiveness))
     state = online_state(w, em.members.n_members)
-    return LearnOnline(algorithm, learner, state, rows, classes, order, get_max_epochs(model, n_rows))
+    return TrainOnline(algorithm, learner, state, rows, classes, order, get_max_epochs(model, n_rows))
 
 
 # -- plan --------------------------------------------------------------------------------------------------
@@ -559,7 +562,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         forecast.add_eigenvectors("directions", train.n_features)
         shape = count_columns(model, train.n_features), p
         matrix = np.broadcast_to(np.float64(0.01), shape)
-        forecast.add_map("project", Project(matrix, frame.intercept))
+        forecast.add_map("project", Projection(matrix, frame.intercept))
         frame = RowFrame(frame.intercept, matrix)
     intercept = frame.row_intercept
     columns = p if intercept is None else p - 1  # columns of the rows that passes read
@@ -592,7 +595,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         shorter = "lower max_iter, or set algorithm='stepwise', which learns in a few passes"
     else:
         ones = np.ones(n_classes)
-        step = make_online_step(model, em, ones, ones, w, {"train": Rows(train)}, classes, 0)
+        step = make_online_step(model, em, ones, ones, w, {"train": MappedRows(train)}, classes, 0)
         order, learner = step.order(forecast.options), step.learner
         block, arrays = order.chain_rows, 5 + together
         forecast.add_steps(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelatent.estimators.onnx_graph import RowGraph
+from scalelatent.estimators.onnx_graph import OnnxGraph
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.predict import CapsuleRows
 
 
-def add_scores(graph: RowGraph, rows: CapsuleRows) -> str:
+def add_scores(graph: OnnxGraph, rows: CapsuleRows) -> str:
     """Add the class scores to the graph; return the name of the tensor, double (rows, classes).
 
     Products of rows are float32, as in `CapsuleRows`; the rest is double.
@@ -57,7 +57,7 @@ def add_scores(graph: RowGraph, rows: CapsuleRows) -> str:
     return graph.node("Div", scores, graph.sum(scores, 1))
 
 
-def add_temperature(graph: RowGraph, p: str, temperature: float) -> str:
+def add_temperature(graph: OnnxGraph, p: str, temperature: float) -> str:
     """Add probabilities raised to 1 / T and normalised; return the name of the tensor."""
     logs = graph.node("Log", graph.node("Max", p, graph.constant(np.finfo(float).tiny)))
     best = graph.node("ReduceMax", logs, graph.constant(np.array([1])), keepdims=1)
@@ -65,7 +65,7 @@ def add_temperature(graph: RowGraph, p: str, temperature: float) -> str:
     return graph.node("Div", out, graph.sum(out, 1))
 
 
-def _add_table_lookup(graph: RowGraph, beta: str, dimension: int) -> str:
+def _add_table_lookup(graph: OnnxGraph, beta: str, dimension: int) -> str:
     """Add the look-up of lambda0 in the table of the kernels; return the name of the tensor."""
     table = squash_table(dimension)
     cells = len(table.coefficients)

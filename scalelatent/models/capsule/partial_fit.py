@@ -12,7 +12,7 @@ from scalelatent.contract.finite import LARGEST_VALUE
 from scalelatent.contract.learners import Backend
 from scalelatent.data.schema import check_label_values
 from scalelatent.engine.backend import make_backend
-from scalelatent.estimators.inputs import check_finite, validated
+from scalelatent.estimators.inputs import check_finite, validate_rows
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.predict import RowFrame
 from scalelatent.models.capsule.model.running import RowSums, RunningCapsule, StreamOptions
@@ -176,7 +176,7 @@ def check_rows(
     plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype.kind in "fiub" and len(X) > 0
     if reset or not plain or X.shape[1] != model.n_features_in_ or type(y) is not np.ndarray or y.ndim != 1:
         check_label_values(y, "y")
-        X, y = validated(model, X, y, reset=reset, dtype="numeric", order="C", ensure_all_finite=False)
+        X, y = validate_rows(model, X, y, reset=reset, dtype="numeric", order="C", ensure_all_finite=False)
     elif len(y) != len(X):
         raise ValueError(f"X has {len(X)} rows, but y has {len(y)} labels: give one label per row")
     check_finite(X, "X", largest=LARGEST_VALUE)

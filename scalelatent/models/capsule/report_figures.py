@@ -14,7 +14,7 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
 from scalelatent.errors import DataError
-from scalelatent.report.figures import column, draw_errors, marker_style, pass_positions
+from scalelatent.report.figures import draw_errors, marker_style, pass_positions, read_column
 from scalelatent.report.pictures import choose_tone, draw_mosaic
 from scalelatent.report.style import (
     ACCENT,
@@ -22,7 +22,7 @@ from scalelatent.report.style import (
     LINE,
     MUTED,
     class_style,
-    need_rotation,
+    needs_rotation,
     new_figure,
     short_name,
     style_axes,
@@ -132,7 +132,7 @@ def _draw_points(axes: Axes, x: np.ndarray, y: np.ndarray, codes: np.ndarray, c:
 
 def find_rounds(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, float]]:
     """Return the rounds of a fit as (first record, end, round, nu)."""
-    number, nu = column(records, "round"), column(records, "nu")
+    number, nu = read_column(records, "round"), read_column(records, "nu")
     if not len(number) or np.isnan(number).any():
         return []
     starts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
@@ -149,7 +149,9 @@ def plot_history(
     figure = new_figure(8, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.15])
     point = marker_style(records)
-    upper.plot(passes, column(records, "objective") / math.log(capsules), color=INK, linewidth=1.6, **point)
+    upper.plot(
+        passes, read_column(records, "objective") / math.log(capsules), color=INK, linewidth=1.6, **point
+    )
     upper.set_ylabel(f"log-loss / log {capsules}")
     draw_errors(lower, passes, records, point)
     lower.set_xlabel("pass over the training rows")
@@ -206,7 +208,7 @@ def plot_prototypes(
     axes.set_axis_on()
     elements = [str(a + 1) for a in range(rows if across else columns)]
     below, beside = (names, elements) if across else (elements, names)
-    rotation = 90 if need_rotation(below) else 0
+    rotation = 90 if needs_rotation(below) else 0
     axes.set_xticks(centres, [short_name(name) for name in below], fontsize=9, rotation=rotation)
     axes.set_yticks(lower - shape[0] / 2, [short_name(name) for name in beside], fontsize=9)
     axes.set_xlabel("class" if across else "element of the latent vector", color=INK, fontsize=10)

@@ -26,11 +26,11 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import restored_on_failure
+from scalelatent.estimators.fitted_attributes import CHANGE_IN_PLACE, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
-from scalelatent.estimators.inputs import check_finite, check_frame, is_plain
-from scalelatent.estimators.learned import IN_PLACE, Learned
+from scalelatent.estimators.inputs import check_finite, check_frame, is_in_memory
 from scalelatent.estimators.session import CallbackList, FitSession
-from scalelatent.estimators.steps import Rows
+from scalelatent.estimators.steps import MappedRows
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
 from scalelatent.models.crbm.model.energy import CrbmShape
@@ -68,13 +68,13 @@ if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
 # Advice if someone assigns to a learned attribute.
-ASSIGNMENT_ADVICE = f"{IN_PLACE}, or make a model from your own weights: ConditionalRBM.from_weights"
+ASSIGNMENT_ADVICE = f"{CHANGE_IN_PLACE}, or make a model from your own weights: ConditionalRBM.from_weights"
 _FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
 
 
-def _make_attribute(name: str) -> Learned:
+def _make_attribute(name: str) -> FittedAttribute:
     """Return the attribute that reads one array of the parameter vector."""
-    return Learned(ASSIGNMENT_ADVICE, lambda model: getattr(model._shape.split(model._theta), name))
+    return FittedAttribute(ASSIGNMENT_ADVICE, lambda model: getattr(model._shape.split(model._theta), name))
 
 
 class ConditionalRBM(StreamedEstimator):
@@ -326,7 +326,7 @@ class ConditionalRBM(StreamedEstimator):
         if not isinstance(v, Dataset):
             v = opened(v, name)
             names = frame_names(v)
-            if is_plain(v):
+            if is_in_memory(v):
                 refuse_masked(v, name)
                 check_frame(v, name)
                 v = np.asarray(v) if not hasattr(v, "tocsr") else v
@@ -705,7 +705,7 @@ class ConditionalRBM(StreamedEstimator):
         reduction = CrbmScoring(self._shape, self.inference_, self.n_sweeps_, self.tol, targets, self._theta)
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
             session.begin(0, {}, {})
-            stats = session.collect("score", reduction, Rows(ds))
+            stats = session.collect("score", reduction, MappedRows(ds))
         if not stats["units"][1]:
             raise DataError(
                 f"{ds.url or 'X'}: the weights of the rows sum to 0: give at least one positive weight"
@@ -896,7 +896,7 @@ def _check_counts(n_rows: int, y: Any) -> None:
 def _target_rows(y: LabelsLike | None, n_rows: int) -> Dataset:
     """Return outputs that are arrays as a dataset."""
     y = opened(y, "y")
-    if is_plain(y) and not hasattr(y, "tocsr"):
+    if is_in_memory(y) and not hasattr(y, "tocsr"):
         refuse_masked(y, "y")
         y = np.asarray(y)
     if len(getattr(y, "shape", ())) != 2:

@@ -23,15 +23,10 @@ from scalelatent.engine.reading import as_rows
 from scalelatent.engine.rowsets import join_rows
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
-from scalelatent.estimators.steps import Begin, Derive, LearnOnline, Remember, Rows, Steps
+from scalelatent.estimators.steps import ComputeValue, MappedRows, StartFit, Steps, StoreArrays, TrainOnline
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
-from scalelatent.models.crbm.kernels.inference import (
-    BLOCKS,
-    MESSAGE_BYTES,
-    check_weights,
-    largest_magnitude,
-)
+from scalelatent.models.crbm.kernels.inference import BLOCKS, MESSAGE_BYTES, check_weights, largest_magnitude
 from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
 from scalelatent.models.crbm.model.columns import ColumnUnits
 from scalelatent.models.crbm.model.energy import CrbmShape
@@ -310,7 +305,7 @@ def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | No
     )
 
 
-def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
+def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
     """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
     train = rows["train"].dataset
     validation = rows["validation"].dataset if "validation" in rows else None
@@ -326,19 +321,19 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, Rows]) -> Steps:
     if n < len(train):
         log_held_rows(len(train) - n, len(train), train.url or "X")
     info = {"max_iter": epochs, "batch_size": size}
-    model.seed_, rows = yield Begin(info, all_rows=ALL_ROWS)
+    model.seed_, rows = yield StartFit(info, all_rows=ALL_ROWS)
     model.batch_size_ = size
     learner = make_learner(model, train, validation, model.seed_)
     if model._source == "pairs":
-        learner = replace(learner, units=(yield Derive(measure_columns, (train,))))
+        learner = replace(learner, units=(yield ComputeValue(measure_columns, (train,))))
     theta = choose_start(model, learner)
-    start = yield Remember("start", {"theta": theta})
+    start = yield StoreArrays("start", {"theta": theta})
 
     def order(options: Mapping[str, Any]) -> RowOrder:
         return make_order(model, train, options, model.seed_)
 
     state = learner.start(np.ascontiguousarray(start["theta"]))
-    result = yield LearnOnline("learn", learner, state, rows, None, order, epochs)
+    result = yield TrainOnline("learn", learner, state, rows, None, order, epochs)
     model._keep(learner, result.state, result.history)
     warn_unconverged(model, result.history)
 

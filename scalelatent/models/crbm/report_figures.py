@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from scalelatent.errors import DataError
-from scalelatent.report.figures import column, marker_style, pass_positions
+from scalelatent.report.figures import marker_style, pass_positions, read_column
 from scalelatent.report.pictures import draw_image
 from scalelatent.report.style import ACCENT, INK, LINE, new_figure, style_axes
 
@@ -48,7 +48,7 @@ def plot_convergence(records: Sequence[Mapping[str, Any]]) -> Figure:
     axes = figure.subplots()
     axes.plot(
         pass_positions(found),
-        100 * column(found, "converged"),
+        100 * read_column(found, "converged"),
         color=ACCENT,
         linewidth=1.6,
         **marker_style(found),

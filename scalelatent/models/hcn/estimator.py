@@ -24,13 +24,13 @@ from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import Saved, StreamedEstimator
-from scalelatent.estimators.classifier import predict_by
+from scalelatent.estimators.classifier import predict_classes
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
+from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
-from scalelatent.estimators.inputs import check_finite, image_rows, is_plain
-from scalelatent.estimators.learned import FIT_AGAIN, Learned
+from scalelatent.estimators.inputs import check_finite, find_image_shape, is_in_memory
 from scalelatent.estimators.session import CallbackList, FitSession
-from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.estimators.steps import MappedRows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
 from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
@@ -47,7 +47,7 @@ from .fit import (
     check_images,
     check_rows,
     check_windows,
-    find_image_shape,
+    choose_image_shape,
     fit_steps,
     log_layers,
     make_feature_layers,
@@ -232,14 +232,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     _parameters = PARAMETERS
     _fitted_attribute = "_stream"
     _takes_images = True
-    layers_ = Learned(
+    layers_ = FittedAttribute(
         FIT_AGAIN, lambda model: [(layer.n_features, layer.window) for layer in model._network.layers]
     )
-    weights_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
-    beliefs_ = Learned(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
-    pools_ = Learned(FIT_AGAIN, lambda model: model._multi_layer("pools_").pools)
-    classes_ = Learned(FIT_AGAIN, lambda model: model._multi_layer("classes_").predicted)
-    template_classes_ = Learned(
+    weights_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
+    beliefs_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
+    pools_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("pools_").pools)
+    classes_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("classes_").predicted)
+    template_classes_ = FittedAttribute(
         FIT_AGAIN, lambda model: model.classes_[model._multi_layer("template_classes_").template_classes]
     )
     batch_size_: int
@@ -325,7 +325,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         least_rows: int = 1,
     ) -> Dataset:
         X, y = opened(X, name), y if has_templates(self) else None
-        if is_plain(X):
+        if is_in_memory(X):
             X = self._prepare_images(X, y, name, reset)
             y = None if isinstance(X, Dataset) else y
         how: dict[str, Any] = {"name": name, "reset": reset, "least_rows": least_rows}
@@ -341,7 +341,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
             return X
-        shape = image_rows(X)
+        shape = find_image_shape(X)
         if name != "X":  # validation rows: check_rows compares their shape with that of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, name), y) if images else X
@@ -397,7 +397,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
         """Return the network that the parameters describe, for the images of the training rows."""
-        image = find_image_shape(self, train, "X")
+        image = choose_image_shape(self, train, "X")
         check_windows(self, image, train)
         log_layers(self, image, train)
         if not has_templates(self):
@@ -432,7 +432,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         watched = [*Callbacks(call.callbacks).callbacks, UniformWeightsWarning(self)]
         return super()._fit(X, y, sample_weight, validation, replace(call, callbacks=watched))
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+    def _fit_steps(self, rows: Mapping[str, MappedRows]) -> Steps:
         validation = rows["validation"].dataset if "validation" in rows else None
         return fit_steps(self, self._make_network(rows["train"].dataset, validation), rows)
 
@@ -599,7 +599,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         -------
         ndarray, shape (n,); a lazy array for a dask array; a Dataset with ``out``
         """
-        return predict_by(self, X, out, client, overwrite, callbacks)
+        return predict_classes(self, X, out, client, overwrite, callbacks)
 
     @follows_rows
     def reconstruct(
@@ -817,7 +817,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> Stats:
         with FitSession(self._kind, device=self.device, n_jobs=self.n_jobs, callbacks=callbacks) as session:
             session.begin(0, {}, {})
-            return session.collect("score", reduction, Rows(ds), classes)
+            return session.collect("score", reduction, MappedRows(ds), classes)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

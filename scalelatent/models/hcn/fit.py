@@ -20,8 +20,16 @@ from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
-from scalelatent.estimators.inputs import is_plain
-from scalelatent.estimators.steps import Begin, Collect, LearnOnline, Remember, Rows, Step, Steps
+from scalelatent.estimators.inputs import is_in_memory
+from scalelatent.estimators.steps import (
+    MappedRows,
+    StartFit,
+    Step,
+    Steps,
+    StoreArrays,
+    SumStatistic,
+    TrainOnline,
+)
 from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 from scalelatent.models.hcn.model.filters import MIN_STEP, OrientedFilters
@@ -139,7 +147,7 @@ class Network(Protocol):
         """Return the array of weights that correspond to these features; the inverse of :meth:`features`."""
 
     def fit_steps(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
         """Yield the steps of a fit after `counts`; set the learned attributes of the model."""
 
@@ -156,7 +164,9 @@ def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
 
-def find_image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name: str) -> tuple[int, int, int]:
+def choose_image_shape(
+    model: HierarchicalCompositionalNetwork, ds: Dataset, name: str
+) -> tuple[int, int, int]:
     """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
     where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
@@ -200,7 +210,7 @@ def check_rows(
     where = train.url or "X"
     if validation is not None:
         check_images(validation, "validation")
-        other = find_image_shape(model, validation, "validation")
+        other = choose_image_shape(model, validation, "validation")
         if other != network.layer.input_shape:
             raise DataError(
                 f"{validation.url or 'validation'}: images have shape {other}, but the training images have "
@@ -313,7 +323,7 @@ def replace_nan(x: Any) -> Any:
         return x
     if is_dask(x):
         return x.map_blocks(_replace_nan, dtype=x.dtype)
-    if is_plain(x):
+    if is_in_memory(x):
         return _replace_nan(x)
     import dask.array as da
 
@@ -326,7 +336,7 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
 
 def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
     """Return a mask of pixels as bits, uint8 (rows, bytes); raise a DataError if its shape is wrong."""
-    if is_plain(known) and not isinstance(known, Dataset):
+    if is_in_memory(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:
             raise DataError(f"known is {known!r:.40}: give a bool for each pixel, {(n_rows, *layer.image)}")
@@ -423,7 +433,9 @@ def make_fit_order(
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
-def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, Rows]) -> Steps:
+def fit_steps(
+    model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, MappedRows]
+) -> Steps:
     """Yield the steps of a fit; set the learned attributes of the model."""
     train = rows["train"].dataset
     n = len(train)
@@ -431,8 +443,8 @@ def fit_steps(model: HierarchicalCompositionalNetwork, network: Network, rows: M
     info = {"max_iter": choose_n_epochs(model, n, online)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
-    model.seed_, rows = yield Begin(info, keeps_records=not online, all_rows=WHY_ALL_ROWS)
-    counts = yield Collect("pixels", network.counts(), rows["train"], network.classes)
+    model.seed_, rows = yield StartFit(info, keeps_records=not online, all_rows=WHY_ALL_ROWS)
+    counts = yield SumStatistic("pixels", network.counts(), rows["train"], network.classes)
     check_pixels(train, counts)
     network.check_counts(train, counts)
     model.batch_size_ = choose_batch_size(model, n if online else None)
@@ -450,7 +462,7 @@ def first_state(
     if restart or not continues_last_fit(model):
         return state
     before = network.last_state(model)
-    given = yield Remember("start", {"beliefs": before.beliefs, "first": before.first})
+    given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
     # In batch learning, log odds must be multiples of 1/256 nat, as messages are.
     online = is_online(model, network.has_labels)
@@ -463,7 +475,7 @@ def learn_epochs(
     network: Network,
     learner: NetworkLearner,
     state: NetworkState,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, MappedRows],
     seed: int,
     name: str,
 ) -> Generator[Step, Any, LoopResult]:
@@ -474,11 +486,11 @@ def learn_epochs(
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
         serial = replace(learner, patience=0)
         order = partial(make_online_order, model, warm, seed=seed, chains=0)
-        result = yield LearnOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
+        result = yield TrainOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
         state = replace(state, beliefs=result.state.beliefs, first=result.state.first)
     order = partial(make_fit_order, model, network, n, seed=seed)
     epochs = choose_n_epochs(model, n, online)
-    step = LearnOnline(name, learner, state, rows, network.classes, order, epochs)
+    step = TrainOnline(name, learner, state, rows, network.classes, order, epochs)
     found: LoopResult = yield replace(
         step, reports=REPORTS_PER_EPOCH if online else 0, keeps_leaves=not online
     )

@@ -14,7 +14,7 @@ from scalelatent.data.schema import encode_labels
 from scalelatent.engine.batch_loop import LoopResult
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import check_classes
-from scalelatent.estimators.steps import Collect, Rows, Step, Steps
+from scalelatent.estimators.steps import MappedRows, Step, Steps, SumStatistic
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.units import OFF_IMAGE, from_units
 from scalelatent.models.hcn.model.compression import PixelCounts
@@ -316,7 +316,7 @@ class MultiLayer:
         return TemplateCounts(self.net, len(classes), beliefs), classes
 
     def fit_steps(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
         online = is_online(model, self.has_labels)
         sides = choose_pools(model, online)
@@ -345,7 +345,7 @@ class MultiLayer:
     def _fit_once(
         self,
         model: HierarchicalCompositionalNetwork,
-        rows: Mapping[str, Rows],
+        rows: Mapping[str, MappedRows],
         counts: Stats,
         number: int,
         measures: bool,
@@ -359,7 +359,7 @@ class MultiLayer:
         if few:
             assert self.labels is not None
             found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
-            labelled = yield Collect("templates", found, rows["train"], self.labels)
+            labelled = yield SumStatistic("templates", found, rows["train"], self.labels)
             coded = assign_classes(labelled["templates"], self.per_class)
             network = replace(network, net=replace(network.net, classes=coded))
             learner = network.learner(model, len(rows["train"].dataset), network.net.seed)
@@ -375,13 +375,13 @@ class MultiLayer:
         if measures or (passes and "validation" in rows):
             measured = rows.get("validation", rows["train"])
             errors, classes = network.scoring(measured.dataset, beliefs)
-            error = errors.error((yield Collect(f"templates-validated{end}", errors, measured, classes)))
+            error = errors.error((yield SumStatistic(f"templates-validated{end}", errors, measured, classes)))
         if passes and "validation" in rows:
             history = [*history[:-1], {**history[-1], "validation_error": error}]
         return network, LayeredState(beliefs, first, iteration=result.state.iteration), history, error
 
     def _from_images(
-        self, beliefs: np.ndarray, first: np.ndarray, rows: Rows, passes: int, end: str
+        self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, end: str
     ) -> Generator[Step, Any, np.ndarray]:
         """Yield the final passes that learn the templates again; return the log odds of all layers."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
@@ -389,7 +389,7 @@ class MultiLayer:
         codes = np.zeros(len(numbers), int)
         if self.net.classes is not None:
             order = np.argsort(numbers)
-            stats = yield Collect(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
+            stats = yield SumStatistic(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
         # Start from the initial log odds of the templates; the first pass assigns one image to each template.
         learned = np.concatenate(
@@ -398,12 +398,12 @@ class MultiLayer:
         images = choose_first_images(self.net, numbers, codes)
         for number in range(passes):
             evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
-            stats = yield Collect(f"templates-from-images-{number}{end}", evidence, rows, self.labels)
+            stats = yield SumStatistic(f"templates-from-images-{number}{end}", evidence, rows, self.labels)
             learned = evidence.update_beliefs(first, stats)
         return learned
 
     def _attempts(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], number: int
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
         """Yield the steps of fits from different seeds until one converges; return its network and records.
 

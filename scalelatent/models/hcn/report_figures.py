@@ -14,17 +14,8 @@ from matplotlib.colors import hsv_to_rgb, to_rgb
 from matplotlib.ticker import FuncFormatter
 
 from scalelatent.errors import DataError
-from scalelatent.report.figures import column, marker_style
-from scalelatent.report.style import (
-    ACCENT,
-    COLORS,
-    INK,
-    LINE,
-    MUTED,
-    WARN,
-    new_figure,
-    style_axes,
-)
+from scalelatent.report.figures import marker_style, read_column
+from scalelatent.report.style import ACCENT, COLORS, INK, LINE, MUTED, WARN, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -219,15 +210,15 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
     compressed = any(record.get("compression") is not None for record in known)
     figure = new_figure(8, 5.2 if compressed else 3.2)
     panels = figure.subplots(1 + compressed, 1, sharex=True, squeeze=False)[:, 0]
-    seen, point = before + column(known, "rows_seen"), marker_style(known)
-    on, changed = column(known, "weights_on"), count_sign_changes(known)
+    seen, point = before + read_column(known, "rows_seen"), marker_style(known)
+    on, changed = read_column(known, "weights_on"), count_sign_changes(known)
     panels[0].plot(seen, on, color=INK, linewidth=1.6, label="on", **point)
     panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign per 100 images", **point)
     panels[0].set_ylabel("weights")
     panels[0].set_ylim(bottom=0)
     panels[0].legend(fontsize=9, frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK)
     if compressed:
-        panels[1].plot(seen, 100 * column(known, "compression"), color=WARN, linewidth=1.6, **point)
+        panels[1].plot(seen, 100 * read_column(known, "compression"), color=WARN, linewidth=1.6, **point)
         panels[1].set_ylabel("compression of the\nvalidation images, %")
     panels[-1].set_xlabel("images seen")
     panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -240,7 +231,7 @@ def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Return the weights that changed sign per 100 images since the previous record."""
     out, before = [], (None, 0.0, 0.0)
     for epoch, changed, seen in zip(
-        *(column(records, name) for name in ("pass", "weights_changed", "rows_seen")), strict=True
+        *(read_column(records, name) for name in ("pass", "weights_changed", "rows_seen")), strict=True
     ):
         counted = changed - (before[1] if before[0] == epoch else 0)
         out.append(100 * counted / (seen - before[2]) if seen > before[2] else np.nan)

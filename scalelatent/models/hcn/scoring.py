@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelatent.data import Dataset
 from scalelatent.errors import JobError, nearest
-from scalelatent.evaluation.clustering import Progress
+from scalelatent.evaluation.clustering import OnProgress
 from scalelatent.evaluation.scoring import RowProgress, Scorer
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class NetworkScorer(Scorer):
         model: HierarchicalCompositionalNetwork,
         dataset: Dataset,
         metrics: Sequence[str],
-        batch_rows: int,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         known, kind = (
             (_PART_METRICS, "one layer") if model.templates is None else (_CLASS_METRICS, "templates")
@@ -49,8 +48,8 @@ class NetworkScorer(Scorer):
         return {name: found[name] for name in metrics}
 
     def test_scores(
-        self, model: HierarchicalCompositionalNetwork, dataset: Dataset, progress: Progress
+        self, model: HierarchicalCompositionalNetwork, dataset: Dataset, progress: OnProgress
     ) -> dict[str, Any]:
         if model.templates is not None and not dataset.has_y:
             return {}
-        return self.score(model, dataset, progress=progress)
+        return self.measure(model, dataset, self.defaults(model), progress)

@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.errors import warn_user
-from scalelatent.estimators.steps import Collect, Rows, Step, Steps
+from scalelatent.estimators.steps import MappedRows, Step, Steps, SumStatistic
 from scalelatent.models.hcn.model.compression import (
     DescriptionLength,
     PixelCounts,
@@ -149,7 +149,7 @@ class SingleLayer:
         return from_features(features[0])
 
     def fit_steps(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], counts: Stats
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
         best: SingleLayerFit | None = None
         for restart in range(int(model.n_restarts)):
@@ -163,7 +163,7 @@ class SingleLayer:
         warn_unsettled(best, self.layer, len(rows["train"].dataset))
 
     def _fit_once(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, Rows], restart: int
+        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], restart: int
     ) -> Generator[Step, Any, SingleLayerFit]:
         """Yield the steps of one restart, which has its own order of rows; return its result."""
         n, seed = len(rows["train"].dataset), model.seed_ + restart
@@ -176,12 +176,12 @@ class SingleLayer:
         every = 1 if "validation" in rows else max(1, n // MEASURED_ROWS)
         weights = result.state.beliefs > 0
         length = DescriptionLength(Decoder(layer, weights, model.seed_), every)
-        stats = yield Collect(f"features{end}", length, measured)
+        stats = yield SumStatistic(f"features{end}", length, measured)
         used = find_paying_features(layer, weights, stats)
         kept = weights & used
         if (kept != weights).any():
             length = DescriptionLength(Decoder(layer, kept, model.seed_), every)
-            stats = yield Collect(f"compression{end}", length, measured)
+            stats = yield SumStatistic(f"compression{end}", length, measured)
         at_rest = int(stats["rows"]), int(stats["at_rest"])
         return SingleLayerFit(result.state, result.history, used, compression(layer, kept, stats), *at_rest)
 

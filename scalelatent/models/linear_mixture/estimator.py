@@ -19,12 +19,12 @@ from scalelatent.errors import DataError
 from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
+from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
-from scalelatent.estimators.inputs import check_any_weight, check_finite, one_column
-from scalelatent.estimators.learned import FIT_AGAIN, Learned
-from scalelatent.estimators.onnx_graph import RowGraph
+from scalelatent.estimators.inputs import check_any_weight, check_finite, to_column
+from scalelatent.estimators.onnx_graph import OnnxGraph
 from scalelatent.estimators.session import CallbackList
-from scalelatent.estimators.steps import Rows, Steps
+from scalelatent.estimators.steps import MappedRows, Steps
 from scalelatent.kernels.streams import resolve_seed, stream
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec
 from scalelatent.models.linear_mixture.model import density
@@ -148,15 +148,17 @@ class _LinearMixtures(StreamedEstimator):
     _fitted_attribute = "_fitted"
     _shares_passes = True
     _rounds_rows = True
-    means_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.means)
-    bases_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.bases[..., : model.n_dims_])
-    variances_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.values[..., : model.n_dims_])
-    noise_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.noise)
-    weights_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.weights)
-    component_classes_ = Learned(FIT_AGAIN, lambda model: model._fitted.classes)
-    basis_ = Learned(FIT_AGAIN, lambda model: model._fitted.matrix)
-    n_dims_ = Learned(FIT_AGAIN, lambda model: model._fitted.components.n_dims)
-    likelihood_ = Learned(FIT_AGAIN, lambda model: model._fitted.likelihood)
+    means_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.components.means)
+    bases_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.components.bases[..., : model.n_dims_])
+    variances_ = FittedAttribute(
+        FIT_AGAIN, lambda model: model._fitted.components.values[..., : model.n_dims_]
+    )
+    noise_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.components.noise)
+    weights_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.components.weights)
+    component_classes_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.classes)
+    basis_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.matrix)
+    n_dims_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.components.n_dims)
+    likelihood_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.likelihood)
     recognition = "error"  # the density has no parameter `recognition`; the classifier overrides this default
     _fitted: FittedMixture
     # Parameters that a fit replaces by values from its rows if they are None.
@@ -228,7 +230,7 @@ class _LinearMixtures(StreamedEstimator):
         self._fitted = fitted
         self.n_iter_, self.history_ = n_iter, history
         if classes is not None:
-            self._set_learned(classes_=classes)
+            self._set_fitted_attributes(classes_=classes)
 
     def _row_map(self, output: OutputName) -> MixtureRowMap:
         name, label = output if isinstance(output, tuple) else (output, None)
@@ -350,7 +352,7 @@ class _LinearMixtures(StreamedEstimator):
             float(values["floor"]),
         )
         if "classes" in values:
-            self._set_learned(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
+            self._set_fitted_attributes(classes_=np.array(values["classes"], dtype=values["classes_dtype"]))
 
 
 @_share_docs(
@@ -418,8 +420,8 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
     _kind = "linear_mixture"
     _parameters = PARAMETERS
     _without_labels = "LinearMixture is a density of rows without labels"
-    classes_ = Learned(FIT_AGAIN)
-    temperature_ = Learned(FIT_AGAIN, lambda model: model._fitted.temperature)
+    classes_ = FittedAttribute(FIT_AGAIN)
+    temperature_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.temperature)
 
     def __init__(
         self,
@@ -474,10 +476,10 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         )
         self.recognition = recognition
 
-    def _add_prediction_nodes(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: OnnxGraph) -> None:
         graph.classes(draw_probabilities(graph, self._row_map("probabilities")), self.classes_)
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+    def _fit_steps(self, rows: Mapping[str, MappedRows]) -> Steps:
         return fit_steps(self, rows, rows["train"].classes)
 
     def _plan(self, forecast: Forecast) -> dict[str, Any]:
@@ -627,7 +629,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         ds = self._given_rows(X)
         if y is None and not ds.has_y:
             raise DataError(f"{ds.url or 'X'} has no labels: pass y, or a dataset with labels")
-        given = None if y is None else np.asarray(one_column(y))
+        given = None if y is None else np.asarray(to_column(y))
         if given is not None and len(given) != len(ds):
             raise DataError(f"y has {len(given)} entries for {len(ds)} rows: give one per row")
         certain, wrong = [], []
@@ -700,7 +702,7 @@ class LinearMixture(DensityMixin, _LinearMixtures):
     _parameters = DENSITY_PARAMETERS
     _validates = False
 
-    def _fit_steps(self, rows: Mapping[str, Rows]) -> Steps:
+    def _fit_steps(self, rows: Mapping[str, MappedRows]) -> Steps:
         return fit_steps(self, rows, None)
 
     def _plan(self, forecast: Forecast) -> dict[str, Any]:

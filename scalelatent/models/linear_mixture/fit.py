@@ -18,17 +18,17 @@ from scalelatent.engine.rowsets import ChosenRows
 from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import warn_of_outlier
 from scalelatent.estimators.steps import (
-    Begin,
-    Collect,
-    Derive,
-    Gather,
-    Learn,
-    LearnOnline,
-    Map,
-    Remember,
-    Rows,
+    AddRowMap,
+    ComputeValue,
+    MappedRows,
+    StartFit,
     Step,
     Steps,
+    StoreArrays,
+    StoreSets,
+    SumStatistic,
+    TrainBatch,
+    TrainOnline,
 )
 from scalelatent.models.linear_mixture.kernels.reference import smoothing_taps
 from scalelatent.models.linear_mixture.model.components import (
@@ -51,29 +51,18 @@ from scalelatent.models.linear_mixture.model.recognition import (
     TEMPERATURES,
     TemperaturePass,
 )
-from scalelatent.models.linear_mixture.model.start import (
-    LEAST_ROWS,
-    SAMPLE_ROWS,
-    start_components,
-)
+from scalelatent.models.linear_mixture.model.start import LEAST_ROWS, SAMPLE_ROWS, start_components
 from scalelatent.models.linear_mixture.model.stepwise import (
     StepwiseMixture,
     StepwiseState,
     initial_stepwise_state,
 )
-from scalelatent.reductions.moments import Project
+from scalelatent.reductions.moments import Projection
 from scalelatent.reductions.temperature import choose_temperature
 
 from .choosing import choose_likelihood, choose_n_dims, fit_in_memory
 from .output import FittedMixture, MixtureRowMap
-from .sample import (
-    check_class_counts,
-    choose_sample,
-    count_class_rows,
-    find_outlier,
-    initialise,
-    read_sample,
-)
+from .sample import check_class_counts, choose_sample, count_class_rows, find_outlier, initialise, read_sample
 from .settings import (
     SETTLE_PASSES,
     START_PASSES,
@@ -115,7 +104,7 @@ LEAST_VARIANCE = 1e-30
 REMEDY = "lower n_components or n_dims"
 
 
-def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray | None) -> Steps:
+def fit_steps(given: AnyMixture, rows: Mapping[str, MappedRows], classes: np.ndarray | None) -> Steps:
     """Yield the steps of a whole fit, and set the learned attributes of ``given``.
 
     ``classes`` is None if the model has no labels.
@@ -123,38 +112,38 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
     given._check_params()
     train = rows["train"]
     n_classes = 0 if classes is None else len(classes)
-    counts = yield Derive(count_class_rows, (train, classes))
+    counts = yield ComputeValue(count_class_rows, (train, classes))
     where, p, labelled = train.url or "the training rows", train.n_features, classes is not None
     model = set_likelihood(set_n_dims(given, p, n_classes), train.dataset, n_classes)
     sizes = count_components(set_n_components(model, counts, labelled, warn=False), n_classes)
     check_class_counts(train, counts, sizes, classes)
     if "validation" in rows:  # raises an error for labels that are no class of the training rows
-        yield Derive(count_class_rows, (rows["validation"], classes))
+        yield ComputeValue(count_class_rows, (rows["validation"], classes))
     shape = find_image_shape(model, train)
     check_n_dims(model, p)
     last = read_last_fit(model, sizes, classes, p)
-    model.seed_, rows = yield Begin(
+    model.seed_, rows = yield StartFit(
         {"max_iter": count_most_passes(model)},
         keeps_records=True,
         all_rows="" if model.algorithm == "em" else ALL_ROWS,
     )
     spec = make_tangent_spec(model, shape)
-    numbers, codes = yield Derive(choose_sample, (rows["train"], classes, counts, sizes, model.seed_))
-    remembered = yield Remember("start", last)
+    numbers, codes = yield ComputeValue(choose_sample, (rows["train"], classes, counts, sizes, model.seed_))
+    remembered = yield StoreArrays("start", last)
     matrix, rows = yield from smooth_steps(model, rows, shape)
     about = {"rows": len(numbers)}
-    sets = yield Gather("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
-    x, codes = yield Derive(read_sample, (sets, codes))
+    sets = yield StoreSets("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
+    x, codes = yield ComputeValue(read_sample, (sets, codes))
     if model.n_dims is None:
         most = count_possible_dims(model, counts, p)
-        model.n_dims = yield Derive(choose_n_dims, (x, codes, most, model.seed_))
+        model.n_dims = yield ComputeValue(choose_n_dims, (x, codes, most, model.seed_))
     if model.likelihood is None:
-        model = yield Derive(choose_likelihood, (model, x, codes, model.seed_))
+        model = yield ComputeValue(choose_likelihood, (model, x, codes, model.seed_))
     model = set_n_components(model, counts, labelled)
     sizes = count_components(model, n_classes)
     width = count_directions(model.n_dims, model.max_dims, p)
-    first, variance = yield Derive(initialise, (x, codes, sizes, width, model.seed_))
-    outlier = yield Derive(find_outlier, (sets,))
+    first, variance = yield ComputeValue(initialise, (x, codes, sizes, width, model.seed_))
+    outlier = yield ComputeValue(find_outlier, (sets,))
     warn_of_outlier(train.url, None if outlier is None else int(numbers[outlier]), len(numbers))
     if 0 < variance < LEAST_VARIANCE:
         raise DataError(
@@ -173,11 +162,11 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, Rows], classes: np.ndarray |
         return MixtureRowMap(FittedMixture.from_state(settings, state, matrix), "probabilities")
 
     if model.algorithm == "em":
-        result = yield Learn("em", em, state, {"train": rows["train"]}, classes, predictor)
+        result = yield TrainBatch("em", em, state, {"train": rows["train"]}, classes, predictor)
         end, history = result.state, result.history
     else:
         if not remembered:  # steps need components that have converged to some degree
-            state = yield Derive(_fit_sample, (em, state, x, codes, counts, model.device))
+            state = yield ComputeValue(_fit_sample, (em, state, x, codes, counts, model.device))
         end, history = yield from stepwise_steps(model, em, state, rows, classes, counts, predictor)
     fitted = FittedMixture.from_state(settings, end, None, spec)
     if n_classes > 1:
@@ -234,16 +223,16 @@ def read_last_fit(
 
 
 def smooth_steps(
-    model: AnyMixture, rows: Mapping[str, Rows], shape: tuple[int, int] | None
-) -> Generator[Step, Any, tuple[np.ndarray | None, Mapping[str, Rows]]]:
+    model: AnyMixture, rows: Mapping[str, MappedRows], shape: tuple[int, int] | None
+) -> Generator[Step, Any, tuple[np.ndarray | None, Mapping[str, MappedRows]]]:
     """Return the matrix that smooths the rows, or None, and the smoothed rows."""
     if not model.smoothing or shape is None:
         return None, rows
     # All candidates of a search share a derived value, and the rows that are smoothed with it.
-    matrix = yield Derive(make_smoothing_matrix, (shape, float(model.smoothing)))
+    matrix = yield ComputeValue(make_smoothing_matrix, (shape, float(model.smoothing)))
     smoothed = {}
     for name, part in rows.items():
-        smoothed[name] = yield Map(f"project-{name}", Project(matrix), part)
+        smoothed[name] = yield AddRowMap(f"project-{name}", Projection(matrix), part)
     return matrix, smoothed
 
 
@@ -287,7 +276,7 @@ def warn_missing_directions(fitted: FittedMixture) -> None:
 
 
 def temperature_steps(
-    fitted: FittedMixture, rows: Mapping[str, Rows], classes: np.ndarray | None, state: MixtureState
+    fitted: FittedMixture, rows: Mapping[str, MappedRows], classes: np.ndarray | None, state: MixtureState
 ) -> Generator[Step, Any, float]:
     """Return the temperature of class probabilities with the least log-loss.
 
@@ -305,7 +294,7 @@ def temperature_steps(
         leave_one_out = LeaveOneOut(fitted.components, fitted.counts, fitted.likelihood)
         every = max(1, len(rows[part].dataset) // TEMPERATURE_ROWS)
     reduction = TemperaturePass(fitted.recogniser(), temperatures, leave_one_out, every)
-    stats: Stats = yield Collect(f"temperature-{state.iteration}", reduction, rows[part], classes)
+    stats: Stats = yield SumStatistic(f"temperature-{state.iteration}", reduction, rows[part], classes)
     return choose_temperature(temperatures, np.array(stats["loss"]))
 
 
@@ -316,7 +305,7 @@ def stepwise_steps(
     model: AnyMixture,
     em: MixtureEM,
     state: MixtureState,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, MappedRows],
     classes: np.ndarray | None,
     counts: np.ndarray,
     predictor: Callable[[MixtureState], MixtureRowMap],
@@ -332,12 +321,12 @@ def stepwise_steps(
     def order(options: Mapping[str, Any]) -> RowOrder:
         return choose_row_order(model, settings.n_components, n, options, seed)
 
-    result = yield LearnOnline("stepwise", learner, start, train, classes, order, int(model.n_epochs))
+    result = yield TrainOnline("stepwise", learner, start, train, classes, order, int(model.n_epochs))
     end, history = _end_stepwise(result.state, float(counts.sum())), result.history
     if settings.tangent_spec is not None:
         last = replace(em, finish_passes=TANGENT_PASSES)
         start_last = replace(end, phase=FINISH, assigned_by=end.components)
-        result = yield Learn("tangents", last, start_last, train, classes, predictor)
+        result = yield TrainBatch("tangents", last, start_last, train, classes, predictor)
         end, history = result.state, [*history, *result.history]
     return end, history
 
@@ -401,7 +390,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     if classes is not None:
         forecast.add_label_reading()
     if model.smoothing:
-        forecast.add_map("project", Project(np.broadcast_to(np.float64(0.01), (p, p))))
+        forecast.add_map("project", Projection(np.broadcast_to(np.float64(0.01), (p, p))))
     state_bytes = 8 * k * (p * (em.width + 2) + em.width)
     sample = sum(max(SAMPLE_ROWS * int(c), LEAST_ROWS // len(sizes)) for c in sizes)
     sample_bytes = 4 * p * min(n, sample)

@@ -7,12 +7,12 @@ from itertools import pairwise
 import numpy as np
 
 from scalelatent.errors import DataError
-from scalelatent.estimators.onnx_graph import RowGraph
+from scalelatent.estimators.onnx_graph import OnnxGraph
 
 from .output import MixtureRowMap
 
 
-def draw_probabilities(graph: RowGraph, rows: MixtureRowMap) -> str:
+def draw_probabilities(graph: OnnxGraph, rows: MixtureRowMap) -> str:
     """Draw the probabilities of classes, double (rows, classes), and return the name of their node.
 
     Raises

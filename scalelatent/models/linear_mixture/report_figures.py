@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from scalelatent.report.figures import column, marker_style
+from scalelatent.report.figures import marker_style, read_column
 from scalelatent.report.pictures import choose_tone, draw_mosaic
 from scalelatent.report.style import ACCENT, INK, MUTED, new_figure, short_name, style_axes
 
@@ -148,7 +148,7 @@ def plot_passes(records: Sequence[Mapping[str, Any]], phases: Sequence[tuple[int
 
     ``phases`` are tuples (first record, last record, name, whether the objective is in nats).
     """
-    passes, values = column(records, "pass"), column(records, "objective")
+    passes, values = read_column(records, "pass"), read_column(records, "objective")
     units = [nats for nats in (False, True) if any(phase[3] is nats for phase in phases)]
     figure = new_figure(8, 3.0 * len(units) + 0.6)
     panels = np.ravel(figure.subplots(len(units), 1, sharex=True, squeeze=False))

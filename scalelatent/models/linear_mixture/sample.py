@@ -9,7 +9,7 @@ import numpy as np
 from scalelatent.contract.idle_threads import run_parts
 from scalelatent.engine.rowsets import SomeOfSet, StoredSets
 from scalelatent.errors import DataError
-from scalelatent.estimators.steps import Rows
+from scalelatent.estimators.steps import MappedRows
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.model.components import Components
 from scalelatent.models.linear_mixture.model.start import (
@@ -24,7 +24,7 @@ from scalelatent.reductions.moments import OUTLIER_SHARE
 CODE_BLOCK_ROWS = 2**20
 
 
-def _iterate_codes(rows: Rows, classes: np.ndarray | None) -> Iterator[tuple[int, np.ndarray]]:
+def _iterate_codes(rows: MappedRows, classes: np.ndarray | None) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first row, class of each row) in pieces; rows of weight 0 and masked rows have the class -1."""
     dataset, mask = rows.dataset, rows.mask
     for first in range(0, len(dataset), CODE_BLOCK_ROWS):
@@ -42,14 +42,16 @@ def _iterate_codes(rows: Rows, classes: np.ndarray | None) -> Iterator[tuple[int
         yield first, codes
 
 
-def count_class_rows(rows: Rows, classes: np.ndarray | None) -> np.ndarray:
+def count_class_rows(rows: MappedRows, classes: np.ndarray | None) -> np.ndarray:
     """Return the number of rows of each class; rows of weight 0 do not count."""
     n = 1 if classes is None else len(classes)
     parts = (np.bincount(codes[codes >= 0], minlength=n) for _, codes in _iterate_codes(rows, classes))
     return sum(parts, np.zeros(n, int))
 
 
-def check_class_counts(rows: Rows, counts: np.ndarray, sizes: np.ndarray, classes: np.ndarray | None) -> None:
+def check_class_counts(
+    rows: MappedRows, counts: np.ndarray, sizes: np.ndarray, classes: np.ndarray | None
+) -> None:
     """Raise a DataError that names a class with fewer rows (``counts``) than components (``sizes``)."""
     where = rows.url or "the training rows"
     for i, (n, k) in enumerate(zip(counts, sizes, strict=True)):
@@ -64,7 +66,7 @@ def check_class_counts(rows: Rows, counts: np.ndarray, sizes: np.ndarray, classe
 
 
 def choose_sample(
-    rows: Rows, classes: np.ndarray | None, counts: np.ndarray, sizes: np.ndarray, seed: int
+    rows: MappedRows, classes: np.ndarray | None, counts: np.ndarray, sizes: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose rows of each class at random; return their indices, ascending, and their classes."""
     chosen = []

@@ -9,8 +9,8 @@ import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.feature_names import without_names
-from scalelatent.evaluation.clustering import Progress, clustering_accuracy, nmi, read_labels
-from scalelatent.evaluation.scoring import ClassScorer, Scorer
+from scalelatent.evaluation.clustering import OnProgress, clustering_accuracy, nmi, read_labels
+from scalelatent.evaluation.scoring import BATCH_ROWS, ClassScorer, Scorer
 
 from .model.recognition import errors_at_rejects, probabilities
 
@@ -31,13 +31,12 @@ class RejectScorer(ClassScorer):
         model: LinearMixtureClassifier,
         dataset: Dataset,
         metrics: Sequence[str],
-        batch_rows: int,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         if "reject" not in metrics:
-            return super().measure(model, dataset, metrics, batch_rows, progress)
+            return super().measure(model, dataset, metrics, progress)
         recorder, others = _Recorder(model), [name for name in metrics if name != "reject"]
-        found = super().measure(recorder, dataset, others, batch_rows, progress)
+        found = super().measure(recorder, dataset, others, progress)
         guess = recorder.classes_[np.concatenate(recorder.guesses)]
         wrong = guess != dataset.read_y(0, len(dataset))
         found["reject"] = errors_at_rejects(np.concatenate(recorder.certain), wrong)
@@ -81,15 +80,14 @@ class DensityScorer(Scorer):
         model: LinearMixture,
         dataset: Dataset,
         metrics: Sequence[str],
-        batch_rows: int,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> dict[str, Any]:
         rows, model = model._given_rows(dataset), without_names(model)
         needs_classes = any(name in _OF_CLASSES for name in metrics)
         labels = read_labels(rows) if needs_classes else None
         components, total, weighed = [], 0.0, 0.0
-        for first in range(0, len(rows), batch_rows):
-            stop = min(first + batch_rows, len(rows))
+        for first in range(0, len(rows), BATCH_ROWS):
+            stop = min(first + BATCH_ROWS, len(rows))
             x = rows.read_x(first, stop)
             if "log_likelihood" in metrics:
                 found, weight = model.score_samples(x), rows.read_weight(first, stop)
@@ -109,10 +107,10 @@ class DensityScorer(Scorer):
             }
         return {name: out[name] for name in metrics}
 
-    def test_scores(self, model: LinearMixture, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    def test_scores(self, model: LinearMixture, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:
         labelled = dataset.has_y and dataset.y_kind == "labels"
         metrics = self.metrics if labelled else ("log_likelihood",)
-        return self.score(model, dataset, metrics, progress=progress)
+        return self.measure(model, dataset, metrics, progress)
 
 
 def _purity(labels: np.ndarray, clusters: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from scalelatent.contract.parameters import is_list
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import warn_reduced
-from scalelatent.estimators.steps import Rows
+from scalelatent.estimators.steps import MappedRows
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec
 from scalelatent.models.linear_mixture.model.components import LEAST_FLOOR
 from scalelatent.models.linear_mixture.model.e_step import MixtureSettings
@@ -126,7 +126,7 @@ def count_components(model: AnyMixture, n_classes: int) -> np.ndarray:
     return np.array([int(k) for k in given])
 
 
-def find_image_shape(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int] | None:
+def find_image_shape(model: AnyMixture, train: Dataset | MappedRows) -> tuple[int, int] | None:
     """Return height and width of the images in the rows, or None if the model needs no images.
 
     Raises
@@ -137,7 +137,7 @@ def find_image_shape(model: AnyMixture, train: Dataset | Rows) -> tuple[int, int
     if not len(model.tangents) and not model.smoothing:
         return None
     what = "tangents" if len(model.tangents) else "smoothing"
-    dataset = train.dataset if isinstance(train, Rows) else train
+    dataset = train.dataset if isinstance(train, MappedRows) else train
     where, p = f"rows of {dataset.url}" if dataset.url else "the rows", dataset.n_features
     if dataset.is_sparse:
         raise DataError(

@@ -29,8 +29,8 @@ from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators.base import Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall, fit_callbacks, restored_on_failure
-from scalelatent.estimators.inputs import check_finite, is_plain, rows_and_labels
-from scalelatent.estimators.onnx_graph import RowGraph
+from scalelatent.estimators.inputs import check_finite, is_in_memory, rows_and_labels
+from scalelatent.estimators.onnx_graph import OnnxGraph
 from scalelatent.estimators.session import CallbackList, FitSession, restore_row_ranges
 from scalelatent.kernels.arrays import DenseOrCsr
 from scalelatent.kernels.streams import stream
@@ -224,7 +224,7 @@ class CompressiveMBN(StreamedEstimator):
         ) as session:
             decides = self._deciding_parameters() | {"hidden": list(hidden)}
             seed = session.begin(self.random_state, decides, call.rows)
-            session.announce(rows, seed=seed, max_iter=self.n_epochs)
+            session.notify_start(rows, seed=seed, max_iter=self.n_epochs)
             with torch_threads(torch, resolve_jobs(self.n_jobs)):
                 trainer = Trainer(hidden, float(self.learning_rate), seed, rows, outputs, self.device)
                 store = session.store if call.run_dir is not None else None
@@ -238,7 +238,7 @@ class CompressiveMBN(StreamedEstimator):
                     store,
                 )
             self.coefs_, self.intercepts_ = trainer.export_network()
-            session.finish()
+            session.remove_leftovers()
         self.seed_, self.history_, self.n_iter_ = seed, history, len(history)
         seconds = sum(record["seconds"] for record in history)
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
@@ -259,7 +259,7 @@ class CompressiveMBN(StreamedEstimator):
         rows = self._given_rows(X, name=name, reset=reset)
         if not isinstance(y, Dataset):
             y = opened(y, "the output")
-            if is_plain(y):
+            if is_in_memory(y):
                 y = np.asarray(y)
                 if y.ndim != 2 or y.dtype.kind not in "buif":
                     raise DataError(
@@ -325,7 +325,7 @@ class CompressiveMBN(StreamedEstimator):
     def _row_map(self, output: object) -> NetworkRows:
         return NetworkRows(tuple(self.coefs_), tuple(self.intercepts_))
 
-    def _add_prediction_nodes(self, graph: RowGraph) -> None:
+    def _add_prediction_nodes(self, graph: OnnxGraph) -> None:
         h = graph.x
         for layer, (w, b) in enumerate(zip(self.coefs_, self.intercepts_, strict=True)):
             h = graph.node("Relu", h) if layer else h

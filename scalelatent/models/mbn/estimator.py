@@ -23,10 +23,10 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall
+from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
-from scalelatent.estimators.inputs import is_plain
-from scalelatent.estimators.learned import FIT_AGAIN, Learned
-from scalelatent.estimators.session import CallbackList, Place
+from scalelatent.estimators.inputs import is_in_memory
+from scalelatent.estimators.session import CallbackList, LocationLike
 from scalelatent.models.mbn.model.layers import ArraySets, Layer, make_schedule
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
@@ -140,11 +140,11 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _fitted_attribute = "_layers"
     _validates = False
     _rounds_rows = True
-    ks_ = Learned(FIT_AGAIN)
-    components_ = Learned(FIT_AGAIN)
-    mean_projection_ = Learned(FIT_AGAIN)
-    explained_variance_ = Learned(FIT_AGAIN)
-    explained_variance_ratio_ = Learned(FIT_AGAIN)
+    ks_ = FittedAttribute(FIT_AGAIN)
+    components_ = FittedAttribute(FIT_AGAIN)
+    mean_projection_ = FittedAttribute(FIT_AGAIN)
+    explained_variance_ = FittedAttribute(FIT_AGAIN)
+    explained_variance_ratio_ = FittedAttribute(FIT_AGAIN)
     decay_: float
     _layers: tuple[Layer, ...]
     _centroids: tuple[StoredSets | ArraySets | DrawnSets, ...]
@@ -214,7 +214,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             return rows
         if isinstance(X, Dataset):
             raise DataError("X is a Dataset, which has its own labels, but y is given as well: leave out y")
-        x = rows.read_x(0, len(rows)) if is_plain(X) else X
+        x = rows.read_x(0, len(rows)) if is_in_memory(X) else X
         return Dataset.from_arrays(x, y, feature_names=rows.feature_names)
 
     # -- fit -------------------------------------------------------------------------------------------------
@@ -222,14 +222,16 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _fit_steps = fit_steps
     _plan = plan
 
-    def _place(
+    def _open_run_dir(
         self, train: Dataset, resources: Resources, call: FitCall
-    ) -> AbstractContextManager[Place | None]:
+    ) -> AbstractContextManager[LocationLike | None]:
         warn_few_clusterings(self)
         return self._make_folder(train, resources, call)
 
     @contextmanager
-    def _make_folder(self, train: Dataset, resources: Resources, call: FitCall) -> Iterator[Place | None]:
+    def _make_folder(
+        self, train: Dataset, resources: Resources, call: FitCall
+    ) -> Iterator[LocationLike | None]:
         """Check free space; yield the run folder, or a temporary one that lives as long as the estimator."""
         small = call.run_dir is None and call.client is None
         small = small and in_memory_bytes(self, train) <= MAX_BYTES_IN_MEMORY
@@ -276,7 +278,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     ) -> None:
         self._layers, self._centroids, self._codes = layers, tuple(centroids), dict(codes)
         self._left = {}
-        self._set_learned(ks_=[layer.k for layer in layers])
+        self._set_fitted_attributes(ks_=[layer.k for layer in layers])
         self._set_components(components)
         self.history_, self.n_iter_ = history, len(history)
 
@@ -291,7 +293,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self._components[len(self._layers)] = components
         table = np.ascontiguousarray(components.table.reshape(-1, d).T)
         table.flags.writeable = False  # it is a copy, so writing to it would have no effect
-        self._set_learned(
+        self._set_fitted_attributes(
             components_=table,
             mean_projection_=components.offset,
             explained_variance_=components.variance,

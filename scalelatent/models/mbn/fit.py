@@ -22,18 +22,18 @@ from scalelatent.engine.rates import GATHER_RATE, RowShape
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
 from scalelatent.engine.rowsets import SHARD_BYTES, DrawnSets
 from scalelatent.errors import PlanError, warn_user
-from scalelatent.estimators.session import FitSession, Place, tile_layout
+from scalelatent.estimators.session import FitSession, LocationLike, tile_layout
 from scalelatent.estimators.steps import (
-    Begin,
-    Collect,
-    Derive,
-    Encode,
-    Gather,
-    Learn,
-    Remember,
-    Rows,
+    ComputeValue,
+    EncodeRows,
+    MappedRows,
+    StartFit,
     Step,
     Steps,
+    StoreArrays,
+    StoreSets,
+    SumStatistic,
+    TrainBatch,
 )
 from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.streams import stream
@@ -46,13 +46,7 @@ from scalelatent.models.mbn.model.layers import (
     make_schedule,
 )
 from scalelatent.models.mbn.model.network import LayerCoder, convert_rows
-from scalelatent.models.mbn.model.pca import (
-    CodeCounts,
-    Components,
-    PcaState,
-    StreamedPca,
-    kernel_components,
-)
+from scalelatent.models.mbn.model.pca import CodeCounts, Components, PcaState, StreamedPca, kernel_components
 from scalelatent.storage.disk import locate
 
 from .decay import GRID, SAMPLE_ROWS, choose_decay
@@ -104,30 +98,30 @@ def in_memory_bytes(model: MultilayerBootstrapNetwork, train: Dataset) -> int:
     return train.nbytes + len(train) * codes
 
 
-def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, Rows]) -> Steps:
+def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, MappedRows]) -> Steps:
     """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
     all_rows = "a bootstrap network draws centroids from all rows: clean or remove the bad rows first"
-    model.seed_, rows = yield Begin({"max_iter": None}, all_rows=all_rows)
+    model.seed_, rows = yield StartFit({"max_iter": None}, all_rows=all_rows)
     train = rows["train"].dataset
     decay = model.decay
     if decay == "auto":
         about = {"rows": min(SAMPLE_ROWS, len(train)), "tries": len(GRID)}
-        chosen = yield Remember(
+        chosen = yield StoreArrays(
             "decay", lambda: {"decay": np.array(choose_decay(model, train, model.seed_))}, about
         )
         decay = float(chosen["decay"])
         model._check_chosen(decay)
     model.decay_ = float(decay)
     layers = plan_layers(model, train, model.decay_, model.seed_)
-    below: Rows | None = rows["train"]
+    below: MappedRows | None = rows["train"]
     centroids, codes = [], {}
     for layer in layers:
         about = {"layer": layer.number, "layers": len(layers), "k": layer.k}
-        sets = yield Gather(f"gather-l{layer.number}", layer, below, about)
+        sets = yield StoreSets(f"gather-l{layer.number}", layer, below, about)
         kept = model.keep_codes or layer is layers[-1]
         over = () if model.keep_codes or layer.number == 1 else (f"code-l{layer.number - 1}",)
         coder = LayerCoder(layer, sets, 0, layer.n_clusterings)
-        below = yield Encode(f"code-l{layer.number}", coder, below, kept=kept, over=over, about=about)
+        below = yield EncodeRows(f"code-l{layer.number}", coder, below, kept=kept, over=over, about=about)
         centroids.append(sets)
         if kept and below is not None:
             codes[layer.number] = below.dataset
@@ -144,12 +138,14 @@ def pca_steps(
     """Return principal components of the codes of a layer, and one record per streamed pass."""
     count = int(model.n_components or model.n_classes or 2)
     if len(codes) <= KERNEL_ROWS:
-        found = yield Derive(_compute_all_components, (codes, layer.k, model.device))
+        found = yield ComputeValue(_compute_all_components, (codes, layer.k, model.device))
         return _pad_components(found.first(count), count), []
-    stats: Stats = yield Collect(f"{name}-counts", CodeCounts(layer.n_clusterings, layer.k), Rows(codes))
+    stats: Stats = yield SumStatistic(
+        f"{name}-counts", CodeCounts(layer.n_clusterings, layer.k), MappedRows(codes)
+    )
     learner = StreamedPca.create(np.array(stats["counts"]), len(codes), count)
     start = learner.start(stream(model.seed_, "mbn-pca"))
-    result = yield Learn(name, learner, start, {"train": Rows(codes)}, None, _no_predictor)
+    result = yield TrainBatch(name, learner, start, {"train": MappedRows(codes)}, None, _no_predictor)
     _warn_unsettled(learner, result.state)
     return _pad_components(learner.components(result.state), count), result.history
 
@@ -204,7 +200,9 @@ def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Data
     here = not codes.is_stored
     with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs, in_process=here) as session:
         session.begin(model.seed_, {}, {})
-        components, _ = session.answer(pca_steps(model, model._layers[number - 1], codes, f"pca-l{number}"))
+        components, _ = session.run_steps(
+            pca_steps(model, model._layers[number - 1], codes, f"pca-l{number}")
+        )
     return components
 
 
@@ -251,7 +249,7 @@ def check_room(
     model: MultilayerBootstrapNetwork,
     train: Dataset,
     resources: Resources,
-    places: tuple[Place, Place | None] | None,
+    places: tuple[LocationLike, LocationLike | None] | None,
     decay: float,
 ) -> None:
     """Refuse a fit that needs more memory or disk than there is."""
@@ -355,7 +353,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
     return per_row * (grown if layer.number == 1 else 1.0), per_set * grown
 
 
-def check_disk(forecast: Mapping[str, Any], run_dir: Place, scratch: Place | None) -> None:
+def check_disk(forecast: Mapping[str, Any], run_dir: LocationLike, scratch: LocationLike | None) -> None:
     """Refuse a fit that needs more disk than its folders have."""
     needs = [("centroids and codes", run_dir, "disk_bytes", "run_dir ([job] out)")]
     if scratch is not None:

@@ -16,7 +16,7 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.fit import OWN_SQUARES, choose_ridge
-from scalelatent.reductions.intercept import Intercept, recenter
+from scalelatent.reductions.intercept import Intercept, map_rows, recenter
 from scalelatent.reductions.moments import SecondMoments
 
 ALGORITHMS = ("em", "stepwise", "passive_aggressive")
@@ -45,7 +45,7 @@ def test_mapped_rows_are_centred_and_have_a_constant_column(dtype: str, wanted: 
     x = np.random.default_rng(0).integers(0, 2 if dtype == "?" else 100, (7, 3)).astype(dtype)
     intercept = Intercept(np.array([0.3, -2.0, 40.1], dtype="f4"), 3.5)
     exact = np.column_stack([x.astype("f8") - intercept.mean.astype("f8"), np.full(7, 3.5)])
-    rows = intercept.map_rows(make_backend(backend), x, wanted, "x")
+    rows = map_rows(intercept, make_backend(backend), x, wanted, "x")
     assert rows.dtype == ("f8" if backend == "reference" else wanted)
     np.testing.assert_array_equal(rows, exact.astype(rows.dtype))
 
@@ -53,13 +53,13 @@ def test_mapped_rows_are_centred_and_have_a_constant_column(dtype: str, wanted: 
 def test_the_mean_is_subtracted_before_the_cast() -> None:
     x = 1e8 + np.random.default_rng(0).normal(size=(50, 2))
     intercept = Intercept(np.full(2, 1e8, dtype="f4"), 1.0)
-    rows = intercept.map_rows(make_backend("cpu"), x, np.float32, "x")
+    rows = map_rows(intercept, make_backend("cpu"), x, np.float32, "x")
     np.testing.assert_allclose(rows[:, :2], x - 1e8, rtol=1e-6, atol=1e-7)
 
 
 def test_rows_of_another_width_are_refused() -> None:
     with pytest.raises(ValueError, match="different numbers of features, 4 and 3"):
-        Intercept(np.zeros(3, "f4"), 1.0).map_rows(make_backend("cpu"), np.zeros((2, 4)), np.float32, "x")
+        map_rows(Intercept(np.zeros(3, "f4"), 1.0), make_backend("cpu"), np.zeros((2, 4)), np.float32, "x")
 
 
 def test_moments_about_any_point_give_the_moments_about_the_mean() -> None:

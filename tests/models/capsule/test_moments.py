@@ -14,7 +14,7 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.capsule.model.members import build_members
 from scalelatent.models.capsule.model.start import random_start, subspace_start
 from scalelatent.reductions.eigen import leading_eigenvectors
-from scalelatent.reductions.moments import NonFiniteError, Project, SecondMoments
+from scalelatent.reductions.moments import NonFiniteError, Projection, SecondMoments
 
 DTYPES = ["u1", "i2", "f4", "f8", "f2", "?"]
 
@@ -171,7 +171,7 @@ def test_random_start_has_the_requested_scale_and_repeats() -> None:
 def test_projected_rows_are_products_with_the_basis(dtype: str) -> None:
     x, _, _ = _rows(40, 6, 2, dtype, 8)
     basis = np.linalg.qr(np.random.Generator(np.random.Philox(1)).normal(size=(6, 3)))[0]
-    project = Project(basis)
+    project = Projection(basis)
     out = project.apply(project.prepare(make_backend("cpu")), Block(x, None, None, 0))
     assert out.dtype == np.float32
     assert project.output() == ((3,), "float32")

@@ -39,7 +39,7 @@ def test_the_temperature_has_the_least_log_loss_of_validation_rows() -> None:
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1)
     model.fit(X[TRAIN], Y[TRAIN], validation=(X[HELD], Y[HELD]))
     chosen = model.temperature_
-    model.set_params(temperature=1.0)._set_learned(temperature_=1.0)
+    model.set_params(temperature=1.0)._set_fitted_attributes(temperature_=1.0)
     p = model.predict_proba(X[HELD])
     losses = [log_loss(Y[HELD], apply_temperature(p, t)) for t in (chosen / 1.1, chosen, chosen * 1.1)]
     assert losses[1] < min(losses[0], losses[2])

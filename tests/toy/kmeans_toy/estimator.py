@@ -3,7 +3,7 @@
 import numpy as np
 
 from scalelatent.estimators.base import StreamedEstimator
-from scalelatent.estimators.steps import Begin, Learn, Remember
+from scalelatent.estimators.steps import StartFit, StoreArrays, TrainBatch
 from scalelatent.kernels.streams import stream
 
 from . import PARAMETERS
@@ -30,12 +30,14 @@ class StreamedKMeans(StreamedEstimator):
         return reported.finish("lower max_iter", checkpoint=nbytes)
 
     def _fit_steps(self, rows):
-        self.seed_, rows = yield Begin({"max_iter": self.max_iter})
+        self.seed_, rows = yield StartFit({"max_iter": self.max_iter})
         train = rows["train"].dataset
         some = np.sort(stream(self.seed_, "kmeans-start").choice(len(train), self.n_clusters, replace=False))
-        first = yield Remember("start", lambda: {"x": np.concatenate([train.read_x(i, i + 1) for i in some])})
+        first = yield StoreArrays(
+            "start", lambda: {"x": np.concatenate([train.read_x(i, i + 1) for i in some])}
+        )
         state = State(first["x"].astype(np.float64))
-        result = yield Learn("estep", self._learner(train), state, rows, None, self._row_map)
+        result = yield TrainBatch("estep", self._learner(train), state, rows, None, self._row_map)
         self.centroids_, self.history_ = result.state.centroids, result.history
         self.n_iter_ = result.state.iteration
 

@@ -14,7 +14,7 @@ from scalelatent.contract.learners import Backend
 from scalelatent.kernels import tiles
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes, zeros
-from scalelatent.kernels.vectors import copy
+from scalelatent.kernels.vectors import copy_vector
 
 from .estep import estep_by_products
 from .squash import SquashTable
@@ -73,7 +73,7 @@ def estep(
     labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Return the E-step of a block, see :func:`..estep.estep_by_products`; one fused kernel if W is small."""
-    if not tiles.fits(len(w), x):
+    if not tiles.can_multiply(len(w), x):
         return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
     n, p = x.shape
     dense = not (nu > 0).any()
@@ -145,7 +145,7 @@ def _tiled_estep(
     for i in range(0, n, width):
         count = min(width, n - i)
         strip, codes = x[i : i + count], y[i : i + count]
-        tiles.latents(packed, strip, h)
+        tiles.compute_latents(packed, strip, h)
         moved[:] = False
         _compute_factors(
             h, codes, weight[i : i + count], dims, labels, nu, coefficients, scale, factors, moved, sums
@@ -160,7 +160,7 @@ def _tiled_estep(
         _scale_active(h, codes, dims, labels, factors, active)
         _copy_rows(strip, active, rows[taken:])
         for k in range(len(w)):
-            copy(h[k], g[k, taken : taken + len(active)])
+            copy_vector(h[k], g[k, taken : taken + len(active)])
         taken += len(active)
     for i in range(0, taken, width):
         aside: np.ndarray = tiles.read_only(rows[i:])  # type: ignore[call-arg]
@@ -181,7 +181,7 @@ def _find_active_rows(moved: np.ndarray) -> np.ndarray:
 @subkernel
 def _copy_rows(strip: np.ndarray, active: np.ndarray, rows: np.ndarray) -> None:
     for j in range(len(active)):
-        copy(strip[active[j]], rows[j])
+        copy_vector(strip[active[j]], rows[j])
 
 
 @subkernel

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from scalelatent.contract.learners import Backend
-from scalelatent.kernels.arrays import Array, align
+from scalelatent.kernels.arrays import Array, align_copy
 
 from .cpu import few_rows
 from .update import StepArrays, StepRates, add_to, ascend
@@ -35,7 +35,7 @@ def write_affine_map(x: Array, weights: Array, bias: Array, out: Array, xp: Modu
     """Write x weights^T + bias to ``out``."""
     if x.shape[1] == weights.shape[1] and fits_tiles(x, weights, bias, out):
         # Align the rows, because loading an unaligned vector reads two cache lines.
-        few_rows.products(align(x), weights, bias, out)
+        few_rows.products(align_copy(x), weights, bias, out)
         return
     if xp is np and len(weights) < _FEW_UNITS:
         # BLAS multiplies a matrix by a vector with sums whose order depends on the position of the row.
@@ -71,7 +71,7 @@ def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates:
     if len(left) != len(right) or not fits_tiles(left, right, *arrays):
         ascend(arrays.slice_part(slice(None), -1), (left.T @ right).reshape(-1), arrays.theta.size, rates)
         return
-    right, (rate, decay, momentum) = align(right), map(np.float32, rates)
+    right, (rate, decay, momentum) = align_copy(right), map(np.float32, rates)
     if len(arrays.velocity) or decay:
         few_rows.ascend_outer(*arrays, rate * left, right, decay, momentum)
     else:

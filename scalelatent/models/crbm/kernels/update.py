@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from scalelatent.kernels.arrays import Array, aligned
+from scalelatent.kernels.arrays import Array, aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array
 
 _F4 = numba.float32
@@ -109,6 +109,6 @@ def add_to(total: np.ndarray, part: np.ndarray) -> None:
 
 def add_scaled(array: np.ndarray, change: np.ndarray, factor: float) -> np.ndarray:
     """Return ``array + factor * change`` in float32."""
-    out = aligned(array.shape)
+    out = aligned_empty(array.shape)
     _add_scaled(array, change, np.float32(factor), out)
     return out

@@ -27,7 +27,7 @@ from scalelatent.contract.block_requirements import BlockRequirements, Targets
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
-from scalelatent.kernels.arrays import Array, align, aligned
+from scalelatent.kernels.arrays import Array, align_copy, aligned_empty
 from scalelatent.models.crbm.kernels import AnyCoupling
 from scalelatent.models.crbm.kernels.inference import WeightError
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
@@ -159,7 +159,7 @@ class CrbmLearner:
 
     def prepare(self, state: CrbmState, backend: Backend) -> PreparedStep:
         # Local steps copy the parameters, so they need no aligned copy here.
-        theta = backend.asarray(state.theta if self.local_steps else align(state.theta), np.float32)
+        theta = backend.asarray(state.theta if self.local_steps else align_copy(state.theta), np.float32)
         coupling = None
         if LEARNERS[self.learner].sends_messages and not self.local_steps:
             coupling = couple(self.shape.split(theta).W, backend)
@@ -257,7 +257,7 @@ class CrbmLearner:
             if self.momentum:
                 velocity = add_scaled(velocity, stats["velocity"], share)
         else:
-            theta, velocity = (aligned(a.shape) for a in (state.theta, state.velocity))
+            theta, velocity = (aligned_empty(a.shape) for a in (state.theta, state.velocity))
             arrays = StepArrays(state.theta, state.velocity, theta, velocity)
             rates = self._step_rates(n_rows, state, state.iteration)
             if self.factored:

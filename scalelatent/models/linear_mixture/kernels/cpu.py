@@ -23,7 +23,7 @@ from numba import types
 from scalelatent.kernels.arrays import check_same_width
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, zeros
-from scalelatent.kernels.tiles import PANEL, add_moment, latents, pack, padded
+from scalelatent.kernels.tiles import PANEL, add_moment, compute_latents, pack, padded
 from scalelatent.kernels.vectors import BYTES, F32, I64, LANES, Vectors, instructions
 from scalelatent.models.linear_mixture.kernels.reference import (
     GAMMA,
@@ -201,9 +201,9 @@ def _product(
         own = panels[begin * columns : (begin + size) * columns]
         some = strip[begin * SCAN_ROWS : begin * SCAN_ROWS + rows * size].reshape(rows, size)
         if begin == 0:
-            latents(own, some, out)
+            compute_latents(own, some, out)
         else:
-            latents(own, some, part[:columns])
+            compute_latents(own, some, part[:columns])
             for j in range(columns):
                 to, more = out[j], part[j]
                 for i in range(SCAN_ROWS):
@@ -518,7 +518,7 @@ def _add_scatter(
                         squares[f] += r * (z[f] * z[f])
                 else:
                     square[k, 0] += weights[a + i] * length[0]
-            latents(packed[k], strip[:n], codes[: padded(q)])
+            compute_latents(packed[k], strip[:n], codes[: padded(q)])
             if len(gram):
                 for j in range(q):
                     for m in range(q):
@@ -858,11 +858,11 @@ def _tangents(
                     _dot(lengths[t, m].ctypes.data, squares[m].ctypes.data, p, one.ctypes.data)
                     trace[k, t] += one[0]
             if counted:
-                latents(panels, strip[: 2 * n], codes)
+                compute_latents(panels, strip[: 2 * n], codes)
                 _mix(codes, sets, each, q, n, w, mixing, mixed)
                 add_moment(mixed, 2 * n, strip[: 2 * n], sums)
             if thick_counted:
-                latents(packed[k], thick[:n], own)
+                compute_latents(packed[k], thick[:n], own)
                 by = np.float32(factors[k, thickness])
                 for j in range(q):
                     code = own[j]
@@ -1009,7 +1009,7 @@ def _distances(
                     for k in range(j + 1):
                         _dot(scaled.ctypes.data + j * line, rows.ctypes.data + k * line, p, one.ctypes.data)
                         dots[j, k] = one[0]
-            latents(packed[q], rows, codes)
+            compute_latents(packed[q], rows, codes)
             score = scale * dots[t, t] + np.float64(codes[h, t]) + np.float64(c[q])
             for m in range(h):
                 score -= np.float64(codes[m, t]) * np.float64(codes[m, t])

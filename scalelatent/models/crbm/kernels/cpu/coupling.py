@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.tiles import packed_matrix
 from scalelatent.kernels.vectors import BYTES
 from scalelatent.models.crbm.kernels.inference import choose_limits
@@ -69,7 +69,7 @@ def round_up(n: int) -> int:
 
 def _pad(w: np.ndarray, function: np.ufunc) -> np.ndarray:
     v, h = w.shape
-    out = aligned((-(-v // ROWS) * ROWS, round_up(h)))
+    out = aligned_empty((-(-v // ROWS) * ROWS, round_up(h)))
     function(w, out=out[:v, :h])
     out[v:] = out[:, h:] = function(np.float32(0.0))
     return out

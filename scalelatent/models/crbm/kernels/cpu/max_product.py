@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
-from scalelatent.kernels.vectors import F32, I64, Vectors, copy, instructions, largest
+from scalelatent.kernels.vectors import F32, I64, Vectors, copy_vector, find_largest, instructions
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNIT_BYTES, UNITS, Coupling
@@ -111,11 +111,11 @@ def _infer(
         for sweep in range(n_sweeps):
             small[MOVED] = np.float32(0.0)
             _sweep(w, m, v_units, h_units, small)
-            sweeps[n], change[n] = sweep + 1, largest(small[MOVED])
+            sweeps[n], change[n] = sweep + 1, find_largest(small[MOVED])
             if change[n] <= tol:
                 break
-        copy(v_units[LOG_ODDS], lv[n])
-        copy(h_units[LOG_ODDS], lh[n])
+        copy_vector(v_units[LOG_ODDS], lv[n])
+        copy_vector(h_units[LOG_ODDS], lh[n])
 
 
 def max_product(
@@ -124,6 +124,10 @@ def max_product(
     """See :func:`..reference.max_product`."""
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, w = allocate_results(bv, bh), coupling.padded
-    scratch = aligned(w.shape), aligned((UNIT_FIELDS, len(w))), aligned((UNIT_FIELDS + 1, w.shape[1]))
+    scratch = (
+        aligned_empty(w.shape),
+        aligned_empty((UNIT_FIELDS, len(w))),
+        aligned_empty((UNIT_FIELDS + 1, w.shape[1])),
+    )
     _infer(w, bv, bh, n_sweeps, limit, *results, *scratch, make_scratch(coupling.limit))
     return Inference(*results)

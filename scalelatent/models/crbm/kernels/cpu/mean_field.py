@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
-from scalelatent.kernels.tiles import STRIP, latents, padded_size
-from scalelatent.kernels.vectors import copy, largest
+from scalelatent.kernels.tiles import STRIP, compute_latents, padded_size
+from scalelatent.kernels.vectors import copy_vector, find_largest
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import UNIT_BYTES, Coupling, round_up
@@ -46,7 +46,7 @@ def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved:
     for k in range(0, step, UNIT_BYTES):
         sums = at + UNIT_FIELDS * step + k
         update_by_sum(at + k, step, sums, scratch + UNIT_BYTES * MOVED, scratch + UNIT_BYTES * LIMIT)
-    return largest(small[MOVED])
+    return find_largest(small[MOVED])
 
 
 @entry(*[in_array("f4", 1)] * 2, *INPUTS, *RESULTS, *[out_array("f4", 3)] * 2, *[out_array("f4", 2)] * 5)
@@ -63,26 +63,26 @@ def _infer(
         start_units(v_units[n], bv[n], small)
         start_units(h_units[n], bh[n], small)
         v_units[n, UNIT_FIELDS], h_units[n, UNIT_FIELDS] = np.float32(0.0), np.float32(0.0)
-        copy(h_units[n, ON], th[n])
+        copy_vector(h_units[n, ON], th[n])
         change[n] = np.inf
     for sweep in range(n_sweeps):
-        if largest(change) <= tol:
+        if find_largest(change) <= tol:
             break
-        latents(to_v, th[:rows], v_out)
+        compute_latents(to_v, th[:rows], v_out)
         for n in range(rows):
             moved[n] = np.float32(-1.0)
             if change[n] > tol:
                 moved[n] = _update_side(v_out[:v, n], v_units[n], small, np.float32(0.0))
-                copy(v_units[n, ON], tv[n])
-        latents(to_h, tv[:rows], h_out)
+                copy_vector(v_units[n, ON], tv[n])
+        compute_latents(to_h, tv[:rows], h_out)
         for n in range(rows):
             if moved[n] >= 0:
                 change[n] = _update_side(h_out[:h, n], h_units[n], small, moved[n])
-                copy(h_units[n, ON], th[n])
+                copy_vector(h_units[n, ON], th[n])
                 sweeps[n] = sweep + 1
     for n in range(rows):
-        copy(v_units[n, LOG_ODDS], lv[n])
-        copy(h_units[n, LOG_ODDS], lh[n])
+        copy_vector(v_units[n, LOG_ODDS], lv[n])
+        copy_vector(h_units[n, LOG_ODDS], lh[n])
 
 
 def mean_field(
@@ -92,9 +92,15 @@ def mean_field(
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, (v, h), strip = allocate_results(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
-    units = aligned((strip, fields, round_up(v))), aligned((strip, fields, round_up(h)))
-    products = aligned((padded_size(v), round_up(strip))), aligned((padded_size(h), round_up(strip)))
-    beliefs, small = (aligned((strip, v)), aligned((strip, h))), make_scratch(coupling.limit)
+    units = aligned_empty((strip, fields, round_up(v))), aligned_empty((strip, fields, round_up(h)))
+    products = (
+        aligned_empty((padded_size(v), round_up(strip))),
+        aligned_empty((padded_size(h), round_up(strip))),
+    )
+    beliefs, small = (
+        (aligned_empty((strip, v)), aligned_empty((strip, h))),
+        make_scratch(coupling.limit),
+    )
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)
         inputs = *coupling.packed, bv[part], bh[part], n_sweeps, limit

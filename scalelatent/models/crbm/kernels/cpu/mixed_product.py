@@ -14,10 +14,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes
-from scalelatent.kernels.vectors import BIAS, I64, Vectors, copy, instructions, largest
+from scalelatent.kernels.vectors import BIAS, I64, Vectors, copy_vector, find_largest, instructions
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNIT_BYTES, UNITS, Coupling
@@ -128,11 +128,11 @@ def _infer(
         for sweep in range(n_sweeps):
             small[MOVED] = np.float32(0.0)
             _sweep(a, w, row_products, v_units, h_units, small, factors)
-            sweeps[n], change[n] = sweep + 1, largest(small[MOVED])
+            sweeps[n], change[n] = sweep + 1, find_largest(small[MOVED])
             if change[n] <= tol:
                 break
-        copy(v_units[LOG_ODDS], lv[n])
-        copy(h_units[LOG_ODDS], lh[n])
+        copy_vector(v_units[LOG_ODDS], lv[n])
+        copy_vector(h_units[LOG_ODDS], lh[n])
 
 
 def mixed_product(
@@ -141,7 +141,7 @@ def mixed_product(
     """See :func:`..reference.mixed_product`."""
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, a = allocate_results(bv, bh), coupling.a
-    units = aligned((UNIT_FIELDS + 1, len(a))), aligned((UNIT_FIELDS + 1, a.shape[1]))
+    units = aligned_empty((UNIT_FIELDS + 1, len(a))), aligned_empty((UNIT_FIELDS + 1, a.shape[1]))
     matrices = a, coupling.padded, coupling.row_products
     _infer(
         *matrices, coupling.factors, bv, bh, n_sweeps, limit, *results, *units, make_scratch(coupling.limit)

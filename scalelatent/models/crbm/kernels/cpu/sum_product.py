@@ -36,10 +36,10 @@ import math
 import numpy as np
 from numba import types
 
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes
-from scalelatent.kernels.vectors import BIAS, copy, largest
+from scalelatent.kernels.vectors import BIAS, copy_vector, find_largest
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, Inference, check_pairs
 
 from .coupling import LINE_BYTES, ROWS, UNIT_BYTES, Coupling
@@ -193,7 +193,7 @@ def _infer_group(
         splits = _sweep(a, m, up, v_units, h_units, small, factors, active, here)
         left = ended = 0
         for g in active:
-            sweeps[g], change[g] = sweep + 1, largest(small[g, MOVED])
+            sweeps[g], change[g] = sweep + 1, find_largest(small[g, MOVED])
             if not change[g] <= tol:
                 active[left] = g
                 left += 1
@@ -206,8 +206,8 @@ def _infer_group(
         if left == 0:
             break
     for n in range(rows):
-        copy(v_units[n, LOG_ODDS], lv[n])
-        copy(h_units[n, LOG_ODDS], lh[n])
+        copy_vector(v_units[n, LOG_ODDS], lv[n])
+        copy_vector(h_units[n, LOG_ODDS], lh[n])
         if with_pairs:
             total = _sum_log_partitions(v_units[n], v) + _sum_log_partitions(h_units[n], h)
             for j in range(h):
@@ -278,8 +278,11 @@ def _run(
     results, a, rows = allocate_results(bv, bh), coupling.a, len(bv)
     log_z = np.empty(0 if pairs is None else rows)
     group = max(1, min(_GROUP, rows, _GROUP_BYTES // a.nbytes))
-    m = aligned((group, *a.shape))
-    v_units, h_units = aligned((group, UNIT_FIELDS, len(a))), aligned((group, _FIELDS, a.shape[1]))
+    m = aligned_empty((group, *a.shape))
+    v_units, h_units = (
+        aligned_empty((group, UNIT_FIELDS, len(a))),
+        aligned_empty((group, _FIELDS, a.shape[1])),
+    )
     added = np.empty((0, 0), dtype=np.float32) if pairs is None else pairs
     _INFER_BY_DTYPE[added.dtype.name](
         *(a, coupling.factors, bv, bh, n_sweeps, limit, *results, log_z, added),

@@ -8,14 +8,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
-from scalelatent.kernels.vectors import I32, I64, Vectors, copy, instructions
-from scalelatent.models.crbm.kernels.inference import (
-    PRODUCT_UNITS,
-    check_biases,
-    check_graphs,
-)
+from scalelatent.kernels.vectors import I32, I64, Vectors, copy_vector, instructions
+from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, check_biases, check_graphs
 
 from .coupling import UNIT_BYTES, UNITS, Coupling
 
@@ -68,7 +64,7 @@ def update_by_sum(
 def start_units(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> None:
     """Set the units of a graph to their biases, the state before the first sweep; padding has bias 0."""
     units[BIASES] = np.float32(0.0)
-    copy(biases, units[BIASES, : len(biases)])
+    copy_vector(biases, units[BIASES, : len(biases)])
     small[PRODUCT] = np.float32(0.0)
     step, total = 4 * units.shape[1], small.ctypes.data
     for k in range(0, step, UNIT_BYTES):
@@ -79,7 +75,7 @@ def start_units(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> Non
 
 def make_scratch(limit: float, *graphs: int) -> np.ndarray:
     """Return the scratch of one block of units for each graph, (*graphs, 4, 8)."""
-    out = aligned((*graphs, 4, UNITS))
+    out = aligned_empty((*graphs, 4, UNITS))
     out[..., :LIMIT, :], out[..., LIMIT, :] = 0.0, limit
     return out
 

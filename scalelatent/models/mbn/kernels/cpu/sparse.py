@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.arrays import aligned
+from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 from scalelatent.kernels.sparse_rows import CsrRows
@@ -129,7 +129,7 @@ def make_sparse_bank(
     slot = np.full(p, _ABSENT, dtype=np.int32)
     slot[dense], slot[thin] = np.arange(len(dense)), -2 - np.arange(len(thin))
     place, typed = slot[column], value.astype(dtype)
-    panels = aligned((full // width, len(dense), width), dtype)
+    panels = aligned_empty((full // width, len(dense), width), dtype)
     panels[:] = 0
     here = place >= 0
     panels[centroid[here] // width, place[here], centroid[here] % width] = typed[here]

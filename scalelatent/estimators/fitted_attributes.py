@@ -7,11 +7,11 @@ from typing import Any
 
 from sklearn.exceptions import NotFittedError
 
-IN_PLACE = "change its values where they are ({0}[...] = values)"
+CHANGE_IN_PLACE = "change its values where they are ({0}[...] = values)"
 FIT_AGAIN = "fit again"
 
 
-class Learned:
+class FittedAttribute:
     """Fitted attribute that cannot be set, because other fitted values would then not match it."""
 
     def __init__(self, remedy: str, of: Callable[[Any], object] | None = None) -> None:
@@ -41,10 +41,13 @@ class Learned:
         )
 
 
-def learned_of(model: object) -> dict[str, object]:
+def list_fitted(model: object) -> dict[str, object]:
     """Return the fitted attributes by name: scalars and short lists, or shape and dtype of larger arrays."""
     kinds = {
-        name for owner in type(model).__mro__ for name, a in vars(owner).items() if isinstance(a, Learned)
+        name
+        for owner in type(model).__mro__
+        for name, a in vars(owner).items()
+        if isinstance(a, FittedAttribute)
     }
     own = {name for name in vars(model) if name.endswith("_") and not name.startswith("_")}
     found = {}
