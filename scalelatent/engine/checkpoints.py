@@ -204,7 +204,7 @@ class EngineStore:
         return self.read(_state_name(stage, iteration))
 
     def latest_state(self, stage: str) -> tuple[int, Any, list[str]] | None:
-        """Return the newest readable state: (pass, state, messages about newer unreadable states), or None."""
+        """Return the newest readable state as (pass, state, messages about newer damaged states), or None."""
         messages: list[str] = []
         for iteration in reversed(self.iterations(stage)):
             try:

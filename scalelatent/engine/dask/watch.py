@@ -205,12 +205,8 @@ class Watch:
     def _process_lost_worker(self, current: Work[Item], message: dict[str, Any]) -> None:
         worker, expected = message["worker"], bool(message.get("expected", False))
         keys = [key for key in message.get("processing-tasks", ()) if not str(key).startswith(DRIVERS)]
-        lost = [
-            (work, work.items[key])
-            for work in current.list_with_followers()
-            for key in keys
-            if key in work.items
-        ]
+        works = current.list_with_followers()
+        lost = [(work, work.items[key]) for work in works for key in keys if key in work.items]
         named = {(work.name, work.number, item) for work, item in lost}
         for key in () if expected else named.union(self._held.pop(worker, ())):
             self._count_death(key, worker)
