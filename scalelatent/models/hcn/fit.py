@@ -6,11 +6,10 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.learners import Reduction
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.sources import is_dask
@@ -53,6 +52,8 @@ from .parameters import (
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
+    from .multi_layer import MultiLayer
+    from .single_layer import SingleLayer
 
 WHY_ALL_ROWS = (
     "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
@@ -71,85 +72,11 @@ VISIT_SECONDS = 30.0
 PAIRS_WITH_MESSAGES = 1e9
 
 
+Network: TypeAlias = "SingleLayer | MultiLayer"
+"""Network of a fit; both kinds have the properties and methods that `MultiLayer` documents."""
 NetworkLearner: TypeAlias = OnlineFeatureLearner | OnlineNetworkLearner
 NetworkState: TypeAlias = EvidenceState | LayeredState
 State = TypeVar("State", EvidenceState, LayeredState)
-
-
-class Network(Protocol):
-    """Interface of the two kinds of networks, `single_layer.SingleLayer` and `multi_layer.MultiLayer`."""
-
-    @property
-    def classes(self) -> np.ndarray | None:
-        """Sorted labels of the rows; None if the network does not read labels."""
-
-    @property
-    def has_labels(self) -> bool:
-        """True if templates are learned with labels."""
-
-    @property
-    def layer(self) -> FeatureLayer:
-        """The lowest layer; its images are the rows of the dataset."""
-
-    @property
-    def layers(self) -> tuple[FeatureLayer, ...]:
-        """The layers of features, from the image up, without the templates."""
-
-    @property
-    def pairs(self) -> int:
-        """Number of pairs (feature position, weight) of one image, summed over all layers."""
-
-    @property
-    def n_weights(self) -> int:
-        """Number of weights of all layers."""
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Upper bound of the bytes on disk of the stored messages of one image, in batch learning."""
-
-    @property
-    def online_bytes(self) -> int:
-        """Bytes of memory that online learning needs per image of a minibatch."""
-
-    @property
-    def sweeps_to_decode(self) -> float:
-        """Cost of decoding one image, in sweeps; a sweep updates all pairs of the image once."""
-
-    def final_pass(self) -> tuple[str, Reduction]:
-        """Return the name and the reduction of the last pass of a fit, which measures its quality."""
-
-    def check(self, train: Dataset, validation: Dataset | None) -> None:
-        """Raise a DataError if the network cannot learn from these rows."""
-
-    def counts(self) -> Reduction:
-        """Return the reduction that counts pixels and labels before learning."""
-
-    def check_counts(self, train: Dataset, counts: Stats) -> None:
-        """Raise an error if a class has no rows."""
-
-    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> NetworkLearner:
-        """Return the learner of a fit of ``n_rows`` images."""
-
-    def last_state(self, model: HierarchicalCompositionalNetwork) -> NetworkState:
-        """Return the state of the last fit, for a warm start; raise a ValueError if its network differs."""
-
-    def describe(self) -> str:
-        """Return a sentence with the layers and their sizes."""
-
-    def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Return weights, or beliefs in them, as features (features, channels, h, w) of each layer."""
-
-    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        """Return the array of weights that correspond to these features; the inverse of :meth:`features`."""
-
-    def fit_steps(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
-    ) -> Steps:
-        """Yield the steps of a fit after `counts`; set the learned attributes of the model."""
 
 
 # -- checks -----------------------------------------------------------------------------------------------

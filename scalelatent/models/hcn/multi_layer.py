@@ -19,7 +19,7 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.units import OFF_IMAGE, from_units
 from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
     SETTLED_PASSES,
     BatchNetworkLearner,
@@ -138,7 +138,7 @@ def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) 
 
 @dataclass(frozen=True, eq=False)
 class MultiLayer:
-    """Several layers of features and pools (a `Network`); the features of the last layer are templates.
+    """Several layers of features and pools; the features of the last layer are templates.
 
     Attributes
     ----------
@@ -161,10 +161,12 @@ class MultiLayer:
 
     @property
     def classes(self) -> np.ndarray | None:
+        """Sorted labels of the rows; None if the network does not read labels."""
         return self.validated if self.labels is None else self.labels
 
     @property
     def has_labels(self) -> bool:
+        """True if templates are learned with labels."""
         return self.labels is not None
 
     @property
@@ -179,22 +181,27 @@ class MultiLayer:
 
     @property
     def layer(self) -> FeatureLayer:
+        """The lowest layer; its images are the rows of the dataset."""
         return self.net.layers[0]
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
+        """The layers of features, from the image up, without the templates."""
         return self.net.layers[:-1]
 
     @property
     def pairs(self) -> int:
+        """Number of pairs (feature position, weight) of one image, summed over all layers."""
         return sum(layer.pairs for layer in self.net.layers)
 
     @property
     def n_weights(self) -> int:
+        """Number of weights of all layers."""
         return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
 
     @property
     def image_bytes(self) -> int:
+        """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
         return row_bytes(self.net)
 
     @property
@@ -204,20 +211,25 @@ class MultiLayer:
 
     @property
     def online_bytes(self) -> int:
+        """Bytes of memory that online learning needs per image of a minibatch."""
         return self.image_bytes
 
     @property
     def kept_bytes(self) -> int:
+        """Upper bound of the bytes on disk of the stored messages of one image, in batch learning."""
         return kept_bytes(self.net, self.all_labelled)
 
     @property
     def sweeps_to_decode(self) -> float:
+        """Cost of decoding one image, in sweeps; a sweep updates all pairs of the image once."""
         return 1.0  # a forward pass
 
     def final_pass(self) -> tuple[str, TemplateCounts]:
+        """Return the name and the reduction of the last pass of a fit, which measures its quality."""
         return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
+        """Raise a DataError if the network cannot learn from these rows."""
         if validation is not None:
             if not validation.has_y:
                 raise DataError(
@@ -227,10 +239,12 @@ class MultiLayer:
             check_classes(validation, "HierarchicalCompositionalNetwork")
 
     def counts(self) -> LabelledPixels | PixelCounts:
+        """Return the reduction that counts pixels and labels before learning."""
         pixels = PixelCounts(self.layer)
         return pixels if self.labels is None else LabelledPixels(pixels, len(self.labels))
 
     def check_counts(self, train: Dataset, counts: Stats) -> None:
+        """Raise a DataError if a class has no rows."""
         if self.labels is not None and not counts["labelled"].all():
             missing = self.labels[int(np.argmin(counts["labelled"]))]
             raise DataError(
@@ -241,6 +255,7 @@ class MultiLayer:
     def learner(
         self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int
     ) -> OnlineNetworkLearner:
+        """Return the learner of a fit of ``n_rows`` images."""
         low, *above = self.net.layers
         # read_noise is for images after learning only.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
@@ -264,6 +279,7 @@ class MultiLayer:
         return BatchNetworkLearner(net, **how, n_rows=n_rows)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
+        """Return the state of the last fit, for a warm start; raise a ValueError if its network differs."""
         before = model._network
         if not isinstance(before, MultiLayer) or before.describe() != self.describe():
             raise ValueError(
@@ -274,6 +290,7 @@ class MultiLayer:
         return model._stream
 
     def describe(self) -> str:
+        """Return a sentence with the layers and their sizes."""
         *below, top = self.net.layers
         parts = [
             f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
@@ -283,10 +300,8 @@ class MultiLayer:
         return " under ".join(parts) + of
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
+        """Return weights, or their log odds, as features (features, channels, h, w) of each layer."""
         return [to_features(part) for part in self.net.split(values)]
-
-    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([from_features(part).ravel() for part in features])
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
         """Return the position in ``predicted`` of each label, -1 for no label; raise an error for others."""
@@ -318,6 +333,7 @@ class MultiLayer:
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
+        """Yield the steps of a fit after `counts`; set the learned attributes of the model."""
         online = is_online(model, self.has_labels)
         sides = choose_pools(model, online)
         if len(sides) > 1 and continues_last_fit(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from scalelatent.models.hcn.model.compression import (
 from scalelatent.models.hcn.model.decode import DECODE_SWEEPS, Decoder
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner, LeafState, leaf_bytes
-from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 
 from .fit import first_state, learn_epochs, visit_passes
 from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_online
@@ -37,35 +37,20 @@ MIN_ROWS_TO_WARN = 20
 MEASURED_ROWS = 1_000
 
 
-@dataclass(frozen=True)
-class SingleLayerFit:
-    """Result of one restart of a fit.
-
-    Attributes
-    ----------
-    state : EvidenceState
-        Last state of the restart.
-    history : list of dict
-        One record per epoch, see ``history_`` of the estimator.
-    used : ndarray of bool, shape (F,)
-        True for features that save more bits than they cost.
-    compression : float
-        Bits of the description over bits of the images, see :mod:`.model.compression`.
-    rows, at_rest : int
-        Number of images that compression was measured on, and how many of them converged.
-    """
+class SingleLayerFit(NamedTuple):
+    """Result of one restart of a fit."""
 
     state: EvidenceState
     history: list[dict[str, Any]]
-    used: np.ndarray
+    used: np.ndarray  # bool (F,), True for features that save more bits than they cost
     compression: float
-    rows: int
-    at_rest: int
+    rows: int  # number of images on which compression was measured
+    at_rest: int  # number of these images whose messages converged
 
 
 @dataclass(frozen=True)
 class SingleLayer:
-    """One layer of features (a :class:`~.fit.Network`)."""
+    """One layer of features, with the properties and methods of `.multi_layer.MultiLayer`."""
 
     layer: FeatureLayer
     classes: None = None
@@ -144,9 +129,6 @@ class SingleLayer:
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
         return [to_features(values)]
-
-    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        return from_features(features[0])
 
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
