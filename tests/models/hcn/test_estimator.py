@@ -400,8 +400,9 @@ def test_a_search_on_one_image_compares_descriptions_of_that_image() -> None:
 def test_runs_are_scored_by_compression() -> None:
     m, seen = network().fit(X), []
     scorer = import_object(find_kind("hcn").scorer)()
-    found = scorer.score(m, sl.Dataset.from_arrays(X), progress=lambda done, of: seen.append(done / of))
+    ds = sl.Dataset.from_arrays(X)
+    found = scorer.measure(m, ds, scorer.defaults(m), lambda done, of: seen.append(done / of))
     assert found == {"compression": pytest.approx(m.compression_)}
     assert seen[-1] == 1
     with pytest.raises(JobError, match="unknown metric 'accuracy'"):
-        scorer.score(m, sl.Dataset.from_arrays(X), ["accuracy"])
+        scorer.measure(m, ds, ["accuracy"], None)
