@@ -401,7 +401,6 @@ class Forecast:
         order: RowOrder,
         *,
         rows: int,
-        keeps_leaves: bool = False,
     ) -> tuple[float, float]:
         """Return (seconds per row of a chain, seconds of its step); ``begin`` returns (state, block)."""
         slots = self.count_slots(order)
@@ -411,10 +410,7 @@ class Forecast:
             prepared = learner.prepare(state, backend)
 
             def chain() -> None:
-                if keeps_leaves:
-                    learner.exchange(prepared, None, learner.visit(prepared, block, None), stats)
-                else:
-                    learner.run_chain(prepared, block, stats)
+                learner.run_chain(prepared, block, stats)
 
             def step() -> None:
                 learner.step(state, stats, order.batch_rows)

@@ -65,7 +65,7 @@ class DaskPass(Work[Span]):
     ) -> None:
         super().__init__(stage.name, iteration + 1, executor.pass_token, stage.rows)
         self.executor, self.stage, self.iteration, self.learns = executor, stage, iteration, learns
-        self.ref = executor.ref_of(stage)
+        self.ref = executor.stage_refs[stage.name]
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
         # In a pass of reductions: the task of the sum of each part, and the sums that were fetched.

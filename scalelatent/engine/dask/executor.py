@@ -82,7 +82,9 @@ class DaskExecutor:
         self.token = "-".join(filter(None, (job[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
         self.wake_event = threading.Event()
-        self._refs: dict[str, tuple[str, ...]] = {}
+        # References (folder, run id, token) with which tasks load stages; a new one for each time a stage is
+        # written.
+        self.stage_refs: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._queued_pass: DaskPass | None = None
@@ -181,15 +183,11 @@ class DaskExecutor:
         """Address of this driver for events of tasks: (topic, token of the pass, token of the driver)."""
         return self.watch.topic, self.pass_token, self.token
 
-    def ref_of(self, stage: Stage) -> tuple[str, ...]:
-        """Return the reference (folder, run id, token) with which tasks load a stage from the run folder."""
-        return self._refs[stage.name]
-
     def _save_stage(self, stage: Stage) -> None:
         skipped = self._skipped[stage.name] = self.quarantine.excluded_parts(stage)
         self.store.save_stage(replace(stage, skipped=skipped, cache=choose_cache(self.cache, stage)))
         self.pass_token = self.next_token()
-        self._refs[stage.name] = (*self.store.ref, self.pass_token)
+        self.stage_refs[stage.name] = (*self.store.ref, self.pass_token)
 
     def span_seconds(self, name: str) -> float | None:
         """Return the measured seconds of one task of a stage on one thread; None before the first pass."""
@@ -314,16 +312,13 @@ class DaskExecutor:
         self._save_stage(stage)
         self.watch.begin()
         try:
-            sums = self._collected(stage, on_rows)
+            current = self._complete(self._pass(stage, 0, learns=False), on_rows)
+            current.release()
+            sums = {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
         finally:
             self.watch.end()
         self.store.drop_nodes()
         return sums
-
-    def _collected(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        current = self._complete(self._pass(stage, 0, learns=False), on_rows)
-        current.release()
-        return {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write the missing shards of a map's output dataset, one task per shard."""

@@ -273,7 +273,10 @@ def task_mstep(
     for part, vectors in zip(parts, nodes, strict=True):
         root = task_merge(vectors)
         if root is None:
-            return _past(EngineStore(ref[0]), stage_name, iteration + 1)
+            # Dask lost a result and computes this pass again; the run folder keeps the last few states.
+            store = EngineStore(ref[0])
+            found = iteration + 1 in store.iterations(stage_name)
+            return TaskParams(store.load_state(stage_name, iteration + 1) if found else None)
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     configure_worker_process()
@@ -291,12 +294,6 @@ def task_mstep(
     if message is not None:
         send_to_driver(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
     return TaskParams(None if done else following, info)
-
-
-def _past(store: EngineStore, stage: str, iteration: int) -> TaskParams:
-    # The run folder keeps the last few states; Dask computes passes again from the oldest of these states.
-    found = iteration in store.iterations(stage)
-    return TaskParams(store.load_state(stage, iteration) if found else None)
 
 
 def task_info(params: TaskParams) -> PassInfo | None:

@@ -131,7 +131,8 @@ class FeatureLayer:
         if self.filters is not None:
             edges = self.filters.find_edges(np.ascontiguousarray(x, np.uint8).reshape(-1, *self.image[1:]))
             return np.where(edges, on, off)
-        out = np.where(self.is_on(x), on, off)
+        is_on = x > self.threshold if self.threshold is not None else x == 1
+        out = np.where(is_on, on, off)
         if (unknown := self._unknown(x)) is not None:
             out[unknown] = 0
         return np.ascontiguousarray(out.reshape(len(x), *self.image))
@@ -173,10 +174,6 @@ class FeatureLayer:
                 f"rows from {block.row_number(0)} on hold only 0 and 1, but filters find the edges of grey "
                 "images: remove filters"
             )
-
-    def is_on(self, x: np.ndarray) -> np.ndarray:
-        """Return True for each pixel that is 1: above ``threshold`` if it is set."""
-        return x > self.threshold if self.threshold is not None else x == 1
 
     def _unknown(self, x: np.ndarray) -> np.ndarray | None:
         if self.missing is None:
