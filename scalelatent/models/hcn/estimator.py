@@ -415,7 +415,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _deciding_parameters(self) -> dict[str, Any]:
         """Return the parameters that decide the result, with None replaced by the default value."""
         found: dict[str, Any] = {"damping": choose_damping(self), "batch_size": choose_batch_size(self)}
-        if not has_templates(self):  # with templates the other defaults depend on labels
+        if not has_templates(self):  # the other defaults of networks with templates depend on labels
             found["online"] = is_online(self)
             found["layers"] = ((N_FEATURES, FEATURE_SIZE),) if self.layers is None else self.layers
             found["p_weight"] = choose_weight_priors(self)[0] if self.p_weight is None else self.p_weight
@@ -535,7 +535,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         name, (known, codes) = output if isinstance(output, tuple) else (output, (None, None))
         if isinstance(self._network, MultiLayer):
             network = self._network_for_reading
-            fixed = FixedNetwork(network.coded, self._stream.beliefs, network.template_classes)
+            fixed = FixedNetwork(network.labelled_net, self._stream.beliefs, network.template_classes)
             if name == "filled":
                 return CompletionMap(fixed, True, known, codes)
             of_rows: dict[str, OutputMap] = {
@@ -765,7 +765,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             network = self._network_for_reading
             codes = network.codes(y, int(n_samples))
             weights = [part > 0 for part in network.net.split(self._stream.beliefs)]
-            drawn = network.coded.draw(weights, int(n_samples), codes, seed)
+            drawn = network.labelled_net.draw(weights, int(n_samples), codes, seed)
             return add_noise(network.layer, drawn, seed) if noise else drawn.astype(np.uint8)
         if y is not None:
             raise DataError("sample: y is given, but without templates there are no classes: remove y")
@@ -806,7 +806,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_is_fitted(self)
         ds = self._given_rows(X, y, sample_weight)
         if isinstance(self._network, MultiLayer):
-            errors, classes = self._network_for_reading.scoring(ds, self._stream.beliefs)
+            errors, classes = self._network_for_reading.make_error_counts(ds, self._stream.beliefs)
             return 1.0 - errors.error(self._collect(errors, ds, classes, callbacks))
         decoder = self._decoder()
         stats = self._collect(DescriptionLength(decoder), ds, None, callbacks)

@@ -315,13 +315,13 @@ class MultiLayer:
         return encode_labels(labels, self.predicted, 0, "y", True)
 
     @property
-    def coded(self) -> Hierarchy:
+    def labelled_net(self) -> Hierarchy:
         """The network with a class for each template; without labels, the class is the template's number."""
         codes = tuple(self.template_classes.tolist())
         return replace(self.net, classes=codes)
 
-    def scoring(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """Return the reduction that counts the errors in rows, and the classes of the rows."""
+    def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
+        """Return (reduction that counts wrong classes in the rows of a dataset, classes of the rows)."""
         if not ds.has_y:
             raise DataError(
                 f"{ds.url or 'X'} has no labels to compare with: pass y, or a dataset with labels"
@@ -390,7 +390,7 @@ class MultiLayer:
             beliefs = yield from network._from_images(beliefs, first, rows["train"], passes, end)
         if measures or (passes and "validation" in rows):
             measured = rows.get("validation", rows["train"])
-            errors, classes = network.scoring(measured.dataset, beliefs)
+            errors, classes = network.make_error_counts(measured.dataset, beliefs)
             error = errors.error((yield SumStatistic(f"templates-validated{end}", errors, measured, classes)))
         if passes and "validation" in rows:
             history = [*history[:-1], {**history[-1], "validation_error": error}]

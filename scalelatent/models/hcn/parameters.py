@@ -53,7 +53,8 @@ MAX_ATTEMPTS = 5
 P_WEIGHT = 0.3
 # Prior probability of a weight in networks with templates if p_weight is None.
 LAYERED_P_WEIGHT = 0.25
-# Prior probability of a weight of a template in batch learning if p_weight is None.
+# Prior probability of a weight of a template if templates are learned from stored messages and p_weight is
+# None.
 STORED_TEMPLATES_P_WEIGHT = 1e-20
 # Default number of features of the layer below templates. More or larger features do not lower the error of
 # binary digits.

@@ -176,7 +176,7 @@ def plot_features(
         Colours of channels; None: the colours of features.
     """
     shown = np.arange(len(weights))
-    if len(weights) > MOST_FEATURES:  # the most frequent ones, in their order
+    if len(weights) > MOST_FEATURES:  # show the most frequent features
         frequency = used.astype(float) if often is None else often
         shown = _find_largest(frequency, MOST_FEATURES)
     across = min(len(shown), max(8, min(ACROSS, math.ceil(math.sqrt(2 * len(shown))))))

@@ -37,7 +37,7 @@ SAMPLES_PER_CLASS = 6
 def layers_section(
     model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
 ) -> Section:
-    """Return the section of a network with templates in a report."""
+    """Return the section of a report about a network with templates: numbers, figures, explanations."""
     filled = edges = None
     if data is None:
         what = "edges" if model.filters is not None else "completed images"

@@ -88,7 +88,7 @@ class SeveralObjects:
             )
         if n_objects < 1:
             raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
-        net = enlarge(network.coded, *sides)
+        net = enlarge(network.labelled_net, *sides)
         fixed = FixedNetwork(net, beliefs, network.template_classes)
         return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, fixed, device)
 

@@ -227,6 +227,7 @@ def hide_unknown(evidence: np.ndarray, known: np.ndarray | None, rows: np.ndarra
     Parameters
     ----------
     evidence : ndarray of int32, shape (rows, channels, height, width)
+        Log odds of the pixels.
     known : ndarray of uint8, shape (all rows, bytes), or None
         One bit per pixel, 1 if the pixel is known; None: all pixels are known.
     rows : ndarray of int, shape (rows,)

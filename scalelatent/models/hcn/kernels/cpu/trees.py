@@ -393,7 +393,7 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
 
 @instructions()
 def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
-    """Prefetch ``size`` bytes from ``address`` on into the cache."""
+    """Load ``size`` bytes that start at ``address`` into the CPU cache in advance."""
 
     def line(i: ir.Value, _: ir.Value) -> Values:
         code.fetch(address, i)
