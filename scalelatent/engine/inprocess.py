@@ -234,11 +234,11 @@ class CallerStop(StopEvent):
 def run_threads(
     items: Sequence[Item],
     workers: int,
-    make: Callable[[int, StopEvent], Callable[[Item], Value]],
+    make_worker: Callable[[int, StopEvent], Callable[[Item], Value]],
     finish: Callable[[Item, Value], None],
     on_wait: Callable[[], None] | None = None,
 ) -> None:
-    """Apply the function that ``make`` returns per thread to all items, on this and ``workers - 1`` threads.
+    """Apply the function that ``make_worker`` returns for a thread to all items, on ``workers`` threads.
 
     ``finish`` runs on the calling thread for each result. ``on_wait`` may raise an error to stop all threads.
     The calling thread computes too: if it only waited, each result would wake it and interrupt a computing
@@ -255,7 +255,7 @@ def run_threads(
 
     def work(slot: int) -> None:
         try:
-            run = make(slot, stop)
+            run = make_worker(slot, stop)
             while not stop.is_set() and (item := take()) is not _END:
                 results.put((item, run(item), None))
         except Stopped:
@@ -273,7 +273,7 @@ def run_threads(
     try:
         with keep_current_device():
             caller_stop = CallerStop(stop, on_wait)
-            run, remaining = make(0, caller_stop), len(items)
+            run, remaining = make_worker(0, caller_stop), len(items)
             while remaining:
                 if results.empty() and (item := take()) is not _END:
                     try:

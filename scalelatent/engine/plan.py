@@ -326,8 +326,8 @@ class Forecast:
         for part, rows in self.rows.items():
             p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
             work_name = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
-            make = partial(_make_map_probe, row_map, partial(self.make_block, size, rows))
-            row = self.probe(work_name, make, 2.0 * p * width / FLOP_RATE, rows=size)
+            make_call = partial(_make_map_probe, row_map, partial(self.make_block, size, rows))
+            row = self.probe(work_name, make_call, 2.0 * p * width / FLOP_RATE, rows=size)
             slots, new = self.resources.slots, RowShape(len(rows), width, rows.is_stored)
             if rows.is_stored:
                 slots = min(slots, choose_layout(len(rows), (width,), new.dtype).n_shards(len(rows)))
@@ -361,7 +361,7 @@ class Forecast:
     def probe(
         self,
         work_name: str,
-        make: Callable[[], Callable[[], object]],
+        make_call: Callable[[], Callable[[], object]],
         nominal: float,
         *,
         rows: int = 1,
@@ -369,12 +369,12 @@ class Forecast:
     ) -> float:
         """Return the measured seconds per row of a call on several threads, or ``nominal`` if not measured.
 
-        ``make`` returns the call for one thread, and ``work_name`` is the key of the stored result.
+        ``make_call`` returns the call for one thread, and ``work_name`` is the key of the stored result.
         """
         if not self.measure:
             return nominal
         threads = threads or self.resources.slots
-        return rates.get(f"{work_name} t{threads}", lambda: cpu_seconds(make, threads) / rows)
+        return rates.get(f"{work_name} t{threads}", lambda: cpu_seconds(make_call, threads) / rows)
 
     def measure_rates(
         self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
@@ -384,9 +384,11 @@ class Forecast:
         for part, reduction in stage.reductions.items():
             size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
             shape = f"{size}x{rows.n_features} {rows.dtype} {layout.size} {reduction.flops_per_row():.0f}"
-            make = partial(_make_pass_probe, reduction, state, block or partial(self.make_block, size, rows))
+            make_call = partial(
+                _make_pass_probe, reduction, state, block or partial(self.make_block, size, rows)
+            )
             work_name = f"{stage.name}{about} {shape} {self.codes}"
-            found[part] = self.probe(work_name, make, seconds_per_row(reduction), rows=size)
+            found[part] = self.probe(work_name, make_call, seconds_per_row(reduction), rows=size)
         return found
 
     def make_block(self, size: int, rows: AnyRows) -> Block:
@@ -405,7 +407,7 @@ class Forecast:
         """Return (seconds per row of a chain, seconds of its step); ``begin`` returns (state, block)."""
         slots = self.count_slots(order)
 
-        def make(stepping: bool) -> Callable[[], object]:
+        def make_call(stepping: bool) -> Callable[[], object]:
             (state, block), backend, stats = begin(), make_backend("cpu"), Stats.zeros(learner.layout(), rows)
             prepared = learner.prepare(state, backend)
 
@@ -420,9 +422,11 @@ class Forecast:
             chain()
             return step if stepping else chain
 
-        row = self.probe(work_name, partial(make, False), seconds_per_row(learner), rows=rows, threads=slots)
+        row = self.probe(
+            work_name, partial(make_call, False), seconds_per_row(learner), rows=rows, threads=slots
+        )
         work_name = f"{work_name} {order.batch_rows} step {slots}"
-        return row, self.probe(work_name, partial(make, True), STEP_SECONDS, threads=1)
+        return row, self.probe(work_name, partial(make_call, True), STEP_SECONDS, threads=1)
 
     def count_slots(self, order: RowOrder) -> int:
         """Return the number of threads that run chains of a step at the same time."""
@@ -435,11 +439,11 @@ class Forecast:
     def add_eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
         """Add the seconds for the eigenvectors of symmetric matrices with ``p`` columns."""
 
-        def make() -> Callable[[], object]:
+        def make_call() -> Callable[[], object]:
             x = np.random.default_rng(0).standard_normal((EIGEN_SIZE, EIGEN_SIZE))
             return lambda: np.linalg.eigh(x + x.T)
 
-        one = self.probe("eigenvectors", make, 0.0, rows=EIGEN_SIZE**3, threads=1)
+        one = self.probe("eigenvectors", make_call, 0.0, rows=EIGEN_SIZE**3, threads=1)
         self.add_seconds(name, matrices * one * p**3)
 
     def add_label_reading(self) -> None:

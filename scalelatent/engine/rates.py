@@ -128,7 +128,7 @@ rates = Rates(Path(CACHE_FOLDER) / "rates.json")
 
 
 def cpu_seconds(
-    make: Callable[[], Callable[[], object]], threads: int, least: float = PROBE_SECONDS
+    make_call: Callable[[], Callable[[], object]], threads: int, least: float = PROBE_SECONDS
 ) -> float:
     """Return the CPU seconds of one call while ``threads`` threads (at most one per core) make the same call.
 
@@ -152,7 +152,7 @@ def cpu_seconds(
         return (time.thread_time() - begin) / calls
 
     with single_threaded(), ThreadPoolExecutor(threads) as pool:
-        return float(np.mean(list(pool.map(measure, [make() for _ in range(threads)]))))
+        return float(np.mean(list(pool.map(measure, [make_call() for _ in range(threads)]))))
 
 
 # Size of the dataset with which writing and reading are measured; it is larger than a processor's cache.

@@ -267,15 +267,15 @@ class DaskExecutor:
         """Supervise a pass to its end; return this pass, or after a retry the pass that replaced it."""
         first: list[DaskPass] = [current]
 
-        def make() -> DaskPass:
+        def create_work() -> DaskPass:
             return first.pop() if first else self._pass(current.stage, current.iteration, current.learns)
 
-        return self.run(make, on_rows)
+        return self.run(create_work, on_rows)
 
-    def run(self, make: Callable[[], W], on_rows: OnRows) -> W:
-        """Create a pass or map with ``make`` and run it, again after failures; return the last one."""
+    def run(self, create_work: Callable[[], W], on_rows: OnRows) -> W:
+        """Create a pass or map with ``create_work`` and run it, again after failures; return the last one."""
         self.watch.begin()
-        ended = run_to_end(self, make, on_rows)
+        ended = run_to_end(self, create_work, on_rows)
         self._seconds[ended.name] = self.watch.span_seconds(ended)
         return ended
 
@@ -361,11 +361,11 @@ class DaskExecutor:
             raise
 
 
-def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
-    """Create a pass or map with ``make`` and supervise it, again after failures; return the last one."""
+def run_to_end(executor: DaskExecutor, create_work: Callable[[], W], on_rows: OnRows) -> W:
+    """Create and supervise a pass or map, again after each failure; return the last one."""
     tries, most = 0, -1
     while True:
-        current = make()
+        current = create_work()
         try:
             if _run_suspects_first(executor, current):
                 continue

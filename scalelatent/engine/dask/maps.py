@@ -127,7 +127,7 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
     files, known = ExitStack(), None
     with files:
 
-        def make() -> MapShards:
+        def create_work() -> MapShards:
             nonlocal known
             skipped = executor.quarantine.excluded_rows(task.dataset)
             if known is None or skipped != known[1]:
@@ -137,7 +137,7 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
                 known = name, skipped
             return MapShards(executor, task, known[0])
 
-        executor.run(make, on_rows)
+        executor.run(create_work, on_rows)
 
 
 def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:
