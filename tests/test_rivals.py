@@ -96,7 +96,7 @@ def test_chosen_is_the_candidate_with_the_fewest_wrong_targets(tasks: Any) -> No
     assert answer.tolist() == [3, 3]
 
 
-def made_task(tasks: Any) -> Any:
+def make_task(tasks: Any) -> Any:
     """Return a task with one small and one large set, and methods that succeed, fail, or never end."""
 
     def busy(rows: Any, seed: int) -> Any:
@@ -112,7 +112,7 @@ def made_task(tasks: Any) -> Any:
 @pytest.fixture
 def run(rivals: Any, tasks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Run the command with a made task; return the units that it measured, and the file's records."""
-    monkeypatch.setattr(rivals, "TASKS", {"made": made_task(tasks)})
+    monkeypatch.setattr(rivals, "TASKS", {"made": make_task(tasks)})
     out = tmp_path / "rivals.json"
     run_unit, measured = rivals.run_unit, []
     monkeypatch.setattr(

@@ -16,7 +16,7 @@ X = np.arange(60, dtype="f4").reshape(20, 3)
 Y = np.array(["a", "b<", "a", "c"] * 5)
 
 
-class _Unreadable(WrappedRows):
+class UnreadableRows(WrappedRows):
     """A source of rows that must not be read."""
 
     def read(self, start: int, stop: int) -> Any:
@@ -30,7 +30,7 @@ class _Unreadable(WrappedRows):
         return self._source.nnz
 
 
-def _datasets(folder: Path) -> dict[str, Dataset]:
+def make_datasets(folder: Path) -> dict[str, Dataset]:
     dense, sparse = Dataset.from_arrays(X, Y), Dataset.from_arrays(csr_array(X), csr_array(X > 30))
     grown = dense.save(folder / "grown")
     append_rows(folder / "grown", dense)
@@ -63,11 +63,11 @@ EXPECTED = {
 
 
 def test_the_repr_of_a_dataset_reads_no_rows(tmp_path: Path) -> None:
-    found = _datasets(tmp_path)
+    found = make_datasets(tmp_path)
     for ds in found.values():
-        ds._columns.x = _Unreadable(ds._columns.x)
+        ds._columns.x = UnreadableRows(ds._columns.x)
         if ds._columns.y is not None:
-            ds._columns.y = _Unreadable(ds._columns.y)
+            ds._columns.y = UnreadableRows(ds._columns.y)
     assert {name: repr(ds).replace(str(tmp_path), "{}") for name, ds in found.items()} == EXPECTED
     for ds in found.values():
         page = ds._repr_html_()
@@ -84,8 +84,8 @@ def test_the_repr_of_reshaped_rows_reads_no_rows(tmp_path: Path) -> None:
     from scalelatent.data.read.sources import ArrayRows, CsrSource
     from scalelatent.data.write.convert import DenseRows, SparseRows
 
-    sparse = Dataset(Columns(SparseRows(_Unreadable(ArrayRows(X)))))
-    dense = Dataset(Columns(DenseRows(_Unreadable(CsrSource(csr_array(X))))))
+    sparse = Dataset(Columns(SparseRows(UnreadableRows(ArrayRows(X)))))
+    dense = Dataset(Columns(DenseRows(UnreadableRows(CsrSource(csr_array(X))))))
     assert (repr(sparse), repr(dense)) == (
         "<Dataset 20 CSR rows x (3,) float32>",
         "<Dataset 20 rows x (3,) float32>",

@@ -33,7 +33,7 @@ def test_strings_of_any_length_are_labels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(convert_dataset(tmp_path / "a.zarr", tmp_path / "ds").read_y(0, 120), names)
 
 
-def _references(folder: Path) -> Path:
+def write_references(folder: Path) -> Path:
     """Write a binary file and references that describe it as a zarr group; return their path."""
     (folder / "raw.bin").write_bytes(b"HEAD" + ROWS.tobytes() + LABELS.tobytes())
     refs: dict[str, object] = {".zgroup": json.dumps({"zarr_format": 2})}
@@ -53,7 +53,7 @@ def _references(folder: Path) -> Path:
 
 
 def test_virtual_references_are_read(tmp_path: Path) -> None:
-    refs = _references(tmp_path)
+    refs = write_references(tmp_path)
     ds = convert_dataset(refs, tmp_path / "ds", shard_rows=50)
     np.testing.assert_array_equal(ds.read_x(0, 120), ROWS)
     np.testing.assert_array_equal(ds.read_y(0, 120), LABELS)
@@ -61,7 +61,7 @@ def test_virtual_references_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["missing", "short"])
 def test_missing_and_short_referenced_files_are_refused(harm: str, tmp_path: Path) -> None:
-    refs = _references(tmp_path)
+    refs = write_references(tmp_path)
     raw = tmp_path / "raw.bin"
     if harm == "missing":
         raw.unlink()

@@ -17,7 +17,7 @@ from scalelatent.engine.passes import Span
 from scalelatent.errors import RunError
 
 
-class Pass(Work):
+class FakePass(Work):
     def item_rows(self, item: Span) -> int:
         return 100
 
@@ -26,20 +26,20 @@ class Pass(Work):
 
 
 @pytest.fixture
-def case() -> tuple[Watch, Pass, list[dict[str, Any]]]:
+def watched_pass() -> tuple[Watch, FakePass, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
     window = SimpleNamespace(refresh=lambda threads: None)
     executor = SimpleNamespace(
         token="t", callbacks=SimpleNamespace(on_event=events.append), look_at_workers=lambda: {"a": 1}
     )
-    current = Pass("capsule_estep", 7, "t", 1000)
+    current = FakePass("capsule_estep", 7, "t", 1000)
     current.window = window  # type: ignore[assignment]
     current.items = {"key": Span("train", 0, 3)}
     return Watch(executor), current, events  # type: ignore[arg-type]
 
 
-def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
-    looker, current, events = case
+def test_deaths_are_reported_with_span_rows_host_and_memory(watched_pass: Any) -> None:
+    looker, current, events = watched_pass
     looker.members = {"tcp://a:1": ClusterMember(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
         looker._news.append({"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}})
@@ -53,8 +53,8 @@ def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
     assert events[1]["rows"] == [300, 400]
 
 
-def test_online_steps_are_reported_as_segments(case: Any) -> None:
-    looker, _, events = case
+def test_online_steps_are_reported_as_segments(watched_pass: Any) -> None:
+    looker, _, events = watched_pass
     place = Place(0, 12)
     segment = Segment(SimpleNamespace(token="t", stage=SimpleNamespace(name="toy_step")), place, 0)
     segment.window = SimpleNamespace(refresh=lambda threads: None)  # type: ignore[assignment]
@@ -69,13 +69,13 @@ def test_online_steps_are_reported_as_segments(case: Any) -> None:
     assert [segment.counted(n) for n in (1, 2)] == ["1 segment", "2 segments"]
 
 
-def test_waiting_items_are_reported_in_singular_and_plural(case: Any) -> None:
-    _, current, _ = case
+def test_waiting_items_are_reported_in_singular_and_plural(watched_pass: Any) -> None:
+    _, current, _ = watched_pass
     assert [current.counted(n) for n in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
 
 
-def test_a_retired_worker_does_not_count_as_a_death(case: Any) -> None:
-    looker, current, events = case
+def test_a_retired_worker_does_not_count_as_a_death(watched_pass: Any) -> None:
+    looker, current, events = watched_pass
     looker._news.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": {"key"}, "expected": True}
     )
@@ -84,8 +84,8 @@ def test_a_retired_worker_does_not_count_as_a_death(case: Any) -> None:
     assert events[0]["expected"] is True
 
 
-def test_lost_results_are_reported_and_do_not_count_as_deaths(case: Any) -> None:
-    looker, current, events = case
+def test_lost_results_are_reported_and_do_not_count_as_deaths(watched_pass: Any) -> None:
+    looker, current, events = watched_pass
     looker._news.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": set(), "lost-computed-tasks": {"key"}}
     )
@@ -95,15 +95,15 @@ def test_lost_results_are_reported_and_do_not_count_as_deaths(case: Any) -> None
     assert events[1]["why"] == "its worker was lost with the result"
 
 
-def test_deaths_of_an_earlier_pass_are_forgotten(case: Any) -> None:
-    looker, current, _ = case
+def test_deaths_of_an_earlier_pass_are_forgotten(watched_pass: Any) -> None:
+    looker, current, _ = watched_pass
     looker.deaths = {("capsule_estep", 6, 1): ["a"], ("capsule_estep", 7, 1): ["b"]}
     looker.start(current)
     assert looker.deaths == {("capsule_estep", 7, 1): ["b"]}
 
 
-def test_a_suspected_worker_is_used_again_later(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looker, _, _ = case
+def test_a_suspected_worker_is_used_again_later(watched_pass: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looker, _, _ = watched_pass
     now = watch.time.monotonic()
     looker.avoided = {"a": now, "gone": now}
     assert looker.trusted({"a": 1, "b": 2}) == {"b": 2}
@@ -126,8 +126,8 @@ def test_the_error_of_a_call_names_the_lost_scheduler(error: Exception, status: 
         link.call("workers were counted", fail)
 
 
-def test_reports_of_workers_reach_the_right_driver(case: Any) -> None:
-    looker, _, _ = case
+def test_reports_of_workers_reach_the_right_driver(watched_pass: Any) -> None:
+    looker, _, _ = watched_pass
     heard, paces = list[Any](), list[Any]()
     looker._executor.receive = heard.append
     looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(receive=paces.append))

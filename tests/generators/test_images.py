@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _set(kind: str, **options: Any) -> ImageSet:
+def make_set(kind: str, **options: Any) -> ImageSet:
     return image_set(kind, **{"seed": 3, "noise": 0.05, **OPTIONS[kind], **options})
 
 
@@ -41,7 +41,7 @@ def _set(kind: str, **options: Any) -> ImageSet:
     noise=st.sampled_from([0.0, 0.1]),
 )
 def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: int, noise: float) -> None:
-    images = _set(kind, noise=noise)
+    images = make_set(kind, noise=noise)
     x, y = images.rows(start, start + count)
     middle = start + min(cut, count)
     parts = [images.rows(start, middle), images.rows(middle, start + count)]
@@ -58,7 +58,7 @@ def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: 
 @pytest.mark.parametrize("kind", ["bars", "symbols", "letters", "text"])
 def test_clean_images_are_their_placed_features(kind: str) -> None:
     """Each image is the OR of its features at their places, all whole inside the image."""
-    images = _set(kind)
+    images = make_set(kind)
     sizes = [b.shape for b in bitmaps(images.parameters["features"])]
     height, width = images.image_shape
     found = images.clean(100, 140)
@@ -74,7 +74,7 @@ def test_clean_images_are_their_placed_features(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_flips_its_share_of_independent_pixels(kind: str) -> None:
-    images = _set(kind, noise=0.05)
+    images = make_set(kind, noise=0.05)
     flipped = images.rows(0, 2000)[0] != images.clean(0, 2000)
     n = flipped.size
     assert abs(flipped.mean() - 0.05) < 5 * np.sqrt(0.05 * 0.95 / n)
@@ -83,11 +83,11 @@ def test_noise_flips_its_share_of_independent_pixels(kind: str) -> None:
     assert by_pixel.max() < 0.05 + 6 * np.sqrt(0.05 * 0.95 / 2000)
     neighbours = (flipped[:, :, 1:] & flipped[:, :, :-1]).mean()
     assert abs(neighbours - 0.05**2) < 5 * np.sqrt(0.05**2 / n)
-    np.testing.assert_array_equal(_set(kind, noise=0.0).rows(5, 9)[0].shape, images.clean(5, 9).shape)
+    np.testing.assert_array_equal(make_set(kind, noise=0.0).rows(5, 9)[0].shape, images.clean(5, 9).shape)
 
 
 def test_places_and_features_are_uniform() -> None:
-    images = _set("letters", size=(9, 8), count=1, alphabet="AIZ", noise=0.0)
+    images = make_set("letters", size=(9, 8), count=1, alphabet="AIZ", noise=0.0)
     truth = images.truth(0, 30_000)[:, 0]
     assert np.abs(np.bincount(truth[:, 0]) / 30_000 - 1 / 3).max() < 0.015
     tops = np.bincount(truth[:, 1]) / 30_000

@@ -23,7 +23,7 @@ def start(**more: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[SimpleNamespace]:
+def watched_cluster() -> Iterator[SimpleNamespace]:
     """Cluster, client, base address of the dashboard, and `get(path) -> (status, text)`."""
     from distributed import Client
 
@@ -54,7 +54,7 @@ def get() -> Callable[[str], tuple[int, str]]:
 
 
 @pytest.fixture(scope="session")
-def jobs() -> Callable[..., dict[str, Any]]:
+def wait_for_jobs() -> Callable[..., dict[str, Any]]:
     """Return `/scalelatent.json` when a condition on it is true."""
 
     def ask(

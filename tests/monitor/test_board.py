@@ -30,7 +30,7 @@ def feed_fit(board: Board, run: str, passes: int, begin: float = 1000.0, **more:
     return now
 
 
-def span(run: str, worker: str, **more: Any) -> dict[str, Any]:
+def make_span(run: str, worker: str, **more: Any) -> dict[str, Any]:
     which = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 7, "rows": 500, "bytes": 392_000}
     who = {"device": "cpu", "worker": worker, "name": worker[-2:], "rss": 1 << 28}
     return {"kind": "span", "run": run, **which, "seconds": 1.0, "wait_seconds": 0.25, **who, **more}
@@ -58,8 +58,8 @@ def test_board_shows_rates_and_remaining_time() -> None:
 def test_board_shows_the_memory_of_gpus() -> None:
     board, card = Board(), {"gpu_used": 3 << 30, "gpu_total": 80 << 30, "gpu_rows": 1 << 30}
     now = feed_fit(board, "runs/a", 2)
-    board.update(span("runs/a", "tcp://h:w1", device="cupy", **card), now)
-    board.update(span("runs/a", "tcp://h:w2"), now)
+    board.update(make_span("runs/a", "tcp://h:w1", device="cupy", **card), now)
+    board.update(make_span("runs/a", "tcp://h:w2"), now)
     first, second = board.jobs["runs/a"].detail(now)["worker_rows"]
     assert {key: first[key] for key in card} == card
     assert {second[key] for key in card} == {None}
@@ -189,8 +189,8 @@ def test_workers_pools_and_losses() -> None:
     board = Board()
     now = feed_fit(board, "r", 2)
     for second in range(6):
-        board.update(span("r", "tcp://h:w1"), now + second)
-        board.update(span("r", "tcp://h:g1", device="gpu", rows=5000), now + second)
+        board.update(make_span("r", "tcp://h:w1"), now + second)
+        board.update(make_span("r", "tcp://h:g1", device="gpu", rows=5000), now + second)
     job = board.jobs["r"]
     detail = job.detail(now + 5)
     assert [w["name"] for w in detail["worker_rows"]] == ["w1", "g1"]
@@ -210,25 +210,25 @@ def test_workers_pools_and_losses() -> None:
     assert [e["text"] for e in detail["events"] if e["name"] == "worker_lost"] == [
         "worker w1, tasks 2, memory 1,024 MiB"
     ]
-    board.update(span("r", "tcp://h:w1"), now + 9)  # The worker was only unreachable for a while.
+    board.update(make_span("r", "tcp://h:w1"), now + 9)  # The worker was only unreachable for a while.
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 
 def test_spans_in_one_message_are_counted_individually() -> None:
     board = Board()
     feed_fit(board, "r", 1)
-    board.update(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
+    board.update(make_span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
     (worker,) = board.jobs["r"].detail(1000.0)["worker_rows"]
     assert (worker["spans"], worker["rows"], worker["span_seconds"], worker["pool"]) == (4, 4000, 1.0, "gpu")
 
 
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = Board()
-    board.update(span("/tmp/records", "tcp://h:w1"), 1000.0)
+    board.update(make_span("/tmp/records", "tcp://h:w1"), 1000.0)
     assert not board.jobs  # A span alone creates no job, because no driver would report the end of this job.
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
-        board.update(span(run, "tcp://h:w1"), 1001.0)
+        board.update(make_span(run, "tcp://h:w1"), 1001.0)
     assert list(board.jobs) == ["/runs/search"]
     assert board.jobs["/runs/search"].detail(1001.0)["worker_rows"][0]["spans"] == 2
 
@@ -236,7 +236,7 @@ def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
 def test_retired_workers_and_workers_of_other_jobs_are_not_lost() -> None:
     board = Board()
     feed_fit(board, "r", 1)
-    board.update(span("r", "tcp://h:w1"))
+    board.update(make_span("r", "tcp://h:w1"))
     board.update({"kind": "lost", "worker": "tcp://h:w1", "expected": True, "keys": []})
     board.update({"kind": "lost", "worker": "tcp://h:zz", "keys": []})
     assert board.lost_total == 1
@@ -314,7 +314,7 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
                 run = f"runs/{job:06d}"
                 now = feed_fit(board, run, passes, begin=1000.0 + job)
                 for worker in range(10):
-                    board.update(span(run, f"tcp://h:{worker}"), now)
+                    board.update(make_span(run, f"tcp://h:{worker}"), now)
                     board.update({"kind": "event", "run": run, "name": "span_redone", "span": worker}, now)
                 board.update({"kind": "state", "run": run, "state": "done"}, now)
             assert len(board.jobs) == 10
@@ -339,7 +339,7 @@ def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
     board = Board()
     feed_fit(board, "r", 1)
     for number in range(2500):
-        board.update(span("r", f"tcp://h:{number}"), 2000.0 + number)
+        board.update(make_span("r", f"tcp://h:{number}"), 2000.0 + number)
         board.update({"kind": "lost", "worker": f"tcp://h:{number}", "keys": ["k"] * 1000}, 2000.0 + number)
     job = board.jobs["r"]
     assert len(job.workers.rows) <= 1000
@@ -348,6 +348,6 @@ def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
     answer = snapshot(board, {}, "r", now=5000.0)["job"]
     assert len(answer["worker_rows"]) == 50
     assert len(answer["worker_rows"]) + answer["worker_rows_hidden"] == len(job.workers.rows)
-    board.update(span("r", "tcp://h:0"), 5000.0)
+    board.update(make_span("r", "tcp://h:0"), 5000.0)
     assert len(board.lost) <= 50
     assert len(board.lost[0]["tasks"]) == 50

@@ -16,7 +16,7 @@ from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_d
 SMALL_BLOCKS = 40_000
 
 
-def capsule_norms(h, dim):
+def squared_lengths(h, dim):
     """Return the squared lengths of capsules of equal dimension, (rows, capsules)."""
     return (h.astype(float) ** 2).reshape(len(h), -1, dim).sum(axis=2)
 

@@ -24,19 +24,21 @@ from scalelatent.models.hcn.model.evidence_learner import (
     forget,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from tests.models.hcn.cases import Kernels, learn_online, one_step, overlap
+from tests.models.hcn.cases import KernelTable, largest_overlap, learn_online, run_one_step
 
-BACKEND = Kernels()
+BACKEND = KernelTable()
 SMALL = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
 
 
-def small(forgetting: float = 0.9, layer: FeatureLayer = SMALL) -> tuple[EvidenceLearner, np.ndarray]:
+def make_small_learner(
+    forgetting: float = 0.9, layer: FeatureLayer = SMALL
+) -> tuple[EvidenceLearner, np.ndarray]:
     x = (np.random.default_rng(0).random((24, layer.n_pixels)) < 0.3).astype(np.uint8)
     return EvidenceLearner(layer, forgetting, 2, 5), x
 
 
 def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
-    learner, x = small()
+    learner, x = make_small_learner()
     state = learner.start()
     prior = state.first
     for first in range(0, 24, 2):
@@ -46,14 +48,14 @@ def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
         order = shuffled(5, "hcn sweep", 0, rows[:1], 2 * SMALL.n_pixels)
         BACKEND.kernel("hcn_sweep")(SMALL.evidence(x[rows])[None], order, s, after)
         posterior = state.beliefs + (after[0] - w) / GRID
-        state = one_step(learner, state, x, rows, 0, BACKEND)
+        state = run_one_step(learner, state, x, rows, 0, BACKEND)
         assert_allclose(state.beliefs, 0.9 * posterior + 0.1 * prior, rtol=1e-13)
     assert np.abs(state.beliefs - prior).max() > 1
 
 
 def check_forgetting(step: Callable[..., EvidenceState]) -> None:
     """Check that knowledge fades with each minibatch of each chain if rows carry no evidence."""
-    learner, x = small(layer=replace(SMALL, missing=9))
+    learner, x = make_small_learner(layer=replace(SMALL, missing=9))
     first = learner.start().first
     state = EvidenceState(first + 10.0, first)
     prepared, total = learner.prepare(state, BACKEND), Stats.zeros(learner.layout())
@@ -64,19 +66,19 @@ def check_forgetting(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, total, 24).beliefs, first + 10 * 0.9**12, rtol=1e-12)
 
 
-def forgetting_once(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+def forget_only_once(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
     return replace(state, beliefs=forget(state.beliefs, state.first, 0.9) + stats["evidence"])
 
 
 def test_steps_forget_for_each_minibatch() -> None:
     check_forgetting(EvidenceLearner.step)
     with pytest.raises(AssertionError):
-        check_forgetting(forgetting_once)
+        check_forgetting(forget_only_once)
 
 
 def check_weight(step: Callable[..., EvidenceState]) -> None:
     """Check that identical minibatches weigh the same in parallel chains as one after another."""
-    learner, _ = small(0.9)
+    learner, _ = make_small_learner(0.9)
     state, said = learner.start(), 3.0
     stats = Stats.zeros(learner.layout())
     for m in (4, 4, 2):
@@ -89,7 +91,7 @@ def check_weight(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, stats, 20).beliefs, serial, rtol=1e-12)
 
 
-def summed(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+def sum_wrongly(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
     beliefs = forget(state.beliefs, state.first, 0.9 ** int(stats["minibatches"]))
     return replace(state, beliefs=beliefs + stats["evidence"])
 
@@ -97,20 +99,20 @@ def summed(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int)
 def test_parallel_chains_have_the_weight_of_serial_minibatches() -> None:
     check_weight(EvidenceLearner.step)
     with pytest.raises(AssertionError):
-        check_weight(summed)
+        check_weight(sum_wrongly)
 
 
 def test_without_forgetting_evidence_adds_up() -> None:
-    learner, x = small(1.0)
+    learner, x = make_small_learner(1.0)
     state, rows = learner.start(), np.arange(24)
-    apart = [one_step(learner, state, x, rows[a : a + 8], 0, BACKEND) for a in (0, 8, 16)]
-    together = one_step(learner, state, x, rows, 0, BACKEND, chains=3)
+    apart = [run_one_step(learner, state, x, rows[a : a + 8], 0, BACKEND) for a in (0, 8, 16)]
+    together = run_one_step(learner, state, x, rows, 0, BACKEND, chains=3)
     assert_allclose(together.beliefs, sum(s.beliefs for s in apart) - 2 * state.beliefs, rtol=1e-12)
 
 
 def test_parallel_chains_equal_serial_chains() -> None:
-    learner, x = small()
-    state = one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
+    learner, x = make_small_learner()
+    state = run_one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
     prepared = learner.prepare(state, BACKEND)
     parts = [np.arange(0, 6), np.arange(6, 13), np.arange(13, 24)]
     blocks = [Block(x[part], None, None, 0, part, 1, k) for k, part in enumerate(parts)]
@@ -123,17 +125,17 @@ def test_parallel_chains_equal_serial_chains() -> None:
 
 
 def test_the_reference_kernels_learn_the_same() -> None:
-    learner, x = small()
-    found, want = (learn_online(learner, x, 2, backend) for backend in (BACKEND, Kernels("reference")))
+    learner, x = make_small_learner()
+    found, want = (learn_online(learner, x, 2, backend) for backend in (BACKEND, KernelTable("reference")))
     assert_array_equal(found.beliefs, want.beliefs)
     assert found.last_changed == want.last_changed > 0
 
 
 def test_beliefs_beyond_exact_sums_are_refused() -> None:
-    learner, x = small(1.0)
+    learner, x = make_small_learner(1.0)
     state = replace(learner.start(), beliefs=np.full(SMALL.weights_shape, 2_000_000.0))
     with pytest.raises(DivergenceError, match=r"layer 1: .*feature 0 have reached 2,000,0.*lower forgetting"):
-        one_step(learner, state, x, np.arange(4), 0, BACKEND)
+        run_one_step(learner, state, x, np.arange(4), 0, BACKEND)
 
 
 def test_a_chain_stays_within_its_requested_memory() -> None:
@@ -143,7 +145,7 @@ def test_a_chain_stays_within_its_requested_memory() -> None:
     block = Block(x, None, None, 0, np.arange(20))
     stats = Stats.zeros(learner.layout())
     learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # The first call compiles.
-    prepared = learner.prepare(learner.start(), Kernels())
+    prepared = learner.prepare(learner.start(), KernelTable())
     tracemalloc.start()
     try:
         learner.run_chain(prepared, block, stats)
@@ -168,7 +170,7 @@ def test_online_learning_finds_letters(n_rows, epochs) -> None:
     x = letters.rows(0, n_rows)[0].reshape(n_rows, -1)
     state = learn_online(EvidenceLearner(layer, 0.95, 5, 1), x, epochs, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
     assert min(found) >= 0.9
 
 
@@ -196,7 +198,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     assert_array_equal(beliefs, cut_off(first))
 
 
-def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
+def roll_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Wrong implementation: pixels that leave the window on one side enter on the other."""
     out = beliefs.copy()
     out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
@@ -206,14 +208,14 @@ def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
 def test_features_move_to_the_middle_of_their_windows() -> None:
     check_centred(center_features)
     with pytest.raises(AssertionError):
-        check_centred(rolled)
+        check_centred(roll_features)
 
 
 @pytest.mark.parametrize(
     ("minibatches", "steps"), [(1, CENTER_EVERY), (8, CENTER_EVERY // 8), (3 * CENTER_EVERY, 1)]
 )
 def test_features_are_moved_every_20_minibatches(minibatches, steps) -> None:
-    learner, _ = small(1.0, replace(SMALL, window=(5, 3)))
+    learner, _ = make_small_learner(1.0, replace(SMALL, window=(5, 3)))
     first = learner.start().first
     state = EvidenceState(first.copy(), first)
     state.beliefs[:, 4, 1, 0] = 5.0
@@ -234,7 +236,7 @@ def test_unknown_pixels_are_skipped() -> None:
     x[np.random.default_rng(0).random(x.shape) < 0.2] = 7
     state = learn_online(EvidenceLearner(layer, 0.95, 5, 1), x, 1, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
     assert sum(o >= 0.9 for o in found) >= 4
 
 
@@ -246,7 +248,7 @@ def test_validation_rows_stop_online_learning() -> None:
     state, found = learner.start(), []
     for epoch in range(12):
         for first in range(0, 100, 5):
-            state = one_step(learner, state, x, np.arange(first, first + 5), epoch, BACKEND)
+            state = run_one_step(learner, state, x, np.arange(first, first + 5), epoch, BACKEND)
         reduction = learner.validation()
         stats = Stats.zeros(reduction.layout())
         reduction.accumulate(reduction.prepare(state, BACKEND), Block(x[100:], None, None, 100), stats)

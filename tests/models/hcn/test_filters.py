@@ -55,12 +55,12 @@ def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]
     assert not found[1, :, 1:-1, :7].any()  # The border does not add edges either.
 
 
-def grey_layer() -> FeatureLayer:
+def make_grey_layer() -> FeatureLayer:
     """Return a layer of images of 5 x 6 grey levels."""
     return FeatureLayer((16, 5, 6), 3, (2, 2), 1e-3, 1e-3, 0.25, 1e-3, filters=OrientedFilters(16, 3))
 
 
-def block_of(x: np.ndarray) -> Block:
+def make_block(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 7)
 
 
@@ -73,14 +73,14 @@ def test_a_flipped_pixel_is_an_edge_only_for_small_filters() -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_filter_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
-    layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
+    layer, images = make_grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
     assert layer.seen == (1, 5, 6)
     off, on = layer.evidence_of
     edges = OrientedFilters(16, 3).edges(images)
     assert 0 < edges.mean() <= 1 / 16
-    assert_array_equal(layer.evidence_in(block_of(images.astype(dtype))), np.where(edges, on, off))
+    assert_array_equal(layer.evidence_in(make_block(images.astype(dtype))), np.where(edges, on, off))
     assert (
-        layer.evidence_in(block_of(np.zeros((2, 5, 6), dtype))) == off
+        layer.evidence_in(make_block(np.zeros((2, 5, 6), dtype))) == off
     ).all()  # Empty images are grey, too.
 
 
@@ -98,4 +98,4 @@ def test_images_that_are_not_grey_are_refused(value: float, message: str) -> Non
     x = np.zeros((3, 30), np.float32)
     x[1, 2] = value
     with pytest.raises(DataError, match=message):
-        grey_layer().evidence_in(block_of(x))
+        make_grey_layer().evidence_in(make_block(x))

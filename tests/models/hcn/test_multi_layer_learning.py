@@ -32,7 +32,7 @@ from scalelatent.storage.record import dumps, loads
 CATEGORY = (0, 1, 1, 0)  # category of each of the four patterns
 
 
-def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
+def make_two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
     """Return a network with the form of the two-trait set, and the set."""
     images = image_set("traits", size=size, gap=gap, labels="pattern")
     height, width = images.image_shape
@@ -53,7 +53,7 @@ def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
     return np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in parts])
 
 
-def block_of(images: Any, start: int, stop: int, known: bool = True) -> Block:
+def make_block(images: Any, start: int, stop: int, known: bool = True) -> Block:
     x, y = images.rows(start, stop)
     y = np.where(known, y.astype(np.int32), -1)
     return Block(x.reshape(len(x), -1), y, None, start)
@@ -69,24 +69,24 @@ def learn_batch(learner: LayeredMessages, block: Block, visits: int) -> Any:
     return state
 
 
-def error(learner: LayeredEvidence, state: Any, images: Any) -> float:
+def compute_error(learner: LayeredEvidence, state: Any, images: Any) -> float:
     found, backend = learner.validation(), make_backend("cpu")
     stats = Stats.zeros(found.layout())
-    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
+    found.accumulate(found.prepare(state, backend), make_block(images, 5000, 6000), stats)
     return learner.validated(state, stats).error
 
 
 def test_true_weights_classify_their_images() -> None:
-    net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
+    net, images = make_two_layers(13, 2, classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_classes=4)
     state = learner.start()
     state = type(state)(true_weights(net, images), state.first)
-    assert error(learner, state, images) < 0.005
+    assert compute_error(learner, state, images) < 0.005
     # The result does not depend on the assumed noise.
     other = [replace(layer, p01=0.2, p10=0.05) for layer in net.layers]
     found = TemplateCounts(Hierarchy(tuple(other), (0, 1, 2, 3)), 4)
     stats, backend = Stats.zeros(found.layout()), make_backend("cpu")
-    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
+    found.accumulate(found.prepare(state, backend), make_block(images, 5000, 6000), stats)
     assert stats["templates"].trace() > 995
 
 
@@ -94,15 +94,15 @@ def test_true_weights_classify_their_images() -> None:
 @pytest.mark.parametrize("labelled", [True, False])
 def test_parts_and_templates_are_found(labelled: bool) -> None:
     classes = (0, 1, 2, 3) if labelled else None
-    net, images = two_layers(13, 2, classes=classes, seed=0)
+    net, images = make_two_layers(13, 2, classes=classes, seed=0)
     learner = LayeredMessages(net, n_rows=100, single_leaf_passes=25, n_classes=4)
-    state = learn_batch(learner, block_of(images, 0, 100), 4 if labelled else 16)
-    assert error(learner, state, images) <= 0.006
+    state = learn_batch(learner, make_block(images, 0, 100), 4 if labelled else 16)
+    assert compute_error(learner, state, images) <= 0.006
 
 
 def test_hidden_parts_are_completed_in_place() -> None:
     """Half of each part is hidden: 95 % of the filled-in pixels are within one pixel of a true one."""
-    net, images = two_layers(13, 2, classes=CATEGORY)
+    net, images = make_two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     x, _ = images.rows(0, 40)
     clean = images.clean(0, 40).reshape(40, *net.layers[0].image)
@@ -127,7 +127,7 @@ def test_hidden_parts_are_completed_in_place() -> None:
 
 def test_drawn_images_follow_the_set() -> None:
     """Templates and shifts are drawn with their probabilities; a forward pass classifies the features."""
-    net, images = two_layers(13, 2, classes=CATEGORY)
+    net, images = make_two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
     drawn = net.draw(weights, 300, labels, 5)
@@ -140,7 +140,7 @@ def test_drawn_images_follow_the_set() -> None:
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
-    net, images = two_layers(13, 2, classes=CATEGORY)
+    net, images = make_two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     codes = np.array(CATEGORY)
     whole = net.draw(weights, 40, codes[np.arange(40) % 4], 5)
@@ -156,8 +156,8 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
     """Passes of one visit and of several visits are equal, and kept messages are not changed."""
-    net, images = two_layers(classes=(0, 1, 2, 3))
-    block = block_of(images, 0, 12)
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
+    block = make_block(images, 0, 12)
     several = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=1), block, 6)
     at_once = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=6), block, 1)
     np.testing.assert_array_equal(several.beliefs, at_once.beliefs)
@@ -172,26 +172,26 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
     """Bounds hold for messages in use, for kept messages in the usual case, and if no message is 0."""
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, single_leaf_passes=6)
-    block = block_of(images, 0, 12, known)
+    block = make_block(images, 0, 12, known)
     kept = learner.visit((learner.start(), make_backend("cpu")), block, None)
     messages = unpack_messages(kept)
     assert messages[-1].s.shape[-1] == (1 if known else 4)
     parts = [part for m in messages for part in vars(m).values()]
     assert sum(part.nbytes for part in parts) == 12 * row_bytes(net, known)
-    assert leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
+    assert count_leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
     full = [replace(m, **{k: np.full_like(v, 7) for k, v in vars(m).items()}) for m in messages]
     of_full = {"layers": {str(level): pack_messages(m) for level, m in enumerate(full)}}
-    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
+    assert 12 * row_bytes(net, known) < count_leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
     """The bound includes reading and writing the leaf, even if no message is 0."""
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
-    block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
+    block, prepared = make_block(images, 0, 60), (learner.start(), make_backend("cpu"))
     kept = learner.visit(prepared, block, None)
     if full:
         parts = [{k: np.full_like(v, 7) for k, v in vars(m).items()} for m in unpack_messages(kept)]
@@ -206,12 +206,12 @@ def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    assert leaf_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
+    assert count_leaf_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
 
 
-def leaf_bytes(kept: Any) -> int:
+def count_leaf_bytes(kept: Any) -> int:
     """Return the bytes of the arrays in a tree of dicts."""
-    return sum(map(leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
+    return sum(map(count_leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
 
 
 ARRAYS = [
@@ -256,8 +256,8 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 
 def test_beliefs_equal_priors_plus_messages() -> None:
     """Beliefs of W are the initial ones plus all messages. Beliefs of S include messages from above."""
-    net, images = two_layers()
-    learner, block = LayeredMessages(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
+    net, images = make_two_layers()
+    learner, block = LayeredMessages(net, n_rows=8, single_leaf_passes=5), make_block(images, 0, 8)
     state = learner.start()
     new = learner.visit((state, make_backend("cpu")), block, None)
     changes, messages = net.split(to_dense(new["change"])), unpack_messages(new)
@@ -282,19 +282,19 @@ def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.Mo
 
 
 def test_supervised_learning_equals_semi_supervised_learning_with_all_labels() -> None:
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, single_leaf_passes=3)
-    labelled = learn_batch(learner, block_of(images, 0, 12), 1)
-    unlabelled = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
+    labelled = learn_batch(learner, make_block(images, 0, 12), 1)
+    unlabelled = learn_batch(learner, make_block(images, 0, 12, known=False), 1)
     clusters = learn_batch(
-        LayeredMessages(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3), block_of(images, 0, 12), 1
+        LayeredMessages(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3), make_block(images, 0, 12), 1
     )
     np.testing.assert_array_equal(unlabelled.beliefs, clusters.beliefs)
     assert (labelled.beliefs != unlabelled.beliefs).any()
 
 
 def test_class_messages_are_minus_the_best_other_score() -> None:
-    net, _ = two_layers(classes=(0, 0, 1, 1))
+    net, _ = make_two_layers(classes=(0, 0, 1, 1))
     scores = np.array([[5, 3, 9, 9], [1, 2, 3, 4]], np.int32)
     np.testing.assert_array_equal(net.class_messages(scores, None), [[-9, -9, -9, -9], [-4, -4, -4, -3]])
     found = net.class_messages(scores, np.array([0, -1]))
@@ -323,28 +323,28 @@ def test_priors_of_shifts_sum_to_one_and_peak_at_the_centre() -> None:
 
 
 def test_online_minibatches_keep_no_messages() -> None:
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner, backend = LayeredEvidence(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
     state, stats = learner.start(), Stats.zeros(LayeredEvidence(net).layout())
-    learner.run_chain((state, backend), block_of(images, 0, 10), stats)
+    learner.run_chain((state, backend), make_block(images, 0, 10), stats)
     assert stats["minibatches"] == 3
     after = learner.step(state, stats, 10)
     assert (after.beliefs != state.beliefs).any()
     assert learner.summary(after)["weights_on"] == (after.beliefs > 0).sum()
 
 
-def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+def sort_by_class(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     return np.arange(n, dtype=np.int32)[None]
 
 
 def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the label of an image is known, messages of its class alone give the same bits."""
-    net, images = two_layers(classes=(0, 1, 1, 0))
+    net, images = make_two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
     by_class = np.argsort(y, kind="stable")
     pixels, labels = net.layers[0].evidence(x[by_class]), y[by_class]
-    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", in_order)
+    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", sort_by_class)
     found = []
     for of_class in (True, False):
         kept, units = net.start(len(x), of_class), to_units(net.first_beliefs())
@@ -357,7 +357,7 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
 
 
 def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() -> None:
-    net, images = two_layers(classes=(0, 1, 1, 0))
+    net, images = make_two_layers(classes=(0, 1, 1, 0))
     x, _ = images.rows(0, 10)
     learner = LayeredMessages(net, n_rows=10, single_leaf_passes=6)
     block = Block(x.reshape(10, -1), np.zeros(10, np.int32), None, 0)

@@ -49,7 +49,7 @@ def _warm() -> None:
     subprocess.run(warm, capture_output=True, timeout=120, check=True)
 
 
-def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any]) -> dict[str, int]:
+def measure_peak(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any]) -> dict[str, int]:
     kind, options = ("traits", {}) if "templates" in how else ("letters", {"alphabet": "AKSTX"})
     sl.data.make_images(str(folder / f"{rows}.zarr"), kind, rows, **options)
     paths = [str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), json.dumps(how), json.dumps(engine)]
@@ -126,7 +126,7 @@ def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
         engine["leaf_rows"], sizes = 16, (32, 128)
     if way == "several":
         how |= {"layers": [(4, 13)], "templates": 2, "template_passes": 2}
-    few, many = (measured(tmp_path, rows, how, engine) for rows in sizes)
+    few, many = (measure_peak(tmp_path, rows, how, engine) for rows in sizes)
     assert many["peak"] < many["plan"] < 3 * many["peak"]
     # Memory does not grow with the rows, because kept leaves are on disk.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 32 * 2**20

@@ -74,7 +74,7 @@ def test_trees_equal_the_reference(shape) -> None:
         evidence = rng.permutation(evidence.ravel()).reshape(evidence.shape)
 
 
-def best(score, n: int, at: int) -> tuple[float, float]:
+def compute_best_scores(score, n: int, at: int) -> tuple[float, float]:
     """Return the largest score over n bits if the bit at ``at`` is 0, and if it is 1."""
     found = [-np.inf, -np.inf]
     for bits in itertools.product((0, 1), repeat=n):
@@ -106,13 +106,15 @@ def test_pool_messages_are_max_marginals(side) -> None:
             below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * GRID)
         evidence = np.zeros((1, 1, *shape), np.int32)
         reference.raise_pools(below, prior, down, evidence, 1.0)
-        off, on = best(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
+        off, on = compute_best_scores(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
         assert evidence[0, 0][at] / GRID == pytest.approx(on - off, abs=0.02)
         above = np.full((1, 1, *shape), -10_000 * GRID, np.int32)
         above[0, 0][at] = round(top * GRID)
         reference.lower_pools(below, prior, above, down, 0)
         for d in range(n):
-            off, on = best(lambda bits, d=d, sent=sent: pool(bits) - bits[d] * sent[d], n + 1, d)
+            off, on = compute_best_scores(
+                lambda bits, d=d, sent=sent: pool(bits) - bits[d] * sent[d], n + 1, d
+            )
             assert down[0, 0, d][at] / GRID == pytest.approx(on - off, abs=0.02)
 
 
