@@ -168,12 +168,12 @@ def test_reports_compare_names(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "mbn", "crbm, plain", "hcn"])
 @pytest.mark.parametrize("held", [False, True], ids=["folds", "validation"])
-def test_searches_keep_names(name: str, held_pair: bool) -> None:
+def test_searches_keep_names(name: str, held: bool) -> None:
     rows = make_dataset(name, NAMES, labels=name == "mbn")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*feature names")
         search = sl.Search(MODELS[name](), {"random_state": [0, 1]}, cv=2)
-        search.fit(rows, **({"validation": rows} if held_pair and name != "hcn" else {}))
+        search.fit(rows, **({"validation": rows} if held and name != "hcn" else {}))
     for model in (search, search.best_estimator_):
         assert model.feature_names_in_.tolist() == NAMES
     with pytest.raises(ValueError, match="must be in the same order"):
