@@ -18,8 +18,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in _WHERE
     from .data import Dataset, open_dataset
+    from .deploy.checks import show_versions
     from .deploy.clusters import cluster
-    from .deploy.versions import show_versions
     from .engine.callbacks import Callback
     from .engine.saved_models import load_model
     from .models.capsule.estimator import CapsuleRegression
@@ -51,7 +51,7 @@ __all__ = [
 _WHERE = {
     ".data": ("Dataset", "open_dataset"),
     ".deploy.clusters": ("cluster",),
-    ".deploy.versions": ("show_versions",),
+    ".deploy.checks": ("show_versions",),
     ".engine.callbacks": ("Callback",),
     ".engine.saved_models": ("load_model",),
     ".search.search": ("Search",),

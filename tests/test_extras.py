@@ -45,7 +45,6 @@ def start_slurm_cluster(folder: Path) -> Any:
 
 # Extra, package, and the call that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
-    ("anndata", "anndata", lambda _: data.Dataset.from_anndata(X)),
     ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
     ("arrow", "pyarrow", lambda folder: data.import_csv(folder / "t.csv", folder / "out")),
     ("arrow", "pyarrow", lambda _: data.Dataset.from_dataframe({"a": [1.0]})),

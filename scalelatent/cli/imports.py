@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from scalelatent import data
 from scalelatent.errors import JobError
 
 from .data import KeyOfLabels, KeyOfRows, print_dataset
-from .dataset_verbs import Call, dataset_verb
-from .show import Json, Overwrite, VerbGroup, parse_image_size, print_line, with_options
+from .dataset_verbs import dataset_verb
+from .show import Json, Overwrite, VerbGroup, print_line, with_options
 
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
@@ -86,31 +85,25 @@ class ImageFlags(NamedTuple):
         if self.gray and self.rgb:
             raise JobError("--gray and --rgb exclude each other; give one of them")
         color = "gray" if self.gray else "rgb" if self.rgb else None
-        return {"size": parse_image_size(self.size, "--size"), "crop": self.crop, "color": color}
+        return {"size": self.size, "crop": self.crop, "color": color}
 
 
-class DownloadFlags(NamedTuple):
-    """Options for the files of a public dataset."""
-
-    part: Annotated[str, typer.Option("--part", metavar="train|test", help="Part of the dataset.")] = "train"
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--cache",
-            metavar="FOLDER",
-            envvar="SCALELATENT_CACHE",
-            help="Folder of downloads; the user's cache by default.",
-        ),
-    ] = None
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="URL", help="A folder on a server that has the files."),
-    ] = None
-
+Part = Annotated[str, typer.Option("--part", metavar="train|test", help="Part of the dataset.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        envvar="SCALELATENT_CACHE",
+        help="Folder of downloads; the user's cache by default.",
+    ),
+]
+Mirror = Annotated[
+    str | None, typer.Option("--mirror", metavar="URL", help="A folder on a server that has the files.")
+]
 
 with_table_flags = with_options("table_flags", TableFlags)
 with_image_flags = with_options("image_flags", ImageFlags)
-with_download_flags = with_options("download_flags", DownloadFlags)
 
 
 def _report(dataset: Dataset, json: bool) -> None:
@@ -130,26 +123,24 @@ def _report(dataset: Dataset, json: bool) -> None:
 verb = functools.partial(dataset_verb, app, ImportFlags, "importing", _report)
 
 
-@verb("idx")
+@verb("idx", "import_idx")
 def import_idx(
-    file: Annotated[str, typer.Argument(metavar="IMAGES", help="IDX file of images, .gz or plain.")],
+    images: Annotated[str, typer.Argument(metavar="IMAGES", help="IDX file of images, .gz or plain.")],
     labels: Annotated[str, typer.Argument(metavar="LABELS", help="IDX file of labels, .gz or plain.")],
-    out: Out,
-) -> Call:
+    url: Out,
+) -> None:
     """Import a pair of IDX files, the format of MNIST."""
-    return functools.partial(data.import_idx, file, labels, out)
 
 
-@verb("npz")
-def import_npz(file: File, out: Out, x: KeyOfRows = None, y: KeyOfLabels = None) -> Call:
+@verb("npz", "import_npz")
+def import_npz(file: File, url: Out, x: KeyOfRows = None, y: KeyOfLabels = None) -> None:
     """Import arrays of a NumPy .npz file."""
-    return functools.partial(data.import_npz, file, out, x=x, y=y)
 
 
-@verb("csr")
+@verb("csr", "import_csr")
 def import_csr(
     file: File,
-    out: Out,
+    url: Out,
     csr_prefix: Annotated[
         str | None,
         typer.Option(
@@ -163,15 +154,14 @@ def import_csr(
         str | None,
         typer.Option(help="Labels: a key, or a CSR prefix (multi-labels); by default y or Y."),
     ] = None,
-) -> Call:
+) -> None:
     """Import sparse (CSR) rows of a .npz file, scipy's own or with arrays of any prefix."""
-    return functools.partial(data.import_csr, file, out, csr_prefix=csr_prefix, values=values, y=y)
 
 
-@verb("svmlight")
+@verb("svmlight", "import_svmlight")
 def import_svmlight(
     file: File,
-    out: Out,
+    url: Out,
     zero_based: Annotated[
         bool | None,
         typer.Option("--zero-based/--one-based", help="Number of the first column; detected by default."),
@@ -179,74 +169,72 @@ def import_svmlight(
     features: Annotated[
         int | None, typer.Option(min=1, help="Number of columns; by default up to the highest in the file.")
     ] = None,
-) -> Call:
+) -> dict[str, Any]:
     """Import svmlight (libsvm) text, plain or gzip, as sparse rows."""
-    based: bool | str = "auto" if zero_based is None else zero_based
-    return functools.partial(data.import_svmlight, file, out, zero_based=based, n_features=features)
+    first = "auto" if zero_based is None else zero_based
+    return {"file": file, "url": url, "zero_based": first, "n_features": features}
 
 
-@verb("npy")
+@verb("npy", "import_npy")
 def import_npy(
     file: File,
-    out: Out,
+    url: Out,
     y: Annotated[str | None, typer.Option("--y", metavar="FILE", help="A .npy file of labels.")] = None,
-) -> Call:
+) -> None:
     """Import a NumPy .npy file of rows, and optionally one of labels."""
-    return functools.partial(data.import_npy, file, out, y=y)
 
 
-@verb("hdf5")
-def import_hdf5(file: File, out: Out, x: KeyOfRows = None, y: KeyOfLabels = None) -> Call:
+@verb("hdf5", "import_hdf5")
+def import_hdf5(file: File, url: Out, x: KeyOfRows = None, y: KeyOfLabels = None) -> None:
     """Import arrays of an HDF5 file.
 
     Keys are paths if the file has groups: --x train/data --y train/target.
     """
-    return functools.partial(data.import_hdf5, file, out, x=x, y=y)
 
 
-@verb("mat")
+@verb("mat", "import_mat")
 def import_mat(
     file: File,
-    out: Out,
+    url: Out,
     x: KeyOfRows = None,
     y: KeyOfLabels = None,
     rows_last: Annotated[
         bool, typer.Option("--rows-last", help="Rows are along the last axis, as in images h x w x n.")
     ] = False,
-) -> Call:
+) -> None:
     """Import variables of a MATLAB file.
 
     Files of version 7.3 are streamed; variables of older files are read whole.
     """
-    return functools.partial(data.import_mat, file, out, x=x, y=y, rows_last=rows_last)
 
 
-@verb("parquet")
+@verb("parquet", "import_parquet")
 @with_table_flags
 @with_image_flags
-def import_parquet(file: Table, out: Out, *, table_flags: TableFlags, image_flags: ImageFlags) -> Call:
+def import_parquet(
+    source: Table, url: Out, *, table_flags: TableFlags, image_flags: ImageFlags
+) -> dict[str, Any]:
     """Import columns of Parquet files: numbers, or one column of images."""
-    options = {**table_flags.options(), **image_flags.options()}
-    return functools.partial(data.import_parquet, file, out, **options)
+    return {"source": source, "url": url, **table_flags.options(), **image_flags.options()}
 
 
-@verb("csv")
+@verb("csv", "import_csv")
 @with_table_flags
-def import_csv(file: Table, out: Out, *, table_flags: TableFlags) -> Call:
+def import_csv(source: Table, url: Out, *, table_flags: TableFlags) -> dict[str, Any]:
     """Import columns of CSV files with a header line, plain or compressed.
 
     Features are read as float64.
     """
-    return functools.partial(data.import_csv, file, out, **table_flags.options())
+    return {"source": source, "url": url, **table_flags.options()}
 
 
-@verb("images", unit="images")
+@verb("images", "import_images", unit="images")
 @with_image_flags
 def import_images(
-    file: Annotated[
+    folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A folder of image files, or of one folder per class.")
     ],
-    out: Out,
+    url: Out,
     *,
     image_flags: ImageFlags,
     no_labels: Annotated[
@@ -255,27 +243,22 @@ def import_images(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip and count images that are unreadable or of another size.")
     ] = False,
-) -> Call:
+) -> dict[str, Any]:
     """Import a folder of images; their classes are the names of their folders."""
-    options = {**image_flags.options(), "labels": not no_labels, "skip_bad": skip_bad}
-    return functools.partial(data.import_images, file, out, **options)
+    options = {"labels": not no_labels, "skip_bad": skip_bad, **image_flags.options()}
+    return {"folder": folder, "url": url, **options}
 
 
-@verb("digits")
-def import_digits(out: Out) -> Call:
+@verb("digits", "import_named", name="digits")
+def import_digits(url: Out) -> None:
     """Import scikit-learn's digits: 1,797 images 8 x 8; nothing is downloaded."""
-    return functools.partial(data.import_named, "digits", out)
 
 
-@verb("mnist")
-@with_download_flags
-def import_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
+@verb("mnist", "import_named", name="mnist")
+def import_mnist(url: Out, part: Part = "train", cache: Cache = None, mirror: Mirror = None) -> None:
     """Import MNIST: downloaded once, checked, kept in a cache."""
-    return functools.partial(data.import_named, "mnist", out, **download_flags._asdict())
 
 
-@verb("fashion-mnist")
-@with_download_flags
-def import_fashion_mnist(out: Out, *, download_flags: DownloadFlags) -> Call:
+@verb("fashion-mnist", "import_named", name="fashion-mnist")
+def import_fashion_mnist(url: Out, part: Part = "train", cache: Cache = None, mirror: Mirror = None) -> None:
     """Import Fashion-MNIST: downloaded once, checked, kept in a cache."""
-    return functools.partial(data.import_named, "fashion-mnist", out, **download_flags._asdict())

@@ -144,7 +144,6 @@ class StoredCsr(_Column, StoredColumn):
 
     sparse = True
     n_tiles = 1
-    knows_entries = True
 
     def __init__(self, location: Location, group: zarr.Group, name: str, repair: str) -> None:
         super().__init__(location, group, name)

@@ -18,8 +18,7 @@ from .columns import Columns, OffsetColumn, PairedRows, as_binary, label_source
 from .csr import index_dtype, unpack_csr
 from .export import as_dask
 from .feature_names import as_names, frame_names
-from .preview import as_html, shorten
-from .read.containers import anndata_parts, frame_parts, opened
+from .read.containers import frame_parts, opened
 from .read.segments import earlier_columns
 from .read.sources import ArrayRows, DaskRows, as_source
 from .read.stored import open_columns
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
     from typing import Unpack
 
-    import anndata
     import dask.array as da
 
     from scalelatent.data.schema import LayoutOptions
@@ -177,47 +175,6 @@ class Dataset:
         """
         x, y, weights = frame_parts(frame, label, weight, features)
         return cls.from_arrays(x, y, sample_weight=weights)
-
-    @classmethod
-    def from_anndata(
-        cls, adata: anndata.AnnData, *, layer: str | None = None, label: str | None = None
-    ) -> Dataset:
-        """Return a dataset over the rows of an AnnData object; CSR rows in memory are not copied.
-
-        Parameters
-        ----------
-        adata : anndata.AnnData
-            Object in memory or backed by a file. Rows of a backed `X` are read from the file at each use, so
-            the file must stay open; layers are in memory. `save` writes the rows to a dataset that reads
-            faster and that the workers of a cluster can open. Requires anndata:
-            ``pip install 'scalelatent[anndata]'``.
-        layer : str, optional
-            Layer with the rows; by default ``adata.X``.
-        label : str, optional
-            Column of ``adata.obs`` with one label per row: categories, strings or numbers.
-
-        Returns
-        -------
-        Dataset
-            Rows (n, variables), dense or CSR as in `adata`. Unused categories are not classes. The names of
-            the features are ``adata.var_names``.
-
-        Raises
-        ------
-        DataError
-            If the layer or column does not exist (the message lists existing names), a row has no label, or
-            a backed matrix is stored by columns (CSC).
-
-        Examples
-        --------
-        >>> import anndata, pandas as pd
-        >>> obs = pd.DataFrame({"cell_type": ["B", "T", "B"]}, index=["c0", "c1", "c2"])
-        >>> adata = anndata.AnnData(np.eye(3, 4, dtype="f4"), obs=obs)
-        >>> ds = Dataset.from_anndata(adata, label="cell_type")
-        >>> ds, ds.classes.tolist()
-        (<Dataset 3 rows x (4,) float32, 2 classes>, ['B', 'T'])
-        """
-        return cls.from_arrays(*anndata_parts(adata, layer, label), feature_names=adata.var_names.tolist())
 
     @classmethod
     def from_spec(cls, spec: schema.DatasetSpec) -> Dataset:
@@ -668,9 +625,6 @@ class Dataset:
         rows = f"{self.n_rows:,} {'CSR ' if self.is_sparse else ''}rows"
         return f"<Dataset {rows} x {self.feature_shape} {self.dtype}{y}{weight}{place}>"
 
-    def _repr_html_(self) -> str:
-        return as_html("Dataset", self._summary())
-
     @property
     def _is_whole(self) -> bool:
         return (self._start, self._stop) == (0, self._columns.x.shape[0])
@@ -682,34 +636,6 @@ class Dataset:
         if self.has_y and self._columns.classes_known and self.classes is not None:
             return f"{len(self.classes):,} classes"
         return "labels" if self.has_y else ""
-
-    def _summary(self) -> dict[str, str]:
-        """Return names and values for the notebook display, without reading rows."""
-        from dask.utils import format_bytes
-
-        x = self._columns.x
-        shape = " x ".join(map(str, self.feature_shape))
-        out = {
-            "rows": f"{self.n_rows:,}" + ("" if self._is_whole else f" ({self._start:,}:{self._stop:,})"),
-            "features": f"{self.n_features:,}" + (f" ({shape})" if len(self.feature_shape) > 1 else ""),
-            "type": f"{self.dtype}{', CSR' if self.is_sparse else ''}",
-        }
-        if (names := self.feature_names) is not None:
-            out["feature names"] = shorten(names)
-        if self.is_sparse and self._is_whole and x.knows_entries:
-            out["entries"] = f"{x.nnz:,} ({100 * x.nnz / (self.n_rows * self.n_features):.3g} %)"
-        elif not self.is_sparse:
-            out["size"] = f"{format_bytes(self.nbytes)} in memory"
-        if self.has_y:
-            out["y"] = self._outputs()
-        if self.y_kind == "labels" and self._columns.classes_known and self.classes is not None:
-            out["classes"] = shorten(self.classes)
-        if self.has_weight:
-            out["weights"] = "one per row"
-        out["place"] = self.url or "in memory"
-        if self._columns.fingerprint and self._is_whole:
-            out["fingerprint"] = self._columns.fingerprint[:12]
-        return out
 
     def _name(self) -> str:
         return f"dataset {self.url}" if self.url else "the dataset"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -78,12 +79,21 @@ def fail(found: str, fix: str) -> Finding:
 # -- this machine --------------------------------------------------------------------------------------------
 
 
+# Instruction sets for which kernels and BLAS have special code.
+FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "neon", "sve")
+
+
 def _check_cpu(folder: str) -> Iterator[Finding]:
+    import llvmlite.binding as llvm
     import psutil
 
     usable, there = usable_cpus()
-    cores = psutil.cpu_count(logical=False) or "?"
-    text = f"{usable} of {there} logical CPUs usable, {cores} cores, {platform.machine()}"
+    found = llvm.get_host_cpu_features()
+    special = " ".join(name for name in FEATURES if found.get(name))
+    text = (
+        f"{usable} of {there} logical CPUs usable, {psutil.cpu_count(logical=False) or '?'} cores, "
+        f"{llvm.get_host_cpu_name()} ({platform.machine()}) {special}"
+    ).rstrip()
     if usable < there:
         fix = (
             "CPU affinity or a quota limits this process; if that is not intended, check taskset, the batch "
@@ -128,9 +138,10 @@ def _check_numba(folder: str) -> Iterator[Finding]:
     import numba  # isort: skip
 
     settings: Any = numba.config  # numba sets its attributes at import, which type checkers cannot see
-    cpu = settings.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+    compiler = f"LLVM {'.'.join(map(str, llvmlite.binding.llvm_version_info))}"
+    svml = "with SVML" if getattr(settings, "USING_SVML", False) else "without SVML"
     threads, layer = settings.NUMBA_NUM_THREADS, settings.THREADING_LAYER
-    yield ok(f"{numba.__version__}, {threads} threads, layer {layer}, CPU {cpu}")
+    yield ok(f"{numba.__version__}, {compiler} {svml}, {threads} threads, layer {layer}")
     if settings.DISABLE_JIT:
         fix = "unset NUMBA_DISABLE_JIT; it makes kernels a hundred times slower"
         yield warn("NUMBA_DISABLE_JIT is set", fix)
@@ -186,7 +197,11 @@ def _check_gpu(folder: str) -> Iterator[Finding]:
         if problem:
             yield fail(_list(problem), CUDA_EXTRA)
         else:
-            yield ok(f"{wheels[0]} {cupy.__version__}: {', '.join(names)}; each GPU compiles and computes")
+            runtime, driver = cupy.cuda.runtime.runtimeGetVersion(), cupy.cuda.runtime.driverGetVersion()
+            yield ok(
+                f"{wheels[0]}, CUDA runtime {runtime}, driver {driver}: {', '.join(names)}; each GPU "
+                "compiles and computes"
+            )
             for number, memory in enumerate(map(read_gpu_memory, range(count))):
                 yield from _check_gpu_memory(number, memory)
 
@@ -569,6 +584,24 @@ def _run(checks: Iterable[Check], subject: Any, fix: str) -> list[Finding]:
 def examine(folder: str | os.PathLike[str] = ".", *, only: Collection[str] = ()) -> list[Finding]:
     """Check this machine and the folder (or address in an object store) of the runs; return the findings."""
     return _run(_chosen("here", only), os.fspath(folder), "reinstall scalelatent")
+
+
+def show_versions() -> None:
+    """Print the information for a bug report: versions of packages, processor, BLAS, compiler, GPU.
+
+    Examples
+    --------
+    >>> import scalelatent as sl
+    >>> sl.show_versions()  # doctest: +ELLIPSIS
+    scalelatent    0.1.0
+    python         3...
+    """
+    for name, version in versions().items():
+        if version is not None:
+            sys.stdout.write(f"{name:<14} {version}\n")
+    sys.stdout.write("\n")
+    for finding in examine(only=("cpu", "blas threads", "numba", "numba cache", "gpu")):
+        sys.stdout.write(f"{finding.check:<14} {finding.found}\n")
 
 
 def examine_cluster(

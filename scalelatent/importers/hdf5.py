@@ -1,4 +1,4 @@
-"""Import HDF5 files in bands (ranges of rows that one read covers), so that each chunk is unpacked once."""
+"""Import HDF5 files, one shard at a time; a cache of HDF5 keeps chunks that two shards share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.array_names import choose_arrays
-from scalelatent.data.schema import n_features
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local
 
@@ -23,11 +22,9 @@ if TYPE_CHECKING:
 
     from .stream import ImportOptions
 
-# A band, the range of rows that one read covers, holds about this many bytes, or one chunk if it is larger.
-_BAND_BYTES = 2 << 20
-# A band, the range of rows that one read covers, holds at most this many bytes. A chunk that is larger is
-# unpacked several times.
-_MAX_BAND_BYTES = 64 << 20
+# Bytes of unpacked chunks that HDF5 keeps for each array, so that a chunk whose rows belong to two shards is
+# unpacked once. Its slots are a prime number of about 100 times as many chunks, as HDF5 recommends.
+_CACHE = {"rdcc_nbytes": 64 << 20, "rdcc_nslots": 100_003, "rdcc_w0": 1.0}
 
 
 def import_hdf5(
@@ -37,10 +34,9 @@ def import_hdf5(
     y: str | None = None,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import rows and labels from an HDF5 file; memory is bounded by a few shards.
+    """Import rows and labels from an HDF5 file; memory is bounded by a few shards and 128 MiB of chunks.
 
-    Rows are read in bands of whole HDF5 chunks, so that each chunk is unpacked once. If one chunk spans so
-    many rows that a band would take more than 64 MiB, chunks are unpacked several times instead.
+    Each HDF5 chunk is unpacked once, unless the chunks of a range of rows take more than 64 MiB.
 
     Parameters
     ----------
@@ -109,8 +105,8 @@ def open_h5(path: PathOrUrl, kind: str) -> h5py.File:
     try:
         if is_local(path):  # HDF5 reads files faster than Python objects
             raw.close()
-            return h5py.File(path, "r")
-        return h5py.File(raw, "r")
+            return h5py.File(path, "r", **_CACHE)
+        return h5py.File(raw, "r", **_CACHE)
     except OSError as error:
         raw.close()
         raise DataError(
@@ -164,44 +160,16 @@ class Hdf5Reader(RowReader):
         self.dtype = np.dtype(str) if is_text else array.dtype
         if 0 in self.shape:
             raise DataError(f"{name} has shape {self.shape}, which is empty: nothing to import")
-        self._band_rows = self._choose_band_rows(array)
-        self._band = np.empty(0)
-        # Next row to read from the array, and next row to return from `_band`, the rows of the last read.
-        self._row = self._band_row = 0
-
-    def _choose_band_rows(self, array: h5py.Dataset) -> int:
-        """Return the rows of a band (the range of one read): whole chunks, unless these are too large."""
-        row_bytes = max(1, n_features(self.shape[1:]) * array.dtype.itemsize)
-        chunk_rows = 1 if array.chunks is None else int(array.chunks[self._row_axis])
-        if chunk_rows * row_bytes > _MAX_BAND_BYTES:
-            return max(1, _MAX_BAND_BYTES // row_bytes)
-        return chunk_rows * max(1, _BAND_BYTES // (chunk_rows * row_bytes))
+        self._next_row = 0
 
     def read(self, rows: int) -> np.ndarray:
-        dtype = np.dtype(object) if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
-        out = np.empty((rows, *self.shape[1:]), dtype)
-        filled = 0
-        while filled < rows:
-            if self._band_row == len(self._band):
-                self._band = np.empty(0)  # free the old band before the next one is read
-                self._band, self._band_row = self.read_band(), 0
-            count = min(rows - filled, len(self._band) - self._band_row)
-            out[filled : filled + count] = self._band[self._band_row : self._band_row + count]
-            filled += count
-            self._band_row += count
-        return out.astype(str) if self.dtype.kind == "U" else out
-
-    def read_band(self) -> np.ndarray:
-        """Read and return the next band, a range of rows (rows, *feature_shape), in the dtype of the file."""
-        a, b = self._row, min(self._row + self._band_rows, self.n_rows)
+        a, b = self._next_row, self._next_row + rows
         try:
-            band = self._array[(slice(None),) * self._row_axis + (slice(a, b),)]
+            part = self._array[(slice(None),) * self._row_axis + (slice(a, b),)]
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{self.name} is damaged in rows {a}:{b}: {error}; download or copy the file again"
             ) from error
-        self._row = b
-        return np.asarray(band).transpose(self._axes)
-
-    def close(self) -> None:
-        self._band = np.empty(0)
+        self._next_row = b
+        dtype = self.dtype if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
+        return np.ascontiguousarray(np.asarray(part).transpose(self._axes), dtype)

@@ -61,8 +61,8 @@ _T = TypeVar("_T")
 # obstore is not used here, although version 0.12 read 2.3 times faster than s3fs from a server on loopback.
 # If a process that has used obstore forks, the child, such as a torch worker, waits forever without error.
 # obstore does not retry an interrupted listing, does not support AWS_PROFILE, and sends requests to Google
-# that the tests' emulator does not answer. Addresses of memory://, other protocols, kerchunk references and
-# pyarrow need fsspec anyway, so obstore would be a second implementation.
+# that the tests' emulator does not answer. Addresses of memory://, other protocols and pyarrow need fsspec
+# anyway, so obstore would be a second implementation.
 
 
 class _OutOfRange(StoreError):

@@ -68,7 +68,7 @@ elif what in ("csr", "csr-packed"):
     import_csr(folder + f"/{what}.npz", folder + "/out", overwrite=True)
 elif what == "h5ad":
     rows = anndata.read_h5ad(folder + "/x.h5ad", backed="r")
-    Dataset.from_anndata(rows).save(folder + "/out", overwrite=True)
+    Dataset.from_arrays(rows.X).save(folder + "/out", overwrite=True)
 elif what in ("svmlight", "svmlight.gz"):
     import_svmlight(folder + f"/x.{what}", folder + "/out", overwrite=True)
 elif what == "documents":

@@ -36,20 +36,18 @@ def assert_refused(path: Path, message: str, out: Path, **keys: Any) -> None:
 @hypothesis.given(
     chunk_rows=st.integers(1, 53),
     chunk_columns=st.integers(1, 5),
-    band=st.integers(1, 3000),
-    largest=st.integers(1, 3000),
+    cache_bytes=st.integers(1, 3000),
     shard_rows=st.integers(1, 60),
     packed=st.booleans(),
 )
 @hypothesis.settings(max_examples=15, deadline=None)
 def test_any_layout_gives_the_same_rows(
-    chunk_rows: int, chunk_columns: int, band: int, largest: int, shard_rows: int, packed: bool
+    chunk_rows: int, chunk_columns: int, cache_bytes: int, shard_rows: int, packed: bool
 ) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hdf5, "_BAND_BYTES", band)
-        patch.setattr(hdf5, "_MAX_BAND_BYTES", largest)
+        patch.setitem(hdf5._CACHE, "rdcc_nbytes", cache_bytes)
         with h5py.File(f"{name}/a.h5", "w") as file:
             how: dict[str, Any] = {"compression": "gzip"} if packed else {}
             file.create_dataset("x", data=X, chunks=(chunk_rows, chunk_columns, 4), **how)
@@ -59,20 +57,15 @@ def test_any_layout_gives_the_same_rows(
         np.testing.assert_array_equal(ds.read_y(0, 53), Y)
 
 
-def test_chunks_are_unpacked_once(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(hdf5, "_BAND_BYTES", 1)
+def test_chunks_that_two_shards_share_are_unpacked_once(tmp_path: Path) -> None:
+    """The cache of the file holds a row of chunks, and evicts chunks that were read whole first."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=X, chunks=(10, 5, 4))
-    windows = []
-    original = h5py.Dataset.__getitem__
-
-    def read(self: Any, window: Any, **how: Any) -> Any:
-        windows.append((window[0].start, window[0].stop))
-        return original(self, window, **how)
-
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", read)
-    import_hdf5(tmp_path / "a.h5", tmp_path / "ds", shard_rows=7)
-    assert windows == [(0, 10), (10, 20), (20, 30), (30, 40), (40, 50), (50, 53)]
+    with hdf5.open_h5(tmp_path / "a.h5", "HDF5 file") as opened:
+        settings = opened.id.get_access_plist().get_cache()
+    assert settings[1:] == (100_003, 64 << 20, 1.0)
+    ds = import_hdf5(tmp_path / "a.h5", tmp_path / "ds", shard_rows=7)
+    np.testing.assert_array_equal(ds.read_x(0, 53), X.reshape(53, -1))
 
 
 @pytest.mark.parametrize("kind", ["?", "u1", "i8", ">f4", "f8", "f2"])

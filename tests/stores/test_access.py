@@ -101,7 +101,6 @@ def test_secrets_are_not_shown(s3: S3, options: dict[str, Any]) -> None:
     ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
     shown = [
         repr(ds),
-        ds._repr_html_(),
         str(ds.spec()),
         repr(ds.accesses),
         repr(ds.place),

@@ -12,10 +12,9 @@ import numpy as np
 from scalelatent.data.schema import refuse_masked
 from scalelatent.errors import DataError
 
-from .frames import FrameColumns, arrow_table, listed
+from .frames import FrameColumns, arrow_table
 
 if TYPE_CHECKING:
-    import anndata
     import anndata.abc
     import polars
     import pyarrow
@@ -126,9 +125,8 @@ def opened(x: Any, name: str = "x") -> Any:
         return FrameColumns(table.schema, name, label=name, features=[]).labels(table)
     if _is(x, "anndata", "AnnData"):
         raise DataError(
-            f"{name} is an AnnData object, which contains labels and several matrices; pass "
-            "Dataset.from_anndata(adata, label='cell_type'), where label is a column of obs, or pass its "
-            "rows, adata.X"
+            f"{name} is an AnnData object, which contains labels and several matrices; pass its rows and "
+            "labels: Dataset.from_arrays(adata.X, adata.obs['cell_type'], feature_names=adata.var_names)"
         )
     if _is(x, "anndata.abc", "CSCDataset"):
         raise DataError(
@@ -167,46 +165,6 @@ def frame_parts(
         None if label is None else columns.labels(table),
         None if weight is None else columns.weights(table),
     )
-
-
-def anndata_parts(
-    adata: anndata.AnnData, layer: str | None, label: str | None
-) -> tuple[Any, np.ndarray | None]:
-    """Return rows and labels of an AnnData object; rows in a file are not read yet."""
-    try:
-        from anndata import AnnData
-    except ImportError as error:
-        raise DataError(
-            "from_anndata needs anndata: install it with pip install 'scalelatent[anndata]'"
-        ) from error
-    if not isinstance(adata, AnnData):
-        raise DataError(
-            f"from_anndata takes an AnnData object, not a {type(adata).__name__}; read a file with "
-            "anndata.read_h5ad(path, backed='r')"
-        )
-    rows = adata.X if layer is None else adata.layers.get(layer)
-    if rows is None:
-        missing = "X" if layer is None else f"layer {layer!r}"
-        raise DataError(
-            f"the AnnData object has no {missing}; its layers are {listed(adata.layers)}: choose one with "
-            "layer='NAME'"
-        )
-    if label is None:
-        return rows, None
-    if label not in adata.obs:
-        raise DataError(
-            f"the AnnData object has no column {label!r} in obs; it has {listed(adata.obs)}: choose one "
-            "with label='COLUMN'"
-        )
-    column = adata.obs[label]
-    missing_rows = np.flatnonzero(column.isna())
-    if missing_rows.size:
-        raise DataError(
-            f"the AnnData object: row {missing_rows[0]} has no value in the column {label!r} of obs, but "
-            "every row needs a label; fill the column, or keep only rows with a label, "
-            f"adata[adata.obs[{label!r}].notna()]"
-        )
-    return rows, np.asarray(column)
 
 
 def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:

@@ -37,7 +37,6 @@ class JoinedRows(RowSource):
         self.shape = (self._edges[-1], *sources[0].shape[1:])
         self.dtype = np.result_type(*(s.dtype for s in sources))
         self.sparse = sources[0].sparse
-        self.knows_entries = all(s.knows_entries for s in sources)
         self.reads_at_once = max(s.reads_at_once for s in sources)
 
     @property

@@ -37,8 +37,6 @@ class RowSource(ABC):
     dtype: np.dtype
     sparse: bool = False
     """True if the rows are CSR."""
-    knows_entries: bool = False
-    """True if `nnz` is available without a pass over all rows."""
     reads_at_once: int = 1
     """Best number of parallel reads; more than 1 if each read waits for a network."""
 
@@ -111,8 +109,7 @@ class WrappedRows(RowSource):
         self._source = source
         self.shape = source.shape if shape is None else shape
         self.dtype = source.dtype if dtype is None else dtype
-        self.sparse, self.knows_entries = source.sparse, source.knows_entries
-        self.reads_at_once = source.reads_at_once
+        self.sparse, self.reads_at_once = source.sparse, source.reads_at_once
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
         return self._source.read(start, stop)
@@ -269,7 +266,6 @@ class CsrSource(RowSource):
     """Rows of a scipy sparse matrix or array; other formats are converted to CSR once."""
 
     sparse = True
-    knows_entries = True
 
     def __init__(self, matrix: SparseLike, name: str = "x", first_row: int = 0) -> None:
         if len(matrix.shape) != 2:
@@ -297,7 +293,6 @@ class BackedCsr(RowSource):
     """CSR rows in three arrays of an open file (HDF5 or zarr) in AnnData's format."""
 
     sparse = True
-    knows_entries = True
 
     def __init__(self, group: h5py.Group | zarr.Group, shape: Sequence[int], name: str = "x") -> None:
         self._name = name

@@ -25,14 +25,10 @@ from .create import copy_rows, derive_provenance
 if TYPE_CHECKING:
     import numpy.typing as npt
     import zarr
-    from zarr.abc.store import Store
 
     from scalelatent.data.layout import ChunkLayout
     from scalelatent.data.schema import LayoutOptions
     from scalelatent.kernels.arrays import DenseOrCsr
-
-_REFERENCES = (".json", ".parq", ".parquet")
-"""Name endings of files or folders that hold references to byte ranges of other files."""
 
 
 def convert_dataset(
@@ -61,9 +57,7 @@ def convert_dataset(
     Parameters
     ----------
     source : Dataset or url
-        A dataset; a zarr array of rows (format 2 or 3); a zarr group with arrays of rows and labels; or
-        references (``.json``, ``.parq``) that kerchunk or VirtualiZarr wrote: zarr then reads parts of other
-        files, with the codecs of those files.
+        A dataset, a zarr array of rows (format 2 or 3), or a zarr group with arrays of rows and labels.
     out_url : str
         Path or address of the new dataset.
     rows : (int, int), optional
@@ -275,7 +269,7 @@ class DenseRows(WrappedRows):
 
     def __init__(self, source: RowSource) -> None:
         super().__init__(source)
-        self.sparse = self.knows_entries = False
+        self.sparse = False
 
     def read(self, start: int, stop: int) -> np.ndarray:
         rows = self._source.read(start, stop)
@@ -288,7 +282,7 @@ class SparseRows(WrappedRows):
     def __init__(self, source: RowSource) -> None:
         shape = (source.shape[0], schema.n_features(source.shape[1:]))
         super().__init__(source, shape, csr.check_dtype(source.dtype, "the rows"))
-        self.sparse, self.knows_entries = True, False
+        self.sparse = True
 
     @functools.cached_property
     def nnz(self) -> int:
@@ -374,14 +368,12 @@ def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | N
 def open_arrays(
     url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None
 ) -> tuple[zarr.Array, zarr.Array | np.ndarray | None]:
-    """Return rows and labels (or None) from zarr arrays at `url`, or from arrays to which `url` refers."""
+    """Return rows and labels (or None) from zarr arrays at `url`."""
     import zarr
 
     location = locate(url)
     try:
-        virtual = location.url.endswith(_REFERENCES)
-        store = _reference_store(location.url) if virtual else location.zarr_store(read_only=True)
-        found = zarr.open(store, mode="r")
+        found = zarr.open(location.zarr_store(read_only=True), mode="r")
     except Exception as error:  # zarr raises several kinds of errors
         raise DataError(
             f"{location.url} is neither a dataset nor a zarr array or group ({error}); give a "
@@ -399,16 +391,6 @@ def open_arrays(
     if labels is not None and labels.dtype.kind not in "buif":
         labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several kinds of strings
     return rows, labels
-
-
-def _reference_store(url: str) -> Store:
-    """Return the virtual zarr store of a file of references, as kerchunk and VirtualiZarr write them."""
-    import fsspec
-    from zarr.storage import FsspecStore
-
-    # Each call creates a new file system, because fsspec would cache earlier references of the same address.
-    options: dict[str, Any] = {"asynchronous": True, "skip_instance_cache": True}
-    return FsspecStore(fsspec.filesystem("reference", fo=url, **options), read_only=True, path="")
 
 
 def _member(group: zarr.Group, url: str, role: str, key: str | None) -> zarr.Array | None:
