@@ -39,11 +39,11 @@ from common import RESULTS, data_folder, mnist, parser, write_part, write_png
 from mbn_figures import (
     SHAPES,
     Sweep,
-    outlier_example,
+    draw_outlier_example,
+    draw_synthetic_points,
     plot_densities,
     plot_outlier,
     plot_sweeps,
-    synthetic_points,
 )
 from sklearn.decomposition import PCA
 
@@ -103,13 +103,15 @@ def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(x[rows]), y[rows]
 
 
-def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
+def score_baseline(
+    x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None
+) -> dict[str, Any]:
     """Return the scores of k-means on fixed features, over seeds of k-means."""
     scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
-    return summary([(score.nmi, score.accuracy) for score in scores])
+    return summarise([(score.nmi, score.accuracy) for score in scores])
 
 
-def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+def summarise(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Return mean and standard deviation in percent."""
     values = 100 * np.array(pairs)
     return {
@@ -121,7 +123,7 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def pool_summaries(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Return the summary of the seeds of two summaries together."""
     counts = np.array([earlier["seeds"], found["seeds"]], dtype=float)
     out = {"seeds": int(counts.sum())}
@@ -134,7 +136,7 @@ def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     return found | out
 
 
-def networks(
+def score_networks(
     x: np.ndarray,
     y: np.ndarray,
     seeds: int,
@@ -161,9 +163,9 @@ def networks(
         pairs.append((score.nmi, score.accuracy))
         chosen.append(model.decay_)
         ks = model.ks_
-    found = summary(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
+    found = summarise(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
     if earlier:
-        found, chosen = pooled(earlier, found), [*earlier.get("chosen", []), *chosen]
+        found, chosen = pool_summaries(earlier, found), [*earlier.get("chosen", []), *chosen]
     if params.get("decay") == "auto":
         return found | {"chosen": chosen}
     return found | {"ks": [int(k) for k in ks]}
@@ -206,26 +208,26 @@ class FirstLayer:
         above = time.perf_counter() - begin
         seed = self.params["random_state"]
         score = kmeans_scores(z, y, restarts=restarts, random_state=seed, n_jobs=self.jobs)
-        return summary([(score.nmi, score.accuracy)]) | {
+        return summarise([(score.nmi, score.accuracy)]) | {
             "seconds_of_first_layer": round(self.seconds, 2),
             "seconds_above_it": round(above, 2),
             "ks": ks,
         }
 
 
-def tables(name: str, args: Any) -> dict[str, Any]:
+def measure_tables(name: str, args: Any) -> dict[str, Any]:
     """Return the scores of raw features, PCA and networks of all decays on one data set."""
     x, y = load(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
-    out = _earlier(args.out, name) | out
+    out = read_earlier_results(args.out, name) | out
     rows = x.astype(np.float32 if x.dtype == np.uint8 else np.float64)
     if not args.skip_baselines:
         few = (y, 1 if len(x) > 20_000 else args.seeds, min(10, args.restarts), args.jobs)
         of = few if len(x) > 2000 else common
-        out["raw"] = baseline(rows, *of)
+        out["raw"] = score_baseline(rows, *of)
         for key, whiten in (("pca", False), ("pca_whitened", True)):
-            out[key] = baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *of)
+            out[key] = score_baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *of)
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     params["n_pools"] = args.pools
     decays = tuple(float(d) for d in args.decays.split(","))
@@ -236,16 +238,16 @@ def tables(name: str, args: Any) -> dict[str, Any]:
             found = first.network(y, decay, args.restarts)
         else:
             earlier = out["decays"].get(str(decay)) if args.more else None
-            found = networks(x, *common, earlier, decay=decay, **params)
+            found = score_networks(x, *common, earlier, decay=decay, **params)
         out["decays"][str(decay)] = found
         print(name, decay, found, flush=True)
-        keep(args, name, out)  # An interrupted run keeps the decays that it has finished.
+        write_results(args, name, out)  # An interrupted run keeps the decays that it has finished.
     if name == "mnist" and not args.skip_auto:
-        out["auto"] = choices(x, out["classes"], args)
+        out["auto"] = measure_choices(x, out["classes"], args)
     elif not args.skip_auto:
         earlier = out.get("auto") if args.more else None
-        out["auto"] = networks(x, *common, earlier, decay="auto", **params) | {
-            "seconds_to_choose": choices(x, out["classes"], args, 1)["seconds_to_choose"]
+        out["auto"] = score_networks(x, *common, earlier, decay="auto", **params) | {
+            "seconds_to_choose": measure_choices(x, out["classes"], args, 1)["seconds_to_choose"]
         }
     print(name, "auto", out.get("auto"), flush=True)
     if len(out["decays"]) > 1:
@@ -265,12 +267,12 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-def keep(args: Any, name: str, found: dict[str, Any]) -> None:
+def write_results(args: Any, name: str, found: dict[str, Any]) -> None:
     """Write the results so far."""
     write_part(args.out, name, args.seed, found)
 
 
-def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
+def measure_choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
     """Return the decays that "auto" chooses with some seeds, and the seconds of a choice."""
     from scalelatent.models.mbn.decay import choose_decay
 
@@ -284,7 +286,7 @@ def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str
     return {"chosen": chosen, "seconds_to_choose": round(float(np.median(seconds)), 2)}
 
 
-def _earlier(path: Any, name: str) -> dict[str, Any]:
+def read_earlier_results(path: Any, name: str) -> dict[str, Any]:
     """Return the results of earlier runs on a data set, which stay if this run skips them."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
@@ -305,7 +307,7 @@ def embed_spectrally(distances: np.ndarray, width: float, d: int) -> np.ndarray:
     return u / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300)
 
 
-def spectral(args: Any) -> dict[str, Any]:
+def cluster_spectrally(args: Any) -> dict[str, Any]:
     """Cluster by the kernel widths of the paper: 2^-4 times the mean distance of two rows, and the best.
 
     The paper gives the kernel's width but not its formula, nor whether a row is its own neighbour. The
@@ -320,7 +322,7 @@ def spectral(args: Any) -> dict[str, Any]:
         distances = squareform(pdist(x.astype(np.float64)))
         mean = distances.sum() / (len(x) * (len(x) - 1))
         by_width = {
-            str(power): baseline(
+            str(power): score_baseline(
                 embed_spectrally(distances, 2.0**power * mean, classes), y, seeds, args.restarts, args.jobs
             )
             for power in range(-4, 5)
@@ -331,21 +333,21 @@ def spectral(args: Any) -> dict[str, Any]:
     return found
 
 
-def sweeps(args: Any) -> dict[str, Any]:
+def measure_sweeps(args: Any) -> dict[str, Any]:
     """Return scores for values of V, and of a at V = 100, on the 5,000 images (Figure 11)."""
     x, y = load("mnist5000", args.seed)
     common = (y, FEW_SEEDS, args.restarts, args.jobs)
     out: dict[str, Any] = {"V": {}, "a": {}}
     for v in (1, 5, 10, 25, 50, 100, 200, 400):
-        out["V"][str(v)] = networks(x, *common, n_clusterings=v)
+        out["V"][str(v)] = score_networks(x, *common, n_clusterings=v)
         print("V", v, out["V"][str(v)], flush=True)
     for a in (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0):
-        out["a"][str(a)] = networks(x, *common, n_clusterings=100, feature_fraction=a)
+        out["a"][str(a)] = score_networks(x, *common, n_clusterings=100, feature_fraction=a)
         print("a", a, out["a"][str(a)], flush=True)
     return out
 
 
-def first_layers(args: Any) -> dict[str, Any]:
+def compare_first_layers(args: Any) -> dict[str, Any]:
     """Return scores for values of k1 on the 5,000 images.
 
     571 is the same share of 5,000 as 8,000 is of 70,000; 2,500 is the default.
@@ -353,14 +355,14 @@ def first_layers(args: Any) -> dict[str, Any]:
     x, y = load("mnist5000", args.seed)
     out = {}
     for k1 in (286, 571, 1250, 2500):
-        out[str(k1)] = networks(
+        out[str(k1)] = score_networks(
             x, y, FEW_SEEDS, args.restarts, args.jobs, n_clusterings=args.clusterings, k1=k1
         )
         print("k1", k1, out[str(k1)], flush=True)
     return out
 
 
-def first_layers_of_all(args: Any) -> dict[str, Any]:
+def compare_first_layers_of_all(args: Any) -> dict[str, Any]:
     """Return scores for two values of k1 on all images, with 100 clusterings.
 
     The default is 35,000; with 400 clusterings it would take hours.
@@ -374,20 +376,20 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
     return out
 
 
-def half_of_all(args: Any) -> dict[str, Any]:
+def score_half_of_all(args: Any) -> dict[str, Any]:
     """Return scores of networks of all images with the default k1, half of the rows, in 40 pools."""
     x, y = load("mnist", args.seed)
-    out = _earlier(args.out, "half_mnist")
+    out = read_earlier_results(args.out, "half_mnist")
     first = FirstLayer(x, args, n_clusterings=args.clusterings, k1=len(x) // 2, n_pools=40)
     for decay in map(float, args.decays.split(",")):
         found = first.network(y, decay, args.restarts)
         out[f"{args.clusterings} clusterings, decay {decay}"] = found
         print(args.clusterings, decay, found, flush=True)
-        keep(args, "half_mnist", out)
+        write_results(args, "half_mnist", out)
     return out
 
 
-def figures(args: Any) -> dict[str, Any]:
+def draw_figures(args: Any) -> dict[str, Any]:
     """Draw the figures of the parts that the file has."""
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     drawn: list[str] = []
@@ -397,7 +399,7 @@ def figures(args: Any) -> dict[str, Any]:
         drawn.append(f"mbn_{name}.png")
 
     of_decay = [
-        _sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
+        read_sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
         for name, title in NAMES.items()
         if len(parts.get(name, {}).get("result", {}).get("decays", {})) > 1
     ]
@@ -405,8 +407,8 @@ def figures(args: Any) -> dict[str, Any]:
         draw(plot_sweeps(of_decay, "decay"), "decay")
     if "sweeps" in parts:
         found = parts["sweeps"]["result"]
-        draw(plot_sweeps([_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
-        draw(plot_sweeps([_sweep("MNIST (small)", found["a"])], "share of the features a"), "a")
+        draw(plot_sweeps([read_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
+        draw(plot_sweeps([read_sweep("MNIST (small)", found["a"])], "share of the features a"), "a")
 
     def output(x: np.ndarray, c: int) -> np.ndarray:
         network = sl.MultilayerBootstrapNetwork(
@@ -416,15 +418,15 @@ def figures(args: Any) -> dict[str, Any]:
 
     examples = []
     for shape in SHAPES:
-        x, y = synthetic_points(shape, args.seed)
+        x, y = draw_synthetic_points(shape, args.seed)
         examples.append((shape, x, output(x, len(np.unique(y))), y))
     draw(plot_densities(examples), "densities")
-    x, y = outlier_example(args.seed)
+    x, y = draw_outlier_example(args.seed)
     draw(plot_outlier(x, PCA(2, svd_solver="full").fit_transform(x), output(x, 2), y, len(x) - 1), "outlier")
     return {"drawn": drawn}
 
 
-def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
+def read_sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
     found = dict(sorted(found.items(), key=lambda item: float(item[0])))
     columns = [
         [value[key] / 100 for value in found.values()]
@@ -437,16 +439,16 @@ def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None
 def main() -> None:
     """Run each part."""
     parts: dict[str, Callable[[Any], dict[str, Any]]] = {
-        name: lambda args, name=name: tables(name, args)  # type: ignore[misc]
+        name: lambda args, name=name: measure_tables(name, args)  # type: ignore[misc]
         for name in ("wine", "thyroid", "umist", "isolet1", "coil20", "digits", "mnist5000", "mnist")
     }
     parts |= {
-        "spectral": spectral,
-        "sweeps": sweeps,
-        "k1": first_layers,
-        "k1_mnist": first_layers_of_all,
-        "half_mnist": half_of_all,
-        "figures": figures,
+        "spectral": cluster_spectrally,
+        "sweeps": measure_sweeps,
+        "k1": compare_first_layers,
+        "k1_mnist": compare_first_layers_of_all,
+        "half_mnist": score_half_of_all,
+        "figures": draw_figures,
     }
     arguments = parser(__doc__, "mbn_clustering")
     arguments.add_argument("--parts", default="wine,thyroid,umist", help=f"of {', '.join(parts)}")
@@ -472,7 +474,7 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for name in wanted:
-        keep(args, name, parts[name](args))
+        write_results(args, name, parts[name](args))
 
 
 if __name__ == "__main__":

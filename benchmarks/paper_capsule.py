@@ -42,7 +42,7 @@ NAMED = {"mnist": mnist, "usps": usps}
 N_STARTS, SCALES = 20, (0.1, 1.0, 10.0)
 
 
-def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
+def open_datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
     """Return training and test rows of a named set, or of the two datasets in a folder."""
     if data in NAMED:
         train, test = (sl.Dataset.from_arrays(*NAMED[data](part=part)) for part in ("train", "test"))
@@ -53,7 +53,7 @@ def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
 
 def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
     """Run one fit with the paper's protocol; return its figures."""
-    rows, test = datasets(a.data)
+    rows, test = open_datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
     how = {**PAPER, **params}
@@ -74,7 +74,7 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
     return record
 
 
-def resumed(
+def run_missing_settings(
     a: argparse.Namespace, settings: list[dict[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the results of all settings; the file --partial stores finished ones."""
@@ -86,21 +86,21 @@ def resumed(
     return done
 
 
-def dims(a: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_dims(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure multiclass fits (Figure 5)."""
-    return resumed(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one))
+    return run_missing_settings(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one))
 
 
-def architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
+def compare_architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure members of two classes (Figure 5)."""
     kinds = ("one_vs_all", "all_vs_all")
     settings = [{"capsule_dim": d, "architecture": kind} for kind in kinds for d in a.dims]
-    return resumed(a, settings, lambda one: fit_and_score(a, **one))
+    return run_missing_settings(a, settings, lambda one: fit_and_score(a, **one))
 
 
-def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure normalised log-loss and training error of four updates (Figures 6 and 7)."""
-    data, _ = datasets(a.data)
+    data, _ = open_datasets(a.data)
 
     def run(one: dict[str, Any]) -> dict[str, Any]:
         model = sl.CapsuleRegression(
@@ -122,16 +122,16 @@ def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(one, found["log_loss"][-1], found["train_error"][-1], found["seconds"], flush=True)
         return found
 
-    return resumed(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
+    return run_missing_settings(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
 
 
-def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_starts(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure the lowest training error within 1,000 passes for several starts (Figure 8).
 
     The noise level is the standard deviation of h at the start. The update is that of the first round of
     the main experiments: momentum 0.9, nu = 0.8.
     """
-    data, _ = datasets(a.data)
+    data, _ = open_datasets(a.data)
     n = len(data)
     x, y = data.read_x(0, n).reshape(n, -1).astype(np.float32), data.read_y(0, n)
     first = sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data)
@@ -155,10 +155,10 @@ def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(found, flush=True)
         return found
 
-    return resumed(a, settings, run)
+    return run_missing_settings(a, settings, run)
 
 
-def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
+def draw_figure(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     """Draw the figure of an experiment next to its JSON file."""
     from matplotlib.figure import Figure
 
@@ -201,7 +201,12 @@ def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-EXPERIMENTS = {"dims": dims, "architectures": architectures, "convergence": convergence, "starts": starts}
+EXPERIMENTS = {
+    "dims": measure_dims,
+    "architectures": compare_architectures,
+    "convergence": measure_convergence,
+    "starts": measure_starts,
+}
 
 
 def main() -> None:
@@ -223,7 +228,7 @@ def main() -> None:
     other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
     name = f"paper_capsule_{a.experiment}{other}.json"
     out = RESULTS / name if a.out.stem == "paper_capsule" else a.out
-    draw(a.experiment, results, out.with_suffix(".png"))
+    draw_figure(a.experiment, results, out.with_suffix(".png"))
     write(out, a.seed, results)
 
 

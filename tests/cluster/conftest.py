@@ -101,7 +101,7 @@ def fit(rows: SimpleNamespace) -> Callable[..., CapsuleRegression]:
 
 @pytest.fixture(scope="session")
 def fit_alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleRegression]:
-    """Return a function that does the same fit in this process, once for each set of parameters."""
+    """Return a function like ``fit`` that fits in this process, once for each set of parameters."""
     kept: dict[str, CapsuleRegression] = {}
 
     def run(**more: Any) -> CapsuleRegression:

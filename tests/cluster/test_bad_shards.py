@@ -22,7 +22,7 @@ from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 from tests.helpers import InterruptAt, wait_for
 
-# Rows of x/c/3/0, and those of them that kill a worker; two spans read them.
+# Rows of the shard x/c/3/0, which two spans read, and the rows among them that kill a worker.
 SHARD, CHUNK = (3600, 4800), (3900, 4200)
 
 
@@ -81,7 +81,7 @@ class KillFromPass(EventRecorder):
 
 
 def reports_reads_of_the_chunk(text: str) -> bool:
-    """Return whether a message reports that rows of the chunk in the guilty span were read."""
+    """Return whether a message reports reads of the shard by the span with the killing rows."""
     start, stop = map(int, re.search(r"while reading rows (\d+):(\d+)", text).groups())
     return CHUNK[0] <= start < stop <= CHUNK[1]
 

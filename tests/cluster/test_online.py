@@ -98,7 +98,7 @@ def run(rows_folder: Path) -> Callable[..., LoopResult]:
 
 @pytest.fixture(scope="module")
 def fit_alone(run: Any) -> Callable[..., LoopResult]:
-    """Return a function that does the same fit in this process, once for each set of options."""
+    """Return a function like ``run`` that fits in this process, once for each set of options."""
     kept: dict[str, LoopResult] = {}
 
     def get(kind: str = "gradient", **options: Any) -> LoopResult:

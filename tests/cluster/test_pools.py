@@ -69,7 +69,7 @@ def fit_of_pool(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
     folder = tmp_path_factory.mktemp("pool")
     x = np.random.Generator(np.random.Philox(3)).normal(size=(LEAF_ROWS * LEAVES, 8)).astype("f4")
     dataset = Dataset.from_arrays(x).save(folder / "rows", chunk_rows=LEAF_ROWS * 16)
-    learner = paced.Paced(IDEAL * sum(SPEEDS) / len(x), SPEEDS, PASSES)
+    learner = paced.PacedLearner(IDEAL * sum(SPEEDS) / len(x), SPEEDS, PASSES)
     stage = make_stage(
         "paced_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
     )
@@ -79,7 +79,7 @@ def fit_of_pool(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
     here = fit_batches(
         InProcessExecutor(1, cache=PieceCache(0)), stage, learner.start(), callbacks=Callback()
     )
-    blocks = pool.run(paced.computed)
+    blocks = pool.run(paced.list_computed_blocks)
     speeds = executor.pools.speeds(stage, executor.threads)
     names = {w["name"]: a for a, w in pool.scheduler_info(n_workers=-1)["workers"].items()}
     return SimpleNamespace(
@@ -154,7 +154,7 @@ def test_a_fit_on_gpus_needs_a_gpu_worker(pool: Any, rows: SimpleNamespace) -> N
 def test_only_the_worker_of_a_gpu_computes_with_it(
     rows: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU is only declared.
+    """The worker declares a GPU that does not exist.
 
     With device="gpu" its worker has all the work and reports that it lacks CuPy. With "cpu" both compute, and
     the bits are those of one process.

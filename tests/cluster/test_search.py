@@ -105,4 +105,4 @@ def test_a_submitted_search_fits_models_one_by_one(client: Any, tmp_path: Path) 
     assert state["search"]["best_params"] == here.best_params_
     assert state["search"]["best_score"] == here.best_score_
     np.testing.assert_array_equal(load_model(folder.url).W_, here.best_estimator_.W_)
-    assert not list((tmp_path / "run").rglob("train.zarr"))  # Copies of folds are deleted with their fits.
+    assert not list((tmp_path / "run").rglob("train.zarr"))  # Each copy of a fold is deleted.

@@ -41,7 +41,7 @@ def list_events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
 def test_a_job_survives_the_deaths_of_its_drivers_workers(
     dataset_folder: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    """Kill more workers than the deaths that the scheduler allows a task."""
+    """The test kills the driver's worker more often than the scheduler lets a task lose its worker."""
     import dask
     from distributed import Client, LocalCluster
 

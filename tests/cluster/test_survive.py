@@ -71,7 +71,7 @@ def test_killing_all_workers_in_any_stage_changes_no_bit(
     stage: str,
     share: float,
 ) -> None:
-    """Tasks that are bound to lost addresses would wait forever."""
+    """Tasks that may run only at the addresses of dead workers would wait forever."""
     mortal_cluster.run(slow_blocks, 0.004)
     log = LogAndCall(stage, kill_worker_at(worker_pids(mortal_cluster)), share)
     begin = time.monotonic()
@@ -165,7 +165,7 @@ def test_a_hanging_span_is_computed_by_another_worker(
 
 
 class LeaveOnWait(Callback):
-    """Callback that leaves from on_wait, like the driver of a cancelled job."""
+    """Callback whose ``on_wait`` ends the fit, like the driver of a cancelled job."""
 
     def __init__(self, slow_down: Callable[[], Any]) -> None:
         self.asked: float | None = None

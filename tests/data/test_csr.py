@@ -141,7 +141,7 @@ def test_every_kind_of_y_is_stored_with_dense_and_csr_rows(
         if kind in ("targets", "multilabel"):
             with pytest.raises(DataError, match=f"{kind} columns per row instead of one label"):
                 one.read_codes(0, 1)
-    # Earlier readers open every dataset that they understand; only other datasets have a new version.
+    # A dataset has a new format version only if earlier releases cannot read it.
     old = kind in (None, "labels") and not sp.issparse(x)
     assert ds.attrs["format_version"] == (1 if old else 2)
     assert ("x_kind" in ds.attrs) == (not old)

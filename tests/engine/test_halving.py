@@ -31,7 +31,7 @@ from tests.helpers import HookLog
 
 
 class SmallGpuBackend(HostBackend):
-    """A backend whose memory is too small for more than some rows.
+    """GPU backend that runs out of memory for blocks of more than a given number of rows.
 
     It raises an error of its own type, as the expressions of a model do.
     """
@@ -185,7 +185,7 @@ def test_blocks_of_a_map_are_split(toy: SimpleNamespace, monkeypatch: pytest.Mon
 
 
 class StagedMap:
-    """A map in stages:
+    """Row map that computes its output in stages:
 
     rows to multiples of their first number, column by column. Memory runs out in the last stage.
     """

@@ -231,7 +231,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
-    """Stages follow each other under new names as members leave, and the plan counts one of them."""
+    """When members end, the next stage has a new name; the memory plan counts one stage."""
     from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
@@ -252,7 +252,7 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
 
 
 def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Blocks are read once for all members of one form; scratch memory is the largest that a member needs."""
+    """Members that request equal blocks share the reads; the scratch memory is that of the largest member."""
 
     class Needs(toy.Sums):
         requirements = BlockRequirements(scratch=(5, 1))

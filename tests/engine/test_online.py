@@ -85,7 +85,7 @@ def make_learner(online: Any) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
 @pytest.mark.parametrize("chains", [1, 3])
 def test_an_online_fit_equals_a_loop_over_rows(make_learner: Any, kind: str, chains: int) -> None:
-    """Compare the engine with this loop over rows."""
+    """The test runs the same steps in a plain loop over rows."""
     from scalelatent.contract.learners import Block
     from scalelatent.contract.stats import Stats
 

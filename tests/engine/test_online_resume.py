@@ -124,7 +124,7 @@ def test_a_failure_of_any_write_changes_no_bit(online: Any, tmp_path: Path, how:
 def test_a_resumed_fit_asks_whether_it_is_done_only_at_the_end_of_an_epoch(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within an epoch a learner may look done; an undisturbed fit asks it only at the end of an epoch."""
+    """An uninterrupted fit asks the learner only at the end of an epoch whether it is done."""
     learner = online.Logistic(P, K, patience=1)
     whole = run(learner, None)
     interrupt = InterruptStep(monkeypatch)

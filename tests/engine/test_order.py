@@ -111,7 +111,7 @@ def test_neighbouring_rows_are_in_different_batches() -> None:
 
 
 def test_every_row_has_every_position_equally_often() -> None:
-    """Over epochs, row 0 and the last row (of the short range) are early as often as late."""
+    """Over many epochs, the first and the last row are early as often as late."""
     order = RowOrder(330, seed=0, batch_rows=330, run_rows=32, buffer_runs=2)
     for row in (0, 329):
         places = [int(np.flatnonzero(order.rows(e, 0) == row)[0]) for e in range(600)]

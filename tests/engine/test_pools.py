@@ -183,7 +183,7 @@ def test_an_unmeasured_worker_has_the_speed_of_similar_workers() -> None:
 
 
 def test_a_worker_without_work_for_long_is_measured_again() -> None:
-    """A worker may have become faster, and only a span can show it."""
+    """A worker may have become faster; only a span (task) measures its speed."""
     pace = Pace()
     pace.receive(_make_report("a", 1e-2))
     pace.receive(_make_report("b", 1e-3))

@@ -62,7 +62,7 @@ def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: in
 
 @given(st.integers(2, 200), st.integers(0, 10**6), st.data())
 def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
-    """Merge some spans of a level and the rest leaf by leaf, as a retry with half the range does."""
+    """Some spans have several leaves and others one, as after a retry with half of the rows."""
     grid = RowGrid(n, 1, 1)
     leaves, reducer = make_leaves(n, seed), TreeReducer(grid)
     for index in range(grid.n_nodes(1) if grid.depth else 0):

@@ -231,7 +231,7 @@ def test_every_leaf_is_computed_once_in_nearly_the_best_time(
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0])
 def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
-    """The driver learns of everything 30 ms late."""
+    """Every message reaches the driver after 30 ms."""
     pool = SimulatedPool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
     assert pool.run(latency=0.03) < 1.03 * seconds
     share = sum(pool.work(span) for span, worker in pool.given if worker == "w3") / pool.leaf / 1000

@@ -166,7 +166,7 @@ def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[s
 
 @pytest.mark.parametrize(("options", "weight"), [({"ridge": 0}, 2.0), ({"ridge": 0}, 0.5), ({}, 0.5)])
 def test_equal_weights_do_not_change_the_fit(digits: Arrays, options: dict[str, Any], weight: float) -> None:
-    """A ridge of one row matters less if rows count twice, but not more for weights below 1."""
+    """The ridge counts like one row: less if rows count twice, but not more for weights below 1."""
     x, y = digits
     weighted = make_model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
     assert_close(weighted, make_model(**options).fit(x, y), x)

@@ -144,7 +144,7 @@ def test_reference_kernels_give_the_same_codes(digits: Any) -> None:
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 def test_dense_and_csr_documents_give_the_same_bits(metric: str) -> None:
-    """Use counts of words with short documents, some of which are empty in one half of the columns."""
+    """Some documents are so short that they have no words in one half of the columns."""
     rng = np.random.default_rng(0)
     x = rng.poisson(0.08, (200, 60)) * rng.integers(1, 5, (200, 60))
     x[np.arange(200), rng.integers(0, 60, 200)] += 1

@@ -134,7 +134,7 @@ def test_small_networks_have_the_last_layer_of_large_ones(
 
 
 def test_dense_and_sparse_documents_have_equal_scores() -> None:
-    """Some rows are empty in one half of the words, and no number of classes is given."""
+    """Some documents have no words in one half of the columns; the number of classes is unknown."""
     rng = np.random.default_rng(0)
     x = (rng.poisson(0.06, (60, 30)) * rng.integers(1, 5, (60, 30))).astype(np.float32)
     x[np.arange(60), rng.integers(0, 30, 60)] += 1

@@ -66,7 +66,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "search apart": lambda: sl.Search(MODELS["mbn"](), {"k1": [10, 20]}, cv=2),
 }
-# With kept messages, each leaf writes records. Leaves of 50 rows write several records.
+# Batch learning of compositional networks stores the messages of each leaf (50 rows) in the run folder.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
 # Callback and its number at which Ctrl-C interrupts the fit; there is work before and after this moment.
 STOPS = {

@@ -57,7 +57,7 @@ def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: 
 
 @pytest.mark.parametrize("kind", ["bars", "symbols", "letters", "text"])
 def test_clean_images_are_their_placed_features(kind: str) -> None:
-    """Each image is the OR of its features at their places, all whole inside the image."""
+    """Each image is the OR of its placed features, which are completely inside the image."""
     images = make_set(kind)
     sizes = [b.shape for b in bitmaps(images.parameters["features"])]
     height, width = images.image_shape

@@ -210,7 +210,7 @@ def test_workers_pools_and_losses() -> None:
     assert [e["text"] for e in detail["events"] if e["name"] == "worker_lost"] == [
         "worker w1, tasks 2, memory 1,024 MiB"
     ]
-    board.update(make_span("r", "tcp://h:w1"), now + 9)  # The worker was only unreachable for a while.
+    board.update(make_span("r", "tcp://h:w1"), now + 9)  # The worker was alive.
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 

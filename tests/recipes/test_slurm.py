@@ -111,7 +111,7 @@ def test_a_fit_resumes_after_its_walltime(
     assert states == ["running", "cancelled", "running", "done"]
     assert read_model_files(folder) == undisturbed
     log = (tmp_path / f"{job}.log").read_text()
-    assert "stopped; resume from the last checkpoint" in log  # The second run keeps the log of the first.
+    assert "stopped; resume from the last checkpoint" in log  # The resumed job appends to this log.
     assert "done" in log
     assert "Traceback" not in log
 

@@ -95,7 +95,7 @@ def test_members_without_rows_in_a_batch_keep_their_weights() -> None:
 
 
 def test_row_weights_count_in_small_batches() -> None:
-    """A batch of one row moves W in proportion to its weight, up to a whole step."""
+    """A batch of one row moves W in proportion to the weight of the row, at most by one full step."""
     data = make()
     x, y, rows = data.x[:2], data.y[:2], np.arange(2)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.0, 1.0)

@@ -106,7 +106,7 @@ def test_momentum_restarts_with_each_round() -> None:
 
 
 def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
-    """A round starts at the best weights, so its first pass repeats a measurement."""
+    """A round (passes with one ``nu``) starts at the best weights; its first pass measures them again."""
     learner = make_learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
     losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]
     states = _run_passes(learner, [0.5] * len(losses), losses)

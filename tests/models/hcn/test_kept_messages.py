@@ -1,4 +1,4 @@
-"""Learning with kept messages: visits, leaves, and small networks compared with their MAP by enumeration."""
+"""Batch learning, which stores messages between passes; small networks compared with enumeration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKEND = KernelTable()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Return beliefs of W in nats, and the leaf, after learning images that are one leaf."""
+    """Return beliefs of the weights W in nats, and stored messages, after learning one leaf of images."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -80,7 +80,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    # The kept messages existed before.
+    # The stored messages existed before the visit.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
 

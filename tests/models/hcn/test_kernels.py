@@ -62,7 +62,7 @@ def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, p
 
 
 def use_zero_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Keep the messages to weights that no place sends any more."""
+    """Wrong implementation: it keeps messages to weights that no place sends any more."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 

@@ -207,7 +207,7 @@ def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The run was stopped within a pass, with messages of all templates."""
+    """The earlier version was stopped within a pass; it had stored the messages of all templates."""
     visit, visits = LayeredMessages.visit, 0
 
     def stopping(*args: Any) -> Any:

@@ -155,7 +155,7 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
 
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
-    """Passes of one visit and of several visits are equal, and kept messages are not changed."""
+    """One visit of a leaf equals several visits; arrays of stored messages are not modified."""
     net, images = make_two_layers(classes=(0, 1, 2, 3))
     block = make_block(images, 0, 12)
     several = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=1), block, 6)
@@ -171,7 +171,7 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Bounds hold for messages in use, for kept messages in the usual case, and if no message is 0."""
+    """Upper bounds hold for messages in memory and for stored messages, also if no message is 0."""
     net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=12, single_leaf_passes=6)
     block = make_block(images, 0, 12, known)
@@ -188,7 +188,7 @@ def test_stored_bytes_are_bounded(known: bool) -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
-    """The bound includes reading and writing the leaf, even if no message is 0."""
+    """The upper bound of memory includes reading and writing the messages of a leaf, even if none is 0."""
     net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = LayeredMessages(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
     block, prepared = make_block(images, 0, 60), (learner.start(), make_backend("cpu"))

@@ -62,7 +62,7 @@ def measure_peak(folder: Path, rows: int, how: dict[str, Any], engine: dict[str,
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds follow from the measured chain, or from the measured visit with kept messages."""
+    """The plan measures one chain (online) or one pass over a leaf (batch), and extrapolates."""
     probed: list[str] = []
 
     def measure(name: str, seconds: Any) -> float:

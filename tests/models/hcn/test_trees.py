@@ -36,7 +36,7 @@ def check_or(up: Function, down: Function) -> None:
 
 
 def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
-    """Check a whole tree: OR of M ANDs with evidence below."""
+    """Check the messages of a tree: the OR of M ANDs with evidence from a pixel."""
     rng = np.random.default_rng(3)
     for m in range(1, 5):
         for _ in range(10):

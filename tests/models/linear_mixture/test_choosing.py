@@ -1,4 +1,4 @@
-"""The choice of the score of a row by cross-validation, for classifiers without the parameter likelihood."""
+"""Classifiers choose the parameter ``likelihood`` by cross-validation if the user does not set it."""
 
 from __future__ import annotations
 

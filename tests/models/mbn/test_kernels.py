@@ -97,7 +97,7 @@ def test_ties_within_rounding_are_decided_in_float64() -> None:
 
 
 def test_few_rows_need_float64() -> None:
-    """The second scan is for exceptions, so the bound on rounding must not be too wide."""
+    """Float64 is slow, so the bound on rounding errors must select few rows for the second search."""
     x, w = _draw(0, 500, 392, "f4"), _draw(1, 1000, 392, "f4")
     bank = dense.make_bank(w, "euclidean")
     scores = x.astype("f8") @ w.T.astype("f8") + bank.exact[1]
