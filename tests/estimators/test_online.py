@@ -357,7 +357,7 @@ def test_parameters_are_checked_once(digits: Arrays, monkeypatch: pytest.MonkeyP
         raise AssertionError("checked again")
 
     monkeypatch.setattr(type(model), "_check_params", never)
-    monkeypatch.setattr(module, "validated", never)
+    monkeypatch.setattr(module, "validate_rows", never)
     model.partial_fit(x[:1], y[:1])
     monkeypatch.undo()
     with pytest.raises(ValueError, match="features"):

@@ -87,7 +87,7 @@ def test_a_model_without_classes_is_scored_by_its_output():
     with pytest.raises(DataError, match="instead of one class each.*use the metric retrieval"):
         score_dataset(HalvedOutput(), topics, ["nmi"])
     with pytest.raises(
-        JobError, match=r"unknown metric 'log_loss' of Halved, which predicts no classes.*nmi"
+        JobError, match=r"unknown metric 'log_loss' of HalvedOutput, which predicts no classes.*nmi"
     ):
         score_dataset(HalvedOutput(), ds, ["log_loss"])
     with pytest.raises(DataError, match="has no labels"):

@@ -255,7 +255,7 @@ def test_failed_run_names_the_server_in_one_line(
 def test_a_failing_callback_of_another_package_does_not_end_the_fit(
     job: Any, monkeypatch: pytest.MonkeyPatch, use_fake_estimator: Any
 ) -> None:
-    point = EntryPoint("broken", f"{__name__}:Broken", job_callbacks.GROUP)
+    point = EntryPoint("broken", f"{__name__}:BrokenCallback", job_callbacks.GROUP)
     monkeypatch.setattr(job_callbacks, "entry_points", lambda group: [point])
     monkeypatch.setattr(EntryPoint, "load", lambda self: BrokenCallback)
     BrokenCallback.reported = []
@@ -263,7 +263,7 @@ def test_a_failing_callback_of_another_package_does_not_end_the_fit(
     assert folder.read_state()["state"] == "done"
     assert BrokenCallback.reported == ["x"] * 5
     (line,) = [line for line in lines if "callback" in line]
-    assert "callback Broken: OSError: no disk; the fit continues" in line
+    assert "callback BrokenCallback: OSError: no disk; the fit continues" in line
 
 
 class BrokenCallback(Callback):
