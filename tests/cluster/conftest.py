@@ -164,11 +164,13 @@ def scheduler_tasks(client: Any) -> Callable[..., int]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(place: Path) -> dict[str, bytes]:
+def undisturbed(dataset_folder: Path) -> dict[str, bytes]:
     """Return the model of the job, fitted in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
-        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
+        result = runner.run_new_job(
+            load_job(dataset_folder / "job.toml", settings=[f"job.out={dataset_folder / 'oracle'}"])
+        )
     return read_model_files(result.folder)
 
 

@@ -54,7 +54,7 @@ def get() -> Callable[[str], tuple[int, str]]:
 
 
 @pytest.fixture(scope="session")
-def wait_for_jobs() -> Callable[..., dict[str, Any]]:
+def jobs() -> Callable[..., dict[str, Any]]:
     """Return `/scalelatent.json` when a condition on it is true."""
 
     def ask(
