@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scalelatent import Callback, Dataset, HierarchicalCompositionalNetwork
-from tests.models.hcn.test_inputs import draw_images
+from tests.models.hcn.test_inputs import drawn
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*labels y are not learned from",
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*weights still changed",
 )
 
-X = draw_images(200)
+X = drawn(200)
 # Half of the rows have a class, and one in five of them is unlabelled.
 Y = np.where(np.arange(200) % 5 == 0, -1, (X.mean(axis=(1, 2)) > np.median(X.mean(axis=(1, 2)))).astype(int))
 # Six steps of 30 images and one of 20, after a warm-up of eight; seven leaves in four steps.

@@ -14,7 +14,7 @@ import pytest
 from scalelatent.data import Dataset
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask import online_tasks as online_sites
-from scalelatent.engine.dask.online_tasks import Site, Sites
+from scalelatent.engine.dask.online_tasks import FitOnWorker, FitsOnWorker
 from scalelatent.engine.executor import Place
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
@@ -25,7 +25,7 @@ P, CHAINS = 4, 6
 
 
 @pytest.fixture
-def run_reference(online: Any, tmp_path: Path) -> tuple[str, str]:
+def ref(online: Any, tmp_path: Path) -> tuple[str, str]:
     """Return a run folder with the records of the fits ``t0`` to ``t19``."""
     rows = Dataset.from_arrays(np.ones((96, P), "f4")).save(tmp_path / "rows")
     store = EngineStore(tmp_path / "run")
@@ -39,8 +39,8 @@ def run_reference(online: Any, tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.fixture
-def sites() -> Iterator[Sites]:
-    sites = Sites()
+def sites() -> Iterator[FitsOnWorker]:
+    sites = FitsOnWorker()
     yield sites
     for key in list(sites._kept):
         sites.end(*key)
@@ -54,17 +54,17 @@ def _is_true_within(true: Callable[[], bool], seconds: float = 10.0) -> bool:
     return true()
 
 
-def ignore_progress() -> None:
+def nothing() -> None:
     pass
 
 
-def run_step(site: Site, first: int, last: int, threads: int = 1) -> list[np.ndarray]:
-    with site.runner(first, last, threads, ignore_progress) as runner:
+def step(site: FitOnWorker, first: int, last: int, threads: int = 1) -> list[np.ndarray]:
+    with site.runner(first, last, threads, nothing) as runner:
         return list(runner.run(0, 0, site.state(Place())).nodes().values())
 
 
 @pytest.fixture
-def closed_chains(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return the chains of the runners that were closed."""
     found: list[list[int]] = []
     original = online_sites.ChainRunner.close
@@ -77,15 +77,15 @@ def closed_chains(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return found
 
 
-def test_a_worker_runs_many_fits_at_once(run_reference: Any, sites: Sites) -> None:
+def test_a_worker_runs_many_fits_at_once(ref: Any, sites: FitsOnWorker) -> None:
     """Run more fits at the same time than are kept when idle."""
     together, answers = threading.Barrier(12), dict[int, Any]()
 
     def work(i: int) -> None:
         try:
-            with sites.use(run_reference, "toy_step", f"t{i}") as site:
+            with sites.use(ref, "toy_step", f"t{i}") as site:
                 together.wait(30)
-                answers[i] = run_step(site, 0, CHAINS)
+                answers[i] = step(site, 0, CHAINS)
         except BaseException as error:  # noqa: BLE001  looked at below
             answers[i] = error
 
@@ -97,80 +97,80 @@ def test_a_worker_runs_many_fits_at_once(run_reference: Any, sites: Sites) -> No
     assert sorted(answers) == list(range(12))
     for answer in answers.values():
         np.testing.assert_array_equal(answer, answers[0])
-    with sites.use(run_reference, "toy_step", "t12"):
+    with sites.use(ref, "toy_step", "t12"):
         assert len(sites) <= online_sites.KEEP_IDLE + 1
 
 
 def test_idle_runners_are_dropped_and_used_ones_stay(
-    run_reference: Any, sites: Sites, closed_chains: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sites.use(run_reference, "toy_step", "t0") as used:
-        run_step(used, 0, 2)
-        with sites.use(run_reference, "toy_step", "t1") as idle:
-            run_step(idle, 2, 4)
+    with sites.use(ref, "toy_step", "t0") as used:
+        step(used, 0, 2)
+        with sites.use(ref, "toy_step", "t1") as idle:
+            step(idle, 2, 4)
         monkeypatch.setattr(online_sites, "IDLE_SECONDS", -1.0)
-        with sites.use(run_reference, "toy_step", "t2"):
+        with sites.use(ref, "toy_step", "t2"):
             assert [key[2] for key in sites._kept] == ["t0", "t2"]
-        assert closed_chains == [[2, 3]]
-        assert len(run_step(used, 0, 2)) == 1  # The task has merged the statistics of both chains into one.
+        assert closed == [[2, 3]]
+        assert len(step(used, 0, 2)) == 1  # The task has merged the statistics of both chains into one.
 
 
 def test_the_end_of_a_fit_waits_for_its_running_task(
-    run_reference: Any, sites: Sites, closed_chains: list[list[int]]
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]]
 ) -> None:
-    with sites.use(run_reference, "toy_step", "t0") as site, site.runner(0, 2, 1, ignore_progress) as runner:
-        sites.end(run_reference, "toy_step", "t0")
+    with sites.use(ref, "toy_step", "t0") as site, site.runner(0, 2, 1, nothing) as runner:
+        sites.end(ref, "toy_step", "t0")
         time.sleep(0.05)
-        assert closed_chains == []
+        assert closed == []
         assert list(runner.run(0, 0, site.state(Place())).nodes()) == [(1, 0)]
-    assert closed_chains == [[0, 1]]
+    assert closed == [[0, 1]]
     assert len(sites) == 0
-    sites.end(run_reference, "toy_step", "t0")  # A second call does no harm.
-    with sites.use(run_reference, "toy_step", "t1") as site:
-        run_step(site, 0, 2)
-    sites.end(run_reference, "toy_step", "t1")  # An idle runner ends at once, whatever other runners do.
-    assert _is_true_within(lambda: closed_chains == [[0, 1], [0, 1]])
+    sites.end(ref, "toy_step", "t0")  # A second call does no harm.
+    with sites.use(ref, "toy_step", "t1") as site:
+        step(site, 0, 2)
+    sites.end(ref, "toy_step", "t1")  # An idle runner ends at once, whatever other runners do.
+    assert _is_true_within(lambda: closed == [[0, 1], [0, 1]])
 
 
-def test_a_finished_fit_is_not_started_again(run_reference: Any, sites: Sites) -> None:
-    EngineStore(*run_reference).drop_result("toy_step-t0")
-    with pytest.raises(RunError, match="resume the run"), sites.use(run_reference, "toy_step", "t0"):
+def test_a_finished_fit_is_not_started_again(ref: Any, sites: FitsOnWorker) -> None:
+    EngineStore(*ref).drop_result("toy_step-t0")
+    with pytest.raises(RunError, match="resume the run"), sites.use(ref, "toy_step", "t0"):
         pass
 
 
 def test_runners_of_an_earlier_division_of_chains_are_closed(
-    run_reference: Any, sites: Sites, closed_chains: list[list[int]]
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]]
 ) -> None:
-    with sites.use(run_reference, "toy_step", "t0") as site:
+    with sites.use(ref, "toy_step", "t0") as site:
         for first, last in ((0, CHAINS), (0, 3), (3, 6), (2, 4)):
-            run_step(site, first, last)
-        assert closed_chains == [[0, 1, 2], [3, 4, 5]]
+            step(site, first, last)
+        assert closed == [[0, 1, 2], [3, 4, 5]]
         assert sorted(site._runners) == [(0, CHAINS), (2, 4)]
         for cut in range(1, CHAINS):  # Workers join and leave.
-            run_step(site, 0, cut)
-            run_step(site, cut, CHAINS)
+            step(site, 0, cut)
+            step(site, cut, CHAINS)
         chains = sum(last - first for first, last in site._runners)
         assert chains <= 2 * CHAINS
 
 
 def test_the_task_that_holds_a_retired_runner_closes_it(
-    run_reference: Any, sites: Sites, closed_chains: list[list[int]]
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]]
 ) -> None:
-    with sites.use(run_reference, "toy_step", "t0") as site:
-        with site.runner(0, 3, 1, ignore_progress) as runner:
-            run_step(site, 2, 4)
-            assert closed_chains == []
+    with sites.use(ref, "toy_step", "t0") as site:
+        with site.runner(0, 3, 1, nothing) as runner:
+            step(site, 2, 4)
+            assert closed == []
             assert list(runner.run(0, 0, site.state(Place())).nodes()) == [(1, 0), (0, 2)]
-        assert closed_chains == [[0, 1, 2]]
+        assert closed == [[0, 1, 2]]
 
 
-def test_waiting_for_a_runner_can_be_interrupted(run_reference: Any, sites: Sites) -> None:
+def test_waiting_for_a_runner_can_be_interrupted(ref: Any, sites: FitsOnWorker) -> None:
     def leave() -> None:
         raise Stopped
 
     with (
-        sites.use(run_reference, "toy_step", "t0") as site,
-        site.runner(0, 3, 1, ignore_progress),
+        sites.use(ref, "toy_step", "t0") as site,
+        site.runner(0, 3, 1, nothing),
         pytest.raises(Stopped),
         site.runner(0, 3, 1, leave),
     ):

@@ -21,8 +21,8 @@ from scalelatent.engine.dask.pools import (
     Pools,
     Speeds,
     all_use_gpu,
-    costs,
     devices_event,
+    estimate_costs,
 )
 from scalelatent.engine.dask.window import Window
 from scalelatent.engine.dask.worker_side import PaceReports
@@ -34,7 +34,7 @@ THREADS = {"a": 1, "b": 1, "c": 1}
 ROWS = {"train": 800, "validation": 100}
 
 
-class WorkerLink:
+class Link:
     address = "tcp://head:8786"
 
     def __init__(self, **gpus: int) -> None:
@@ -48,7 +48,7 @@ class WorkerLink:
         return function(*args, **more)
 
 
-def make_stage() -> Any:
+def _stage() -> Any:
     reduction = SimpleNamespace(flops_per_row=lambda: 6e6, layout=lambda: SimpleNamespace(nbytes=1000))
     return SimpleNamespace(
         name="toy_estep",
@@ -65,7 +65,7 @@ def _make_report(worker: str, pace: float, part: str = "train", device: str = "n
 
 
 def test_a_fit_on_gpus_excludes_the_cpu_workers() -> None:
-    pools = Pools(WorkerLink(a=0, b=1, c=0))
+    pools = Pools(Link(a=0, b=1, c=0))
     pools.compute_on("gpu", THREADS)
     assert pools.chosen(THREADS) == {"b": 1}
     assert pools.bound  # Dask may not move the tasks to other workers either.
@@ -73,7 +73,7 @@ def test_a_fit_on_gpus_excludes_the_cpu_workers() -> None:
 
 
 def test_tasks_are_not_restricted_if_all_workers_have_gpus() -> None:
-    pools = Pools(WorkerLink(a=1, b=1, c=1))
+    pools = Pools(Link(a=1, b=1, c=1))
     pools.compute_on("gpu", THREADS)
     assert pools.chosen(THREADS) == THREADS
     assert not pools.bound
@@ -82,17 +82,17 @@ def test_tasks_are_not_restricted_if_all_workers_have_gpus() -> None:
 def test_a_cluster_without_gpus_is_refused_with_advice() -> None:
     with pytest.raises(RunError, match=r"none of the 3 workers of tcp://head:8786 offers the resource GPU: .*"
                        r"--resources .GPU=1.*cluster up --gpus 1.*device='auto' or 'cpu'"):  # fmt: skip
-        Pools(WorkerLink(a=0, b=0, c=0)).compute_on("gpu", THREADS)
+        Pools(Link(a=0, b=0, c=0)).compute_on("gpu", THREADS)
 
 
 def test_workers_with_an_unused_gpu_are_reported(caplog: Any) -> None:
-    cluster = WorkerLink()
+    cluster = Link()
     cluster.find_gpus = lambda: {"a": "unused", "b": "used", "c": "unused"}  # type: ignore[method-assign]
     Pools(cluster).compute_on("auto", THREADS)
     assert "2 of 3 workers of tcp://head:8786 see a GPU" in caplog.text
     assert "--nthreads 1 --resources GPU=1" in caplog.text
     with pytest.raises(RunError, match="`dask cuda worker tcp://head:8786`"):
-        Pools(WorkerLink(a=0, b=0, c=0)).compute_on("gpu", THREADS)
+        Pools(Link(a=0, b=0, c=0)).compute_on("gpu", THREADS)
 
 
 def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
@@ -120,7 +120,7 @@ def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
 @pytest.mark.parametrize(("device", "asked"), [("cpu", 0), ("reference", 0), ("auto", 1)])
 def test_all_workers_take_part_in_fits_on_cpus(device: str, asked: int) -> None:
     """The scheduler is asked for the resources of workers once, and only if they matter."""
-    cluster = WorkerLink(a=0, b=1, c=0)
+    cluster = Link(a=0, b=1, c=0)
     pools = Pools(cluster)
     pools.compute_on(device, THREADS)
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_all_workers_take_part_in_fits_on_cpus(device: str, asked: int) -> None:
 
 
 def test_a_joining_worker_is_checked_for_gpus() -> None:
-    cluster = WorkerLink(a=1)
+    cluster = Link(a=1)
     pools = Pools(cluster)
     pools.compute_on("gpu", {"a": 1})
     cluster.gpus = {"a": 1, "b": 0, "c": 1}
@@ -143,8 +143,8 @@ def test_a_joining_worker_is_checked_for_gpus() -> None:
 
 
 def test_unmeasured_workers_are_equal_and_gpus_have_an_assumed_speed() -> None:
-    assert Pace().speeds(make_stage(), THREADS, frozenset()).alike
-    found = Pace().speeds(make_stage(), THREADS, frozenset("c"))
+    assert Pace().speeds(_stage(), THREADS, frozenset()).are_equal
+    found = Pace().speeds(_stage(), THREADS, frozenset("c"))
     assert found.speeds == {"a": 1.0, "b": 1.0, "c": GPU_GUESS}
     assert found.row_seconds == {"train": 1e-4, "validation": 1e-4}
 
@@ -153,13 +153,13 @@ def test_speeds_are_those_that_workers_reported() -> None:
     pace = Pace()
     for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
         pace.receive(_make_report(worker, seconds))
-    found = pace.speeds(make_stage(), THREADS, frozenset())
+    found = pace.speeds(_stage(), THREADS, frozenset())
     assert found.speeds == pytest.approx({"a": 1.0, "b": 1.0, "c": 20.0})
     assert found.row_seconds["train"] == 2e-3
-    assert not found.alike
+    assert not found.are_equal
     # Speeds of later reports are converted to the reference of a pass that has started.
     pace.receive(_make_report("a", 1e-3))
-    again = pace.speeds(make_stage(), THREADS, frozenset(), found.row_seconds)
+    again = pace.speeds(_stage(), THREADS, frozenset(), found.row_seconds)
     assert again.speeds == pytest.approx({"a": 2.0, "b": 1.0, "c": 20.0})
 
 
@@ -168,7 +168,7 @@ def test_speeds_in_the_parts_of_a_pass_are_weighted_by_rows() -> None:
     for part, (slow, fast) in {"train": (2e-3, 1e-3), "validation": (2e-3, 4e-3)}.items():
         pace.receive(_make_report("a", slow, part))
         pace.receive(_make_report("b", fast, part))
-    speeds = pace.speeds(make_stage(), {"a": 1, "b": 1}, frozenset()).speeds
+    speeds = pace.speeds(_stage(), {"a": 1, "b": 1}, frozenset()).speeds
     a, b = 800 * 2 + 100 * 2, 800 * 1 + 100 * 4
     assert speeds["b"] / speeds["a"] == pytest.approx(a / b)
 
@@ -177,19 +177,19 @@ def test_an_unmeasured_worker_has_the_speed_of_similar_workers() -> None:
     pace = Pace()
     pace.receive(_make_report("a", 1e-3))
     pace.receive(_make_report("c", 1e-4))
-    speeds = pace.speeds(make_stage(), {**THREADS, "d": 1}, frozenset("cd")).speeds
+    speeds = pace.speeds(_stage(), {**THREADS, "d": 1}, frozenset("cd")).speeds
     assert speeds["b"] == pytest.approx(speeds["a"])
     assert speeds["d"] == pytest.approx(speeds["c"])
 
 
 def test_a_worker_without_work_for_long_is_measured_again() -> None:
-    """A worker may have become faster; only a span (task) measures its speed."""
+    """A worker may have become faster, and only a span can show it."""
     pace = Pace()
     pace.receive(_make_report("a", 1e-2))
     pace.receive(_make_report("b", 1e-3))
 
     def speed() -> float:
-        found = pace.speeds(make_stage(), {"a": 1, "b": 1}, frozenset()).speeds
+        found = pace.speeds(_stage(), {"a": 1, "b": 1}, frozenset()).speeds
         return found["a"] / found["b"]
 
     assert speed() == pytest.approx(0.1)
@@ -227,9 +227,9 @@ class Future:
 
 
 @pytest.fixture
-def pool_case() -> Any:
+def case() -> Any:
     sent: list[Any] = []
-    pools = Pools(WorkerLink(a=0, b=0, c=0))
+    pools = Pools(Link(a=0, b=0, c=0))
     for worker, seconds in (("a", 1e-2), ("b", 1e-2), ("c", 5e-4)):
         pools.pace.receive(_make_report(worker, seconds))
         pools.pace.receive(_make_report(worker, seconds, "validation"))
@@ -246,10 +246,10 @@ def pool_case() -> Any:
     executor: Any = SimpleNamespace(
         pools=pools, threads=THREADS, client=client, span_seconds=lambda name: None
     )
-    stage = make_stage()
+    stage = _stage()
 
     def window(kept: frozenset[Span] = frozenset()) -> Window:
-        return Window(THREADS, spans, send, costs(executor, stage, kept))
+        return Window(THREADS, spans, send, estimate_costs(executor, stage, kept))
 
     spans = [Span(part, 1, i) for part in ROWS for i in range(RowGrid(ROWS[part], 10, 1).n_nodes(1))]
     return SimpleNamespace(
@@ -258,33 +258,33 @@ def pool_case() -> Any:
     )  # fmt: skip
 
 
-def test_homogeneous_workers_keep_the_plain_window(pool_case: Any) -> None:
-    pool_case.pools.pace = Pace()
-    assert not pool_case.window().unequal
-    assert pool_case.on_scheduler == []
+def test_homogeneous_workers_keep_the_plain_window(case: Any) -> None:
+    case.pools.pace = Pace()
+    assert not case.window().unequal
+    assert case.on_scheduler == []
 
 
-def test_short_passes_keep_the_plain_window(pool_case: Any) -> None:
+def test_short_passes_keep_the_plain_window(case: Any) -> None:
     for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
         for part in ROWS:
-            pool_case.pools.pace.receive(_make_report(worker, seconds, part))
-    assert not pool_case.pools.speeds(pool_case.stage, THREADS).alike
-    assert not pool_case.window().unequal
+            case.pools.pace.receive(_make_report(worker, seconds, part))
+    assert not case.pools.speeds(case.stage, THREADS).are_equal
+    assert not case.window().unequal
 
 
-def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(pool_case: Any) -> None:
-    kept = frozenset(pool_case.spans[:2])
+def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
+    kept = frozenset(case.spans[:2])
     for _ in range(2):
-        window = pool_case.window(kept)
+        window = case.window(kept)
     assert window.unequal
-    assert pool_case.on_scheduler == ["toy_estep_pool"]  # The scheduler is asked once for two windows.
+    assert case.on_scheduler == ["toy_estep_pool"]  # The scheduler is asked once for two windows.
     assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
     assert window.all_sent  # A pass of so few seconds is sent in one message.
-    ((batch, last),) = pool_case.sent
+    ((batch, last),) = case.sent
     assert last
     assert kept <= {span for span, _ in batch}  # Finished spans of an interrupted pass are never cut.
-    grids = pool_case.stage.grids
+    grids = case.stage.grids
     for part in ROWS:
         there = [
             i
@@ -293,41 +293,41 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(pool_case: Any) -> 
             for i in grids[part].node_leaves(span.level, span.index)
         ]
         assert sorted(there) == list(range(grids[part].n_leaves))
-    for future in pool_case.futures.values():
+    for future in case.futures.values():
         future.status = "finished"
     assert len(window.poll()) == len(batch)
     assert not window.pending
     assert window.participants == {"a", "b", "c"}
 
 
-def test_spans_of_a_lost_worker_are_distributed_again(pool_case: Any) -> None:
-    pool_case.pools.pace.receive(_make_report("c", 1.0))  # Long passes are sent in several messages.
-    pool_case.pools.pace.receive(_make_report("a", 10.0))
-    pool_case.pools.pace.receive(_make_report("b", 10.0))
-    window = pool_case.window()
+def test_spans_of_a_lost_worker_are_distributed_again(case: Any) -> None:
+    case.pools.pace.receive(_make_report("c", 1.0))  # Long passes are sent in several messages.
+    case.pools.pace.receive(_make_report("a", 10.0))
+    case.pools.pace.receive(_make_report("b", 10.0))
+    window = case.window()
     assert window.unequal
     window.open()
     assert not window.all_sent
     window.refresh({"a": 1, "b": 1})
     while not window.all_sent or window.pending:
         for span, (future, _) in list(window.pending.items())[:1]:
-            assert span in pool_case.futures
+            assert span in case.futures
             future.status = "finished"
         assert window.poll()
-    later = {worker for batch, _ in pool_case.sent[1:] for _, worker in batch}
+    later = {worker for batch, _ in case.sent[1:] for _, worker in batch}
     assert later == {"a", "b"}
-    assert [last for _, last in pool_case.sent][:-1] == [False] * (len(pool_case.sent) - 1)
-    assert pool_case.sent[-1][1]
+    assert [last for _, last in case.sent][:-1] == [False] * (len(case.sent) - 1)
+    assert case.sent[-1][1]
 
 
-def test_a_cancelled_window_sends_nothing(pool_case: Any) -> None:
-    pool_case.pools.pace.receive(_make_report("c", 1.0))
-    window = pool_case.window()
+def test_a_cancelled_window_sends_nothing(case: Any) -> None:
+    case.pools.pace.receive(_make_report("c", 1.0))
+    window = case.window()
     assert window.unequal
     window.open()
     window.cancel()
     assert window.poll() == []
-    assert {future.status for future in pool_case.futures.values()} == {"released"}
+    assert {future.status for future in case.futures.values()} == {"released"}
 
 
 def test_tasks_of_a_pool_have_their_own_name_prefix() -> None:
@@ -340,15 +340,15 @@ def test_tasks_of_a_pool_have_their_own_name_prefix() -> None:
 
 
 def test_speeds_within_a_factor_of_two_count_as_equal() -> None:
-    assert Speeds({}, {"a": 1.0, "b": 1.9}).alike
-    assert not Speeds({}, {"a": 1.0, "b": 2.1}).alike
+    assert Speeds({}, {"a": 1.0, "b": 1.9}).are_equal
+    assert not Speeds({}, {"a": 1.0, "b": 2.1}).are_equal
 
 
 # -- reports ------------------------------------------------------------------------------------------------
 
 
 def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
-    pools = Pools(WorkerLink(a=0, b=1))
+    pools = Pools(Link(a=0, b=1))
     events: list[dict[str, Any]] = []
     callbacks: Any = SimpleNamespace(on_event=events.append)
     pools.compute_on("auto", {"a": 1, "b": 1})

@@ -17,7 +17,7 @@ from scalelatent.engine.passes import Span
 from scalelatent.errors import RunError
 
 
-class FakePass(Work):
+class Pass(Work):
     def item_rows(self, item: Span) -> int:
         return 100
 
@@ -26,25 +26,27 @@ class FakePass(Work):
 
 
 @pytest.fixture
-def watched_pass() -> tuple[Watch, FakePass, list[dict[str, Any]]]:
+def case() -> tuple[Watch, Pass, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
     window = SimpleNamespace(refresh=lambda threads: None)
     executor = SimpleNamespace(
         token="t", callbacks=SimpleNamespace(on_event=events.append), look_at_workers=lambda: {"a": 1}
     )
-    current = FakePass("capsule_estep", 7, "t", 1000)
+    current = Pass("capsule_estep", 7, "t", 1000)
     current.window = window  # type: ignore[assignment]
     current.items = {"key": Span("train", 0, 3)}
     return Watch(executor), current, events  # type: ignore[arg-type]
 
 
-def test_deaths_are_reported_with_span_rows_host_and_memory(watched_pass: Any) -> None:
-    looker, current, events = watched_pass
+def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
+    looker, current, events = case
     looker.members = {"tcp://a:1": ClusterMember(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
-        looker._news.append({"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}})
+        looker._worker_events.append(
+            {"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}}
+        )
     looker._process_worker_events(current)
-    words = looker.killed(current, "key", "tcp://b:2")
+    words = looker.describe_killed_task(current, "key", "tcp://b:2")
     assert words.startswith(
         "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 workers when they died"
     )
@@ -53,30 +55,32 @@ def test_deaths_are_reported_with_span_rows_host_and_memory(watched_pass: Any) -
     assert events[1]["rows"] == [300, 400]
 
 
-def test_online_steps_are_reported_as_segments(watched_pass: Any) -> None:
-    looker, _, events = watched_pass
+def test_online_steps_are_reported_as_segments(case: Any) -> None:
+    looker, _, events = case
     place = Place(0, 12)
     segment = Segment(SimpleNamespace(token="t", stage=SimpleNamespace(name="toy_step")), place, 0)
     segment.window = SimpleNamespace(refresh=lambda threads: None)  # type: ignore[assignment]
     segment.items = {"one": place, "two": place}
-    looker._news.append({"action": "remove-worker", "worker": "a", "processing-tasks": ["one", "two"]})
+    looker._worker_events.append(
+        {"action": "remove-worker", "worker": "a", "processing-tasks": ["one", "two"]}
+    )
     with pytest.raises(WorkerDied, match="worker a died"):
         looker._process_worker_events(segment)
     (lost,) = events
     assert (lost["event"], lost["segments"], "spans" in lost) == ("worker_lost", 1, False)
     words = "the segment after step 12 of epoch 1 of toy_step was with 1 worker when it died: a"
-    assert looker.killed(segment, "one", "a") == words
-    assert [segment.counted(n) for n in (1, 2)] == ["1 segment", "2 segments"]
+    assert looker.describe_killed_task(segment, "one", "a") == words
+    assert [segment.format_count(n) for n in (1, 2)] == ["1 segment", "2 segments"]
 
 
-def test_waiting_items_are_reported_in_singular_and_plural(watched_pass: Any) -> None:
-    _, current, _ = watched_pass
-    assert [current.counted(n) for n in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
+def test_waiting_items_are_reported_in_singular_and_plural(case: Any) -> None:
+    _, current, _ = case
+    assert [current.format_count(n) for n in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
 
 
-def test_a_retired_worker_does_not_count_as_a_death(watched_pass: Any) -> None:
-    looker, current, events = watched_pass
-    looker._news.append(
+def test_a_retired_worker_does_not_count_as_a_death(case: Any) -> None:
+    looker, current, events = case
+    looker._worker_events.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": {"key"}, "expected": True}
     )
     looker._process_worker_events(current)
@@ -84,9 +88,9 @@ def test_a_retired_worker_does_not_count_as_a_death(watched_pass: Any) -> None:
     assert events[0]["expected"] is True
 
 
-def test_lost_results_are_reported_and_do_not_count_as_deaths(watched_pass: Any) -> None:
-    looker, current, events = watched_pass
-    looker._news.append(
+def test_lost_results_are_reported_and_do_not_count_as_deaths(case: Any) -> None:
+    looker, current, events = case
+    looker._worker_events.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": set(), "lost-computed-tasks": {"key"}}
     )
     looker._process_worker_events(current)
@@ -95,15 +99,15 @@ def test_lost_results_are_reported_and_do_not_count_as_deaths(watched_pass: Any)
     assert events[1]["why"] == "its worker was lost with the result"
 
 
-def test_deaths_of_an_earlier_pass_are_forgotten(watched_pass: Any) -> None:
-    looker, current, _ = watched_pass
+def test_deaths_of_an_earlier_pass_are_forgotten(case: Any) -> None:
+    looker, current, _ = case
     looker.deaths = {("capsule_estep", 6, 1): ["a"], ("capsule_estep", 7, 1): ["b"]}
     looker.start(current)
     assert looker.deaths == {("capsule_estep", 7, 1): ["b"]}
 
 
-def test_a_suspected_worker_is_used_again_later(watched_pass: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looker, _, _ = watched_pass
+def test_a_suspected_worker_is_used_again_later(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looker, _, _ = case
     now = watch.time.monotonic()
     looker.avoided = {"a": now, "gone": now}
     assert looker.trusted({"a": 1, "b": 2}) == {"b": 2}
@@ -126,8 +130,8 @@ def test_the_error_of_a_call_names_the_lost_scheduler(error: Exception, status: 
         link.call("workers were counted", fail)
 
 
-def test_reports_of_workers_reach_the_right_driver(watched_pass: Any) -> None:
-    looker, _, _ = watched_pass
+def test_reports_of_workers_reach_the_right_driver(case: Any) -> None:
+    looker, _, _ = case
     heard, paces = list[Any](), list[Any]()
     looker._executor.receive = heard.append
     looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(receive=paces.append))

@@ -23,7 +23,7 @@ def start(**more: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def watched_cluster() -> Iterator[SimpleNamespace]:
+def watched() -> Iterator[SimpleNamespace]:
     """Cluster, client, base address of the dashboard, and `get(path) -> (status, text)`."""
     from distributed import Client
 

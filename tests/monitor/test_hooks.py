@@ -19,13 +19,13 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def reset_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "_logged_features", set())
     monkeypatch.setattr(hooks, "_tested", set())
 
 
 @pytest.fixture
-def logged_warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     logger = logging.getLogger("distributed.scalelatent")
     logger.addHandler(caplog.handler)  # Dask's loggers do not propagate
     caplog.set_level(logging.WARNING)
@@ -47,121 +47,117 @@ def on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> An
 # -- as they are ---------------------------------------------------------------------------------------------
 
 
-def test_routes_have_the_prefix_of_the_dashboard(watched_cluster: SimpleNamespace, get: Any) -> None:
+def test_routes_have_the_prefix_of_the_dashboard(watched: SimpleNamespace, get: Any) -> None:
     from tornado.web import RequestHandler
 
     class Hello(RequestHandler):
         def get(self) -> None:
             self.write("hello")
 
-    scheduler = watched_cluster.scheduler
+    scheduler = watched.scheduler
     assert hooks.route_prefix(scheduler) == "/"
     del scheduler.http_application._scalelatent_routes
-    assert on_scheduler(watched_cluster, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
-    assert get(f"{watched_cluster.base}/hello") == (200, "hello")
+    assert on_scheduler(watched, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
+    assert get(f"{watched.base}/hello") == (200, "hello")
     rules = len(scheduler.http_application.default_router.rules)
     # Existing routes are not added twice.
     assert hooks.add_routes(scheduler, [("/hello", Hello, {})]) is True
     assert len(scheduler.http_application.default_router.rules) == rules
 
 
-def test_pages_have_the_frame_of_the_dashboard(
-    watched_cluster: SimpleNamespace, logged_warnings: Any
-) -> None:
-    assert hooks.add_page(watched_cluster.scheduler, "scalelatent") is True
-    folder, variables = hooks.page_frame(watched_cluster.scheduler)
+def test_pages_have_the_frame_of_the_dashboard(watched: SimpleNamespace, said: Any) -> None:
+    assert hooks.add_page(watched.scheduler, "scalelatent") is True
+    folder, variables = hooks.page_frame(watched.scheduler)
     assert (folder / "base.html").exists()
     assert variables["pages"].count("scalelatent") == 1
     assert {"url", "name"} <= set(variables["plots"][0])
-    assert logged_warnings() == []
+    assert said() == []
 
 
-def test_past_events_are_returned(watched_cluster: SimpleNamespace) -> None:
-    watched_cluster.client.log_event("scalelatent-test", {"a": 1})
-    ((when, message),) = hooks.past_events(watched_cluster.scheduler, "scalelatent-test")
+def test_past_events_are_returned(watched: SimpleNamespace) -> None:
+    watched.client.log_event("scalelatent-test", {"a": 1})
+    ((when, message),) = hooks.past_events(watched.scheduler, "scalelatent-test")
     assert message == {"a": 1}
     assert when > 1e9
-    assert hooks.past_events(watched_cluster.scheduler, "nothing on this topic") == ()
+    assert hooks.past_events(watched.scheduler, "nothing on this topic") == ()
 
 
-def test_events_are_posted_in_order_without_waiting(watched_cluster: SimpleNamespace) -> None:
-    sent = hooks.post_event(watched_cluster.client, "scalelatent-order", [{"n": n} for n in range(20)])
+def test_events_are_posted_in_order_without_waiting(watched: SimpleNamespace) -> None:
+    sent = hooks.post_event(watched.client, "scalelatent-order", [{"n": n} for n in range(20)])
     sent.result(timeout=10)
-    assert [m["n"] for _, m in hooks.past_events(watched_cluster.scheduler, "scalelatent-order")] == list(
-        range(20)
-    )
+    assert [m["n"] for _, m in hooks.past_events(watched.scheduler, "scalelatent-order")] == list(range(20))
 
 
-def test_facts_of_workers_are_read(watched_cluster: SimpleNamespace, logged_warnings: Any) -> None:
-    (facts,) = hooks.worker_facts(watched_cluster.scheduler).values()
+def test_facts_of_workers_are_read(watched: SimpleNamespace, said: Any) -> None:
+    (facts,) = hooks.worker_facts(watched.scheduler).values()
     assert facts["threads"] == 1
     assert facts["memory"] > 1e6
     assert facts["memory_limit"] is None  # The worker of this test has no memory limit.
     assert facts["gpus"] == 0
     assert facts["host"] == "127.0.0.1"
-    assert logged_warnings() == []
+    assert said() == []
 
 
-def test_suspicion_of_a_task_is_reset(watched_cluster: SimpleNamespace) -> None:
-    future = watched_cluster.client.submit(int, 3, key="scalelatent-job-reset_suspicion", pure=False)
+def test_suspicion_of_a_task_is_reset(watched: SimpleNamespace) -> None:
+    future = watched.client.submit(int, 3, key="scalelatent-job-reset_suspicion", pure=False)
     future.result(timeout=30)
-    task = watched_cluster.scheduler.tasks["scalelatent-job-reset_suspicion"]
+    task = watched.scheduler.tasks["scalelatent-job-reset_suspicion"]
     task.suspicious = 3
-    assert hooks.reset_suspicion(watched_cluster.scheduler, "scalelatent-job-reset_suspicion") is True
+    assert hooks.reset_suspicion(watched.scheduler, "scalelatent-job-reset_suspicion") is True
     assert task.suspicious < 0
-    assert hooks.reset_suspicion(watched_cluster.scheduler, "no such task") is False
+    assert hooks.reset_suspicion(watched.scheduler, "no such task") is False
 
 
-def test_span_gets_a_last_retry(watched_cluster: SimpleNamespace, logged_warnings: Any) -> None:
+def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
     import dask
 
-    (worker,) = hooks.loads(watched_cluster.scheduler)
+    (worker,) = hooks.loads(watched.scheduler)
     with dask.annotate(scalelatent=("fit/train", 0, 40), workers=[worker], allow_other_workers=True):
-        span = watched_cluster.client.submit(time.sleep, 1.0, key="span", pure=False)
-    other = watched_cluster.client.submit(time.sleep, 1.0, key="other", pure=False)
-    wait_for(lambda: hooks.task_state(watched_cluster.scheduler, "other") == "processing")
-    assert hooks.running_spans(watched_cluster.scheduler) == [("span", worker, ("fit/train", 0, 40))]
-    assert hooks.running_spans(watched_cluster.scheduler, ["span", "other", "no such task"])[0].key == "span"
-    assert hooks.loads(watched_cluster.scheduler)[worker] > 0
-    hooks.isolate_suspects(watched_cluster.scheduler, ["span"])
-    assert watched_cluster.scheduler.tasks["span"].suspicious == watched_cluster.scheduler.allowed_failures
-    assert hooks.bind(watched_cluster.scheduler, ["span", "other"], "tcp://b:1") == ["span"]
-    assert watched_cluster.scheduler.tasks["span"].worker_restrictions == {"tcp://b:1"}
-    assert hooks.bind(watched_cluster.scheduler, ["span"], None) == ["span"]
-    assert watched_cluster.scheduler.tasks["span"].loose_restrictions is True
-    watched_cluster.client.cancel([span, other])
-    assert logged_warnings() == []
+        span = watched.client.submit(time.sleep, 1.0, key="span", pure=False)
+    other = watched.client.submit(time.sleep, 1.0, key="other", pure=False)
+    wait_for(lambda: hooks.task_state(watched.scheduler, "other") == "processing")
+    assert hooks.running_spans(watched.scheduler) == [("span", worker, ("fit/train", 0, 40))]
+    assert hooks.running_spans(watched.scheduler, ["span", "other", "no such task"])[0].key == "span"
+    assert hooks.loads(watched.scheduler)[worker] > 0
+    hooks.isolate_suspects(watched.scheduler, ["span"])
+    assert watched.scheduler.tasks["span"].suspicious == watched.scheduler.allowed_failures
+    assert hooks.bind(watched.scheduler, ["span", "other"], "tcp://b:1") == ["span"]
+    assert watched.scheduler.tasks["span"].worker_restrictions == {"tcp://b:1"}
+    assert hooks.bind(watched.scheduler, ["span"], None) == ["span"]
+    assert watched.scheduler.tasks["span"].loose_restrictions is True
+    watched.client.cancel([span, other])
+    assert said() == []
 
 
-def test_running_tasks_of_a_worker_are_listed(watched_cluster: SimpleNamespace, logged_warnings: Any) -> None:
-    from scalelatent.engine.dask.trial import at_work
+def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, said: Any) -> None:
+    from scalelatent.engine.dask.trial import count_running_tasks
 
     def busy(dask_worker: Any = None) -> int:
-        return at_work("busy", dask_worker)
+        return count_running_tasks("busy", dask_worker)
 
-    future = watched_cluster.client.submit(time.sleep, 1.0, key="a-busy-task", pure=False)
+    future = watched.client.submit(time.sleep, 1.0, key="a-busy-task", pure=False)
     deadline = time.monotonic() + 10
-    while not any(watched_cluster.client.run(busy).values()):
+    while not any(watched.client.run(busy).values()):
         assert time.monotonic() < deadline
     future.result(timeout=30)
-    assert not any(watched_cluster.client.run(busy).values())
-    assert logged_warnings() == []
+    assert not any(watched.client.run(busy).values())
+    assert said() == []
 
 
-def test_a_held_task_survives_its_client(watched_cluster: SimpleNamespace) -> None:
+def test_a_held_task_survives_its_client(watched: SimpleNamespace) -> None:
     from distributed import Client
 
     key = "kept-task"
-    with Client(watched_cluster.scheduler.address, timeout=30, set_as_default=False) as other:
+    with Client(watched.scheduler.address, timeout=30, set_as_default=False) as other:
         future = other.submit(int, 7, key=key, pure=False)
         future.result(timeout=30)
-        assert on_scheduler(watched_cluster, lambda s: hooks.hold_task(s, key)) is True
-        assert on_scheduler(watched_cluster, lambda s: hooks.hold_task(s, "no such task")) is False
-    assert key in watched_cluster.scheduler.tasks
-    on_scheduler(watched_cluster, lambda s: s.client_releases_keys([key], "fire-and-forget"))
+        assert on_scheduler(watched, lambda s: hooks.hold_task(s, key)) is True
+        assert on_scheduler(watched, lambda s: hooks.hold_task(s, "no such task")) is False
+    assert key in watched.scheduler.tasks
+    on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
 
 
-def test_tasks_with_a_name_are_not_stolen(watched_cluster: SimpleNamespace) -> None:
+def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
     from distributed import stealing
 
     def ratio(scheduler: Any) -> Any:
@@ -169,14 +165,14 @@ def test_tasks_with_a_name_are_not_stolen(watched_cluster: SimpleNamespace) -> N
         return scheduler.extensions["stealing"].steal_time_ratio(task)
 
     try:
-        assert on_scheduler(watched_cluster, ratio) == (0, 0)
-        assert on_scheduler(watched_cluster, lambda s: hooks.disable_stealing(s, "toy_estep_pool")) is True
-        assert on_scheduler(watched_cluster, ratio) == (None, None)
+        assert on_scheduler(watched, ratio) == (0, 0)
+        assert on_scheduler(watched, lambda s: hooks.disable_stealing(s, "toy_estep_pool")) is True
+        assert on_scheduler(watched, ratio) == (None, None)
     finally:
         stealing.fast_tasks.discard("toy_estep_pool")
 
 
-def test_the_event_of_a_removed_worker_is_read(logged_warnings: Any) -> None:
+def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
     """Another test, lost workers in test_plugin, shows that the scheduler sends this event."""
     event = {"action": "remove-worker", "worker": "tcp://a:1", "processing-tasks": {"k2", "k1", ("t", 0)},
              "expected": False, "stimulus_id": "s"}  # fmt: skip
@@ -184,7 +180,7 @@ def test_the_event_of_a_removed_worker_is_read(logged_warnings: Any) -> None:
     assert (lost.worker, lost.keys, lost.expected) == ("tcp://a:1", ["('t', 0)", "k1", "k2"], False)
     assert hooks.lost_worker("all", {"action": "add-worker", "worker": "tcp://a:1"}) is None
     assert hooks.lost_worker("tcp://a:1", event) is None
-    assert logged_warnings() == []
+    assert said() == []
 
 
 # -- where one is missing ------------------------------------------------------------------------------------
@@ -217,19 +213,19 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_missing_hook_warns_once_and_is_skipped(name: str, logged_warnings: Any) -> None:
+def test_missing_hook_warns_once_and_is_skipped(name: str, said: Any) -> None:
     call, instead = CHANGED[name]
     assert call() == instead
-    (line,) = logged_warnings()
+    (line,) = said()
     assert line.startswith("scalelatent: this Dask (distributed 2")
     assert f"lacks what {name} needs" in line
     assert "going on without" in line
     assert call() == instead
-    assert logged_warnings() == [line]
+    assert said() == [line]
 
 
 def test_missing_attributes_of_dask_classes_are_found_before_first_use(
-    monkeypatch: pytest.MonkeyPatch, logged_warnings: Any
+    monkeypatch: pytest.MonkeyPatch, said: Any
 ) -> None:
     from distributed.scheduler import TaskState
 
@@ -238,24 +234,24 @@ def test_missing_attributes_of_dask_classes_are_found_before_first_use(
         patch.delattr(TaskState, "suspicious")
         assert hooks.reset_suspicion(tasks, "k") is False
     assert tasks.tasks["k"].suspicious == 3
-    (line,) = logged_warnings()
+    (line,) = said()
     assert "lacks what reset_suspicion needs (AttributeError" in line
 
 
-def test_own_errors_are_raised_and_not_mistaken_for_a_changed_dask(logged_warnings: Any) -> None:
+def test_own_errors_are_raised_and_not_mistaken_for_a_changed_dask(said: Any) -> None:
     broken = SimpleNamespace(running=[SimpleNamespace(address="a", processing=None, nthreads=1)])
     with pytest.raises(TypeError):
         hooks.loads(broken)
     with pytest.raises(ValueError, match="not enough"):
         hooks.past_events(SimpleNamespace(get_events=lambda topic: [(1.0,)]), "topic")
-    assert logged_warnings() == []
+    assert said() == []
 
 
-def test_released_tasks_are_skipped(logged_warnings: Any) -> None:
+def test_released_tasks_are_skipped(said: Any) -> None:
     scheduler = SimpleNamespace(tasks={}, allowed_failures=3)
     assert hooks.bind(scheduler, ["gone"], "tcp://b:1") == []
     hooks.isolate_suspects(scheduler, ["gone"])
-    assert logged_warnings() == []
+    assert said() == []
 
 
 def test_all_hooks_are_tested_here() -> None:
@@ -264,7 +260,7 @@ def test_all_hooks_are_tested_here() -> None:
     assert guarded <= set(CHANGED)
 
 
-def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, logged_warnings: Any) -> None:
+def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
     import asyncio
 
     from scalelatent.monitor.plugin import ScalelatentPlugin
@@ -275,7 +271,7 @@ def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, logged_w
     plugin.log_event("all", {"action": "remove-worker"})
     plugin.remove_worker(SimpleNamespace(tasks={"scalelatent-job-1": NOTHING}), "tcp://a:1")
     assert plugin.board.jobs["r"].record["objective"] == 0.5
-    assert len(logged_warnings()) >= 3
+    assert len(said()) >= 3
     asyncio.run(plugin.close())
 
 

@@ -33,28 +33,28 @@ def wait_for(condition: Any, seconds: float = 10.0) -> Any:
     return value
 
 
-def test_the_page_is_in_the_frame_of_the_dashboard(watched_cluster: SimpleNamespace, get: Any) -> None:
-    status, page = get(f"{watched_cluster.base}/scalelatent")
+def test_the_page_is_in_the_frame_of_the_dashboard(watched: SimpleNamespace, get: Any) -> None:
+    status, page = get(f"{watched.base}/scalelatent")
     assert status == 200
     assert 'href="scalelatent"' in page
     assert 'href="status"' in page
     assert "{%" not in page
     assert "https://cdn" not in page  # The page works on machines without internet access.
-    status, page = get(f"{watched_cluster.base}/status")
+    status, page = get(f"{watched.base}/status")
     assert page.count('href="scalelatent"') == 1
 
 
-def test_a_second_installation_changes_nothing(watched_cluster: SimpleNamespace, get: Any) -> None:
-    before = watched_cluster.scheduler.plugins[PLUGIN]
-    assert monitor.install(watched_cluster.client) == ""
-    assert watched_cluster.scheduler.plugins[PLUGIN] is before
-    assert get(f"{watched_cluster.base}/status")[1].count('href="scalelatent"') == 1
+def test_a_second_installation_changes_nothing(watched: SimpleNamespace, get: Any) -> None:
+    before = watched.scheduler.plugins[PLUGIN]
+    assert monitor.install(watched.client) == ""
+    assert watched.scheduler.plugins[PLUGIN] is before
+    assert get(f"{watched.base}/status")[1].count('href="scalelatent"') == 1
 
 
-def test_run_is_published_from_start_to_end(watched_cluster: SimpleNamespace, jobs: Any, get: Any) -> None:
+def test_run_is_published_from_start_to_end(watched: SimpleNamespace, jobs: Any, get: Any) -> None:
     run = "/runs/reported"
     with ClusterLog(
-        watched_cluster.client, run, job="reported-01", model="capsule", name="reported", submitted=5.0
+        watched.client, run, job="reported-01", model="capsule", name="reported", submitted=5.0
     ) as log:
         log.on_fit_start({"rows": 100, "max_iter": 4, "W": object()})
         for number in (1, 2):
@@ -62,20 +62,20 @@ def test_run_is_published_from_start_to_end(watched_cluster: SimpleNamespace, jo
                 {"stage": "em", "pass": number, "rows_done": 50, "rows_total": 100, "rows_per_s": 10}
             )
             log.on_pass_end({"stage": "em", "pass": number, "objective": 0.5, "rows": 100, "seconds": 0.1})
-        answer = jobs(watched_cluster.base, "reported-01", until=lambda a: a.get("job", {}).get("pass"))
+        answer = jobs(watched.base, "reported-01", until=lambda a: a.get("job", {}).get("pass"))
         assert answer["job"]["state"] == "running"
         assert answer["job"]["max_passes"] == 4
         assert answer["job"]["submitted"] == "1970-01-01T00:00:05.000+00:00"
         log.on_event({"event": "span_redone", "span": 3, "device": "cpu"})
         log.on_fit_end({"passes": 2, "seconds": 0.2})
-    answer = jobs(watched_cluster.base, "reported-01", until=lambda a: a["job"]["state"] == "done")
+    answer = jobs(watched.base, "reported-01", until=lambda a: a["job"]["state"] == "done")
     assert answer["job"]["run"] == run
     assert answer["job"]["rows"] == 200
     assert answer["job"]["curves"][0]["objective"][-1] == 0.5
     assert [e["name"] for e in answer["job"]["events"]] == [
         "running", "fit_started", "span_redone", "fit_ended", "done"
     ]  # fmt: skip
-    metrics = get(f"{watched_cluster.base}/metrics")[1]
+    metrics = get(f"{watched.base}/metrics")[1]
     for line in (
         'scalelatent_rows_total{job="reported-01",model="capsule",pool="all"} 200.0',
         'scalelatent_pass{job="reported-01",model="capsule",pool="all"} 2.0',
@@ -90,19 +90,19 @@ def test_run_is_published_from_start_to_end(watched_cluster: SimpleNamespace, jo
     ("error", "state"), [(KeyboardInterrupt(), "cancelled"), (ValueError("the third row is bad"), "failed")]
 )
 def test_interrupted_run_is_published_with_its_reason(
-    watched_cluster: SimpleNamespace, jobs: Any, error: BaseException, state: str
+    watched: SimpleNamespace, jobs: Any, error: BaseException, state: str
 ) -> None:
     with (
         pytest.raises(type(error)),
-        ClusterLog(watched_cluster.client, f"/runs/{state}", job=f"broken-{state}", model="capsule"),
+        ClusterLog(watched.client, f"/runs/{state}", job=f"broken-{state}", model="capsule"),
     ):
         raise error
-    job = jobs(watched_cluster.base, f"broken-{state}", until=lambda a: a["job"]["state"] != "running")["job"]
+    job = jobs(watched.base, f"broken-{state}", until=lambda a: a["job"]["state"] != "running")["job"]
     assert job["state"] == state
     assert job["error"] == (str(error) or None)
 
 
-def test_spans_come_from_the_workers(watched_cluster: SimpleNamespace, jobs: Any, get: Any) -> None:
+def test_spans_come_from_the_workers(watched: SimpleNamespace, jobs: Any, get: Any) -> None:
     def work() -> None:
         from distributed import get_worker
 
@@ -110,20 +110,17 @@ def test_spans_come_from_the_workers(watched_cluster: SimpleNamespace, jobs: Any
         how = {"seconds": 0.5, "device": "cpu", "worker": get_worker().address, "name": "w", "rss": 10**8}
         get_worker().log_event("scalelatent", {"kind": "span", **which, **how})
 
-    watched_cluster.client.log_event(
-        "scalelatent", {"kind": "state", "run": "/runs/spans", "state": "running"}
-    )
-    jobs(watched_cluster.base, "spans")
-    watched_cluster.client.submit(work, pure=False).result(timeout=30)
-    answer = jobs(watched_cluster.base, "spans", until=lambda a: "rows" in a["job"]["worker_rows"][0])
+    watched.client.log_event("scalelatent", {"kind": "state", "run": "/runs/spans", "state": "running"})
+    jobs(watched.base, "spans")
+    watched.client.submit(work, pure=False).result(timeout=30)
+    answer = jobs(watched.base, "spans", until=lambda a: "rows" in a["job"]["worker_rows"][0])
     (worker,) = answer["job"]["worker_rows"]
     assert worker["rows_per_s"] == pytest.approx(600)
     assert worker["last_span"] == "em, pass 1, span 4"
     assert worker["threads"] == 1
     assert worker["memory"] > 0
     assert (
-        'scalelatent_rows_total{job="spans",model="",pool="cpu"} 300.0'
-        in get(f"{watched_cluster.base}/metrics")[1]
+        'scalelatent_rows_total{job="spans",model="",pool="cpu"} 300.0' in get(f"{watched.base}/metrics")[1]
     )
 
 
@@ -224,8 +221,8 @@ def test_a_worker_that_is_retired_is_not_lost() -> None:
         assert cluster.scheduler.plugins[PLUGIN].board.lost_total == 0
 
 
-def test_thousand_passes_cost_the_driver_little(watched_cluster: SimpleNamespace, jobs: Any) -> None:
-    log = ClusterLog(watched_cluster.client, "/runs/fast", job="fast-1", model="capsule")
+def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: Any) -> None:
+    log = ClusterLog(watched.client, "/runs/fast", job="fast-1", model="capsule")
     begin = time.monotonic()
     for number in range(1, 2001):
         log.on_progress({"stage": "em", "pass": number, "rows_done": 100, "rows_total": 100})
@@ -237,32 +234,26 @@ def test_thousand_passes_cost_the_driver_little(watched_cluster: SimpleNamespace
     assert seconds < 2.0  # Some microseconds per pass are usual; 1 ms would be too much.
     assert log.flush(10)
     assert len(log._waiting) <= 200
-    job = jobs(watched_cluster.base, "fast-1", until=lambda a: a.get("job", {}).get("pass") == 2000)["job"]
+    job = jobs(watched.base, "fast-1", until=lambda a: a.get("job", {}).get("pass") == 2000)["job"]
     assert job["rows"] == 200_000
-    messages = [
-        m for _, m in watched_cluster.scheduler.get_events("scalelatent") if m.get("run") == "/runs/fast"
-    ]
+    messages = [m for _, m in watched.scheduler.get_events("scalelatent") if m.get("run") == "/runs/fast"]
     assert len(messages) < 20 + 100 * seconds
 
 
 def test_a_restarted_scheduler_learns_the_job_of_running_passes(
-    watched_cluster: SimpleNamespace, jobs: Any, monkeypatch: pytest.MonkeyPatch
+    watched: SimpleNamespace, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = ClusterLog(watched_cluster.client, "/runs/late", job="late-77", model="capsule")
-    watched_cluster.scheduler.plugins[PLUGIN].board.jobs.clear()
+    log = ClusterLog(watched.client, "/runs/late", job="late-77", model="capsule")
+    watched.scheduler.plugins[PLUGIN].board.jobs.clear()
     log.on_event({"event": "note"})
     log.on_wait()  # The first call sends a message; further calls send none for some seconds.
     log.on_wait()
-    jobs(watched_cluster.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
-    assert (
-        len([m for m in reported_jobs(watched_cluster.scheduler, "state") if m["run"] == "/runs/late"]) == 1
-    )
+    jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
+    assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
     monkeypatch.setattr("scalelatent.monitor.publish.INTRODUCE_SECONDS", 0.0)
     log.on_wait()
     assert log.flush(10)
-    assert (
-        len([m for m in reported_jobs(watched_cluster.scheduler, "state") if m["run"] == "/runs/late"]) == 2
-    )
+    assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
 
 
 def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:
@@ -315,16 +306,14 @@ def test_the_preload_works_behind_a_prefix_and_without_bokeh(bokeh: bool) -> Non
     assert "scalelatent: this Dask" not in done.stderr
 
 
-def test_the_report_of_a_run_is_served(
-    watched_cluster: SimpleNamespace, jobs: Any, get: Any, tmp_path: Path
-) -> None:
+def test_the_report_of_a_run_is_served(watched: SimpleNamespace, jobs: Any, get: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "report").mkdir(parents=True)
     (run / "report" / "index.html").write_text("<p>a report")
-    with ClusterLog(watched_cluster.client, str(run), job="served-1", model="capsule"):
+    with ClusterLog(watched.client, str(run), job="served-1", model="capsule"):
         pass
-    jobs(watched_cluster.base, "served-1")
-    at = f"{watched_cluster.base}/scalelatent/report?job="
+    jobs(watched.base, "served-1")
+    at = f"{watched.base}/scalelatent/report?job="
     assert get(at + "served-1")[0] == 404  # Without a run folder, no path that a client sends is read.
     (run / "job.json").write_text("{}")
     assert get(at + "served-1") == (200, "<p>a report")

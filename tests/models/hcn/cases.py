@@ -14,10 +14,10 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import HostBackend
 from scalelatent.models.hcn.kernels import KERNELS
 from scalelatent.models.hcn.kernels.windows import message_room
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
+from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 
 
-def enumerate_messages(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
+def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
     """Return the messages of a factor to its binary variables.
 
     They are differences of max-marginals without the variable's own message. ``allowed`` gives the log of the
@@ -69,7 +69,7 @@ def draw_sweep(
     )  # fmt: skip
 
 
-def make_zero_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+def no_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
     """Return zero messages to S and W of each pair, and a mask of the lines that have a message to W."""
     images, channels, sides = evidence.shape[:2], evidence.shape[2], evidence.shape[3:]
     size = message_room(sides, w.shape[2:4], w.shape[4])
@@ -77,7 +77,7 @@ def make_zero_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
     return [to_s, to_w, np.zeros((*images, channels, int(np.prod(sides)), w.shape[2]), np.uint8)]
 
 
-class KernelTable(HostBackend):
+class Kernels(HostBackend):
     """The CPU backend with the kernels of hcn."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ class KernelTable(HostBackend):
         return getattr(importlib.import_module(module), function)
 
 
-def largest_overlap(features: np.ndarray, truth: np.ndarray) -> float:
+def overlap(features: np.ndarray, truth: np.ndarray) -> float:
     """Return the largest intersection over union with ``truth``, over features and translations."""
     best, (h, w) = 0.0, truth.shape
     for feature in features:
@@ -103,7 +103,12 @@ def largest_overlap(features: np.ndarray, truth: np.ndarray) -> float:
 
 
 def learn_online(
-    learner: EvidenceLearner, x: np.ndarray, epochs: int, backend: Any, chains: int = 1, minibatches: int = 1
+    learner: OnlineFeatureLearner,
+    x: np.ndarray,
+    epochs: int,
+    backend: Any,
+    chains: int = 1,
+    minibatches: int = 1,
 ) -> EvidenceState:
     """Learn some epochs over rows in the order of a permutation."""
     state, rng = learner.start(), np.random.default_rng(learner.seed)
@@ -111,13 +116,13 @@ def learn_online(
     for epoch in range(epochs):
         order = rng.permutation(len(x))
         for first in range(0, len(x), size):
-            state = run_one_step(learner, state, x, order[first : first + size], epoch, backend, chains)
+            state = one_step(learner, state, x, order[first : first + size], epoch, backend, chains)
         state = learner.end_epoch(state)
     return state
 
 
-def run_one_step(
-    learner: EvidenceLearner,
+def one_step(
+    learner: OnlineFeatureLearner,
     state: EvidenceState,
     x: np.ndarray,
     rows: np.ndarray,

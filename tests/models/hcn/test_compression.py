@@ -18,52 +18,52 @@ from scalelatent.models.hcn.model.compression import (
 )
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
-from tests.models.hcn.cases import KernelTable
+from tests.models.hcn.cases import Kernels
 
 LAYER = FeatureLayer((1, 4, 6), 2, (2, 2), 1e-2, 1e-2, 0.5, 1e-2)
 SQUARE, BAR = np.ones((1, 2, 2), bool), np.array([[[1, 1], [0, 0]]], bool)
 IMAGE = np.array([[1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]])
 
 
-def bit_entropy(p: float) -> float:
+def entropy(p: float) -> float:
     return -p * log2(p) - (1 - p) * log2(1 - p)
 
 
-def make_counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarray, Stats]:
+def counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarray, Stats]:
     weights = from_features(np.stack(features))
     reduction = DescriptionLength(Decoder(LAYER, weights))
     stats = Stats.zeros(reduction.layout())
-    backend = KernelTable()
+    backend = Kernels()
     reduction.accumulate(reduction.prepare(None, backend), Block(x.reshape(1, -1), None, None, 0), stats)
     return weights, stats
 
 
 def test_the_description_length_of_bits_is_their_entropy() -> None:
-    assert bits(2, 8) == pytest.approx(8 * bit_entropy(0.25))
+    assert bits(2, 8) == pytest.approx(8 * entropy(0.25))
     assert bits(0, 8) == bits(8, 8) == bits(0, 0) == 0
 
 
 def test_description_lengths_equal_those_by_hand() -> None:
-    weights, stats = make_counts([SQUARE, BAR])
+    weights, stats = counts([SQUARE, BAR])
     # The image has two squares, and one of its nine pixels is not explained. Only the feature of the square
     # is used: it has 15 places and 4 weights, all of them 1.
     assert [int(stats[name]) for name in ("rows", "known", "ones", "errors")] == [1, 24, 9, 1]
     assert stats["placed"].tolist() == [2, 0]
     assert stats["explained"].tolist() == [8, 0]
-    want = 15 * bit_entropy(2 / 15) + 24 * bit_entropy(1 / 24)
+    want = 15 * entropy(2 / 15) + 24 * entropy(1 / 24)
     assert length(LAYER, weights, stats) == pytest.approx(want)
-    assert compression(LAYER, weights, stats) == pytest.approx(want / (24 * bit_entropy(9 / 24)))
+    assert compression(LAYER, weights, stats) == pytest.approx(want / (24 * entropy(9 / 24)))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
 
 
 def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     once = np.zeros((4, 6), int)
     once[1:3, 2:4] = [[1, 0], [1, 1]]
-    weights, stats = make_counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
+    weights, stats = counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
     assert stats["placed"].tolist() == [1, 0]
     # H is the entropy of a bit. The image needs 24 H(3 / 24) = 13.0 bits without a feature, and 15 H(1 / 15)
     # + 4 H(3 / 4) = 8.5 bits with one.
-    assert length(LAYER, weights, stats) == pytest.approx(15 * bit_entropy(1 / 15) + 4 * bit_entropy(3 / 4))
+    assert length(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
     # One pixel takes 24 H(1 / 24) = 6.0 bits.
     weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))
@@ -72,4 +72,4 @@ def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
 
 
 def test_images_of_one_value_have_no_compression() -> None:
-    assert isnan(compression(LAYER, *make_counts([SQUARE, BAR], np.zeros((4, 6), int))))
+    assert isnan(compression(LAYER, *counts([SQUARE, BAR], np.zeros((4, 6), int))))

@@ -18,8 +18,8 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn import single_layer
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model.kept_messages import KeptMessages
-from tests.models.hcn.cases import largest_overlap
+from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner
+from tests.models.hcn.cases import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
 
@@ -29,11 +29,11 @@ X = (np.random.default_rng(0).random((60, 7, 6)) < 0.3).astype(np.uint8)
 LETTERS = {"layers": [(6, (8, 6))], "p01": 1e-4, "p10": 1e-4, "p_weight": 0.4, "p_sparsity": 1e-6}
 
 
-def make_network(**params: Any) -> HierarchicalCompositionalNetwork:
+def network(**params: Any) -> HierarchicalCompositionalNetwork:
     return HierarchicalCompositionalNetwork(**SMALL | {"n_epochs": 2} | params)
 
 
-def assert_same(a: Any, b: Any) -> None:
+def same(a: Any, b: Any) -> None:
     assert_array_equal(a.beliefs_[0], b.beliefs_[0])
     assert_array_equal(a.used_[0], b.used_[0])
     assert a.compression_ == b.compression_ or np.isnan([a.compression_, b.compression_]).all()
@@ -58,7 +58,7 @@ def test_letters_are_found_and_explain_the_images() -> None:
     features = m.weights_[0][:, 0]
     assert features.shape == (6, 8, 6)
     assert features.dtype == bool
-    assert min(largest_overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
+    assert min(overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
     assert m.compression_ < 0.8
     assert m.n_iter_ == len(m.history_) == 3
     assert m.used_[0].sum() >= 5
@@ -93,10 +93,10 @@ def test_letters_are_found_and_explain_the_images() -> None:
     ids=["online", "chains", "restarts", "messages"],
 )
 def test_threads_and_stored_rows_give_the_same_bits(params: dict[str, Any], tmp_path: Any) -> None:
-    one = make_network(n_jobs=1, **params).fit(X)
-    assert_same(one, make_network(n_jobs=2, **params).fit(X))
+    one = network(n_jobs=1, **params).fit(X)
+    same(one, network(n_jobs=2, **params).fit(X))
     stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr")
-    assert_same(one, make_network(n_jobs=2, **params).fit(stored))
+    same(one, network(n_jobs=2, **params).fit(stored))
     out = one.transform(stored, out=tmp_path / "s.zarr")
     assert_array_equal(out.read_x(0, 60).reshape(60, 5, 5, 3), one.transform(X))
 
@@ -104,19 +104,19 @@ def test_threads_and_stored_rows_give_the_same_bits(params: dict[str, Any], tmp_
 def test_leaves_may_have_several_images() -> None:
     how: dict[str, Any] = {"online": False, "n_epochs": 5, "damping": 0.5}
     leaves = {"leaf_rows": 20}
-    m = make_network(n_jobs=1, n_chains=3, **how).fit(X, engine=leaves)
-    assert_same(m, make_network(n_jobs=2, n_chains=3, **how).fit(X, engine=leaves))
+    m = network(n_jobs=1, n_chains=3, **how).fit(X, engine=leaves)
+    same(m, network(n_jobs=2, n_chains=3, **how).fit(X, engine=leaves))
     assert m.n_iter_ == 5
-    assert make_network(**how).fit(X).n_iter_ == 1  # A single leaf does all its sweeps in one visit.
+    assert network(**how).fit(X).n_iter_ == 1  # A single leaf does all its sweeps in one visit.
     with pytest.raises(DataError, match="leaves of fewer than 5 images"):
-        make_network(**how).fit(X, engine={"leaf_rows": 4})
+        network(**how).fit(X, engine={"leaf_rows": 4})
 
 
 def test_partial_fit_of_pieces_equals_a_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    order = fitting.row_order
-    monkeypatch.setattr(fitting, "row_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
-    whole = make_network(n_epochs=1).fit(X)
-    m = make_network()
+    order = fitting.make_online_order
+    monkeypatch.setattr(fitting, "make_online_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
+    whole = network(n_epochs=1).fit(X)
+    m = network()
     for first in range(0, 60, 20):
         m.partial_fit(X[first : first + 20])
         m.save(tmp_path / f"{first}.zarr")
@@ -126,10 +126,10 @@ def test_partial_fit_of_pieces_equals_a_fit(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.parametrize("online", [True, False])
 def test_a_saved_network_decodes_the_same(online: bool, tmp_path: Any) -> None:
-    m = make_network(online=online).fit(X)
+    m = network(online=online).fit(X)
     m.save(tmp_path / "m.zarr")
     again = sl.load_model(tmp_path / "m.zarr")
-    assert_same(m, again)
+    same(m, again)
     assert_array_equal(m.transform(X), again.transform(X))
     assert m.score(X) == again.score(X) == pytest.approx(1 - m.compression_)
 
@@ -141,15 +141,13 @@ def test_a_saved_network_decodes_the_same(online: bool, tmp_path: Any) -> None:
 )
 def test_an_interrupted_fit_resumes(params: dict[str, Any], tmp_path: Any) -> None:
     how: dict[str, Any] = {"engine": {} if "damping" not in params else {"leaf_rows": 20}}
-    whole = make_network(**params | {"n_epochs": 4}).fit(X, **how)
-    m = make_network(**params | {"n_epochs": 4})
+    whole = network(**params | {"n_epochs": 4}).fit(X, **how)
+    m = network(**params | {"n_epochs": 4})
     with pytest.raises(KeyboardInterrupt):
         m.fit(X, run_dir=tmp_path / "run", callbacks=StopAfter(2), **how)
     with pytest.raises(RunError):
-        make_network(**params | {"n_epochs": 4, "p01": 0.1}).fit(
-            X, run_dir=tmp_path / "run", resume=True, **how
-        )
-    assert_same(whole, m.fit(X, run_dir=tmp_path / "run", resume=True, **how))
+        network(**params | {"n_epochs": 4, "p01": 0.1}).fit(X, run_dir=tmp_path / "run", resume=True, **how)
+    same(whole, m.fit(X, run_dir=tmp_path / "run", resume=True, **how))
 
 
 def test_a_fit_resumes_in_the_middle_of_an_epoch(tmp_path: Any) -> None:
@@ -158,7 +156,7 @@ def test_a_fit_resumes_in_the_middle_of_an_epoch(tmp_path: Any) -> None:
             if record["steps"] == 17:
                 raise KeyboardInterrupt
 
-    m, how = make_network(), {"run_dir": tmp_path / "run", "engine": {"report_steps": 5}}
+    m, how = network(), {"run_dir": tmp_path / "run", "engine": {"report_steps": 5}}
     with pytest.raises(KeyboardInterrupt):
         m.fit(X, callbacks=Stop(), **how)
     events: list[dict[str, Any]] = []
@@ -167,24 +165,24 @@ def test_a_fit_resumes_in_the_middle_of_an_epoch(tmp_path: Any) -> None:
         def on_event(self, event: dict[str, Any]) -> None:
             events.append(event)
 
-    assert_same(make_network().fit(X), m.fit(X, resume=True, callbacks=Listen(), **how))
+    same(network().fit(X), m.fit(X, resume=True, callbacks=Listen(), **how))
     assert [event["step"] for event in events if event["event"] == "resumed"] == [5]
 
 
 def test_one_leaf_is_written_at_intervals_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"online": False, "n_epochs": 8, "damping": 0.5}
-    once = make_network(**how).fit(X)
+    once = network(**how).fit(X)
     assert once.n_iter_ == 1
     monkeypatch.setattr(fitting, "VISIT_SECONDS", 0)
-    each = make_network(**how).fit(X)
+    each = network(**how).fit(X)
     assert each.n_iter_ == 8
-    assert_same(once, each)
+    same(once, each)
 
 
 def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     how: dict[str, Any] = {"engine": {"leaf_rows": 20}, "run_dir": tmp_path / "run"}
     params = {"online": False, "n_epochs": 4, "damping": 0.5, "n_jobs": 1}
-    visit, visits = KeptMessages.visit, []
+    visit, visits = BatchFeatureLearner.visit, []
 
     def stopping(*args: Any) -> Any:
         visits.append(visit(*args))
@@ -192,12 +190,12 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
             raise KeyboardInterrupt
         return visits[-1]
 
-    monkeypatch.setattr(KeptMessages, "visit", stopping)
+    monkeypatch.setattr(BatchFeatureLearner, "visit", stopping)
     with pytest.raises(KeyboardInterrupt):
-        make_network(**params).fit(X, **how)
-    resumed = make_network(**params).fit(X, resume=True, **how)
+        network(**params).fit(X, **how)
+    resumed = network(**params).fit(X, resume=True, **how)
     assert 12 <= len(visits) <= 14
-    assert_same(make_network(**params).fit(X, engine={"leaf_rows": 20}), resumed)
+    same(network(**params).fit(X, engine={"leaf_rows": 20}), resumed)
 
 
 def test_features_that_do_not_pay_together_are_removed() -> None:
@@ -205,7 +203,7 @@ def test_features_that_do_not_pay_together_are_removed() -> None:
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
     x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
-    m = make_network(
+    m = network(
         layers=[(3, (1, 8))], p01=0.1, p10=0.1, p_weight=0.4, p_sparsity=0.3, online=False, n_epochs=6
     )
     m.set_params(random_state=0).fit(x, engine={"leaf_rows": 50})
@@ -215,24 +213,24 @@ def test_features_that_do_not_pay_together_are_removed() -> None:
 
 
 def test_validation_images_stop_the_fit() -> None:
-    m = make_network(n_epochs=30, patience=1).fit(X[:40], validation=X[40:])
+    m = network(n_epochs=30, patience=1).fit(X[:40], validation=X[40:])
     assert m.n_iter_ < 30
     assert m.history_[-1]["compression"] is not None
 
 
 def test_unknown_pixels_and_thresholds_are_used() -> None:
     grey = np.where(X == 1, 200.0, 30.0)
-    assert_same(make_network(threshold=100).fit(grey), make_network().fit(X))
+    same(network(threshold=100).fit(grey), network().fit(X))
     holes = X.copy()
     holes[:, 3, 2] = 7
-    m = make_network(missing=7).fit(holes)
+    m = network(missing=7).fit(holes)
     filled = m.inpaint(holes)[:, 0]
     assert_array_equal(np.delete(filled.reshape(60, 42), 20, 1), np.delete(X.reshape(60, 42), 20, 1))
-    assert_same(m, make_network(missing=7, image_shape=(7, 6)).fit(holes.reshape(60, -1)))
+    same(m, network(missing=7, image_shape=(7, 6)).fit(holes.reshape(60, -1)))
 
 
 def test_a_warm_start_continues_from_the_last_beliefs() -> None:
-    m = make_network(warm_start=True).fit(X)
+    m = network(warm_start=True).fit(X)
     before = m.beliefs_[0]
     assert (m.fit(X).beliefs_[0] != before).any()
     with pytest.raises(ValueError, match="the last fit was of 3 features"):
@@ -240,11 +238,11 @@ def test_a_warm_start_continues_from_the_last_beliefs() -> None:
 
 
 def test_a_plan_estimates_bytes_per_image() -> None:
-    online, kept = make_network().plan(X), make_network(online=False).plan(X)
+    online, kept = network().plan(X), network(online=False).plan(X)
     assert online["bytes_per_image"] == 4 * 5 * 5 * 3
     assert kept["bytes_per_image"] > online["bytes_per_image"]
     assert kept["disk_bytes"] > 60 * kept["bytes_per_image"]
-    large = make_network(online=False, layers=[(32, (8, 6))])
+    large = network(online=False, layers=[(32, (8, 6))])
     images = np.zeros((60, 96, 96), np.uint8)
     assert large.plan(images, memory_limit="16GB")["stages"]["learn"]["steps_per_pass"] > 1
     with pytest.raises(PlanError, match=r"leaf_rows to 15, or online=True"):
@@ -253,7 +251,7 @@ def test_a_plan_estimates_bytes_per_image() -> None:
 
 @pytest.mark.parametrize("n_rows", [1, 4, 5, 61, 64, 10_007])
 def test_every_leaf_has_enough_rows(n_rows: int) -> None:
-    m = make_network(online=False, layers=[(32, (8, 6))])
+    m = network(online=False, layers=[(32, (8, 6))])
     image_bytes = single_layer.SingleLayer(fitting.make_feature_layers(m, (1, 96, 96))[0]).image_bytes
     order = fitting.make_leaf_order(m, image_bytes, n_rows, {})
     smallest = order.step_rows(order.n_steps - 1) // order.n_chains
@@ -281,7 +279,7 @@ REFUSED = [
 @pytest.mark.parametrize(("params", "says"), REFUSED, ids=[says for _, says in REFUSED])
 def test_inconsistent_parameters_are_refused(params: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, DataError), match=says):
-        make_network(**params).fit(X)
+        network(**params).fit(X)
 
 
 def test_invalid_images_are_refused() -> None:
@@ -300,8 +298,8 @@ def test_invalid_images_are_refused() -> None:
         (rows, "set image_shape"),
     ):
         with pytest.raises(DataError, match=says):
-            make_network().fit(bad)
-    m = make_network().fit(X)
+            network().fit(bad)
+    m = network().fit(X)
     for call, says in (
         (lambda: m.transform(X.transpose(0, 2, 1)), "was fitted on"),
         (lambda: m.transform(X[:, 1:]), "was fitted on"),
@@ -312,7 +310,7 @@ def test_invalid_images_are_refused() -> None:
         with pytest.raises(DataError, match=says):
             call()
     with pytest.raises(ValueError, match="set online=True"):
-        make_network(online=False).partial_fit(X)
+        network(online=False).partial_fit(X)
 
 
 @pytest.mark.parametrize(
@@ -324,13 +322,13 @@ def test_invalid_images_are_refused() -> None:
 )
 def test_uniform_weights_give_one_warning(params: dict[str, Any], says: str) -> None:
     with pytest.warns(UserWarning, match=says) as caught:
-        make_network(p_sparsity=1e-9, **params).fit(X)
+        network(p_sparsity=1e-9, **params).fit(X)
     assert sum("all weights" in str(one.message) for one in caught) == 1
 
 
 def test_messages_that_do_not_converge_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="messages of 97% of the pixels still moved in the last sweep"):
-        m = make_network(online=False, n_epochs=1).fit(X)
+        m = network(online=False, n_epochs=1).fit(X)
     found = single_layer.SingleLayerFit(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
     with pytest.warns(UserWarning, match="none of 30 images came to rest in 10 sweeps"):
         single_layer.warn_unsettled(found, m._layer, 60)
@@ -340,23 +338,23 @@ def test_ignored_labels_give_a_warning() -> None:
     labels = np.arange(60) % 2
     for given in ((X, labels), (sl.Dataset.from_arrays(X, labels),)):
         with pytest.warns(UserWarning, match="because there is no class layer"):
-            m = make_network().fit(*given)
+            m = network().fit(*given)
     with pytest.warns(UserWarning, match="labels y are not learned from"):
         m.partial_fit(X, labels)
     with pytest.raises(DataError, match="has outputs for the rows"):
-        make_network().fit(sl.Dataset.from_arrays(X, X.reshape(60, -1)))
+        network().fit(sl.Dataset.from_arrays(X, X.reshape(60, -1)))
 
 
 def test_learned_attributes_are_read_only() -> None:
-    m = make_network(layers=[(4, (3, 2))]).fit(X)
+    m = network(layers=[(4, (3, 2))]).fit(X)
     with pytest.raises(AttributeError, match="cannot be set: fit again"):
         m.weights_ = []
     with pytest.raises(AttributeError, match="fit it first"):
-        _ = make_network().beliefs_
+        _ = network().beliefs_
 
 
 def test_the_network_follows_scikit_learns_conventions() -> None:
-    m = make_network()
+    m = network()
     assert isinstance(m, StreamedEstimator)
     assert m._parameters.defaults() == HierarchicalCompositionalNetwork().get_params()
     assert [entry.name for entry in m._parameters] == list(
@@ -370,7 +368,7 @@ ALL_ON = {"check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features
 
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_checks_pass() -> None:
-    m = make_network(layers=[(2, (1, 1))], threshold=0.5, batch_size=1, n_epochs=1)
+    m = network(layers=[(2, (1, 1))], threshold=0.5, batch_size=1, n_epochs=1)
     checks = check_estimator(m, on_fail=None, on_skip=None)
     assert {check["check_name"] for check in checks if check["status"] == "failed"} <= ALL_ON
     assert len(checks) > 40
@@ -400,10 +398,11 @@ def test_a_search_on_one_image_compares_descriptions_of_that_image() -> None:
 
 
 def test_runs_are_scored_by_compression() -> None:
-    m, seen = make_network().fit(X), []
+    m, seen = network().fit(X), []
     scorer = import_object(find_kind("hcn").scorer)()
-    found = scorer.score(m, sl.Dataset.from_arrays(X), progress=lambda done, of: seen.append(done / of))
+    ds = sl.Dataset.from_arrays(X)
+    found = scorer.measure(m, ds, scorer.defaults(m), lambda done, of: seen.append(done / of))
     assert found == {"compression": pytest.approx(m.compression_)}
     assert seen[-1] == 1
     with pytest.raises(JobError, match="unknown metric 'accuracy'"):
-        scorer.score(m, sl.Dataset.from_arrays(X), ["accuracy"])
+        scorer.measure(m, ds, ["accuracy"], None)

@@ -15,47 +15,45 @@ from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
-from scalelatent.models.hcn.kernels.units import GRID, to_units
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT, to_units
 from scalelatent.models.hcn.model.evidence_learner import (
     CENTER_EVERY,
-    EvidenceLearner,
     EvidenceState,
+    OnlineFeatureLearner,
     center_features,
     forget,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from tests.models.hcn.cases import KernelTable, largest_overlap, learn_online, run_one_step
+from tests.models.hcn.cases import Kernels, learn_online, one_step, overlap
 
-BACKEND = KernelTable()
+BACKEND = Kernels()
 SMALL = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
 
 
-def make_small_learner(
-    forgetting: float = 0.9, layer: FeatureLayer = SMALL
-) -> tuple[EvidenceLearner, np.ndarray]:
+def small(forgetting: float = 0.9, layer: FeatureLayer = SMALL) -> tuple[OnlineFeatureLearner, np.ndarray]:
     x = (np.random.default_rng(0).random((24, layer.n_pixels)) < 0.3).astype(np.uint8)
-    return EvidenceLearner(layer, forgetting, 2, 5), x
+    return OnlineFeatureLearner(layer, forgetting, 2, 5), x
 
 
 def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
-    learner, x = make_small_learner()
+    learner, x = small()
     state = learner.start()
     prior = state.first
     for first in range(0, 24, 2):
         rows = np.arange(first, first + 2)
         w = to_units(state.beliefs)
-        after, s = w[None].copy(), SMALL.no_places(2)[None]
+        after, s = w[None].copy(), SMALL.prior_beliefs(2)[None]
         order = shuffled(5, "hcn sweep", 0, rows[:1], 2 * SMALL.n_pixels)
-        BACKEND.kernel("hcn_sweep")(SMALL.evidence(x[rows])[None], order, s, after)
-        posterior = state.beliefs + (after[0] - w) / GRID
-        state = run_one_step(learner, state, x, rows, 0, BACKEND)
+        BACKEND.kernel("hcn_sweep")(SMALL.compute_evidence(x[rows])[None], order, s, after)
+        posterior = state.beliefs + (after[0] - w) / UNITS_PER_NAT
+        state = one_step(learner, state, x, rows, 0, BACKEND)
         assert_allclose(state.beliefs, 0.9 * posterior + 0.1 * prior, rtol=1e-13)
     assert np.abs(state.beliefs - prior).max() > 1
 
 
 def check_forgetting(step: Callable[..., EvidenceState]) -> None:
     """Check that knowledge fades with each minibatch of each chain if rows carry no evidence."""
-    learner, x = make_small_learner(layer=replace(SMALL, missing=9))
+    learner, x = small(layer=replace(SMALL, missing=9))
     first = learner.start().first
     state = EvidenceState(first + 10.0, first)
     prepared, total = learner.prepare(state, BACKEND), Stats.zeros(learner.layout())
@@ -66,19 +64,21 @@ def check_forgetting(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, total, 24).beliefs, first + 10 * 0.9**12, rtol=1e-12)
 
 
-def forget_only_once(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+def forgetting_once(
+    learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n: int
+) -> EvidenceState:
     return replace(state, beliefs=forget(state.beliefs, state.first, 0.9) + stats["evidence"])
 
 
 def test_steps_forget_for_each_minibatch() -> None:
-    check_forgetting(EvidenceLearner.step)
+    check_forgetting(OnlineFeatureLearner.step)
     with pytest.raises(AssertionError):
-        check_forgetting(forget_only_once)
+        check_forgetting(forgetting_once)
 
 
 def check_weight(step: Callable[..., EvidenceState]) -> None:
     """Check that identical minibatches weigh the same in parallel chains as one after another."""
-    learner, _ = make_small_learner(0.9)
+    learner, _ = small(0.9)
     state, said = learner.start(), 3.0
     stats = Stats.zeros(learner.layout())
     for m in (4, 4, 2):
@@ -91,28 +91,28 @@ def check_weight(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, stats, 20).beliefs, serial, rtol=1e-12)
 
 
-def sum_wrongly(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+def summed(learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
     beliefs = forget(state.beliefs, state.first, 0.9 ** int(stats["minibatches"]))
     return replace(state, beliefs=beliefs + stats["evidence"])
 
 
 def test_parallel_chains_have_the_weight_of_serial_minibatches() -> None:
-    check_weight(EvidenceLearner.step)
+    check_weight(OnlineFeatureLearner.step)
     with pytest.raises(AssertionError):
-        check_weight(sum_wrongly)
+        check_weight(summed)
 
 
 def test_without_forgetting_evidence_adds_up() -> None:
-    learner, x = make_small_learner(1.0)
+    learner, x = small(1.0)
     state, rows = learner.start(), np.arange(24)
-    apart = [run_one_step(learner, state, x, rows[a : a + 8], 0, BACKEND) for a in (0, 8, 16)]
-    together = run_one_step(learner, state, x, rows, 0, BACKEND, chains=3)
+    apart = [one_step(learner, state, x, rows[a : a + 8], 0, BACKEND) for a in (0, 8, 16)]
+    together = one_step(learner, state, x, rows, 0, BACKEND, chains=3)
     assert_allclose(together.beliefs, sum(s.beliefs for s in apart) - 2 * state.beliefs, rtol=1e-12)
 
 
 def test_parallel_chains_equal_serial_chains() -> None:
-    learner, x = make_small_learner()
-    state = run_one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
+    learner, x = small()
+    state = one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
     prepared = learner.prepare(state, BACKEND)
     parts = [np.arange(0, 6), np.arange(6, 13), np.arange(13, 24)]
     blocks = [Block(x[part], None, None, 0, part, 1, k) for k, part in enumerate(parts)]
@@ -125,27 +125,27 @@ def test_parallel_chains_equal_serial_chains() -> None:
 
 
 def test_the_reference_kernels_learn_the_same() -> None:
-    learner, x = make_small_learner()
-    found, want = (learn_online(learner, x, 2, backend) for backend in (BACKEND, KernelTable("reference")))
+    learner, x = small()
+    found, want = (learn_online(learner, x, 2, backend) for backend in (BACKEND, Kernels("reference")))
     assert_array_equal(found.beliefs, want.beliefs)
     assert found.last_changed == want.last_changed > 0
 
 
 def test_beliefs_beyond_exact_sums_are_refused() -> None:
-    learner, x = make_small_learner(1.0)
+    learner, x = small(1.0)
     state = replace(learner.start(), beliefs=np.full(SMALL.weights_shape, 2_000_000.0))
     with pytest.raises(DivergenceError, match=r"layer 1: .*feature 0 have reached 2,000,0.*lower forgetting"):
-        run_one_step(learner, state, x, np.arange(4), 0, BACKEND)
+        one_step(learner, state, x, np.arange(4), 0, BACKEND)
 
 
 def test_a_chain_stays_within_its_requested_memory() -> None:
     layer = FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
-    learner = EvidenceLearner(layer, 0.95, 5, 0)
+    learner = OnlineFeatureLearner(layer, 0.95, 5, 0)
     x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
     block = Block(x, None, None, 0, np.arange(20))
     stats = Stats.zeros(learner.layout())
     learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # The first call compiles.
-    prepared = learner.prepare(learner.start(), KernelTable())
+    prepared = learner.prepare(learner.start(), Kernels())
     tracemalloc.start()
     try:
         learner.run_chain(prepared, block, stats)
@@ -168,9 +168,9 @@ def test_online_learning_finds_letters(n_rows, epochs) -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6)
     x = letters.rows(0, n_rows)[0].reshape(n_rows, -1)
-    state = learn_online(EvidenceLearner(layer, 0.95, 5, 1), x, epochs, BACKEND)
+    state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, epochs, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [overlap(features, truth.astype(bool)) for truth in letters.features]
     assert min(found) >= 0.9
 
 
@@ -198,7 +198,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     assert_array_equal(beliefs, cut_off(first))
 
 
-def roll_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
+def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Wrong implementation: pixels that leave the window on one side enter on the other."""
     out = beliefs.copy()
     out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
@@ -208,14 +208,14 @@ def roll_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
 def test_features_move_to_the_middle_of_their_windows() -> None:
     check_centred(center_features)
     with pytest.raises(AssertionError):
-        check_centred(roll_features)
+        check_centred(rolled)
 
 
 @pytest.mark.parametrize(
     ("minibatches", "steps"), [(1, CENTER_EVERY), (8, CENTER_EVERY // 8), (3 * CENTER_EVERY, 1)]
 )
 def test_features_are_moved_every_20_minibatches(minibatches, steps) -> None:
-    learner, _ = make_small_learner(1.0, replace(SMALL, window=(5, 3)))
+    learner, _ = small(1.0, replace(SMALL, window=(5, 3)))
     first = learner.start().first
     state = EvidenceState(first.copy(), first)
     state.beliefs[:, 4, 1, 0] = 5.0
@@ -234,9 +234,9 @@ def test_unknown_pixels_are_skipped() -> None:
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6, missing=7)
     x = letters.rows(0, 3000)[0].reshape(3000, -1)
     x[np.random.default_rng(0).random(x.shape) < 0.2] = 7
-    state = learn_online(EvidenceLearner(layer, 0.95, 5, 1), x, 1, BACKEND)
+    state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, 1, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [overlap(features, truth.astype(bool)) for truth in letters.features]
     assert sum(o >= 0.9 for o in found) >= 4
 
 
@@ -244,11 +244,11 @@ def test_validation_rows_stop_online_learning() -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6)
     x = letters.rows(0, 120)[0].reshape(120, -1)
-    learner = EvidenceLearner(layer, 0.95, 5, 1, patience=2)
+    learner = OnlineFeatureLearner(layer, 0.95, 5, 1, patience=2)
     state, found = learner.start(), []
     for epoch in range(12):
         for first in range(0, 100, 5):
-            state = run_one_step(learner, state, x, np.arange(first, first + 5), epoch, BACKEND)
+            state = one_step(learner, state, x, np.arange(first, first + 5), epoch, BACKEND)
         reduction = learner.validation()
         stats = Stats.zeros(reduction.layout())
         reduction.accumulate(reduction.prepare(state, BACKEND), Block(x[100:], None, None, 100), stats)

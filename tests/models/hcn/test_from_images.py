@@ -15,34 +15,29 @@ from numpy.testing import assert_array_equal
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner
 from scalelatent.models.hcn.model.templates import RowCodes, TemplateEvidence, choose_first_images
-from tests.models.hcn.test_multi_layer_learning import (
-    compute_error,
-    make_block,
-    make_two_layers,
-    true_weights,
-)
+from tests.models.hcn.test_multi_layer_learning import block_of, error, true_weights, two_layers
 
 
-def collect_evidence(reduction: Any, *blocks: Block) -> Stats:
+def collected(reduction: Any, *blocks: Block) -> Stats:
     stats, prepared = Stats.zeros(reduction.layout()), reduction.prepare(None, make_backend("cpu"))
     for block in blocks:
         reduction.accumulate(prepared, block, stats)
     return stats
 
 
-def learn_from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
+def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
     """Return beliefs under true features and no templates, after passes over forty images."""
     first = net.first_beliefs()
     beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
-    begins = choose_first_images(net, np.array(numbers), make_block(images, 0, 40).y[numbers])
+    begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
     for number in range(passes):
         said = TemplateEvidence(net, beliefs, *(begins if number == 0 else ()))
-        beliefs = said.learned(
-            first, collect_evidence(said, make_block(images, 0, 25), make_block(images, 25, 40))
+        beliefs = said.update_beliefs(
+            first, collected(said, block_of(images, 0, 25), block_of(images, 25, 40))
         )
     return beliefs
 
@@ -52,16 +47,16 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
 
     No other template scores higher in that image.
     """
-    net, images = make_two_layers(classes=(0, 1, 2, 3))
+    net, images = two_layers(classes=(0, 1, 2, 3))
     numbers = list(range(7, 40))
-    beliefs, y = learn_from_images(net, images, numbers), make_block(images, 0, 40).y
+    beliefs, y = from_images(net, images, numbers), block_of(images, 0, 40).y
     weights = [part > 0 for part in net.split(beliefs)]
     prior = net.split(net.first_beliefs())[-1]
     for template in range(4):
         row = next(number for number in numbers if y[number] == template)
-        pixels = net.layers[0].evidence_in(make_block(images, row, row + 1))
+        pixels = net.layers[0].read_evidence(block_of(images, row, row + 1))
         made, scores = net.forward(weights, pixels, make_backend("cpu"))[-1]
-        speaks = made[0] + GRID * prior[:, ::-1, ::-1, template] > 0
+        speaks = made[0] + UNITS_PER_NAT * prior[:, ::-1, ::-1, template] > 0
         assert 0 < weights[-1][..., template].sum() == speaks.sum()
         assert scores[0, template, 0, 0] == made[0][speaks].sum()
 
@@ -74,21 +69,21 @@ def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         beliefs = priors + np.moveaxis(stats["evidence"], 0, -1)
         return np.concatenate([said.beliefs[: below.size], beliefs.ravel()])
 
-    monkeypatch.setattr(TemplateEvidence, "learned", mutant)
+    monkeypatch.setattr(TemplateEvidence, "update_beliefs", mutant)
     with pytest.raises(AssertionError):
         test_a_template_is_the_evidence_of_its_image()
 
 
 def test_templates_of_few_images_classify() -> None:
-    net, images = make_two_layers(13, 2, classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_classes=4)
+    net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
+    learner = BatchNetworkLearner(net, n_classes=4)
     state = learner.start()
-    found = type(state)(learn_from_images(net, images, list(range(40)), 3), state.first)
-    assert compute_error(learner, found, images) < 0.05
+    found = type(state)(from_images(net, images, list(range(40)), 3), state.first)
+    assert error(learner, found, images) < 0.05
 
 
 def test_rows_go_to_used_templates_of_their_class() -> None:
-    net, images = make_two_layers(classes=(0, 0, 1, 1))
+    net, images = two_layers(classes=(0, 0, 1, 1))
     beliefs = true_weights(net, images)
     net.split(beliefs)[-1][..., 0] = -1.0  # This is a view: the first template becomes empty.
     x, y = images.rows(0, 40)
@@ -97,14 +92,14 @@ def test_rows_go_to_used_templates_of_their_class() -> None:
         said = TemplateEvidence(net, beliefs)
         block = Block(x.reshape(40, -1), codes.astype(np.int32), None, 0)
         weights = [part > 0 for part in net.split(beliefs)]
-        pixels = net.layers[0].evidence_in(block)
+        pixels = net.layers[0].read_evidence(block)
         made, scores = net.forward(weights, pixels, make_backend("cpu"))[-1]
         allowed = (of_class == codes[:, None]) | (codes < 0)[:, None]
         allowed[:, 0] = False
         best = np.where(allowed, scores[..., 0, 0], -np.inf).argmax(axis=1)
         wanted = np.zeros((4, *made.shape[1:]))
-        np.add.at(wanted, best, made / GRID)
-        assert_array_equal(collect_evidence(said, block)["evidence"], wanted)
+        np.add.at(wanted, best, made / UNITS_PER_NAT)
+        assert_array_equal(collected(said, block)["evidence"], wanted)
         assert not wanted[0].any()
 
 
@@ -121,14 +116,14 @@ def test_ignoring_labels_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_first_images_are_chosen_from_each_class() -> None:
-    net, _ = make_two_layers(classes=(0, 0, 1, 1))
+    net, _ = two_layers(classes=(0, 0, 1, 1))
     numbers, codes = np.array([9, 4, 7, 1, 3]), np.array([1, -1, 0, 0, 0])
     taken, templates = choose_first_images(net, numbers, codes)
     assert taken.tolist() == [1, 7, 9]
     assert templates.tolist() == [1, 0, 2]
-    clusters, _ = make_two_layers()
+    clusters, _ = two_layers()
     taken, templates = choose_first_images(clusters, numbers, codes)
     assert taken.tolist() == [1, 4, 7, 9]
     assert templates.tolist() == [3, 1, 2, 0]
     block = Block(np.zeros((6, 1)), np.array([2, -1, 0, 1, 1, 1], np.int32), None, 3)
-    assert collect_evidence(RowCodes(np.array([1, 3, 4, 5, 99])), block)["codes"].tolist() == [0, 3, 0, 1, 0]
+    assert collected(RowCodes(np.array([1, 3, 4, 5, 99])), block)["codes"].tolist() == [0, 3, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""Batch learning, which stores messages between passes; small networks compared with enumeration."""
+"""Learning with kept messages: visits, leaves, and small networks compared with their MAP by enumeration."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.model.kept_messages import (
-    KeptMessages,
+    BatchFeatureLearner,
     LeafMessages,
     leaf_bytes,
     start_leaf,
     visit_leaves,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
-from tests.models.hcn.cases import KernelTable, largest_overlap
+from tests.models.hcn.cases import Kernels, overlap
 
-BACKEND = KernelTable()
+BACKEND = Kernels()
 
 
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Return beliefs of the weights W in nats, and stored messages, after learning one leaf of images."""
+    """Return beliefs of W in nats, and the leaf, after learning images that are one leaf."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -42,7 +42,7 @@ def learn_leaf(
 def test_one_long_visit_equals_several_short_visits() -> None:
     layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
     x = (np.random.default_rng(0).random((4, 42)) < 0.3).astype(np.uint8)
-    evidence, start = layer.evidence(x), to_units(layer.first_beliefs(0))
+    evidence, start = layer.compute_evidence(x), to_units(layer.first_beliefs(0))
     whole, change = visit_leaves([start_leaf(layer, 4)], evidence[None], start, [0], 7, 6, 0.8, BACKEND)[0]
     leaf, beliefs = start_leaf(layer, 4), start.copy()
     for n in (1, 2, 3):
@@ -62,13 +62,13 @@ def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
     assert leaf_bytes(layer, 7) <= 4.4 * 7 * layer.pairs
 
 
-def make_learner(n_rows: int, layer: FeatureLayer) -> KeptMessages:
-    return KeptMessages(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, single_leaf_sweeps=2)
+def learner_of(n_rows: int, layer: FeatureLayer) -> BatchFeatureLearner:
+    return BatchFeatureLearner(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, single_leaf_sweeps=2)
 
 
 def test_a_visit_stays_within_its_requested_memory() -> None:
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
-    learner = make_learner(40, layer)
+    learner = learner_of(40, layer)
     x = (np.random.default_rng(0).random((40, layer.n_pixels)) < 0.2).astype(np.uint8)
     prepared = learner.prepare(learner.start(), BACKEND)
     block = Block(x, None, None, 0, np.arange(40), 1)
@@ -80,13 +80,13 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    # The stored messages existed before the visit.
+    # The kept messages existed before.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
 
 def test_beliefs_beyond_exact_sums_are_refused() -> None:
     layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
-    learner, stats = make_learner(4, layer), Stats.zeros(make_learner(4, layer).layout())
+    learner, stats = learner_of(4, layer), Stats.zeros(learner_of(4, layer).layout())
     stats["evidence"][0, 1, 1, 2] = 1_048_500.0
     state = learner.step(learner.start(), stats, 4)
     with pytest.raises(DivergenceError, match=r"layer 1: .*feature 2 have reached 2,09.*lower damping"):
@@ -96,19 +96,19 @@ def test_beliefs_beyond_exact_sums_are_refused() -> None:
 def test_bars_are_found_in_one_image() -> None:
     bars = image_set("bars", noise=0.03, seed=1)
     layer = FeatureLayer((1, *bars.image_shape), 3, (6, 6), 1e-2, 1e-2, 0.1, 1e-4)
-    evidence = layer.evidence(bars.rows(0, 1)[0].reshape(1, -1))
+    evidence = layer.compute_evidence(bars.rows(0, 1)[0].reshape(1, -1))
     found = []
     for restart in range(3):
         beliefs, _ = learn_leaf(layer, evidence, 0, 60, 1.0, restart)
         features = to_features(beliefs > 0)[:, 0]
-        found.append(min(largest_overlap(features, truth.astype(bool)) for truth in bars.features))
+        found.append(min(overlap(features, truth.astype(bool)) for truth in bars.features))
     assert max(found) >= 0.9
 
 
 def test_leaves_of_several_images_find_letters_together() -> None:
     letters = image_set("letters", alphabet="AKS", noise=0.01, seed=2)
     layer = FeatureLayer((1, 24, 24), 4, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
-    evidence = layer.evidence(letters.rows(0, 40)[0].reshape(40, -1))
+    evidence = layer.compute_evidence(letters.rows(0, 40)[0].reshape(40, -1))
     beliefs = to_units(layer.first_beliefs(0))
     leaves = [start_leaf(layer, 10) for _ in range(4)]
     for _ in range(40):
@@ -117,7 +117,7 @@ def test_leaves_of_several_images_find_letters_together() -> None:
         leaves = [leaf for leaf, _ in visits]
         beliefs = beliefs + sum(change for _, change in visits)
     features = to_features(beliefs > 0)[:, 0]
-    assert min(largest_overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
+    assert min(overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
 
 
 def test_features_as_large_as_the_image_are_boolean_factors() -> None:
@@ -128,18 +128,18 @@ def test_features_as_large_as_the_image_are_boolean_factors() -> None:
     layer = FeatureLayer((1, 5, 6), 5, (5, 6), 1e-3, 1e-3, 0.3, 0.2)
     best = 0.0
     for restart in range(5):
-        beliefs, _ = learn_leaf(layer, layer.evidence(x), 0, 60, 0.8, restart)
+        beliefs, _ = learn_leaf(layer, layer.compute_evidence(x), 0, 60, 0.8, restart)
         features = to_features(beliefs > 0).reshape(5, 30)
         score = [max((f & g).sum() / max((f | g).sum(), 1) for f in features) for g in factors]
         best = max(best, min(score))
     assert best >= 0.9
 
 
-def list_all_bits(n: int) -> np.ndarray:
+def all_bits(n: int) -> np.ndarray:
     return (np.arange(2**n)[:, None] >> np.arange(n)) & 1
 
 
-def compute_log_joint(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
+def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return log joint probabilities (len(s), len(w)) of configurations of S and of W, minus a constant."""
     high, wide, _ = layer.places
     h, width = layer.window
@@ -162,19 +162,19 @@ def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_fea
     layer = FeatureLayer((1, *image), n_features, window, 0.05, 0.05, 0.4, 0.2)
     n_s, n_w = int(np.prod(layer.places)), int(np.prod(layer.weights_shape))
     assert n_s + n_w <= 18
-    every_s = list_all_bits(n_s).reshape(-1, *layer.places)
-    every_w = list_all_bits(n_w).reshape(-1, *layer.weights_shape)
+    every_s = all_bits(n_s).reshape(-1, *layer.places)
+    every_w = all_bits(n_w).reshape(-1, *layer.weights_shape)
     for seed in range(40):
         rng = np.random.default_rng(seed)
         s, w = rng.random((1, *layer.places)) < 0.25, rng.random((1, *layer.weights_shape)) < 0.5
         clean = np.zeros(image, bool)
         for r, c, f in np.argwhere(s[0]):
             clean[r : r + window[0], c : c + window[1]] |= w[0, 0, ::-1, ::-1, f]
-        evidence = layer.evidence((clean ^ (rng.random(image) < 0.02)).reshape(1, -1))
-        best = compute_log_joint(layer, evidence, every_s, every_w).max()
+        evidence = layer.compute_evidence((clean ^ (rng.random(image) < 0.02)).reshape(1, -1))
+        best = scores(layer, evidence, every_s, every_w).max()
         found = []
         for restart in range(10):
             beliefs, leaf = learn_leaf(layer, evidence, seed, 60, 0.8, restart)
-            found.append(compute_log_joint(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
+            found.append(scores(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
         hits += max(found) >= best - 0.1  # Evidence is rounded to the grid.
     assert hits >= 0.95 * 40

@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import placements, sweeps
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import count_pairs, message_starts
-from tests.models.hcn.cases import draw_sweep, make_zero_messages
+from tests.models.hcn.cases import draw_sweep, no_messages
 
 # Each case is chains, images, (channels, height, width), window, features.
 SHAPES = [
@@ -46,8 +46,8 @@ def test_a_sweep_gives_the_bits_of_the_reference(shape, place) -> None:
 
 def check_messages(sweep, shape, damping, place) -> None:
     evidence, order, s, w = draw_sweep(2, *shape, place)
-    want = [s.astype("f8"), w.astype("f8"), *make_zero_messages(evidence, w)]
-    found = [s, w, *make_zero_messages(evidence, w)]
+    want = [s.astype("f8"), w.astype("f8"), *no_messages(evidence, w)]
+    found = [s, w, *no_messages(evidence, w)]
     for _ in range(5):
         moved = sweep(evidence, order, *found, damping)
         assert_array_equal(moved, reference.sweep_messages(evidence, order, *want, damping))
@@ -61,15 +61,15 @@ def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, p
     check_messages(sweeps.sweep_messages, shape, damping, place)
 
 
-def use_zero_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Wrong implementation: it keeps messages to weights that no place sends any more."""
+def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
+    """Keep the messages to weights that no place sends any more."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 
 
 def test_old_messages_to_weights_are_subtracted() -> None:
     with pytest.raises(AssertionError):
-        check_messages(use_zero_messages, SHAPES[1], 1.0, -900)
+        check_messages(forgetting_messages, SHAPES[1], 1.0, -900)
 
 
 @pytest.mark.parametrize(("n_sweeps", "place"), [*zip([1, 10, 10], PLACES, strict=True)])
@@ -96,7 +96,7 @@ def test_placements_give_the_bits_of_the_reference(shape) -> None:
 
 def test_beliefs_equal_priors_plus_messages_after_many_updates() -> None:
     evidence, _, s, w = draw_sweep(5, 1, 2, (2, 6, 7), (3, 2), 5)
-    priors, messages = (s.copy(), w.copy()), make_zero_messages(evidence, w)
+    priors, messages = (s.copy(), w.copy()), no_messages(evidence, w)
     for epoch in range(1000):
         order = shuffled(0, "test", epoch, np.zeros(1), evidence.size)
         sweeps.sweep_messages(evidence, order, s, w, *messages, 0.7)
@@ -128,7 +128,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     evidence, order, s, w = draw_sweep(7, 8, 2, (1, 9, 8), (3, 4), 19, -900)
     found = []
     for threads in (1, 2, 4):
-        states = s.copy(), w.copy(), *make_zero_messages(evidence, w)
+        states = s.copy(), w.copy(), *no_messages(evidence, w)
         with ThreadPoolExecutor(threads) as pool:
             for kernel, n, more in ((sweeps.sweep, 2, ()), (sweeps.sweep_messages, 5, (0.8,))):
 
@@ -148,7 +148,7 @@ def test_pairs_of_a_pixel_equal_the_reference() -> None:
     assert np.diff(counts).max() == 1536
 
 
-def key_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+def keyed_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     return shuffled(seed + get_ident(), purpose, epoch, rows, n)
 
 
@@ -163,7 +163,7 @@ def check_order(order) -> None:
 def test_orders_depend_on_seed_epoch_and_row_alone() -> None:
     check_order(shuffled)
     with pytest.raises(AssertionError):
-        check_order(key_by_thread)
+        check_order(keyed_by_thread)
     found = shuffled(7, "sweep", 2, np.array([5, 11]), 300)
     assert_array_equal(np.sort(found, axis=1), np.tile(np.arange(300), (2, 1)))
     for other in ((8, "sweep", 2), (7, "decode", 2), (7, "sweep", 3)):

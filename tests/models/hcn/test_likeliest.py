@@ -24,8 +24,8 @@ from scalelatent.models.hcn.model.hierarchy import (
     shift_pixels,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages, to_dense, unpack_messages
-from tests.models.hcn.test_multi_layer_learning import learn_batch, make_block, make_two_layers
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, to_dense, unpack_messages
+from tests.models.hcn.test_multi_layer_learning import block_of, learn_batch, two_layers
 
 BELOW = FeatureLayer((1, 1, 4), 2, (1, 2), 0.05, 0.02, 0.3, 0.5)
 """On images of four pixels two features of two: three places each, 4 bits of W."""
@@ -33,7 +33,7 @@ TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
 """Two templates of 6 bits; with those of two images 18 bits are all that there is."""
 
 
-def compute_log_posterior(x: np.ndarray) -> np.ndarray:
+def log_posterior(x: np.ndarray) -> np.ndarray:
     """Return the log posterior of all 2 ** 16 weights, each with the better template of each image (2, 4)."""
     codes = np.arange(2**16)[:, None]
     features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
@@ -49,10 +49,10 @@ def compute_log_posterior(x: np.ndarray) -> np.ndarray:
     return prior + seen.max(axis=2).sum(axis=1)
 
 
-def find_converged_weights(x: np.ndarray, seed: int) -> int:
+def found(x: np.ndarray, seed: int) -> int:
     """Return the number of the weights to which messages converge."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
-    learner = LayeredMessages(net, n_rows=2, single_leaf_passes=100)
+    learner = BatchNetworkLearner(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
     on = np.concatenate([to_features(part > 0).ravel() for part in net.split(state.beliefs)])
     return int(on @ 2 ** np.arange(16))
@@ -66,8 +66,8 @@ def check_likeliest() -> None:
     rng, hits = np.random.default_rng(0), 0
     for _ in range(8):
         x = rng.random((2, 4)) < 0.4
-        posterior = compute_log_posterior(x)
-        best = max(posterior[find_converged_weights(x, seed)] for seed in range(12))
+        posterior = log_posterior(x)
+        best = max(posterior[found(x, seed)] for seed in range(12))
         hits += bool(best > posterior.max() - 1e-9)
     assert hits >= LEAST
 
@@ -94,9 +94,9 @@ def test_wrong_class_messages_find_parts_less_often(
 
 def check_above() -> None:
     """Check that messages from above replace earlier ones in each pass."""
-    net, images = make_two_layers(5, 1)
-    backend, block = make_backend("cpu"), make_block(images, 0, 6)
-    learner = LayeredMessages(net, n_rows=6, single_leaf_passes=3)
+    net, images = two_layers(5, 1)
+    backend, block = make_backend("cpu"), block_of(images, 0, 6)
+    learner = BatchNetworkLearner(net, n_rows=6, single_leaf_passes=3)
     state = learner.start()
     new = learner.visit((state, backend), block, None)
     kept = unpack_messages(new)
@@ -105,7 +105,7 @@ def check_above() -> None:
     made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
     expected = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
     before = kept[0].above
-    net.pass_down(kept, weights, net.layers[0].evidence_in(block), None, backend)
+    net.pass_down(kept, weights, net.layers[0].read_evidence(block), None, backend)
     assert (before != kept[0].above).any()
     assert_array_equal(kept[0].above, channels_last(expected))
     assert_array_equal(kept[0].s - kept[0].above, channels_last(below))

@@ -15,7 +15,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 from scalelatent.models.hcn.model import hierarchy, multi_layer_learning
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages, to_sparse
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, to_sparse
 from scalelatent.models.hcn.model.templates import assign_classes, class_layer
 from scalelatent.storage.record import read_record
 
@@ -33,12 +33,12 @@ WAYS["from images"] |= {"read_noise": (0.1, 1e-4), "pool": 3}
 WAYS["defaults"] = {"online": None, "n_epochs": 1}
 
 
-def make_network(**params: Any) -> HierarchicalCompositionalNetwork:
+def network(**params: Any) -> HierarchicalCompositionalNetwork:
     how: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "online": False}
     return HierarchicalCompositionalNetwork(**how | {"n_epochs": 4, "random_state": 3} | params)
 
 
-def assert_same(a: Any, b: Any) -> None:
+def same(a: Any, b: Any) -> None:
     for one, other in zip(a.beliefs_, b.beliefs_, strict=True):
         assert_array_equal(one, other)
     assert_array_equal(a.template_classes_, b.template_classes_)
@@ -46,7 +46,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 @pytest.fixture(scope="module")
 def fitted() -> HierarchicalCompositionalNetwork:
-    return make_network(n_epochs=30).fit(X, Y)
+    return network(n_epochs=30).fit(X, Y)
 
 
 def test_a_fit_has_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) -> None:
@@ -73,10 +73,10 @@ def test_a_fit_has_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) ->
 
 def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_path: Any) -> None:
     names = np.array(["left", "right"])[Y]
-    for m in (fitted, make_network().fit(X, names), make_network(templates=3).fit(X)):
+    for m in (fitted, network().fit(X, names), network(templates=3).fit(X)):
         m.save(tmp_path / "m.zarr", overwrite=True)
         again = sl.load_model(tmp_path / "m.zarr")
-        assert_same(m, again)
+        same(m, again)
         assert_array_equal(again.classes_, m.classes_)
         assert_array_equal(again.pools_[0], m.pools_[0])
         assert_array_equal(again.predict(X), m.predict(X))
@@ -86,7 +86,7 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
 def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
     """Features are learned without the noise; a saved network has it."""
     how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
-    m, other = make_network(**how).fit(X, Y), make_network(**how | {"read_noise": None}).fit(X, Y)
+    m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])
     assert (m.beliefs_[1] != other.beliefs_[1]).any()
     assert (m._network.layer.p01, m._network.layer.p10) == (0.1, 1e-4)
@@ -103,16 +103,16 @@ def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
 
 def test_validation_error_is_that_of_templates_from_images() -> None:
     how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1}
-    m = make_network(**how).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
+    m = network(**how).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
     assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X[32:], Y[32:]))
     with pytest.warns(UserWarning, match=r"templates have no weights.*of templates now 1e-20"):
-        make_network(**how | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
+        network(**how | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
 
 
 def test_read_noise_does_not_affect_learning() -> None:
     how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1, "template_passes": 0}
-    m = make_network(**how | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
-    other = make_network(**how | {"read_noise": None}).fit(X, Y)
+    m = network(**how | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
+    other = network(**how | {"read_noise": None}).fit(X, Y)
     assert_array_equal(
         m.set_params(read_noise=None).partial_fit(X[:8], Y[:8]).beliefs_[0],
         other.partial_fit(X[:8], Y[:8]).beliefs_[0],
@@ -126,9 +126,9 @@ def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None
     fit: dict[str, Any] = {"validation": (X[32:], Y[32:]), "engine": engine}
     if way == "kept":
         how = how | {"n_epochs": 4, "n_chains": 2}
-    whole = make_network(n_jobs=1, **how).fit(X[:32], Y[:32], **fit)
+    whole = network(n_jobs=1, **how).fit(X[:32], Y[:32], **fit)
     for n_jobs in (2, 4):
-        assert_same(whole, make_network(n_jobs=n_jobs, **how).fit(X[:32], Y[:32], **fit))
+        same(whole, network(n_jobs=n_jobs, **how).fit(X[:32], Y[:32], **fit))
 
     class Stop(sl.Callback):
         def on_report(self, record: dict[str, Any]) -> None:
@@ -136,18 +136,18 @@ def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None
 
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        make_network(**how).fit(X[:32], Y[:32], run_dir=run, callbacks=Stop(), **fit)
+        network(**how).fit(X[:32], Y[:32], run_dir=run, callbacks=Stop(), **fit)
     with pytest.raises(RunError):
-        make_network(**how | {"pool": 1}).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
-    resumed = make_network(**how).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
-    assert_same(whole, resumed)
+        network(**how | {"pool": 1}).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
+    resumed = network(**how).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
+    same(whole, resumed)
     keys = ("pass", "weights_on", "validation_error")
     histories = [[[record[key] for key in keys] for record in m.history_] for m in (whole, resumed)]
     assert histories[0] == histories[1]
 
 
 def test_a_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    visit, visits = LayeredMessages.visit, []
+    visit, visits = BatchNetworkLearner.visit, []
 
     def stopping(*args: Any) -> Any:
         visits.append(visit(*args))
@@ -156,18 +156,18 @@ def test_a_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, 
         return visits[-1]
 
     how: dict[str, Any] = {"engine": {"leaf_rows": 10}}
-    monkeypatch.setattr(LayeredMessages, "visit", stopping)
+    monkeypatch.setattr(BatchNetworkLearner, "visit", stopping)
     with pytest.raises(KeyboardInterrupt):
-        make_network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", **how)
-    resumed = make_network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **how)
+        network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", **how)
+    resumed = network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **how)
     assert len(visits) < 6 + 16
-    assert_same(resumed, make_network().fit(X, Y, **how))
+    same(resumed, network().fit(X, Y, **how))
 
 
 LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": None}
 
 
-def keep_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep messages as an earlier version did: those of all templates, each of them."""
     start = Hierarchy.start
     monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, own_class_only=False: start(net, n_rows))
@@ -177,10 +177,10 @@ def keep_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_messages_of_all_templates(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"n_epochs": 10, "n_chains": 2, "damping": 0.1}
     y, engine = LABELS[labels], {"leaf_rows": 10}
-    found = make_network(**how).fit(X, y, engine=engine)
+    found = network(**how).fit(X, y, engine=engine)
     with monkeypatch.context() as patch:
-        keep_all_messages(patch)
-        assert_same(found, make_network(**how).fit(X, y, engine=engine))
+        keep_as_before(patch)
+        same(found, network(**how).fit(X, y, engine=engine))
     assert found.history_[-1]["weights_on"] > 100
 
 
@@ -207,8 +207,8 @@ def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The earlier version was stopped within a pass; it had stored the messages of all templates."""
-    visit, visits = LayeredMessages.visit, 0
+    """The run was stopped within a pass, with messages of all templates."""
+    visit, visits = BatchNetworkLearner.visit, 0
 
     def stopping(*args: Any) -> Any:
         nonlocal visits
@@ -219,14 +219,14 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
 
     y, engine = LABELS[labels], {"leaf_rows": 10}
     with monkeypatch.context() as patch:
-        keep_all_messages(patch)
-        patch.setattr(LayeredMessages, "visit", stopping)
+        keep_as_before(patch)
+        patch.setattr(BatchNetworkLearner, "visit", stopping)
         with pytest.raises(KeyboardInterrupt):
-            make_network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", engine=engine)
+            network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", engine=engine)
     whole = read_record(tmp_path / "run" / "engine", "leaf-hcn_learn-000001-10.rec")["layers"]["1"]["to_w"]
     assert isinstance(whole, np.ndarray)
-    resumed = make_network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", resume=True, engine=engine)
-    assert_same(resumed, make_network().fit(X, y, engine=engine))
+    resumed = network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", resume=True, engine=engine)
+    same(resumed, network().fit(X, y, engine=engine))
 
 
 @pytest.mark.parametrize("labels", LABELS)
@@ -240,7 +240,7 @@ def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
             sizes.append([file.stat().st_size for file in run.rglob("leaf-*")])
 
     engine: dict[str, Any] = {"leaf_rows": 10}
-    m = make_network(n_epochs=9, n_chains=1)
+    m = network(n_epochs=9, n_chains=1)
     forecast = m.plan(X, LABELS[labels], engine=engine)
     m.fit(X, LABELS[labels], run_dir=run, engine=engine, callbacks=Look())
     assert max(map(len, sizes)) == 5 * 4
@@ -251,20 +251,20 @@ def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
 
 
 def test_rows_without_labels_are_learned_without_a_class() -> None:
-    whole = make_network().fit(X, Y)
+    whole = network().fit(X, Y)
     # There is no class -1, and missing labels change the fit.
     some = np.where(np.arange(40) % 4 == 0, -1, Y)
-    partly = make_network().fit(X, some)
+    partly = network().fit(X, some)
     assert partly.classes_.tolist() == [0, 1]
     assert any((a != b).any() for a, b in zip(whole.beliefs_, partly.beliefs_, strict=True))
     assert partly.score(X, some) == np.mean((partly.predict(X) == Y)[some >= 0])
     # With labels for only a few rows, templates are clustered, and the clusters receive the classes.
     few = np.full(40, -1)
     few[:6] = Y[:6]
-    m = make_network().fit(X, few)
+    m = network().fit(X, few)
     assert sorted(m.template_classes_.tolist()) == [0, 0, 1, 1]
     stored = sl.Dataset.from_arrays(X, few)
-    assert_same(m, make_network().fit(stored))
+    same(m, network().fit(stored))
     # Without missing labels -1 is a class like others.
     binary = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(X.reshape(40, -1), np.where(Y == 0, -1, 1))
     assert binary.classes_.tolist() == [-1, 1]
@@ -274,8 +274,8 @@ def test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels() ->
     """Labelled rows of a dataset with -1 elsewhere are learned like rows of a dataset without -1."""
     stored = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 32, Y, -1))[:32]
     assert -1 in stored.classes
-    m = make_network().fit(stored)
-    assert_same(m, make_network().fit(X[:32], Y[:32]))
+    m = network().fit(stored)
+    same(m, network().fit(X[:32], Y[:32]))
     assert m.classes_.tolist() == [0, 1]
 
 
@@ -287,7 +287,7 @@ def test_a_class_for_unlabelled_rows_would_fail(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_templates_without_labels_are_clusters() -> None:
-    m = make_network(templates=4).fit(X, validation=(X, Y))
+    m = network(templates=4).fit(X, validation=(X, Y))
     assert m.classes_.tolist() == [0, 1, 2, 3]
     counts = np.zeros((2, 4))
     np.add.at(counts, (Y, m.predict(X)), 1)
@@ -342,23 +342,23 @@ def test_weights_that_are_all_off_give_a_warning(way: str) -> None:
     with pytest.warns(
         UserWarning, match=r"all weights are off .*raise p_weight \(now 1e-09, of the first layer\)$"
     ):
-        m = make_network(**how).fit(X, Y)
+        m = network(**how).fit(X, Y)
     assert m.history_[-1]["share_on"] == 0
 
 
 def test_a_stream_and_a_warm_start_continue_a_fit() -> None:
     how = {**WAYS["online"], "n_epochs": 1, "n_chains": 1}
-    m = make_network(**how).partial_fit(X[:20], Y[:20])
+    m = network(**how).partial_fit(X[:20], Y[:20])
     before = m.beliefs_[0]
     assert (m.partial_fit(X[20:], Y[20:]).beliefs_[0] != before).any()
-    warm = make_network(warm_start=True).fit(X, Y)
+    warm = network(warm_start=True).fit(X, Y)
     before, pools = warm.beliefs_[0], warm.pools_[0]
     warm.set_params(random_state=9).fit(X, Y)
     assert (warm.beliefs_[0] != before).any()
     assert_array_equal(warm.pools_[0], pools)
     for other in ({"templates": 3}, {"layers": [(5, 5)]}, {"templates": None}):
         with pytest.raises(ValueError, match="the last fit was of 4 features of 1 x 5 x 5 under 4 templates"):
-            make_network(warm_start=True).fit(X, Y).set_params(**other).fit(X)
+            network(warm_start=True).fit(X, Y).set_params(**other).fit(X)
 
 
 REFUSED = [
@@ -378,7 +378,7 @@ REFUSED = [
 @pytest.mark.parametrize(("params", "says"), REFUSED, ids=[says for _, says in REFUSED])
 def test_inconsistent_parameters_are_refused(params: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, DataError), match=says):
-        make_network(**params).fit(X, Y)
+        network(**params).fit(X, Y)
 
 
 def test_invalid_labels_are_refused() -> None:
@@ -390,27 +390,28 @@ def test_invalid_labels_are_refused() -> None:
         ((sl.Dataset.from_arrays(X, X.reshape(40, -1)),), "outputs for the rows"),
     ):
         with pytest.raises(DataError, match=says):
-            make_network().fit(*given)
+            network().fit(*given)
     with pytest.raises(DataError, match="online=True learns templates from labels alone"):
-        make_network(online=True).fit(X)
+        network(online=True).fit(X)
     with pytest.raises(DataError, match="validation has no labels"):
-        make_network().fit(X, Y, validation=X)
+        network().fit(X, Y, validation=X)
     with pytest.raises(DataError, match="not one of the 2 classes"):
-        make_network().fit(X, Y, validation=(X, Y + 1))
+        network().fit(X, Y, validation=(X, Y + 1))
 
 
 def test_runs_are_scored_by_classes(fitted: Any) -> None:
     scorer, ds = import_object(find_kind("hcn").scorer)(), sl.Dataset.from_arrays(X, Y)
     accuracy = fitted.score(ds)
-    assert scorer.score(fitted, ds) == {"accuracy": accuracy, "error": pytest.approx(1 - accuracy)}
+    found = scorer.measure(fitted, ds, scorer.defaults(fitted), None)
+    assert found == {"accuracy": accuracy, "error": pytest.approx(1 - accuracy)}
     assert scorer.test_scores(fitted, sl.Dataset.from_arrays(X), lambda *_: None) == {}
 
 
 def test_a_network_of_several_layers_is_planned_and_searched() -> None:
-    forecast = make_network().plan(X, Y)
+    forecast = network().plan(X, Y)
     assert set(forecast["stages"]) == {"learn", "templates"}
     assert forecast["disk_bytes"] > 40 * forecast["bytes_per_image"]
-    search = sl.Search(make_network(n_epochs=2), {"templates": [1, 2]}).fit(X, Y, validation=(X, Y))
+    search = sl.Search(network(n_epochs=2), {"templates": [1, 2]}).fit(X, Y, validation=(X, Y))
     assert search.best_score_ == search.best_estimator_.score(X, Y)
 
 
@@ -440,13 +441,13 @@ def test_the_forward_pass_equals_a_convolutional_network(fitted: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def make_grey_images() -> Any:
+def grey() -> Any:
     images = image_set("traits", size=5, gap=1, blur=1).rows(0, 40)[0]
-    return make_network(filters=8, n_epochs=2).fit(images, Y), images
+    return network(filters=8, n_epochs=2).fit(images, Y), images
 
 
-def test_filters_make_channels_of_grey_images(make_grey_images: Any, tmp_path: Any) -> None:
-    m, images = make_grey_images
+def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
+    m, images = grey
     assert m.weights_[0].shape == (4, 8, 5, 5)
     assert m.weights_[1].shape[1] == 4
     assert m.predict(images).shape == (40,)
@@ -460,11 +461,11 @@ def test_filters_make_channels_of_grey_images(make_grey_images: Any, tmp_path: A
         m.predict(np.zeros((1, 8, 8), np.uint8))
 
 
-def test_the_threshold_of_filters_applies_to_their_steps(make_grey_images: Any) -> None:
-    m, images = make_grey_images
-    assert_same(m, make_network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
-    less = make_network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
-    on = [one._network.layer.evidence(images) > 0 for one in (m, less)]
+def test_the_threshold_of_filters_applies_to_their_steps(grey: Any) -> None:
+    m, images = grey
+    same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
+    less = network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
+    on = [one._network.layer.compute_evidence(images) > 0 for one in (m, less)]
     assert on[0].sum() < on[1].sum()
     assert not (on[0] & ~on[1]).any()
 
@@ -484,4 +485,4 @@ def test_the_threshold_of_filters_applies_to_their_steps(make_grey_images: Any) 
 )
 def test_filters_refuse_images_that_are_not_grey(how: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_network(**how).fit(X, Y)
+        network(**how).fit(X, Y)

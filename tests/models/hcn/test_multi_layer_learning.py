@@ -13,12 +13,18 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.units import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR, to_units
+from scalelatent.models.hcn.kernels.units import (
+    CLASS_FLOOR,
+    OFF_IMAGE,
+    POOL_FLOOR,
+    UNITS_PER_NAT,
+    to_units,
+)
 from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, shift_priors, visit_images
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
-    LayeredEvidence,
-    LayeredMessages,
+    BatchNetworkLearner,
+    OnlineNetworkLearner,
     kept_bytes,
     pack_messages,
     row_bytes,
@@ -32,7 +38,7 @@ from scalelatent.storage.record import dumps, loads
 CATEGORY = (0, 1, 1, 0)  # category of each of the four patterns
 
 
-def make_two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
+def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
     """Return a network with the form of the two-trait set, and the set."""
     images = image_set("traits", size=size, gap=gap, labels="pattern")
     height, width = images.image_shape
@@ -53,13 +59,13 @@ def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
     return np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in parts])
 
 
-def make_block(images: Any, start: int, stop: int, known: bool = True) -> Block:
+def block_of(images: Any, start: int, stop: int, known: bool = True) -> Block:
     x, y = images.rows(start, stop)
     y = np.where(known, y.astype(np.int32), -1)
     return Block(x.reshape(len(x), -1), y, None, start)
 
 
-def learn_batch(learner: LayeredMessages, block: Block, visits: int) -> Any:
+def learn_batch(learner: BatchNetworkLearner, block: Block, visits: int) -> Any:
     backend, state, kept = make_backend("cpu"), learner.start(), None
     for _ in range(visits):
         new = learner.visit((state, backend), block, kept)
@@ -69,24 +75,24 @@ def learn_batch(learner: LayeredMessages, block: Block, visits: int) -> Any:
     return state
 
 
-def compute_error(learner: LayeredEvidence, state: Any, images: Any) -> float:
+def error(learner: OnlineNetworkLearner, state: Any, images: Any) -> float:
     found, backend = learner.validation(), make_backend("cpu")
     stats = Stats.zeros(found.layout())
-    found.accumulate(found.prepare(state, backend), make_block(images, 5000, 6000), stats)
+    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
     return learner.validated(state, stats).error
 
 
 def test_true_weights_classify_their_images() -> None:
-    net, images = make_two_layers(13, 2, classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_classes=4)
+    net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
+    learner = BatchNetworkLearner(net, n_classes=4)
     state = learner.start()
     state = type(state)(true_weights(net, images), state.first)
-    assert compute_error(learner, state, images) < 0.005
+    assert error(learner, state, images) < 0.005
     # The result does not depend on the assumed noise.
     other = [replace(layer, p01=0.2, p10=0.05) for layer in net.layers]
     found = TemplateCounts(Hierarchy(tuple(other), (0, 1, 2, 3)), 4)
     stats, backend = Stats.zeros(found.layout()), make_backend("cpu")
-    found.accumulate(found.prepare(state, backend), make_block(images, 5000, 6000), stats)
+    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
     assert stats["templates"].trace() > 995
 
 
@@ -94,21 +100,21 @@ def test_true_weights_classify_their_images() -> None:
 @pytest.mark.parametrize("labelled", [True, False])
 def test_parts_and_templates_are_found(labelled: bool) -> None:
     classes = (0, 1, 2, 3) if labelled else None
-    net, images = make_two_layers(13, 2, classes=classes, seed=0)
-    learner = LayeredMessages(net, n_rows=100, single_leaf_passes=25, n_classes=4)
-    state = learn_batch(learner, make_block(images, 0, 100), 4 if labelled else 16)
-    assert compute_error(learner, state, images) <= 0.006
+    net, images = two_layers(13, 2, classes=classes, seed=0)
+    learner = BatchNetworkLearner(net, n_rows=100, single_leaf_passes=25, n_classes=4)
+    state = learn_batch(learner, block_of(images, 0, 100), 4 if labelled else 16)
+    assert error(learner, state, images) <= 0.006
 
 
 def test_hidden_parts_are_completed_in_place() -> None:
     """Half of each part is hidden: 95 % of the filled-in pixels are within one pixel of a true one."""
-    net, images = make_two_layers(13, 2, classes=CATEGORY)
+    net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     x, _ = images.rows(0, 40)
     clean = images.clean(0, 40).reshape(40, *net.layers[0].image)
     known = np.ones(clean.shape, bool)
     known[..., 8:, :] = False
-    pixels = np.where(known, net.layers[0].evidence(x.reshape(40, -1)), 0)
+    pixels = np.where(known, net.layers[0].compute_evidence(x.reshape(40, -1)), 0)
     beliefs = net.complete(weights, pixels, None, make_backend("cpu"))
     filled = (beliefs > 0) & ~known
     near = np.zeros_like(clean, bool)
@@ -127,11 +133,11 @@ def test_hidden_parts_are_completed_in_place() -> None:
 
 def test_drawn_images_follow_the_set() -> None:
     """Templates and shifts are drawn with their probabilities; a forward pass classifies the features."""
-    net, images = make_two_layers(13, 2, classes=CATEGORY)
+    net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
     drawn = net.draw(weights, 300, labels, 5)
-    pixels = net.layers[0].evidence(drawn.reshape(300, -1))
+    pixels = net.layers[0].compute_evidence(drawn.reshape(300, -1))
     found = net.template_scores(weights, pixels, make_backend("cpu"))
     assert (np.array(CATEGORY)[found.argmax(axis=1)] == labels).mean() > 0.99
     np.testing.assert_allclose(np.bincount(found.argmax(axis=1)) / 300, 0.25, atol=0.08)
@@ -140,7 +146,7 @@ def test_drawn_images_follow_the_set() -> None:
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
-    net, images = make_two_layers(13, 2, classes=CATEGORY)
+    net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     codes = np.array(CATEGORY)
     whole = net.draw(weights, 40, codes[np.arange(40) % 4], 5)
@@ -155,13 +161,13 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
 
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
-    """One visit of a leaf equals several visits; arrays of stored messages are not modified."""
-    net, images = make_two_layers(classes=(0, 1, 2, 3))
-    block = make_block(images, 0, 12)
-    several = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=1), block, 6)
-    at_once = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=6), block, 1)
+    """Passes of one visit and of several visits are equal, and kept messages are not changed."""
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    block = block_of(images, 0, 12)
+    several = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=1), block, 6)
+    at_once = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6), block, 1)
     np.testing.assert_array_equal(several.beliefs, at_once.beliefs)
-    learner, backend = LayeredMessages(net, n_rows=12), make_backend("cpu")
+    learner, backend = BatchNetworkLearner(net, n_rows=12), make_backend("cpu")
     state = learner.start()
     kept = learner.visit((state, backend), block, None)
     before = dumps(kept)
@@ -171,27 +177,27 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Upper bounds hold for messages in memory and for stored messages, also if no message is 0."""
-    net, images = make_two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=12, single_leaf_passes=6)
-    block = make_block(images, 0, 12, known)
+    """Bounds hold for messages in use, for kept messages in the usual case, and if no message is 0."""
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6)
+    block = block_of(images, 0, 12, known)
     kept = learner.visit((learner.start(), make_backend("cpu")), block, None)
     messages = unpack_messages(kept)
     assert messages[-1].s.shape[-1] == (1 if known else 4)
     parts = [part for m in messages for part in vars(m).values()]
     assert sum(part.nbytes for part in parts) == 12 * row_bytes(net, known)
-    assert count_leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
+    assert leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
     full = [replace(m, **{k: np.full_like(v, 7) for k, v in vars(m).items()}) for m in messages]
     of_full = {"layers": {str(level): pack_messages(m) for level, m in enumerate(full)}}
-    assert 12 * row_bytes(net, known) < count_leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
+    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
-    """The upper bound of memory includes reading and writing the messages of a leaf, even if none is 0."""
-    net, images = make_two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
-    block, prepared = make_block(images, 0, 60), (learner.start(), make_backend("cpu"))
+    """The bound includes reading and writing the leaf, even if no message is 0."""
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner = BatchNetworkLearner(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
+    block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
     kept = learner.visit(prepared, block, None)
     if full:
         parts = [{k: np.full_like(v, 7) for k, v in vars(m).items()} for m in unpack_messages(kept)]
@@ -206,12 +212,12 @@ def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    assert count_leaf_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
+    assert leaf_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
 
 
-def count_leaf_bytes(kept: Any) -> int:
+def leaf_bytes(kept: Any) -> int:
     """Return the bytes of the arrays in a tree of dicts."""
-    return sum(map(count_leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
+    return sum(map(leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
 
 
 ARRAYS = [
@@ -256,8 +262,8 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 
 def test_beliefs_equal_priors_plus_messages() -> None:
     """Beliefs of W are the initial ones plus all messages. Beliefs of S include messages from above."""
-    net, images = make_two_layers()
-    learner, block = LayeredMessages(net, n_rows=8, single_leaf_passes=5), make_block(images, 0, 8)
+    net, images = two_layers()
+    learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
     state = learner.start()
     new = learner.visit((state, make_backend("cpu")), block, None)
     changes, messages = net.split(to_dense(new["change"])), unpack_messages(new)
@@ -282,19 +288,21 @@ def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.Mo
 
 
 def test_supervised_learning_equals_semi_supervised_learning_with_all_labels() -> None:
-    net, images = make_two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=12, single_leaf_passes=3)
-    labelled = learn_batch(learner, make_block(images, 0, 12), 1)
-    unlabelled = learn_batch(learner, make_block(images, 0, 12, known=False), 1)
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=3)
+    labelled = learn_batch(learner, block_of(images, 0, 12), 1)
+    unlabelled = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
     clusters = learn_batch(
-        LayeredMessages(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3), make_block(images, 0, 12), 1
+        BatchNetworkLearner(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3),
+        block_of(images, 0, 12),
+        1,
     )
     np.testing.assert_array_equal(unlabelled.beliefs, clusters.beliefs)
     assert (labelled.beliefs != unlabelled.beliefs).any()
 
 
 def test_class_messages_are_minus_the_best_other_score() -> None:
-    net, _ = make_two_layers(classes=(0, 0, 1, 1))
+    net, _ = two_layers(classes=(0, 0, 1, 1))
     scores = np.array([[5, 3, 9, 9], [1, 2, 3, 4]], np.int32)
     np.testing.assert_array_equal(net.class_messages(scores, None), [[-9, -9, -9, -9], [-4, -4, -4, -3]])
     found = net.class_messages(scores, np.array([0, -1]))
@@ -315,36 +323,36 @@ def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_priors_of_shifts_sum_to_one_and_peak_at_the_centre() -> None:
     for side, image in ((3, (1, 5)), (5, (6, 4)), (1, (2, 2))):
         prior = shift_priors(image, side, 0.9, 3)
-        there = prior != ABSENT
-        chance = np.where(there, np.exp(prior / GRID), 0)
+        there = prior != OFF_IMAGE
+        chance = np.where(there, np.exp(prior / UNITS_PER_NAT), 0)
         np.testing.assert_allclose(chance.sum(axis=0), 1, atol=0.02)
         assert there[side * side // 2].all()
         assert (chance.argmax(axis=0) == side * side // 2).all()
 
 
 def test_online_minibatches_keep_no_messages() -> None:
-    net, images = make_two_layers(classes=(0, 1, 2, 3))
-    learner, backend = LayeredEvidence(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
-    state, stats = learner.start(), Stats.zeros(LayeredEvidence(net).layout())
-    learner.run_chain((state, backend), make_block(images, 0, 10), stats)
+    net, images = two_layers(classes=(0, 1, 2, 3))
+    learner, backend = OnlineNetworkLearner(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
+    state, stats = learner.start(), Stats.zeros(OnlineNetworkLearner(net).layout())
+    learner.run_chain((state, backend), block_of(images, 0, 10), stats)
     assert stats["minibatches"] == 3
     after = learner.step(state, stats, 10)
     assert (after.beliefs != state.beliefs).any()
     assert learner.summary(after)["weights_on"] == (after.beliefs > 0).sum()
 
 
-def sort_by_class(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     return np.arange(n, dtype=np.int32)[None]
 
 
 def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the label of an image is known, messages of its class alone give the same bits."""
-    net, images = make_two_layers(classes=(0, 1, 1, 0))
+    net, images = two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
     by_class = np.argsort(y, kind="stable")
-    pixels, labels = net.layers[0].evidence(x[by_class]), y[by_class]
-    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", sort_by_class)
+    pixels, labels = net.layers[0].compute_evidence(x[by_class]), y[by_class]
+    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", in_order)
     found = []
     for of_class in (True, False):
         kept, units = net.start(len(x), of_class), to_units(net.first_beliefs())
@@ -357,9 +365,9 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
 
 
 def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() -> None:
-    net, images = make_two_layers(classes=(0, 1, 1, 0))
+    net, images = two_layers(classes=(0, 1, 1, 0))
     x, _ = images.rows(0, 10)
-    learner = LayeredMessages(net, n_rows=10, single_leaf_passes=6)
+    learner = BatchNetworkLearner(net, n_rows=10, single_leaf_passes=6)
     block = Block(x.reshape(10, -1), np.zeros(10, np.int32), None, 0)
     new = learner.visit((learner.start(), make_backend("cpu")), block, None)
     change = net.split(to_dense(new["change"]))[-1]

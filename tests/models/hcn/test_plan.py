@@ -49,7 +49,7 @@ def _warm() -> None:
     subprocess.run(warm, capture_output=True, timeout=120, check=True)
 
 
-def measure_peak(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any]) -> dict[str, int]:
+def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any]) -> dict[str, int]:
     kind, options = ("traits", {}) if "templates" in how else ("letters", {"alphabet": "AKSTX"})
     sl.data.make_images(str(folder / f"{rows}.zarr"), kind, rows, **options)
     paths = [str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), json.dumps(how), json.dumps(engine)]
@@ -62,7 +62,7 @@ def measure_peak(folder: Path, rows: int, how: dict[str, Any], engine: dict[str,
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan measures one chain (online) or one pass over a leaf (batch), and extrapolates."""
+    """The seconds follow from the measured chain, or from the measured visit with kept messages."""
     probed: list[str] = []
 
     def measure(name: str, seconds: Any) -> float:
@@ -126,7 +126,7 @@ def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
         engine["leaf_rows"], sizes = 16, (32, 128)
     if way == "several":
         how |= {"layers": [(4, 13)], "templates": 2, "template_passes": 2}
-    few, many = (measure_peak(tmp_path, rows, how, engine) for rows in sizes)
+    few, many = (measured(tmp_path, rows, how, engine) for rows in sizes)
     assert many["peak"] < many["plan"] < 3 * many["peak"]
     # Memory does not grow with the rows, because kept leaves are on disk.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 32 * 2**20

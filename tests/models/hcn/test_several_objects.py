@@ -28,20 +28,20 @@ HEIGHT, WIDTH = TRAITS.image_shape
 FEW = image_set("traits", size=5, gap=1)
 
 
-def count_overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
+def overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
     return abs(one[0] - other[0]) < frame[0] and abs(one[1] - other[1]) < frame[1]
 
 
-def list_separate_sets(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
+def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
     """Return all sets of at most ``most`` places whose frames are ``apart``."""
     where = where or (lambda place: place)
     for n in range(most + 1):
         for some in itertools.combinations(places, n):
-            if not any(count_overlap(where(a), where(b), frame) for a, b in itertools.combinations(some, 2)):
+            if not any(overlap(where(a), where(b), frame) for a, b in itertools.combinations(some, 2)):
                 yield some
 
 
-def make_known_model(names: Any) -> Any:
+def fitted_by_hand(names: Any) -> Any:
     """Return a model of the two traits with the weights that generated them."""
     m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
@@ -67,7 +67,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
         for j, column in enumerate((left, left + WIDTH + rng.integers(6))[: 2 if i < n else 1]):
             truth[i, j] = row, _ = rng.integers(7), column
             wide[i, row : row + HEIGHT, column : column + WIDTH] = images[2 * i + j if i < n else 0]
-    several = make_known_model(names).with_classes(room)
+    several = fitted_by_hand(names).with_classes(room)
     found = several.predict(wide)
     none = "" if isinstance(names[0], str) else -1
     expected = np.array(names)[labels.astype(int)].reshape(n, 2)
@@ -85,7 +85,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
 
 
 def test_images_of_the_fit_are_classified_as_before() -> None:
-    m, (x, _) = make_known_model([0, 1]), TRAITS.rows(0, 50)
+    m, (x, _) = fitted_by_hand([0, 1]), TRAITS.rows(0, 50)
     one = m.with_classes((HEIGHT, WIDTH), n_objects=3)
     assert_array_equal(one.decision_function(x)[:, 0, 0], m.decision_function(x))
     found = one.predict(sl.Dataset.from_arrays(x))
@@ -98,7 +98,7 @@ def test_images_of_the_fit_are_classified_as_before() -> None:
 )
 def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -> None:
     rng, places = np.random.default_rng(3), list(np.ndindex(*shape))
-    choices = list(list_separate_sets(places, frame, most))
+    choices = list(sets_apart(places, frame, most))
     greedy = 0
     for trial in range(30):
         gains = rng.normal(0.5, 1, shape) if trial else -rng.random(shape)
@@ -121,7 +121,7 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
     gains = 100 + np.random.default_rng(0).random((30, 30))
     chosen, exact = choose_places(gains, (8, 8), 9)
     assert not exact
-    assert not any(count_overlap(a, b, (8, 8)) for a, b in itertools.combinations(chosen, 2))
+    assert not any(overlap(a, b, (8, 8)) for a, b in itertools.combinations(chosen, 2))
     left, greedy = gains.copy(), 0.0
     for _ in range(9):
         row, column = np.unravel_index(left.argmax(), left.shape)
@@ -145,7 +145,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
     m._network, m._stream = network, LayeredState(beliefs, beliefs)
     several = m.with_classes((4, 7))
     places = [(t, r, c) for t in range(3) for r in range(2) for c in range(5)]
-    choices = list(list_separate_sets(places, (3, 3), 2, lambda place: place[1:]))
+    choices = list(sets_apart(places, (3, 3), 2, lambda place: place[1:]))
     made = np.zeros((len(choices), 4, 7), bool)
     for image, some in zip(made, choices, strict=True):
         for template, row, column in some:
@@ -175,18 +175,18 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
 
 
 def test_weights_stay_and_pools_cover_the_larger_image() -> None:
-    m = make_known_model([0, 1])
+    m = fitted_by_hand([0, 1])
     net, wide = m._network.net, enlarge(m._network.net, HEIGHT + 3, 2 * WIDTH)
     assert [layer.weights_shape for layer in wide.layers] == [layer.weights_shape for layer in net.layers]
     for own, more in zip(net.priors, wide.priors, strict=True):
         assert_array_equal(own[:, 1:-1, 1:-1], more[:, 1 : own.shape[1] - 1, 1 : own.shape[2] - 1])
-    pixels = wide.layers[0].evidence(np.zeros((1, wide.layers[0].n_pixels), np.uint8))
+    pixels = wide.layers[0].compute_evidence(np.zeros((1, wide.layers[0].n_pixels), np.uint8))
     weights = [part > 0 for part in net.split(m._stream.beliefs)]
     assert wide.forward(weights, pixels, make_backend("cpu"))[-1][1].shape == (1, 4, 4, WIDTH + 1)
 
 
 def test_wrong_images_are_refused() -> None:
-    m = make_known_model([0, 1])
+    m = fitted_by_hand([0, 1])
     for shape in [(HEIGHT - 1, WIDTH), (HEIGHT, WIDTH, 1), (HEIGHT,)]:
         with pytest.raises(DataError, match=f"at least {HEIGHT} x {WIDTH}"):
             m.with_classes(shape)
@@ -226,12 +226,10 @@ def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
     assert (found.labels >= 0).any()
     again = sl.load_model(tmp_path / "m.zarr").with_classes(shape)
     for given in (wide, stored, da.from_array(wide, chunks=(7, -1, -1))):
-        assert_same(again.predict(given), found)
-    assert_same(
-        pickle.loads(pickle.dumps(again.predict))(wide), found
-    )  # A worker has the model in this form.
+        same(again.predict(given), found)
+    same(pickle.loads(pickle.dumps(again.predict))(wide), found)  # A worker has the model in this form.
 
 
-def assert_same(one: Any, other: Any) -> None:
+def same(one: Any, other: Any) -> None:
     for name in ("labels", "positions", "scores"):
         assert_array_equal(getattr(one, name), getattr(other, name))

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from scalelatent.models.hcn.kernels import reference
-from tests.models.hcn.cases import draw_sweep, enumerate_messages, is_and, is_or
+from tests.models.hcn.cases import by_enumeration, draw_sweep, is_and, is_or
 
 Function = Callable[..., np.ndarray]
 
@@ -20,7 +20,7 @@ Function = Callable[..., np.ndarray]
 def check_and(up: Function, down: Function) -> None:
     rng = np.random.default_rng(0)
     for a, b, below in rng.normal(0, 3, size=(200, 3)):
-        want = enumerate_messages(is_and, np.array([a, b, below]))
+        want = by_enumeration(is_and, np.array([a, b, below]))
         assert_allclose([up(b, below), up(a, below), down(a, b)], want, atol=1e-12)
 
 
@@ -30,13 +30,13 @@ def check_or(up: Function, down: Function) -> None:
         for _ in range(40):
             t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
             t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal.
-            want = enumerate_messages(is_or, np.array([*t, below]))
+            want = by_enumeration(is_or, np.array([*t, below]))
             assert_allclose(up(t, below), want[:-1], atol=1e-12)
             assert_allclose(down(t), want[-1], atol=1e-12)
 
 
 def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
-    """Check the messages of a tree: the OR of M ANDs with evidence from a pixel."""
+    """Check a whole tree: OR of M ANDs with evidence below."""
     rng = np.random.default_rng(3)
     for m in range(1, 5):
         for _ in range(10):
@@ -45,7 +45,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
             def score(*bits: int, m: int = m, below: float = below) -> float:
                 return below * max(a and b for a, b in zip(bits[:m], bits[m:], strict=True))
 
-            want = enumerate_messages(score, np.concatenate([s, w]))
+            want = by_enumeration(score, np.concatenate([s, w]))
             assert_allclose(np.concatenate(tree(s, w, below)), want, atol=1e-12)
 
 
@@ -64,12 +64,12 @@ def check_windows(windows: Callable[..., tuple]) -> None:
         assert_array_equal(np.stack([of_s.ravel(), of_w.ravel()], axis=1), want)
 
 
-def send_largest_for_second(t: np.ndarray, below: float) -> np.ndarray:
+def largest_for_second(t: np.ndarray, below: float) -> np.ndarray:
     positive = np.maximum(t, 0)
     return np.minimum(below + positive.sum() - positive, np.maximum(0, -t.max()))
 
 
-def flip_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
+def flipped_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
     below, of_s, of_w = reference.windows(index, evidence, s, w)
     return below, of_s, of_w[:, ::-1]
 
@@ -93,8 +93,8 @@ def test_the_window_of_a_pixel_has_its_pairs() -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        lambda: check_or(send_largest_for_second, reference.or_down),
-        lambda: check_windows(flip_once),
+        lambda: check_or(largest_for_second, reference.or_down),
+        lambda: check_windows(flipped_once),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
