@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Whole numbers that are identifiers, printed without thousands separators.
-IDENTIFIERS = ("seed", "pid", "random_state")
+IDENTIFIER_NAMES = ("seed", "pid", "random_state")
 _SHARE_NAMES = ("error", "accuracy", "nmi", "purity", "f1_macro", "converged")
-SHARES = tuple(f"{name}{part}" for name in _SHARE_NAMES for part in ("", "_mean", "_spread"))
+PERCENT_NAMES = tuple(f"{name}{part}" for name in _SHARE_NAMES for part in ("", "_mean", "_spread"))
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; by default one per core.")]
@@ -255,9 +255,9 @@ def format_value(value: object, name: str = "") -> str:
     if isinstance(value, int | float) and (name.endswith("bytes") or "bytes_" in name or name == "memory"):
         return format_bytes(value)
     if isinstance(value, int):
-        return str(value) if name.rstrip("_").endswith(IDENTIFIERS) else f"{value:,}"
+        return str(value) if name.rstrip("_").endswith(IDENTIFIER_NAMES) else f"{value:,}"
     if isinstance(value, float):
-        share = name in ("all", "changed") or name.endswith("%") or name.rstrip("_").endswith(SHARES)
+        share = name in ("all", "changed") or name.endswith("%") or name.rstrip("_").endswith(PERCENT_NAMES)
         return f"{100 * value:.2f} %" if share else f"{value:.6g}"
     return str(value)
 

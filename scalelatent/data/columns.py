@@ -1,4 +1,4 @@
-"""`Columns`: the row sources, the classes and the location that all slices of a dataset share."""
+"""`DatasetColumns`: the row sources, the classes and the location that all slices of a dataset share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from . import csr, schema
-from .feature_names import ARRAY, as_names, read_names
+from .feature_names import NAMES_ARRAY, as_names, read_names
 from .read.containers import SlicedRows, opened
 from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
-class Columns:
+class DatasetColumns:
     """Row sources (readers) of `x`, `y` and weights, classes and location, for all slices of a dataset."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Columns:
         """Names of the features, read at the first use if they are stored; None without names."""
         if len(self.x.shape) != 2:
             return None
-        if self.attrs is None or ARRAY not in (self.attrs.columns or ()):
+        if self.attrs is None or NAMES_ARRAY not in (self.attrs.columns or ()):
             return self._names
         assert self.place is not None
         return as_names(read_names(self.place), self.x.shape[1:], f"dataset {self.url}")
@@ -112,7 +112,7 @@ class Columns:
         """Fingerprint of stored columns; empty for columns in memory."""
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
-    def _changed(self, **values: object) -> Columns:
+    def _changed(self, **values: object) -> DatasetColumns:
         """Return a copy with the attributes in `values`, without cached classes and class codes."""
         other = copy.copy(self)
         other.__dict__.pop("classes", None)
@@ -120,16 +120,16 @@ class Columns:
         other.__dict__.update(values)
         return other
 
-    def reweighted(self, weight: RowSource) -> Columns:
+    def reweighted(self, weight: RowSource) -> DatasetColumns:
         """Return the same columns with new weights in memory, which other processes cannot open."""
         own_classes = {"classes": self.classes} if "classes" in self.__dict__ else {}
         return self._changed(weight=weight, shared=False, weight_is_own=True, **own_classes)
 
-    def with_target(self, target: PairedRows) -> Columns:
+    def with_target(self, target: PairedRows) -> DatasetColumns:
         """Return the same columns with the rows of another dataset as `y`."""
         return self._changed(y=target, shared=self.shared and target.dataset.is_stored)
 
-    def without_y(self) -> Columns:
+    def without_y(self) -> DatasetColumns:
         """Return the same columns without `y`."""
         return self._changed(y=None, y_is_dropped=True)
 

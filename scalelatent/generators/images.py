@@ -211,7 +211,7 @@ def _scale_draws(draws: np.ndarray, n: npt.ArrayLike) -> np.ndarray:
     return ((draws.astype(np.uint64) * np.asarray(n, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
-class Scattered(ImageSet):
+class ScatteredShapes(ImageSet):
     """Image sets 'symbols' and 'letters': random shapes at random places, completely inside the image."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ class Scattered(ImageSet):
         ).astype("i2")
 
 
-class Crosses(ImageSet):
+class CrossedBars(ImageSet):
     """Image set 'bars': a grid of crosses. Each of the two bars of a cross has one of `length` positions."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -252,7 +252,7 @@ class Crosses(ImageSet):
         return np.concatenate([horizontal, vertical], axis=1).astype("i2")
 
 
-class Pages(ImageSet):
+class TextPages(ImageSet):
     """Image set 'text': pages of lines of common English words, with frequencies by Zipf's law."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -284,7 +284,7 @@ class Pages(ImageSet):
         return out
 
 
-class Traits(ImageSet):
+class TwoTraits(ImageSet):
     """Image set 'traits': images of two shapes, first a square or a circle, and second one of two diagonals.
 
     Grey images (appendix B of Lázaro-Gredilla et al., 2016) are blurred binary images with random noise.
@@ -338,11 +338,11 @@ class Traits(ImageSet):
 
 
 _SETS: dict[str, type[ImageSet]] = {
-    "bars": Crosses,
-    "symbols": Scattered,
-    "letters": Scattered,
-    "text": Pages,
-    "traits": Traits,
+    "bars": CrossedBars,
+    "symbols": ScatteredShapes,
+    "letters": ScatteredShapes,
+    "text": TextPages,
+    "traits": TwoTraits,
 }
 
 

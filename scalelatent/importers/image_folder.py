@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .files import PathOrUrl
     from .stream import ImportOptions
 
-FORMATS = {
+IMAGE_SUFFIXES = {
     "BMP": (".bmp",),
     "GIF": (".gif",),
     "JPEG": (".jpg", ".jpeg", ".jpe"),
@@ -41,7 +41,7 @@ FORMATS = {
 }
 """Suffixes of the supported formats by Pillow's name; formats whose decoders start programs are absent."""
 
-_SUFFIXES = {suffix for names in FORMATS.values() for suffix in names}
+_SUFFIXES = {suffix for names in IMAGE_SUFFIXES.values() for suffix in names}
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")
 # Number of images that a thread decodes at a time.
 _BATCH_IMAGES = 32
@@ -269,7 +269,7 @@ class ImageDecoder:
     def __call__(self, content: bytes) -> np.ndarray:
         from PIL import Image, ImageOps
 
-        with Image.open(io.BytesIO(content), formats=list(FORMATS)) as opened:
+        with Image.open(io.BytesIO(content), formats=list(IMAGE_SUFFIXES)) as opened:
             if self.size is not None or self.color == "gray":
                 self._draft(opened)
             image: Image.Image = opened
@@ -438,7 +438,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, _UnusableImage):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
-        return f"cannot be read: it is none of {', '.join(FORMATS)}"
+        return f"cannot be read: it is none of {', '.join(IMAGE_SUFFIXES)}"
     return f"cannot be read: {error}"
 
 

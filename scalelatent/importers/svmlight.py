@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from scalelatent.data.csr import canonical, csr_of, index_dtype, stack
+from scalelatent.data.csr import canonical_csr, csr_of, index_dtype, stack
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
@@ -283,7 +283,7 @@ def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name
     """Return multi-labels, CSR uint8 (n, width) of ones, from all labels and the number of labels per row."""
     pointers = np.concatenate([[0], np.cumsum(row_labels)])
     ones = np.ones(len(labels), np.uint8)
-    rows, _, _ = canonical(ones, labels.astype(np.int64), pointers, width, 0, name)
+    rows, _, _ = canonical_csr(ones, labels.astype(np.int64), pointers, width, 0, name)
     rows.data[:] = 1  # a label that occurs twice in a row counts once
     return rows
 

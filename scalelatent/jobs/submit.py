@@ -26,7 +26,7 @@ from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
 from .clusterdriver import drive, driver_key, plan_on_worker
-from .control import METADATA
+from .control import JOBS_METADATA
 from .job_callbacks import find_callback_problem
 from .job_cluster import connect
 from .resolve import override
@@ -155,7 +155,7 @@ def _submit_driver(
     state = folder.read_state()
     identity = state["id"]
     known = {"run": folder.url, "name": job.job.name, "kind": job.kind, "submitted": state["submitted"]}
-    client.set_metadata([METADATA, identity], known)
+    client.set_metadata([JOBS_METADATA, identity], known)
     add_dashboard_page(client)
     publish_state(client, folder, job, state)
     key = driver_key(identity, start)

@@ -247,7 +247,7 @@ def test_failed_run_names_the_server_in_one_line(
 def test_a_failing_callback_of_another_package_does_not_end_the_fit(
     job: Any, monkeypatch: pytest.MonkeyPatch, fake: Any
 ) -> None:
-    point = EntryPoint("broken", f"{__name__}:Broken", job_callbacks.GROUP)
+    point = EntryPoint("broken", f"{__name__}:Broken", job_callbacks.CALLBACK_ENTRY_POINTS)
     monkeypatch.setattr(job_callbacks, "entry_points", lambda group: [point])
     monkeypatch.setattr(EntryPoint, "load", lambda self: Broken)
     Broken.reported = []

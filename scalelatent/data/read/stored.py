@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-MARKERS = "_shards"
+MARKER_FOLDER = "_shards"
 """Folder of the markers of written shards; the folder exists only until the dataset is finished."""
 
 
@@ -90,7 +90,7 @@ def array(group: zarr.Group, name: str, url: str) -> zarr.Array:
 
 
 def open_columns(location: Location) -> dict[str, Any]:
-    """Return the keyword arguments of `Columns` for a finished dataset."""
+    """Return the keyword arguments of `DatasetColumns` for a finished dataset."""
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
@@ -106,7 +106,7 @@ def open_columns(location: Location) -> dict[str, Any]:
 
 def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
     """Return the error for a dataset whose writer did not finish."""
-    done = len(location.keys(MARKERS))
+    done = len(location.keys(MARKER_FOLDER))
     generated = _is_generated(attrs)
     step = (
         f"complete it with `scalelatent data repair {location.url}`"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import csr, schema
-from scalelatent.data.columns import Columns
+from scalelatent.data.columns import DatasetColumns
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.read.array_names import choose_array
 from scalelatent.data.read.sources import RowSource, WrappedRows
@@ -172,7 +172,9 @@ def _requested(rows: int | str | None, name: str, old_size: int | None) -> int |
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
     """Return the dataset with `x` as its rows, and with the same labels and weights."""
     old = ds._columns
-    columns = Columns(x, old.y, old.weight, place=old.place, attrs=old.attrs, feature_names=old.feature_names)
+    columns = DatasetColumns(
+        x, old.y, old.weight, place=old.place, attrs=old.attrs, feature_names=old.feature_names
+    )
     return Dataset(columns, ds._start, ds._stop)
 
 
