@@ -180,22 +180,22 @@ def announces_compilation(announced: bool = False) -> Iterator[list[str]]:
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.compile_observers import observe_compilation
 
-    unsaid = [] if announced else [COMPILING]
+    unprinted = [] if announced else [COMPILING]
 
     def announce(kernel: str, seconds: float | None) -> None:
         with suppress(IndexError):
-            print_line(unsaid.pop())
+            print_line(unprinted.pop())
 
     with observe_compilation(announce):
-        yield unsaid
+        yield unprinted
 
 
 def print_json(value: Mapping[str, Any] | list[Any]) -> None:
     """Print JSON to standard output."""
-    typer.echo(json.dumps(value, indent=2, default=_plain))
+    typer.echo(json.dumps(value, indent=2, default=_to_json_value))
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)

@@ -133,7 +133,7 @@ class DatasetColumns:
         """Return the same columns without `y`."""
         return self._changed(y=None, y_is_dropped=True)
 
-    def outputs(self, name: str) -> RowSource:
+    def require_y(self, name: str) -> RowSource:
         """Return the row source of `y`; without `y` raise a `DataError` that calls the dataset `name`."""
         if self.y is None:
             raise DataError(f"{name} has no labels; pass y, or import the rows together with their labels")
@@ -141,7 +141,7 @@ class DatasetColumns:
 
     def read_y(self, start: int, stop: int, name: str) -> DenseOrCsr:
         """Return labels, targets or multi-labels of the rows `start:stop`; see `Dataset.read_y`."""
-        stored = self.outputs(name).read(start, stop)
+        stored = self.require_y(name).read(start, stop)
         if self.y_kind != "labels":
             return stored
         if not self.has_codes:
@@ -158,7 +158,7 @@ class DatasetColumns:
         unlabelled: bool = False,
     ) -> np.ndarray:
         """Return the class codes of a range of rows in the slice `within`; see `Dataset.read_codes`."""
-        stored, (start, stop) = self.outputs(name), rows
+        stored, (start, stop) = self.require_y(name), rows
         if self.y_kind != "labels":
             raise DataError(
                 f"{name} has {stored.shape[1]} {self.y_kind} columns per row instead of one label, so its "
@@ -192,7 +192,7 @@ class DatasetColumns:
                 f"{name} has {has}, but outputs must be zeros and ones of shape (n, v): pass them as y, or "
                 "use the rows of another dataset as outputs (Dataset.with_target(other) or [data] target)"
             )
-        stored = self.outputs(name).read(start, stop)
+        stored = self.require_y(name).read(start, stop)
         paired = self.paired
         if paired is None:
             return as_binary(stored, start, f"y of {name}")
@@ -204,7 +204,7 @@ class DatasetColumns:
         if self.y_kind is None:
             return {}
         if self.y_kind != "labels":
-            y = self.outputs(name)
+            y = self.require_y(name)
             return {
                 "y_dtype": y.dtype.newbyteorder("="),
                 "y_kind": self.y_kind,

@@ -279,7 +279,7 @@ class Dataset:
     @property
     def n_targets(self) -> int | None:
         """Number of columns of the targets or multi-labels, else None."""
-        return int(self._columns.outputs(self._name()).shape[1]) if self.has_targets else None
+        return int(self._columns.require_y(self._name()).shape[1]) if self.has_targets else None
 
     @property
     def has_weight(self) -> bool:

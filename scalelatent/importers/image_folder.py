@@ -371,7 +371,7 @@ class _FolderReader(RowReader):
             try:
                 return path, self._load(path)
             except Exception as error:  # decoders raise errors of many types for a damaged file
-                problem = problem or f"{path} {_reason(error)}"
+                problem = problem or f"{path} {_describe_error(error)}"
                 if not self._skip_bad:
                     raise self._refusal(path, error) from error
         raise DataError(f"{self.name}: none of its images can be used; the first, {problem}")
@@ -419,7 +419,7 @@ class _FolderReader(RowReader):
             self._skipped.append(path)
 
     def _refusal(self, path: str, error: Exception) -> DataError:
-        head = f"image {self._root / path} {_reason(error)}"
+        head = f"image {self._root / path} {_describe_error(error)}"
         rest = "skip such images with --skip-bad (skip_bad=True)"
         if isinstance(error, _DifferentImage):
             return DataError(
@@ -430,7 +430,7 @@ class _FolderReader(RowReader):
         return DataError(f"{head}; replace it, or {rest}")
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, _DifferentImage):

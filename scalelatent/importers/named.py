@@ -172,7 +172,7 @@ def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None) -> Pat
         try:
             return Path(pooch.retrieve(url, file.checksum, file.title, folder, downloader=download))
         except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
-            problems.append(f"{url} ({_reason(error)})")
+            problems.append(f"{url} ({_describe_error(error)})")
     pair = next(files for files in PUBLIC_FILES[name].values() if file in files)
     raise DataError(
         f"{name}: {file.title} is not in the cache and could not be downloaded: {'; '.join(problems)}. "
@@ -182,7 +182,7 @@ def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None) -> Pat
     )
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from requests import exceptions
 
     if isinstance(error, exceptions.HTTPError) and error.response is not None:

@@ -89,7 +89,7 @@ def import_svmlight(
     """
     name = f"svmlight file {os.fspath(file)}"
     with tempfile.TemporaryFile() as parsed:
-        counts = _count(file, name, options.get("progress"), parsed)
+        counts = _parse_and_count(file, name, options.get("progress"), parsed)
         x = _SvmlightReader(parsed, name, counts, _first_column(counts, zero_based, name), n_features)
         provenance = {"options": {"zero_based": x.first_column == 0}}
         y = _open_labels(x, counts)
@@ -220,7 +220,7 @@ class _TextCounts:
         self.highest_label = max(self.highest_label, labels.max(initial=-np.inf))
 
 
-def _count(file: PathOrUrl, name: str, progress: Progress | None, parsed: IO[bytes]) -> _TextCounts:
+def _parse_and_count(file: PathOrUrl, name: str, progress: Progress | None, parsed: IO[bytes]) -> _TextCounts:
     """Parse a whole file once: return its numbers of rows and entries, and write the blocks to `parsed`.
 
     `progress` is called with (0, rows so far).

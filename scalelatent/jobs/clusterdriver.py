@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distributed import Security
 
 DRIVER_PREFIX = "scalelatent-job-"
-CLIENT_SECONDS = 30.0
+CLIENT_SECONDS = 30.0  # time limit for the driver to connect to the scheduler
 # Seconds to wait for the lock of an earlier driver, which may outlive its worker. A lock expires after 90 s.
 LOCK_SECONDS = 300.0
 

@@ -36,7 +36,9 @@ ENDED_STATES = ("done", "failed", "cancelled")
 POLL_SECONDS = 0.5
 # Seconds to wait for a lost driver, which the scheduler restarts on another worker.
 RESTART_SECONDS = 20.0
+# Seconds that a followed job may stay queued before its scheduler is asked whether it knows the job.
 QUEUED_SECONDS = 30.0
+# Seconds that a cancel waits by default until the job has stopped at a checkpoint.
 CANCEL_SECONDS = 30.0
 # Maximum seconds to wait until the jobs of a cluster have stopped, before the cluster ends. The SLURM recipes
 # receive their signal two minutes before the end, so this wait must be shorter.
@@ -247,10 +249,10 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
             return folder.read_state()
     except RunError:
         request_cancel(folder)
-    return _ended(folder, time.monotonic() + wait)
+    return _wait_until_ended(folder, time.monotonic() + wait)
 
 
-def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
+def _wait_until_ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
     """Wait until a run has ended, or until ``time.monotonic()`` reaches `deadline`; return the state."""
     while True:
         state = folder.read_state()
@@ -276,5 +278,5 @@ def stop_jobs(
             cancel_job(folder, wait=0)
     deadline = time.monotonic() + wait
     for folder in driven:
-        state = _ended(folder, deadline)
+        state = _wait_until_ended(folder, deadline)
         print_line(f"{state['id']}  {state['state']}; resume with: scalelatent resume {folder.url}")

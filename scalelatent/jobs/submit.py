@@ -42,7 +42,7 @@ PLAN_SECONDS = 120.0
 WORKER_SECONDS = 10.0
 # Seconds that a step may take before `submit` reports what the step waits for.
 SILENT_SECONDS = 1.0
-DATASETS = ("train", "validation", "test", "target", "validation_target", "test_target")
+DATASET_KEYS = ("train", "validation", "test", "target", "validation_target", "test_target")
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def check_cluster(
     with _report_waiting("the versions of the packages on the scheduler and on each worker", print_line):
         check_versions(client, job.cluster.allow_mismatch, print_line)
     _wait_for_worker(client, wait, print_line)
-    datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
+    datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASET_KEYS}
     # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}

@@ -22,7 +22,8 @@ from .messages import (
 from .times import time_text
 
 COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "round")
-GPU_MEMORY = ("gpu_used", "gpu_total", "gpu_rows")  # bytes of a worker's GPUs
+# Keys of a worker's message about the memory of its GPUs, in bytes: used, total, and used for rows.
+GPU_MEMORY = ("gpu_used", "gpu_total", "gpu_rows")
 ENDED_STATES = ("done", "failed", "cancelled")
 # A driver sends a message every few seconds; a job counts as silent after this time without a message.
 SILENT_SECONDS = 60.0
@@ -38,8 +39,15 @@ MAX_JOBS, MAX_WHOLE_JOBS, MAX_LOST_WORKERS, MAX_WORKERS = (
     50,
     1000,
 )  # upper bounds; MAX_WHOLE_JOBS: ended jobs with workers
-NAN, EARLY_SECONDS = float("nan"), 0.2
-_OWN = ("kind", "run", "name", "event", "time")
+NAN = float("nan")
+EARLY_SECONDS = 0.2  # after this time a rate has its first estimate, although its window is not full
+_HEADER_KEYS = (
+    "kind",
+    "run",
+    "name",
+    "event",
+    "time",
+)  # keys of an event message that are no values of the event
 
 
 class ThinnedCurve:
@@ -132,9 +140,7 @@ class SmoothedRate:
         self._last = now
         passed = now - self._begin
         full = passed >= self.window
-        if full or (
-            not self.value and passed >= min(EARLY_SECONDS, self.window)
-        ):  # first estimate before the window is full
+        if full or (not self.value and passed >= min(EARLY_SECONDS, self.window)):
             fresh = self._sum / passed
             self.value = 0.5 * (self.value + fresh) if self.value and full else fresh
         if full:
@@ -243,7 +249,7 @@ class JobWorkers:
         return list(out.values())
 
     def to_list(self, now: float) -> list[dict[str, Any]]:
-        """Return the work of each worker, in the order of their first messages."""
+        """Return one JSON record per worker: rows, bytes, times, memory; workers in the order of joining."""
         return [worker.to_dict(now) for worker in self.rows.values()]
 
     def _make_room(self) -> None:
@@ -287,7 +293,7 @@ class JobView:
     # -- messages --------------------------------------------------------------------------------------------
 
     def update(self, message: Mapping[str, Any], now: float) -> None:
-        """Update the state by a message; ignore messages of unknown kinds."""
+        """Update this job's state from a message of its driver or of a worker; ignore unknown kinds."""
         handle = getattr(self, f"_on_{message.get('kind')}", None)
         if handle is not None:
             self.seen = max(self.seen, now)
@@ -317,7 +323,7 @@ class JobView:
                 setattr(self, key, clip(message[key], length))
         self.id = clip(message.get("job") or self.id, 120)
         for key in ("submitted", "began"):
-            # A driver that replaces a lost one continues the same work.
+            # A new driver process that replaces a lost one continues its fit, so the start time stays.
             is_continued = key == "began" and self.began is not None and self.state not in ENDED_STATES
             if read_number(message, key) and not is_continued:
                 setattr(self, key, read_number(message, key))
@@ -348,7 +354,7 @@ class JobView:
         self.rows_total = read_number(message, "rows_total")
 
     def _store_stage(self, message: Mapping[str, Any]) -> None:
-        """Store the stage and, for a network, the layer."""
+        """Store the stage of the fit and, for a multilayer network, the layer that a message names."""
         self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(describe_part(message), 80)
         if read_number(message, "layer"):
             self.layers = read_number(message, "layer"), read_number(message, "layers")
@@ -384,18 +390,18 @@ class JobView:
 
     def _on_event(self, message: Mapping[str, Any], now: float) -> None:
         name = clip(message.get("name") or message.get("event") or "note", 60)
-        values = {key: message[key] for key in list(message)[:20] if key not in _OWN}
+        values = {key: message[key] for key in list(message)[:20] if key not in _HEADER_KEYS}
         if name == "fit_started":
             self.info = {key: read_number(message, key) for key in ("rows", "features", "classes", "members")}
             self.limit = read_number_or_none(message, "max_iter")
         elif name == "stage":
             self._store_stage(message)
             self.rows_done, self.rows_total = 0.0, read_number(message, "rows")
-            if self.stage in AFTER_FIT:  # these rows are not rows of passes
+            if self.stage in AFTER_FIT:  # the rate of the passes does not count scored or reported rows
                 self.rows_rate = SmoothedRate()
         elif name == "checkpoint":
             self.checkpoint = {"pass": read_number_or_none(message, "pass"), "time": now}
-            return  # one per pass would displace all other events
+            return  # a checkpoint in each pass would displace all other events from the bounded list
         elif name == "span_redone":
             pool = device_pool_of(message, "all")
             self.spans_redone[pool] = self.spans_redone.get(pool, 0) + int(read_number(message, "count", 1))
@@ -451,7 +457,7 @@ class JobView:
         }
 
     def detail(self, now: float) -> dict[str, Any]:
-        """Return the summary, curves, workers, pools and events, for JSON."""
+        """Return all data of this job for JSON: summary, curves, workers, kinds of devices, events."""
         curves = [
             {"stage": stage, "axis": self.axes[stage], **curve.to_dict()}
             for stage, curve in self.curves.items()
@@ -497,7 +503,7 @@ class JobView:
 
     def _count(self, message: Mapping[str, Any], key: str, amount: float) -> float:
         """Add the rows or bytes of a pass to the sum; return the amount that was added."""
-        # ``run_rows`` counts all rows since the process that drives the fit began; a new one counts from 0.
+        # ``run_rows`` counts all rows since the process that drives the fit began; a new process counts from 0.
         total = read_number_or_none(message, f"run_{key}")
         if total is not None:
             before = self._totals.get(key, 0.0)
@@ -539,7 +545,11 @@ def _time(seconds: float | None) -> str | None:
 
 
 class JobBoard:
-    """Jobs by run folder. A full board drops the job that ended first; old jobs lose their worker lists."""
+    """State of all jobs on a scheduler, by run folder.
+
+    At ``limit`` jobs a new job replaces the job that ended first. Only the last ``whole_jobs`` ended jobs keep
+    their lists of workers.
+    """
 
     def __init__(self, jobs: int = MAX_JOBS, whole_jobs: int = MAX_WHOLE_JOBS) -> None:
         self.limit, self.whole_jobs = jobs, whole_jobs
@@ -589,7 +599,7 @@ class JobBoard:
         return job
 
     def _working(self, run: str) -> JobView | None:
-        """Return the job of a worker: that of the run folder ``run``, or of a run folder that contains it."""
+        """Return the job whose run folder is ``run`` or contains ``run``, as the folder of a candidate; or None."""
         around = (job for known, job in self.jobs.items() if run.startswith(f"{known.rstrip('/')}/"))
         return self.jobs.get(run) or next(around, None)
 

@@ -18,9 +18,9 @@ ALL_POOLS = "all"
 
 
 class JobCollector:
-    """Collector that computes metrics on each scrape, from the lists of jobs (boards) of the schedulers here.
+    """Prometheus collector that computes metrics on each scrape, from the jobs of all schedulers in this process.
 
-    It excludes jobs that a board has dropped, so the number of time series has an upper bound.
+    It excludes jobs that a `JobBoard` has dropped, so the number of time series has an upper bound.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ _lock = threading.Lock()
 
 
 def add_board(board: JobBoard) -> bool:
-    """Add the jobs of a board to ``/metrics``; return False if prometheus_client is not installed."""
+    """Add the jobs of a scheduler to ``/metrics``; return False if prometheus_client is not installed."""
     global _collector
     try:
         from prometheus_client import REGISTRY
@@ -83,6 +83,6 @@ def add_board(board: JobBoard) -> bool:
 
 
 def remove_board(board: JobBoard) -> None:
-    """Remove the jobs of a scheduler, which ``board`` lists, from ``/metrics``."""
+    """Remove the jobs of a scheduler from ``/metrics``."""
     if _collector is not None:
         _collector.boards.discard(board)

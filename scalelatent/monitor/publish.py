@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 0.5  # shortest time between two progress messages
 BATCH_SECONDS, BATCH_PASSES = 0.1, 5  # seconds between batches of messages, and passes in one batch at most
 CHECKPOINT_SECONDS = 1.0  # shortest time between two checkpoint messages
-# Seconds between repeated state messages, from which a restarted scheduler or a new page learns of the job.
+# Seconds between repeated state messages, with which a restarted scheduler shows the job again.
 INTRODUCE_SECONDS = 15.0
 MAX_WAITING_MESSAGES = 200  # upper bound on messages that wait to be sent
 

@@ -30,13 +30,13 @@ class ChunkReader(Protocol):
     """Interface to the bytes of chunks in a file or from an object store."""
 
     def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        """Return offset and length of the bytes of a chunk."""
+        """Return the offset and the length, in bytes, of chunk number `chunk` in its file or object."""
         ...
 
     def read(self, offset: int, length: int) -> bytes: ...
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        """Fill `target` with bytes from `offset` on; return the checksum after those bytes."""
+        """Fill `target` with the bytes of a chunk that begin at `offset`; return the checksum after them."""
         ...
 
 

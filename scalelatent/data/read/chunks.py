@@ -219,7 +219,7 @@ class StoredRows(StoredColumn):
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Read the rows `start:stop` from an object store into `out`, a limited number of chunks at once."""
+        """Fill the array `out` with the rows `start:stop` from objects, a limited number of chunks at once."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
@@ -240,7 +240,7 @@ class StoredRows(StoredColumn):
                 self._raise(shards[bad][0], error, shards[bad][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
-        """Return where the chunk of each piece is: (key, offset, length), or the key of a whole object."""
+        """Return the location of the chunk of each row range: (key, offset, length), or an object's key."""
         if not self._sharded:
             return list(keys)
         per_shard = self._per_shard

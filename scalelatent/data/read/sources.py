@@ -45,7 +45,7 @@ class RowSource(ABC):
         """Return the rows `start:stop` as an ndarray (a view of rows in memory) or as a `csr_array`."""
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Split the rows `start:stop` into ranges at the cheapest read borders, for example chunks."""
+        """Split the rows `start:stop` into the ranges that are cheapest to read, for example by chunks."""
         return [(start, stop)] if stop > start else []
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:

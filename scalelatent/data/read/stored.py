@@ -74,7 +74,7 @@ def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
     return "Restore that file from a copy, or write the dataset again"
 
 
-def array(group: zarr.Group, name: str, url: str) -> zarr.Array:
+def open_array(group: zarr.Group, name: str, url: str) -> zarr.Array:
     """Return an array of the zarr group of a dataset, or raise a `DataError`."""
     import zarr
 
@@ -159,7 +159,7 @@ def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
 def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredColumn:
     if csr:
         return StoredCsr(location, group, name, hint)
-    return StoredRows(location, array(group, name, location.url), hint)
+    return StoredRows(location, open_array(group, name, location.url), hint)
 
 
 def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:

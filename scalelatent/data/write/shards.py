@@ -25,8 +25,8 @@ from scalelatent.data.layout import WRITE_CONFIG, packing_of, tile_columns_of
 from scalelatent.data.read.sources import CsrSource
 from scalelatent.data.read.stored import (
     MARKER_FOLDER,
-    array,
     has_column,
+    open_array,
     own_columns,
     read_attrs,
     write_attrs,
@@ -67,7 +67,7 @@ class ShardWriter:
         def column(name: str) -> Column:
             if kinds.get(name):
                 return CsrGroups(location, group, name)
-            return array(group, name, location.url).with_config(WRITE_CONFIG)
+            return open_array(group, name, location.url).with_config(WRITE_CONFIG)
 
         def optional(name: str) -> Column | None:
             return column(name) if has_column(location, self.attrs, name) else None
