@@ -503,7 +503,7 @@ class JobView:
 
     def _count(self, message: Mapping[str, Any], key: str, amount: float) -> float:
         """Add the rows or bytes of a pass to the sum; return the amount that was added."""
-        # ``run_rows`` counts all rows since the process that drives the fit began; a new process counts from 0.
+        # ``run_rows`` counts all rows since the driver process began; a new driver process counts from 0.
         total = read_number_or_none(message, f"run_{key}")
         if total is not None:
             before = self._totals.get(key, 0.0)
@@ -547,8 +547,8 @@ def _time(seconds: float | None) -> str | None:
 class JobBoard:
     """State of all jobs on a scheduler, by run folder.
 
-    At ``limit`` jobs a new job replaces the job that ended first. Only the last ``whole_jobs`` ended jobs keep
-    their lists of workers.
+    At ``limit`` jobs a new job replaces the job that ended first. Only the last ``whole_jobs`` ended jobs
+    keep their lists of workers.
     """
 
     def __init__(self, jobs: int = MAX_JOBS, whole_jobs: int = MAX_WHOLE_JOBS) -> None:
@@ -599,7 +599,7 @@ class JobBoard:
         return job
 
     def _working(self, run: str) -> JobView | None:
-        """Return the job whose run folder is ``run`` or contains ``run``, as the folder of a candidate; or None."""
+        """Return the job whose run folder is ``run``, or contains ``run`` (a candidate's folder); or None."""
         around = (job for known, job in self.jobs.items() if run.startswith(f"{known.rstrip('/')}/"))
         return self.jobs.get(run) or next(around, None)
 

@@ -18,7 +18,7 @@ ALL_POOLS = "all"
 
 
 class JobCollector:
-    """Prometheus collector that computes metrics on each scrape, from the jobs of all schedulers in this process.
+    """Prometheus collector that computes metrics on each scrape, from all jobs of schedulers in this process.
 
     It excludes jobs that a `JobBoard` has dropped, so the number of time series has an upper bound.
     """

@@ -219,7 +219,7 @@ class StoredRows(StoredColumn):
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Fill the array `out` with the rows `start:stop` from objects, a limited number of chunks at once."""
+        """Fill the array `out` with the rows `start:stop` of objects, a limited number of chunks at once."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
