@@ -384,7 +384,9 @@ def _check_clock(view: ClusterView) -> Iterator[Finding]:
     off = {address: skew for address, skew in view.skews.items() if abs(skew) > SKEW_SECONDS}
     if off:
         worst = max(off.values(), key=abs)
-        text = f"clocks of {_show(off)} differ by up to {worst:+.1f} s, and locks of run folders may expire early"
+        text = (
+            f"clocks of {_show(off)} differ by up to {worst:+.1f} s, so locks of run folders may expire early"
+        )
         yield warn(text, "synchronize the clocks with NTP (chrony or systemd-timesyncd)")
     elif view.workers:
         yield ok(f"all clocks are within {SKEW_SECONDS:.0f} s of the clock of this machine")

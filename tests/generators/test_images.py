@@ -188,12 +188,12 @@ def test_traits_are_samples_of_their_network() -> None:
 
 def test_pixels_move_in_nine_directions_equally_often() -> None:
     from scalelatent.generators.image_kernels import jitter_pixels
-    from scalelatent.generators.images import uniform
+    from scalelatent.generators.images import draw_uint32
 
     images = np.zeros((9000, 5, 5), np.uint8)
     images[:, 2, 2] = 1
     out = np.empty_like(images)
-    jitter_pixels(uniform(0, "test", 0, 9000, 25), images, out)
+    jitter_pixels(draw_uint32(0, "test", 0, 9000, 25), images, out)
     assert (out.sum(axis=(1, 2)) == 1).all()
     where = out.mean(axis=0)[1:4, 1:4]
     assert np.abs(where - 1 / 9).max() < 0.015
