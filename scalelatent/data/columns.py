@@ -79,11 +79,6 @@ class DatasetColumns:
             return "labels"
         return "multilabel" if self.y.sparse else "targets"
 
-    @property
-    def classes_known(self) -> bool:
-        """True if `classes` is available without a pass over the labels."""
-        return self.y_kind != "labels" or self.attrs is not None or "classes" in self.__dict__
-
     @functools.cached_property
     def classes(self) -> np.ndarray | None:
         """Sorted distinct labels from at most one pass; None without labels or above `MAX_CLASSES`."""

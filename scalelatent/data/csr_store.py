@@ -266,7 +266,7 @@ class StoredCsr(_Column, StoredColumn):
         return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:
-        """Return one reader per array in `_PARTS`, which `_reader` copies for each row group."""
+        """Return readers of values, indices and pointers, which `_reader` copies for each row group."""
         with self._lock:
             if self._readers is None:
                 dtypes = (self.dtype, csr.index_dtype(self.shape[1]), np.dtype(np.int64))

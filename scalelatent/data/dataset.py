@@ -633,7 +633,8 @@ class Dataset:
         """Return text that describes `y`, such as "10 classes", without a pass over the labels."""
         if self.n_targets is not None:
             return f"{self.n_targets:,} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
-        if self.has_y and self._columns.classes_known and self.classes is not None:
+        are_known = self._columns.attrs is not None or "classes" in self._columns.__dict__
+        if self.has_y and are_known and self.classes is not None:
             return f"{len(self.classes):,} classes"
         return "labels" if self.has_y else ""
 

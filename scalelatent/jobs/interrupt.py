@@ -33,7 +33,7 @@ class StopRequest(Callback):
         self.by: str | None = None
 
     def stop(self, by: str) -> None:
-        """Request the stop; the first requester is recorded."""
+        """Request the stop of the fit; `by` describes the first requester, for messages."""
         self.by = self.by or by
 
     def check(self) -> None:

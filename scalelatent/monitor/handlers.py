@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 2
-# Seconds for which a JSON answer is reused, so that several viewers share one computation.
+# Seconds for which a JSON answer is reused, so that several open pages share one computation.
 FRESH_SECONDS = 0.4
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 MAX_WORKERS, MAX_LOST_WORKERS = 200, 50  # upper bounds on the workers and lost workers in an answer

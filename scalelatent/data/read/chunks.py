@@ -313,7 +313,7 @@ class RecyclingAllocator:
 
 
 class _RecycledBuffer:
-    """Base object of all views of one buffer; after the last view is gone, the buffer is reused."""
+    """Owner of one buffer, to which all arrays over the buffer refer; without arrays the buffer is reused."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:
         self.__array_interface__ = raw.__array_interface__

@@ -112,7 +112,7 @@ def joined_fingerprint(segments: list[Segment], classes: list[Label] | None) -> 
 
 
 def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
-    """Return the states of a dataset before its appends, the last one first."""
+    """Return the state of a dataset before each of its appends; the state before the last append is first."""
     classes, states = attrs.classes, []
     for record in reversed(attrs.provenance.get("appended", [])):
         before = record["before"]

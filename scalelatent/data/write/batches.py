@@ -65,7 +65,7 @@ class RowBatch:
         return RowBatch(*(None if c is None else c[rows] for c in (self.x, self.y, self.weight)))
 
     def split(self, edges: np.ndarray) -> list[RowBatch]:
-        """Split before each of the given rows; dense columns become views, not copies."""
+        """Split into batches; each row number in `edges` begins a batch. Dense columns become views."""
         bounds = [0, *edges.tolist(), len(self)]
         return [
             RowBatch(*(None if c is None else c[a:b] for c in (self.x, self.y, self.weight)))

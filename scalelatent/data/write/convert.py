@@ -150,7 +150,7 @@ def _layout(
     chunks = _requested(chunk_rows, "chunk_rows", old.chunk_rows if old is not None and keeps else None)
     shards = _requested(shard_rows, "shard_rows", old.shard_rows if old is not None and keeps else None)
     if chunks and shards and shards % chunks:
-        if chunk_rows is None:  # the requested size has priority
+        if chunk_rows is None:  # keep the requested shard size; the chunk size is chosen to divide it
             chunks = None
         elif shard_rows is None:
             shards = None
@@ -391,7 +391,7 @@ def open_arrays(
     rows = _member(found, location.url, "x", x)
     labels = _member(found, location.url, "y", y)
     if labels is not None and labels.dtype.kind not in "buif":
-        labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several kinds of strings
+        labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several dtypes of strings
     return rows, labels
 
 
