@@ -870,16 +870,16 @@ PICTURES: dict[str, tuple[str, Callable[[], str]]] = {
     "mbn_plane": (
         "digits in two dimensions, coloured by class",
         lambda: (
-            "Figure 8: output in two dimensions for half of the 5,000 images. Most digits are apart, but 0 and "
-            "6 overlap, and so do 4 and 9. The paper finds small classes that are far apart. k-means has an "
-            f"NMI of {read('mbn_clustering')['plane']['nmi']:.1f} % here; the paper prints none."
+            "Figure 8: output in two dimensions for half of the 5,000 images. Most digits are apart, but 0 "
+            "and 6 overlap, and so do 4 and 9. The paper finds small classes that are far apart. k-means has "
+            f"an NMI of {read('mbn_clustering')['plane']['nmi']:.1f} % here; the paper prints none."
         ),
     ),
     "mbn_layers": (
         "the same digits after each layer",
         lambda: (
-            "Figure 16 for the same images (the paper has MNIST (full)). In the first layers a few images fill "
-            "the plane; in the upper layers, with fewer centroids k, the digits become groups."
+            "Figure 16 for the same images (the paper has MNIST (full)). In the first layers a few images "
+            "fill the plane; in the upper layers, with fewer centroids k, the digits become groups."
         ),
     ),
     "mbn_decay": (
