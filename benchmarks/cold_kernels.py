@@ -34,7 +34,6 @@ from numba.core import event
 BOUND_SECONDS = 6.0
 MODELS = (
     "capsule",
-    "passive-aggressive",
     "linear mixture",
     "mbn",
     "mbn, CSR rows",
@@ -57,11 +56,9 @@ def _fit(model: str, seed: int) -> None:
     import scalelatent as sl
 
     rng = np.random.default_rng(seed)
-    if model in ("capsule", "passive-aggressive"):
+    if model == "capsule":
         x, y = rng.normal(size=(2000, 784)).astype(np.float32), np.arange(2000) % 10
         how: dict[str, Any] = {"architecture": "multiclass"}
-        if model == "passive-aggressive":
-            how["algorithm"] = "passive_aggressive"
         sl.CapsuleRegression(max_iter=3, random_state=seed, n_jobs=1, **how).fit(x, y)
     elif model.startswith("mbn"):
         x = rng.random((1500, 100), dtype=np.float32)

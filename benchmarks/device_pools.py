@@ -106,7 +106,7 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
 
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
     """Simulate a pass event by event with the work that `Window` assigns; return its figures."""
-    from scalelatent.engine.dask.pools import children
+    from scalelatent.engine.dask.pools import split_span
     from scalelatent.engine.dask.window import Costs, Window
     from scalelatent.engine.grid import RowGrid
     from scalelatent.engine.passes import MIN_TASK_SECONDS, Span
@@ -133,7 +133,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
     begin = time.perf_counter()
     costs = Costs(
-        work, True, speeds=lambda _: speeds, cut=lambda s: children(s, grid), shortest=MIN_TASK_SECONDS
+        work, True, speeds=lambda _: speeds, cut=lambda s: split_span(s, grid), shortest=MIN_TASK_SECONDS
     )
     window = Window(dict.fromkeys(speeds, 1), [Span("train", grid.depth, 0)], send, costs)
     window.open()

@@ -15,8 +15,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from common import write_png
-from tables import CLUSTERED, RESULTS, RIVALS, TASKS, read, rivals
+from common import RESULTS, write_png
+from table_text import CLUSTERED, TASKS, read
+from tables import RIVALS, rivals
 
 import scalelatent as sl
 from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style_axes

@@ -43,7 +43,7 @@ from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import message_room
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
+from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 SHAPES = [(1, 1, (1, 5, 5), (2, 3), 1), (2, 2, (1, 7, 6), (3, 2), 5), (1, 2, (2, 4, 5), (3, 4), 33)]
@@ -175,10 +175,10 @@ def letters(n: int, args: argparse.Namespace) -> np.ndarray:
     return image_set("letters", size=size, count=count, noise=0.03, seed=args.seed).rows(0, n)[0]
 
 
-def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLearner, Any, list[Block]]:
+def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[OnlineFeatureLearner, Any, list[Block]]:
     """Return a partly trained learner, its state, and the blocks of a step of chains of minibatches."""
     size = 2 if args.quick else IMAGES
-    learner, host = EvidenceLearner(layer_of(args), 0.98, size, args.seed), make_backend("cpu")
+    learner, host = OnlineFeatureLearner(layer_of(args), 0.98, size, args.seed), make_backend("cpu")
     x = letters(chains * batches * size, args).reshape(chains * batches * size, -1)
     rows = np.arange(len(x)).reshape(chains, -1)
     blocks = [Block(x[part], None, None, 0, part, 0, k) for k, part in enumerate(rows)]
@@ -189,7 +189,7 @@ def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[EvidenceLe
     return learner, state, blocks
 
 
-def step(learner: EvidenceLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
+def step(learner: OnlineFeatureLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
     """Return the beliefs after a step."""
     rows = sum(len(block.x) for block in blocks)
     return apply_step(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
@@ -215,9 +215,9 @@ def rates(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, 
     pairs = layer.pairs * len(blocks[0].x)
     one: dict[str, float] = {}
     for chains in [1, 2] if args.quick else [1, 8, 32, 128, 264]:
-        evidence = np.stack([layer.evidence_in(block) for block in blocks[:chains]])
+        evidence = np.stack([layer.read_evidence(block) for block in blocks[:chains]])
         w = np.stack([np.rint(state.beliefs * 256).astype("i4")] * chains)
-        s = np.stack([layer.no_places(len(blocks[0].x))] * chains)
+        s = np.stack([layer.prior_beliefs(len(blocks[0].x))] * chains)
         order = shuffled(args.seed, "benchmark", 0, np.arange(chains), evidence[0].size)
         room = message_room(layer.image[1:], layer.window, layer.n_features)
         kept = [np.zeros((*evidence.shape[:3], room), "i2") for _ in range(2)]

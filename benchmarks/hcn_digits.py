@@ -142,7 +142,7 @@ def errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, flo
 
 def edges(x: np.ndarray, args: Any) -> np.ndarray:
     """Return the edges of images, bool (images, filters, 28, 28)."""
-    return OrientedFilters(args.filters, args.filter_size).edges(np.ascontiguousarray(x))
+    return OrientedFilters(args.filters, args.filter_size).find_edges(np.ascontiguousarray(x))
 
 
 def spread(on: np.ndarray) -> np.ndarray:
@@ -354,7 +354,7 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
         for a in range(0, len(x), 40):
             block = Block(flat[a : a + 40], y[a : a + 40], None, a)
             evidence.accumulate(evidence.prepare(None, backend), block, stats)
-        beliefs = evidence.learned(first, stats)
+        beliefs = evidence.update_beliefs(first, stats)
     other = copy.copy(model)
     other._network = replace(network, net=net)
     other._stream = replace(model._stream, beliefs=beliefs, first=first)

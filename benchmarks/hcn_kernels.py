@@ -81,16 +81,16 @@ def bare(s: Any, w: Any, b: Any, rounds: Any) -> None:
 def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int) -> dict:
     letters = image_set("letters", alphabet=alphabet, count=count, size=(size, size), noise=0.03, seed=seed)
     layer = FeatureLayer((1, size, size), features, window, 1e-3, 1e-3, 0.3, 1e-4)
-    evidence = layer.evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]
+    evidence = layer.compute_evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]
     order = shuffled(seed, "benchmark", 0, np.zeros(1), evidence.size)
     each = shuffled(seed, "benchmark", 0, np.arange(IMAGES), layer.n_pixels)
     w = to_units(layer.first_beliefs(seed))[None]
     for epoch in range(WARM):  # These sweeps bring the beliefs of W to the middle of learning.
         rows = letters.rows(IMAGES * epoch, IMAGES * epoch + IMAGES)[0].reshape(IMAGES, -1)
-        given = layer.evidence(rows)[None], order, layer.no_places(IMAGES)[None], w
+        given = layer.compute_evidence(rows)[None], order, layer.prior_beliefs(IMAGES)[None], w
         sweeps.sweep(*given)
     room = message_room((size, size), window, features)
-    before = layer.no_places(IMAGES)[None], w.copy()
+    before = layer.prior_beliefs(IMAGES)[None], w.copy()
     s, beliefs = (aligned_empty(a.shape, np.int32) for a in before)
     states = [tuple(a.copy() for a in before) for _ in range(2)]
     kept = {
@@ -119,7 +119,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
             sweeps.sweep_messages(evidence, order, *kept[damping], damping)
 
     def decode() -> None:
-        sweeps.decode(evidence[0], each, layer.no_places(IMAGES), w[0] > 0, DECODE_SWEEPS)
+        sweeps.decode(evidence[0], each, layer.prior_beliefs(IMAGES), w[0] > 0, DECODE_SWEEPS)
 
     def often(state: tuple[np.ndarray, ...]) -> None:
         for _ in range(TURNS):
@@ -174,8 +174,8 @@ def numpy_rate(seed: int) -> float:
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
     x = (np.random.default_rng(seed).random((1, layer.n_pixels)) < 0.2).astype(np.uint8)
     order = shuffled(seed, "benchmark", 0, np.zeros(1), layer.n_pixels)
-    state = layer.no_places(1)[None], to_units(layer.first_beliefs(seed))[None]
-    way = {"numpy": lambda: reference.sweep(layer.evidence(x)[None], order, *state)}
+    state = layer.prior_beliefs(1)[None], to_units(layer.first_beliefs(seed))[None]
+    way = {"numpy": lambda: reference.sweep(layer.compute_evidence(x)[None], order, *state)}
     return float(f"{layer.pairs / fastest(way, rounds=5)['numpy']:.3g}")
 
 

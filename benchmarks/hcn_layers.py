@@ -78,7 +78,7 @@ def pieces(seed: int) -> dict[str, Any]:
     params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "online": False, "random_state": seed}
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net
     backend = make_backend("cpu")
-    pixels = net.layers[0].evidence(x.reshape(IMAGES, -1)).reshape(IMAGES, *net.layers[0].image)
+    pixels = net.layers[0].compute_evidence(x.reshape(IMAGES, -1)).reshape(IMAGES, *net.layers[0].image)
     labels, kept, units = y.astype(int), net.start(IMAGES), to_units(net.first_beliefs())
     for number in range(WARM):
         units = units + visit_images(net, kept, units, pixels, labels, 0, number, backend)

@@ -40,7 +40,7 @@ from scalelatent.data import Dataset, make_images
 from scalelatent.deploy.probes import peak_bytes
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set_of
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
+from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
@@ -70,7 +70,9 @@ def estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwork:
 
 def rate(ds: Dataset, args: Any, images: int = 2000) -> float:
     """Return the pairs per second of as many threads as there are workers; each thread runs chains."""
-    learner = EvidenceLearner(FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed)
+    learner = OnlineFeatureLearner(
+        FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed
+    )
     backend, x = make_backend("cpu"), ds.read_x(0, images)
     state, size = learner.start(), 5 * args.chain_batches
     blocks = [

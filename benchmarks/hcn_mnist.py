@@ -65,7 +65,7 @@ def described(
     """Return the compression of images by the parts found in them, and the images that these parts draw."""
     layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
-    evidence = layer.evidence(on * np.float32(THRESHOLD + 1))
+    evidence = layer.compute_evidence(on * np.float32(THRESHOLD + 1))
     for a in range(0, len(on), 256):
         part = slice(a, a + 256)
         add_counts(decoder, evidence[part], s[part], backend, stats)

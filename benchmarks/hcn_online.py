@@ -29,7 +29,7 @@ from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.generators.images import ImageSet, image_set
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
+from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
@@ -112,7 +112,7 @@ def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, wa
     """Return the number of letters found during one fit, as pairs [images, letters]."""
     images = letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
-    learner, backend = EvidenceLearner(layer, forgetting, 5, seed), make_backend("cpu")
+    learner, backend = OnlineFeatureLearner(layer, forgetting, 5, seed), make_backend("cpu")
     state, seen, out, every = learner.start(), 0, [], rows // 20
     while seen < rows:
         serial = seen < warm

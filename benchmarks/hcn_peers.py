@@ -47,7 +47,7 @@ from scalelatent.generators.images import ImageSet, image_set
 from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression, find_paying_features
 from scalelatent.models.hcn.model.decode import Decoder
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
+from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.kept_messages import LeafMessages, start_leaf, visit_leaves
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, log_odds, to_features
 
@@ -131,7 +131,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
 
 def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     """Return beliefs of W after 100 epochs of one chain with minibatches of five images."""
-    backend, learner = make_backend("cpu"), EvidenceLearner(LAYER, 0.95, 5, seed)
+    backend, learner = make_backend("cpu"), OnlineFeatureLearner(LAYER, 0.95, 5, seed)
     state = learner.start(seed)
     for epoch in range(ITERATIONS):
         order = np.random.default_rng((seed, epoch)).permutation(ROWS)
@@ -234,7 +234,7 @@ def main() -> None:
         for k in range(SEEDS)
     ]
     images = [letters.rows(0, ROWS)[0].reshape(ROWS, -1) for letters in sets]
-    evidence = [LAYER.evidence(x) for x in images]
+    evidence = [LAYER.compute_evidence(x) for x in images]
     first = [LAYER.first_beliefs(args.seed + k) for k in range(SEEDS)]
     graph = AllAtOnce()
     assert len(graph.s) == PAIRS

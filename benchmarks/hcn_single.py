@@ -108,7 +108,7 @@ def described(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[flo
     layer = make_feature_layers(estimator(name, seed, 1), (1, *ds.feature_shape))[0]
     layer = replace(layer, n_features=len(given))
     decoder, backend = Decoder(layer, from_features(given)), make_backend("cpu")
-    evidence, rows = layer.evidence(ds.read_x(0, len(ds))), np.arange(len(ds))
+    evidence, rows = layer.compute_evidence(ds.read_x(0, len(ds))), np.arange(len(ds))
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     add_counts(decoder, evidence, decoder.places(evidence, rows, backend), backend, stats)
     paying = find_paying_features(layer, decoder.weights, stats)

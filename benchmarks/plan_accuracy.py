@@ -45,11 +45,6 @@ JOBS: dict[str, tuple[int, str, str]] = {
         "digits",
         f"{CAPSULES}\ncapsule_dim = 8\nalgorithm = 'stepwise'\nn_epochs = 10",
     ),
-    "capsule passive_aggressive": (
-        60_000,
-        "digits",
-        f"{CAPSULES}\ncapsule_dim = 4\nalgorithm = 'passive_aggressive'\nn_epochs = 20",
-    ),
     "network, V = 50": (
         5_000,
         "digits",

@@ -1,13 +1,14 @@
-"""Print tables of the files in results/, or rewrite the tables of benchmarks/README.md.
+"""Print tables of the files in results/, or rewrite the tables of benchmarks/README.md and papers.md.
 
-    python benchmarks/tables.py                 rewrite the tables of the page
-    python benchmarks/tables.py --check         write nothing; fail if the page differs from the files
+    python benchmarks/tables.py                 rewrite the tables of both pages
+    python benchmarks/tables.py --check         write nothing; fail if a page differs from the files
     python benchmarks/tables.py --list          print the names of all tables, with their columns
     python benchmarks/tables.py NAME ...        print these tables
 
-In the page, a table follows a line ``<!-- table: NAME -->``. A line ``<!-- table: NAME: FIRST; SECOND -->``
+In a page, a table follows a line ``<!-- table: NAME -->``. A line ``<!-- table: NAME: FIRST; SECOND -->``
 selects the rows that start with one of these texts. A line ``<!-- source: FILE -->`` or ``<!-- source:
-FILE/PART -->`` is followed by the command, machine, date and seed of a file or of one of its parts.
+FILE/PART -->`` is followed by the command, machine, date and seed of a file or of one of its parts. A line
+``<!-- picture: NAME -->`` is followed by results/NAME.png, if this file exists, and its caption in papers.py.
 """
 
 from __future__ import annotations
@@ -16,58 +17,19 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from common import RESULTS
+from papers import PAPER_SINGLE, caption
+from table_text import CLUSTERED, HEADS, TABLES, TASKS, mean_of, over_seeds, percent, read, shown
 
 import scalelatent as sl
 
-PAGE = RESULTS.parent / "README.md"
+PAGES = (RESULTS.parent / "README.md", RESULTS.parent / "papers.md")
 _TABLE = re.compile(r"(<!-- table: (\w+)(?:: (.*))? -->\n)(?:\|.*\n)*")
+_PICTURE = re.compile(r"(<!-- picture: (\w+) -->\n)(?:!\[.*\n\n.*\n)?")
 _SOURCE = re.compile(r"(<!-- source: (\w+)(?:/(.*))? -->\n)(?:`python .*\n)?")
-
-TABLES: dict[str, Callable[[], str]] = {}
-HEADS: dict[str, str] = {}
-# Parts of results/mbn_clustering.json and their names on the page.
-CLUSTERED = {
-    "wine": "Wine",
-    "thyroid": "New-Thyroid",
-    "umist": "UMIST",
-    "isolet1": "Isolet1",
-    "coil20": "COIL20",
-    "mnist5000": "MNIST (small), 5,000 images",
-    "mnist": "MNIST, 70,000 images, k1 = 8,000",
-}
-
-
-def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
-    """Return a decorator that turns a function of rows into a function of a table with these columns."""
-
-    def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
-        def text() -> str:
-            names = head.split("|")
-            lines = [[name.strip() for name in names], ["---"] * len(names), *rows()]
-            cells = (" | ".join(str(cell) for cell in line) for line in lines)
-            return "".join(re.sub(" +", " ", f"| {line} |") + "\n" for line in cells)
-
-        TABLES[rows.__name__], HEADS[rows.__name__] = text, head
-        return text
-
-    return wrap
-
-
-def read(name: str) -> Any:
-    """Return the results in a file of results/."""
-    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    if "parts" in content:
-        return {part: found["result"] for part, found in content["parts"].items()}
-    return content["results"]
-
-
-def percent(share: float, digits: int = 2) -> str:
-    """Return a share in percent."""
-    return f"{100 * share:.{digits}f} %"
 
 
 def mib(size: float) -> str:
@@ -406,14 +368,6 @@ def propagation() -> Iterable[Iterable[Any]]:
     yield "mixed-product; max-product; mean field", others, ""
 
 
-TASKS = {
-    "noisy10": "10 % flipped",
-    "noisy20": "20 % flipped",
-    "occluded8": "8 x 8 occluded",
-    "occluded12": "12 x 12 occluded",
-}
-
-
 def _errors(found: dict[str, Any] | None) -> str:
     if found is None or "failed" in found:
         return ""
@@ -457,11 +411,6 @@ def _mixtures(what: str) -> dict[str, Any]:
 _ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28", "usps732": "USPS, 732 rows"}
 
 
-def _mean(found: dict[str, float]) -> str:
-    """Return the mean and the spread over seeds."""
-    return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
-
-
 def _setting(given: dict[str, Any]) -> str:
     """Return the settings of a way as short text."""
     if "n_components" not in given:  # neighbours
@@ -479,7 +428,7 @@ def mixture_errors() -> Iterable[Iterable[Any]]:
     for data, found in _mixtures("table2").items():
         for way, r in (found | _mixtures("neighbours").get(data, {})).items():
             if isinstance(r, dict) and "at_rejects" in r:
-                errors = map(_mean, r["at_rejects"].values())
+                errors = map(mean_of, r["at_rejects"].values())
                 yield _ROWS[data], way, _setting(r["settings"]), *errors, f"{r['images_a_class']:,}"
 
 
@@ -490,8 +439,8 @@ def mixture_tangents() -> Iterable[Iterable[Any]]:
         for size, ways in found.items():
             if size.startswith("n_dims"):
                 first, *others = ways.values()
-                rest = (f"{_mean(r['error'])} ({r['p']:g})" for r in others)
-                yield name, size.removeprefix("n_dims "), _mean(first["error"]), *rest
+                rest = (f"{mean_of(r['error'])} ({r['p']:g})" for r in others)
+                yield name, size.removeprefix("n_dims "), mean_of(first["error"]), *rest
 
 
 @shown("rows|k|h|none, none|none, light|heavy, none|heavy, light")
@@ -524,7 +473,7 @@ def mixture_ways() -> Iterable[Iterable[Any]]:
             for way, r in found["ways"].items():
                 h = ", ".join(map(str, r["n_dims"]))
                 p = "" if way == first else f"{r['p']:g}"
-                yield _ROWS[data], way, h, percent(r["held_out"]), _mean(r["test"]) + " %", p
+                yield _ROWS[data], way, h, percent(r["held_out"]), mean_of(r["test"]) + " %", p
 
 
 @shown(
@@ -555,22 +504,13 @@ def single_images() -> Iterable[Iterable[Any]]:
         )
 
 
-_TABLE_1 = {  # the paper's compression in percent and minutes, for HCN and for NOCA
-    "bars": ((83, 0.07), (84, 0.67)),
-    "symbols": ((11, 0.42), (85, 92)),
-    "letters": ((38, 25), (98, 662)),
-    "noisy letters": ((73, 24), (102, 716)),
-    "text": ((28, 31), (84, 1222)),
-}
-
-
 @shown(
     "image|ours: compression, CPU seconds|NMF of patches: compression, CPU seconds|kinds found: ours, NMF"
     "|paper, on its image and machine: HCN|paper: NOCA"
 )
 def single_images_times() -> Iterable[Iterable[Any]]:
     found = read("hcn_single")
-    for name, paper in _TABLE_1.items():
+    for name, paper in PAPER_SINGLE.items():
         ours, other = found[name], found[f"nmf, {name}"]["fits"]
         seconds, least = statistics.median(found["seconds"][name]), _median(other, "compression")
         yield (
@@ -692,12 +632,6 @@ READ_BY = {
     "hcn": "forward passes",
     "hcn, 64 features of 26 x 26": "forward passes, 64 features of 26 x 26",
 }
-
-
-def over_seeds(shares: list[float]) -> str:
-    """Return the median in percent and, for several values, the smallest and the largest."""
-    reported = percent(statistics.median(shares), 1)
-    return reported if len(shares) == 1 else f"{reported} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
 
 
 def spread_of(values: list[float]) -> str:
@@ -1073,7 +1007,7 @@ def simulated_loops() -> Iterable[Iterable[Any]]:
 def mixture_clusters() -> Iterable[Iterable[Any]]:
     for part, ways in read("linear_mixture_density").items():
         for way, r in ways.items() if part.startswith("clusters") else ():
-            yield way, _mean(r["nmi"]), _mean(r["accuracy"])
+            yield way, mean_of(r["nmi"]), mean_of(r["accuracy"])
 
 
 @shown(
@@ -1356,13 +1290,14 @@ def source(name: str, part: str | None) -> str:
 
 
 def rewritten(page: str) -> str:
-    """Return the page with the tables and sources of the files."""
+    """Return the page with the tables, pictures and sources of the files."""
+    page = _PICTURE.sub(lambda found: found[1] + caption(found[2]), page)
     page = _SOURCE.sub(lambda found: found[1] + source(found[2], found[3]), page)
     return _TABLE.sub(lambda found: found[1] + selected(found[2], found[3]), page)
 
 
 def main(arguments: list[str]) -> None:
-    """Print tables, or rewrite or check the page."""
+    """Print tables, or rewrite or check the pages."""
     if arguments == ["--list"]:
         for name, head in HEADS.items():
             print(f"{name}: {head}")
@@ -1374,12 +1309,15 @@ def main(arguments: list[str]) -> None:
                 )
             print(TABLES[name]())
     else:
-        before = PAGE.read_text(encoding="utf-8")
-        after = rewritten(before)
-        if not arguments:
-            PAGE.write_text(after, encoding="utf-8")
-        elif before != after:
-            raise SystemExit("benchmarks/README.md and results/ differ: run `python benchmarks/tables.py`")
+        for page in PAGES:
+            before = page.read_text(encoding="utf-8")
+            after = rewritten(before)
+            if not arguments:
+                page.write_text(after, encoding="utf-8")
+            elif before != after:
+                raise SystemExit(
+                    f"benchmarks/{page.name} and results/ differ: run `python benchmarks/tables.py`"
+                )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_public_methods_have_a_docstring(name: str) -> None:
 def test_inserted_parts_of_a_docstring_have_the_indentation_of_their_section(name: str) -> None:
     """Python 3.13 removes the indentation of a docstring before a decorator reads it."""
     documented = getattr(sl, name).__doc__
-    for parameter in ("n_components", "n_dims", "max_dims", "device", "means_", "bases_"):
+    for parameter in ("n_components", "n_dims", "device", "means_", "bases_"):
         assert re.search(rf"^{parameter} : ", documented, re.MULTILINE)
 
 

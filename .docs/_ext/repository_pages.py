@@ -41,8 +41,10 @@ def _show(app, docname: str, content: list[str]) -> None:
     if not found:
         return
     file = ROOT / found[1]
-    folder = Path(app.srcdir) / Path(docname).parent
-    pages = _find_pages(Path(app.srcdir))
+    srcdir = Path(app.srcdir)
+    folder = srcdir / Path(docname).parent
+    folders = [srcdir / name for name in BUILT]
+    pages = _find_pages(srcdir)
 
     def link(match: re.Match[str]) -> str:
         is_image, text, target = match[1], match[2], match[3]
@@ -52,8 +54,11 @@ def _show(app, docname: str, content: list[str]) -> None:
         linked = Path(os.path.normpath(file.parent / path)) if path else file
         if is_image:
             return f"![{text}]({os.path.relpath(linked, folder)})"
+        if linked.parent in folders and linked.suffix == ".py":
+            place = os.path.relpath(srcdir / BUILT[linked.parent.name] / f"{linked.stem}.rst", folder)
+            return f"[{text}]({place})"
         if linked in pages:
-            place = os.path.relpath(Path(app.srcdir) / pages[linked], folder)
+            place = os.path.relpath(srcdir / pages[linked], folder)
             return f"[{text}]({place}{'#' + anchor if anchor else ''})"
         name = linked.relative_to(ROOT).as_posix()
         return text if text.strip("`") == name else f"{text} (`{name}`)"

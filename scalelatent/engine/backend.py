@@ -309,7 +309,7 @@ class CupyBackend:
         # If RMM allocates the memory of CuPy, a lack of memory raises a plain MemoryError.
         runtime, driver = self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError
         self.gpu_errors: tuple[type[Exception], ...] = (DeviceMemoryError, MemoryError, runtime, driver)
-        _limit_pool(self._cupy)
+        self._cupy.get_default_memory_pool().set_limit(size=_choose_pool_limit(self._cupy))
 
     @property
     def xp(self) -> ModuleType:
@@ -625,11 +625,6 @@ def _warn_pageable(device: str) -> None:
         "Give this process more memory, or raise the limit of locked memory (ulimit -l)",
         device,
     )
-
-
-def _limit_pool(cupy: ModuleType) -> None:
-    """Limit CuPy's pool, unless CUPY_GPU_MEMORY_LIMIT or the caller has set a limit."""
-    cupy.get_default_memory_pool().set_limit(size=_choose_pool_limit(cupy))
 
 
 def _choose_pool_limit(cupy: ModuleType) -> int:

@@ -18,7 +18,7 @@ from .passes import Stage
 
 @dataclass(frozen=True)
 class LoopResult:
-    """Last state of a fit, and one record per pass."""
+    """Result of a fit: the last state, and one record per pass or epoch."""
 
     state: Any
     history: list[dict[str, Any]]
@@ -136,7 +136,7 @@ def load_full_history(store: EngineStore, stage: Stage, first: int, iteration: i
 def make_record(
     stage: Stage, summary: dict[str, Any], seconds: float, rows: int, bytes_read: int
 ) -> dict[str, Any]:
-    """Return one record of the history: the learner's scalars and the cost of the pass."""
+    """Return one record of the history: scalars of the learner, and seconds, rows and bytes of the pass."""
     cost = {"stage": stage.name, "seconds": round(seconds, 6), "rows": rows, "bytes_read": bytes_read}
     return {**summary, **cost}
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import HostRows
 
-# Size of a cache: bytes if reading ahead keeps up with computing, otherwise a share of the process's memory.
+# Default size of a row cache: bytes if reading is faster than computing, else a share of the process's
+# memory.
 SMALL_BYTES, DEFAULT_SHARE = 2**27, 0.3
 CACHE_VARIABLE = "SCALELATENT_CACHE_BYTES"
 

@@ -32,7 +32,7 @@ CHECK_SECONDS = 0.2  # interval at which computing threads check whether to stop
 
 
 class CountsSteps(Protocol):
-    """A state with the number of steps that produced it."""
+    """State of a learner that counts its epochs."""
 
     @property
     def iteration(self) -> int: ...
@@ -42,14 +42,14 @@ Counted = TypeVar("Counted", bound=CountsSteps)
 
 
 class RowCheck:
-    """A check that runs ``call`` at most once per interval; ``call`` may raise to stop the fit."""
+    """Function that calls ``call`` at most once per interval; ``call`` may raise an error to stop the fit."""
 
     def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
         self._call, self._seconds = call, seconds
         self._next = time.monotonic()
 
     def __call__(self) -> None:
-        """Call the function ``call`` if the interval since its last call has passed."""
+        """Call ``call`` if ``seconds`` have passed since the last time."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._seconds

@@ -116,7 +116,7 @@ class EngineStore:
     # -- stages and results ----------------------------------------------------------------------------------
 
     def save_stage(self, stage: Stage) -> None:
-        """Write a stage (a learner with its datasets) for the workers, with references instead of rows."""
+        """Write a stage (learner and references to its datasets) to the run folder, for the workers."""
         tree = {
             "name": stage.name,
             "work": stage.work,
@@ -130,7 +130,7 @@ class EngineStore:
         self.write(f"stage-{stage.name}.rec", tree, durable=False)
 
     def load_stage(self, name: str) -> Stage:
-        """Return the stage (a learner with its datasets) that `save_stage` wrote for the workers."""
+        """Return the stage (learner and datasets) that `save_stage` wrote."""
         from scalelatent.data import Dataset
 
         tree = self.read(f"stage-{name}.rec")
@@ -204,7 +204,7 @@ class EngineStore:
         return self.read(_state_name(stage, iteration))
 
     def latest_state(self, stage: str) -> tuple[int, Any, list[str]] | None:
-        """Return (iteration, newest readable state, messages about unreadable newer states), or None."""
+        """Return the newest readable state as (pass, state, messages about newer damaged states), or None."""
         messages: list[str] = []
         for iteration in reversed(self.iterations(stage)):
             try:
@@ -229,7 +229,7 @@ class EngineStore:
     # -- finished spans of the pass in progress --------------------------------------------------------------
 
     def save_node(self, stage: str, iteration: int, span: Span, vector: np.ndarray) -> None:
-        """Write the sum of a finished span (rows of one task), so that a resume of the pass can reuse it."""
+        """Write the statistic of a finished span (the rows of one task), for a resume in the same pass."""
         self.write(_node_name(stage, iteration, span), vector, durable=False)
 
     def nodes(self, stage: str, iteration: int) -> list[Span]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # A state, or a reference to a state on the cluster; only the executor that made the handle can read it.
 Handle = TypeVar("Handle")
 OnRows = Callable[[int, int], None]  # called with (finished rows, rows of the pass)
-KEEP_REPLICAS = 3  # number of states of an online fit that a worker keeps in memory
+KEEP_REPLICAS = 3  # number of copies of recent states of an online fit that a worker keeps in memory
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle
     callbacks: Callback
 
     def put(self, place: Place, state: object, *, is_written: bool = False) -> Handle:
-        """Return a handle of a state; ``is_written`` is True if the run folder contains the state already."""
+        """Store a state and return its handle; ``is_written``: the run folder has the state already."""
 
     def get(self, place: Place, handle: Handle) -> Any:
-        """Return the state to which a handle refers."""
+        """Return the state of a handle."""
 
     def steps(self, place: Place, stop: int, handle: Handle) -> Iterator[Advance[Handle]]:
         """Run the steps from ``place`` up to ``stop`` of its epoch; yield after one or more steps."""
@@ -90,7 +90,7 @@ class Executor(Protocol[Handle]):
 
     @property
     def keeps_states(self) -> bool:
-        """True if a step writes its state into the run folder."""
+        """True if each pass or segment of steps writes its state into the run folder."""
 
     @property
     def quarantine(self) -> Quarantine:

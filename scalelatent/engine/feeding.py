@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     from .cache import Piece
 
-AHEAD = 2  # number of slabs (groups of consecutive steps) whose rows are gathered in advance
-BUFFERS = 2  # buffers of a chain in memory: the current one and the next one
-SLAB_BYTES, SLAB_STEPS = 2**21, 256  # upper bounds on a slab: bytes per chain, and steps
-IDLE_SECONDS = 10.0  # an unused feed releases its rows after this time
-CLOSE_SECONDS = 5.0  # longest time that closing a feed waits for a read
+AHEAD = 2  # number of slabs (groups of consecutive minibatch steps) whose rows are gathered in advance
+BUFFERS = 2  # number of shuffle buffers per chain in memory: the current one and the next one
+SLAB_BYTES, SLAB_STEPS = 2**21, 256  # upper bounds of a slab: bytes per chain, and number of steps
+IDLE_SECONDS = 10.0  # an unused `Feed` releases its rows after this time
+CLOSE_SECONDS = 5.0  # `Feed.close` waits at most this long for a read that is in progress
 _POLL_SECONDS = 0.25  # interval at which waiting threads check for changes
 
-# (x, codes or outputs, weight, row indices) of one chain in the steps of one slab.
+# Rows of one chain in one slab: (x, class codes or outputs, weights, row indices).
 _Rows: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None, np.ndarray]"
 
 
 class Feed:
-    """Source of the blocks of the given chains (parts of each minibatch), step by step.
+    """Source of the rows of the given chains (parts of each minibatch), step by step.
 
     1. The steps of an epoch are split into *slabs* of consecutive steps. The rows of a slab are gathered at
        once, so that a step only slices arrays.
@@ -93,7 +93,7 @@ class Feed:
         return out
 
     def finish_step(self) -> None:
-        """Mark the current step as finished, which starts the time to release the rows of an unused feed."""
+        """Mark the current step as finished; rows are released if no other step follows in `IDLE_SECONDS`."""
         with self._change:
             self._busy, self._asked = False, time.monotonic()
 
@@ -112,7 +112,7 @@ class Feed:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _fetch(self, slab: int, check: Callable[[], None]) -> None:
-        """Wait until a slab is ready, and make it the current slab."""
+        """Wait until the rows of a slab (group of steps) are gathered, and make it the current slab."""
         begin = time.perf_counter()
         with self._change:
             self._requested = slab
@@ -191,7 +191,7 @@ class Feed:
         return True
 
     def _release_runs(self, requested: int) -> None:
-        """Release the runs that are not needed soon after the requested slab."""
+        """Release the runs (ranges of rows) that no slab needs soon."""
         if self._needed[0] == requested:
             return
         needed = {run for slab in self._list_ahead(requested) for run in self._list_runs(slab)}
@@ -208,7 +208,7 @@ class Feed:
         }
 
     def _list_following_runs(self, slab: int) -> set[int]:
-        """Return the runs of each chain's next buffer after a slab."""
+        """Return the runs (ranges of rows) of the shuffle buffer of each chain that follows a slab."""
         epoch, _, last = self._find_steps(slab)
         out: set[int] = set()
         for chain in self._chains:

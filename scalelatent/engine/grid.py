@@ -16,7 +16,7 @@ FAN_IN = 8
 
 @dataclass(frozen=True)
 class RowGrid:
-    """Division of a dataset: rows form blocks, blocks form leaves, and leaves form a fixed 8-ary tree."""
+    """Division of a dataset: rows form blocks, blocks form leaves, a fixed 8-ary tree sums the leaves."""
 
     n_rows: int
     """Number of rows of the dataset."""
@@ -67,7 +67,7 @@ class RowGrid:
         return leaves.start * self.leaf_rows, min(leaves.stop * self.leaf_rows, self.n_rows)
 
     def family(self, level: int, node: int) -> range:
-        """Return `node` and its siblings, up to 8 nodes of a level that are summed into one parent."""
+        """Return the up to 8 nodes of a level, `node` among them, that are summed into the same parent."""
         first = node // FAN_IN * FAN_IN
         return range(first, min(first + FAN_IN, self.n_nodes(level)))
 
@@ -107,7 +107,7 @@ class Tree(Protocol):
 
 @dataclass(frozen=True)
 class PairTree:
-    """Binary tree of the chains of a step, in which one thread or worker can merge most of its chains."""
+    """Binary tree that sums the chains (parts of a minibatch) of a step."""
 
     n_leaves: int
     fan_in: ClassVar[int] = 2
@@ -140,7 +140,7 @@ class TreeReducer:
             self._nodes[level, index] = merged
 
     def nodes(self) -> dict[tuple[int, int], np.ndarray]:
-        """Return the vectors that are not merged yet, by (level, index), in the order of their leaves."""
+        """Return the partial sums that still wait for a sibling, by (level, index), in the order of rows."""
         return dict(sorted(self._nodes.items(), key=lambda node: node[0][1] * self.tree.fan_in ** node[0][0]))
 
     def root(self) -> np.ndarray:

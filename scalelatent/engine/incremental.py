@@ -1,4 +1,4 @@
-"""Incremental learning: the run folder stores data of each leaf (fixed range of rows) from its last visit."""
+"""Incremental learning: the run folder stores data of each leaf (fixed range of rows) between epochs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
 
 @dataclass(frozen=True)
 class KeptLeaves(Generic[State, Prepared]):
-    """An incremental learner that stores the data of its leaves in the run folder.
+    """Adapter that makes a `LeafLearner` an online learner: it stores data of leaves in the run folder.
 
     Each chain of a step is a leaf, and all leaves of a step use the same state. The data of a visit is stored
     under its epoch and never replaced, so that a repeated task or a resume reads the same data again.
@@ -56,16 +56,16 @@ class KeptLeaves(Generic[State, Prepared]):
         return self.learner.prepare(state, backend)
 
     def name(self, epoch: int, row: int) -> str:
-        """Return the file name of a leaf's data, from the epoch of the visit and the first row."""
+        """Return the file name of the data of a leaf (fixed range of rows) after its visit in an epoch."""
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Visit a leaf, store its new data, and add the change from its old data to ``stats``."""
+        """Process a leaf (fixed range of rows), store its data, and add the change of data to ``stats``."""
         old = self._read(block)
         self._store(prepared, block, old, self.learner.visit(prepared, block, old), stats)
 
     def _read(self, block: Block) -> Any:
-        """Return the data of a leaf from the previous epoch, or None in the first epoch."""
+        """Return the stored data of a leaf from the previous epoch, or None in the first epoch."""
         if block.epoch == 0:
             return None
         try:
@@ -99,7 +99,7 @@ class KeptLeaves(Generic[State, Prepared]):
         return self.learner.validated(state, stats)
 
 
-class LeavesSideBySide(KeptLeaves[State, Prepared]):
+class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
     """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
@@ -115,7 +115,7 @@ def keep_leaves(
     learner: LeafLearner[Any, Any, Any], folder: str, stage: str, run: str | None
 ) -> KeptLeaves[Any, Any]:
     """Return an online learner that stores the leaf data of ``learner`` in ``folder``, see `KeptLeaves`."""
-    kind = LeavesSideBySide if isinstance(learner, MultiLeafLearner) else KeptLeaves
+    kind = KeptLeavesOnGpu if isinstance(learner, MultiLeafLearner) else KeptLeaves
     return kind(learner, folder, stage, run)
 
 

@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.2
 _END: Any = object()
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-# Least seconds of a span; passing a span to a thread takes tens of microseconds.
+# Minimum seconds of the work that a thread takes at once; taking it costs tens of microseconds.
 THREAD_TASK_SECONDS = 2e-4
 
 
@@ -70,7 +70,7 @@ class InProcessExecutor:
         self._reported_limits: dict[tuple[str, int, str], int] = {}
 
     def _resize_cache(self, stage: Stage, *, once: bool = False) -> None:
-        """Set the size of the process's cache for the rows of a stage, once per stage."""
+        """Choose the size of the row cache of this process, once per stage."""
         if self._own_cache is None and stage.name != self._cached_stage:
             shared_cache(choose_cache(self._cache_size, stage, once=once))
             self._cached_stage = stage.name
@@ -216,7 +216,7 @@ class InProcessExecutor:
 
 
 class CallerStop(StopEvent):
-    """Stop event of the calling thread, which also calls ``on_wait`` between two blocks."""
+    """Stop event of the calling thread; it also calls ``on_wait`` between two blocks of rows."""
 
     def __init__(self, stop: StopEvent, on_wait: Callable[[], None] | None) -> None:
         super().__init__()
@@ -234,11 +234,11 @@ class CallerStop(StopEvent):
 def run_threads(
     items: Sequence[Item],
     workers: int,
-    make: Callable[[int, StopEvent], Callable[[Item], Value]],
+    make_worker: Callable[[int, StopEvent], Callable[[Item], Value]],
     finish: Callable[[Item, Value], None],
     on_wait: Callable[[], None] | None = None,
 ) -> None:
-    """Apply the function that ``make`` returns per thread to all items, on this and ``workers - 1`` threads.
+    """Apply the function that ``make_worker`` returns for a thread to all items, on ``workers`` threads.
 
     ``finish`` runs on the calling thread for each result. ``on_wait`` may raise an error to stop all threads.
     The calling thread computes too: if it only waited, each result would wake it and interrupt a computing
@@ -255,7 +255,7 @@ def run_threads(
 
     def work(slot: int) -> None:
         try:
-            run = make(slot, stop)
+            run = make_worker(slot, stop)
             while not stop.is_set() and (item := take()) is not _END:
                 results.put((item, run(item), None))
         except Stopped:
@@ -273,7 +273,7 @@ def run_threads(
     try:
         with keep_current_device():
             caller_stop = CallerStop(stop, on_wait)
-            run, remaining = make(0, caller_stop), len(items)
+            run, remaining = make_worker(0, caller_stop), len(items)
             while remaining:
                 if results.empty() and (item := take()) is not _END:
                     try:

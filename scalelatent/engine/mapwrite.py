@@ -1,4 +1,4 @@
-"""Write the output of row maps as datasets: each shard is computed and written by one task."""
+"""Write the output of row maps as datasets; one task computes and writes each shard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .executor import Executor, OnRows
 
-# Upper bounds on a block of a map that is computed column by column: bytes of input and output, and rows.
+# Upper bounds of a block of a map that is computed column by column: bytes of its input and output, and rows.
 COLUMN_BLOCK_BYTES, COLUMN_BLOCK_ROWS = 2**26, 2**17
 # Least rows of an output shard of a map that is computed column by column, and the largest number of shards
 # for which this minimum holds.
@@ -187,12 +187,12 @@ def fill_rows(
 
 
 def choose_map_block_rows(row_map: RowMap, dataset: Dataset, on_gpu: bool) -> int:
-    """Return the rows of a block of a map: the number that the map requests, or a suitable one."""
+    """Return the number of rows of a block of a map: the number that the map requires, or a default."""
     return row_map.requirements.block_rows or block_rows(dataset.n_features, on_gpu)
 
 
 def block_rows(n_features: int, on_gpu: bool = False) -> int:
-    """Return the rows of a block of a map: as in a pass, with at most 32 MiB (256 MiB on a GPU)."""
+    """Return the default number of rows of a block of a map: at most 32 MiB of float32 (GPU: 256 MiB)."""
     cpu_rows = max(256, min(BLOCK_ROWS, BLOCK_BYTES // (4 * n_features)))
     rows, max_bytes = (choose_gpu_block_rows(n_features), 2**28) if on_gpu else (cpu_rows, 2**25)
     return max(1, min(rows, max_bytes // (4 * n_features)))

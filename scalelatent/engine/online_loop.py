@@ -21,7 +21,7 @@ from .passes import Stage
 
 @dataclass(frozen=True)
 class ValidationPass(Generic[State]):
-    """Adapter that presents the validation of an online learner as one pass of a batch learner."""
+    """Validation of an online learner as one pass of a batch learner, which executors can run."""
 
     learner: ValidatedLearner[State, Any]
 
@@ -91,7 +91,7 @@ class _Settings:
 
 
 class _OnlineFit:
-    """State of the loop between two steps: position, history, and the times of the last checkpoint."""
+    """State of `fit_online` between two steps: position, history, and the last checkpoint."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _OnlineFit:
         self.at: tuple[Place, Any] = (Place(), None)
         self.done, self.history = False, list[dict[str, Any]]()
         self._restored = False
-        self._pending = False  # True after a resume from between some steps and their report
+        self._pending = False  # True after a resume at a position whose report was not written
         self._saved, self._saved_at = Place(), time.perf_counter()
         self._since, self._rows, self._bytes = self._saved_at, 0, 0
         self._validation: Stage | None = None
@@ -152,7 +152,7 @@ class _OnlineFit:
         return stored["state"]
 
     def begin(self, run: OnlineSteps, state: object) -> None:
-        """Pass the first state to the runner of the steps."""
+        """Give the first state to ``run``, which runs the minibatch steps."""
         self.run, place = run, self.place
         self.at = (place, run.put(place, state, is_written=self._restored))
         # `is_done` is called only where an uninterrupted fit calls it too.
@@ -178,7 +178,7 @@ class _OnlineFit:
         return place.step == self.order.n_steps or bool(every and place.step % every == 0)
 
     def next_stop(self) -> int:
-        """Return the step of the next validation or report, or of the end of the epoch."""
+        """Return the number of the step at which the next report, validation or end of an epoch is due."""
         step = self.place.step
         if self._pending:
             return step

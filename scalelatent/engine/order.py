@@ -104,7 +104,7 @@ class RowOrder:
         return chain * (whole + share) + min(chain, more), whole + share + (chain < more)
 
     def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
-        """Return (start, stop) of the positions in a chain's segment that the steps read."""
+        """Return (start, stop): positions in the shuffled rows of a chain that the steps read."""
         length = self.segment(chain)[1]
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
@@ -120,9 +120,9 @@ class RowOrder:
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Return the rows (int64) at the positions ``first:last`` of a chain's segment.
+        """Return the rows (int64) at the positions ``first:last`` of a chain's shuffled rows.
 
-        Their numbers skip held-out rows; `to_dataset_rows` converts them to row indices of the dataset.
+        The numbers do not count held-out rows; `to_dataset_rows` converts them to indices in the dataset.
         """
         begin, length = self.segment(chain)
         if not self.shuffle or first >= last:
@@ -138,7 +138,7 @@ class RowOrder:
         return runs[places // self.run_rows] * self.run_rows + places % self.run_rows
 
     def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
-        """Return the runs (ranges of rows) of all buffers that contain rows ``first:last`` of a segment."""
+        """Return the runs (ranges of rows) that contain the positions ``first:last`` of a chain."""
         begin, length = self.segment(chain)
         if first >= last:
             return np.zeros(0, dtype=np.int64)

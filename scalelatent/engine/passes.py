@@ -45,21 +45,25 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 # chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
 MERGE_SHARE = 0.02  # upper bound on the time to merge leaves, as a share of the time to compute them
-FEW_LEAVES = 16  # a reduction that sets `merge_share` gets up to this many leaves
+FEW_LEAVES = 16  # a reduction that sets `merge_share` gets at most this number of leaves
 _TWO_LEAVES_FACTOR = 1.5  # rows that are at least this multiple of the smallest useful leaf make two leaves
 MIN_TASK_SECONDS = 0.03  # least seconds of a task on a cluster
 # Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 # Bytes per second between workers; sending a statistic may take this share of the time to compute it.
 SEND_RATE, SEND_SHARE = 5e8, 0.1
-# Rough rates from which sizes are chosen: bytes per second of merging, flops per second of one core.
+# Assumed bytes per second of summing statistics, and flops per second of one core; sizes are chosen from
+# them.
 _MERGE_RATE, FLOP_RATE = 2e10, 6e10
 _GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 peak of an H100
 
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one task: all leaves below the node ``(level, index)`` of the tree of sums of one part."""
+    """Rows of one task: all leaves below the node ``(level, index)`` of the tree of sums.
+
+    ``part`` names the rows: "train", or "validation".
+    """
 
     part: str
     level: int
@@ -81,7 +85,7 @@ class Stage:
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """Reductions by the name of their rows: "train" and, if there are any, "validation"."""
+        """Reductions by part of the rows: "train" and, if there are any, "validation"."""
         return _get_reductions(self.work)
 
     @property
@@ -270,7 +274,7 @@ def list_spans(stage: Stage, workers: int, task_seconds: float | None = None) ->
 
 
 class PassContext:
-    """Data with which one thread computes a pass: the prepared state, and a reader per part."""
+    """Data with which one thread computes a pass: the prepared state, and readers of its rows."""
 
     def __init__(self, stage: Stage, state: object, backend: Backend, cache: PieceCache | None) -> None:
         self.stage = stage
@@ -294,7 +298,7 @@ class PassContext:
         }
 
     def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
-        """Return the vector of one span: the sum of its leaves, then the numbers of rows and bytes read."""
+        """Return the vector of one span: its statistic, then the number of rows and the bytes read."""
         grid, reduction = self.stage.grids[span.part], self.reductions[span.part]
         layout = reduction.layout()
         if span.part not in self._prepared:
@@ -376,12 +380,12 @@ class _SpanSum:
 
 
 def vector_length(reduction: Reduction) -> int:
-    """Return the length of the vector of a span: its statistic and its counters."""
+    """Return the length of the vector of a span: its statistic, then its counters of rows and bytes."""
     return reduction.layout().size + COUNTERS
 
 
 def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, int, int]:
-    """Return (statistic, rows, bytes read) from the vector of a part's root."""
+    """Return (statistic, rows, bytes read) from the vector of the sum over all rows of a part."""
     layout = stage.reductions[part].layout()
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
 

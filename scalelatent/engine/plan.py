@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 # and compiled its kernels (70 MiB), and a worker. Measured by tests/estimators/test_plan_check.py.
 PROCESS_BYTES, WORKER_BYTES = 448 * 2**20, 240 * 2**20
 KEPT_BYTES = 2**25  # freed bytes that the allocator of a worker keeps per thread (dask/worker_side.py)
-ALLOWED_SHARE = 0.6  # largest share of a worker's memory for a fit, without its cache
-MAX_TASKS = 10_000  # upper bound on the tasks of a pass
+ALLOWED_SHARE = 0.6  # a fit without its row cache may use at most this share of the memory of a worker
+MAX_TASKS = 10_000  # a fit with more tasks per pass is refused
 # Seconds per pass and per task in addition to the computation: in this process, and on a cluster.
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
@@ -109,7 +109,7 @@ def find_resources(client: Client | None, n_jobs: int | None, limit: str | int |
 
 
 def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants: int) -> dict[str, int]:
-    """Return the bytes of one worker while it runs a stage, by purpose."""
+    """Return the memory, in bytes, of one worker while it runs a stage, by purpose."""
     grid, reduction, rows = _get_first_part(stage)
     stat, p = reduction.layout().nbytes, rows.n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
@@ -130,7 +130,7 @@ def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants:
 
 
 def _get_first_part(stage: Stage) -> tuple[RowGrid, Reduction, AnyRows]:
-    """Return (grid, reduction, rows) of a stage's first part, the training part if it exists."""
+    """Return (grid, reduction, dataset) of the training rows, or of the first rows of a stage."""
     part = next(iter(stage.grids))
     return stage.grids[part], stage.reductions[part], stage.datasets[part]
 
@@ -326,8 +326,8 @@ class Forecast:
         for part, rows in self.rows.items():
             p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
             work_name = f"{self.kind}_{name} {size}x{p} {rows.dtype} {row_map.output()}"
-            make = partial(_make_map_probe, row_map, partial(self.make_block, size, rows))
-            row = self.probe(work_name, make, 2.0 * p * width / FLOP_RATE, rows=size)
+            make_call = partial(_make_map_probe, row_map, partial(self.make_block, size, rows))
+            row = self.probe(work_name, make_call, 2.0 * p * width / FLOP_RATE, rows=size)
             slots, new = self.resources.slots, RowShape(len(rows), width, rows.is_stored)
             if rows.is_stored:
                 slots = min(slots, choose_layout(len(rows), (width,), new.dtype).n_shards(len(rows)))
@@ -361,7 +361,7 @@ class Forecast:
     def probe(
         self,
         work_name: str,
-        make: Callable[[], Callable[[], object]],
+        make_call: Callable[[], Callable[[], object]],
         nominal: float,
         *,
         rows: int = 1,
@@ -369,12 +369,12 @@ class Forecast:
     ) -> float:
         """Return the measured seconds per row of a call on several threads, or ``nominal`` if not measured.
 
-        ``make`` returns the call for one thread, and ``work_name`` is the key of the stored result.
+        ``make_call`` returns the call for one thread, and ``work_name`` is the key of the stored result.
         """
         if not self.measure:
             return nominal
         threads = threads or self.resources.slots
-        return rates.get(f"{work_name} t{threads}", lambda: cpu_seconds(make, threads) / rows)
+        return rates.get(f"{work_name} t{threads}", lambda: cpu_seconds(make_call, threads) / rows)
 
     def measure_rates(
         self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
@@ -384,9 +384,11 @@ class Forecast:
         for part, reduction in stage.reductions.items():
             size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
             shape = f"{size}x{rows.n_features} {rows.dtype} {layout.size} {reduction.flops_per_row():.0f}"
-            make = partial(_make_pass_probe, reduction, state, block or partial(self.make_block, size, rows))
+            make_call = partial(
+                _make_pass_probe, reduction, state, block or partial(self.make_block, size, rows)
+            )
             work_name = f"{stage.name}{about} {shape} {self.codes}"
-            found[part] = self.probe(work_name, make, seconds_per_row(reduction), rows=size)
+            found[part] = self.probe(work_name, make_call, seconds_per_row(reduction), rows=size)
         return found
 
     def make_block(self, size: int, rows: AnyRows) -> Block:
@@ -401,20 +403,16 @@ class Forecast:
         order: RowOrder,
         *,
         rows: int,
-        keeps_leaves: bool = False,
     ) -> tuple[float, float]:
         """Return (seconds per row of a chain, seconds of its step); ``begin`` returns (state, block)."""
         slots = self.count_slots(order)
 
-        def make(stepping: bool) -> Callable[[], object]:
+        def make_call(stepping: bool) -> Callable[[], object]:
             (state, block), backend, stats = begin(), make_backend("cpu"), Stats.zeros(learner.layout(), rows)
             prepared = learner.prepare(state, backend)
 
             def chain() -> None:
-                if keeps_leaves:
-                    learner.exchange(prepared, None, learner.visit(prepared, block, None), stats)
-                else:
-                    learner.run_chain(prepared, block, stats)
+                learner.run_chain(prepared, block, stats)
 
             def step() -> None:
                 learner.step(state, stats, order.batch_rows)
@@ -424,9 +422,11 @@ class Forecast:
             chain()
             return step if stepping else chain
 
-        row = self.probe(work_name, partial(make, False), seconds_per_row(learner), rows=rows, threads=slots)
+        row = self.probe(
+            work_name, partial(make_call, False), seconds_per_row(learner), rows=rows, threads=slots
+        )
         work_name = f"{work_name} {order.batch_rows} step {slots}"
-        return row, self.probe(work_name, partial(make, True), STEP_SECONDS, threads=1)
+        return row, self.probe(work_name, partial(make_call, True), STEP_SECONDS, threads=1)
 
     def count_slots(self, order: RowOrder) -> int:
         """Return the number of threads that run chains of a step at the same time."""
@@ -439,11 +439,11 @@ class Forecast:
     def add_eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
         """Add the seconds for the eigenvectors of symmetric matrices with ``p`` columns."""
 
-        def make() -> Callable[[], object]:
+        def make_call() -> Callable[[], object]:
             x = np.random.default_rng(0).standard_normal((EIGEN_SIZE, EIGEN_SIZE))
             return lambda: np.linalg.eigh(x + x.T)
 
-        one = self.probe("eigenvectors", make, 0.0, rows=EIGEN_SIZE**3, threads=1)
+        one = self.probe("eigenvectors", make_call, 0.0, rows=EIGEN_SIZE**3, threads=1)
         self.add_seconds(name, matrices * one * p**3)
 
     def add_label_reading(self) -> None:

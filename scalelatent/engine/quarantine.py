@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 CHOICES = ("stop", "skip")
 FILE = "quarantine.json"
-# Largest share of a dataset's rows to exclude. A larger share means a missing disk or too little memory.
+# Largest share of the rows of a dataset that a fit excludes. More bad rows mean a missing disk or too little
+# memory.
 MOST_EXCLUDED = 0.25
 
 Ranges = tuple[tuple[int, int], ...]
@@ -32,7 +33,7 @@ class BadShard:
 
     url: str
     file: str
-    start: int  # first row, counted from the first row at the URL
+    start: int  # first row of the shard in the dataset at the URL
     stop: int
     deaths: int  # number of workers that died while they read the shard; 0 if the shard cannot be read
     why: str

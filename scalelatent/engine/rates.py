@@ -1,4 +1,4 @@
-"""Measure how fast this machine is; the results are stored next to its compiled kernels."""
+"""Measure the speed of kernels and of reading; store the results next to the compiled kernels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RowShape:
 
 
 FORMAT = 2
-STALE_SECONDS = 90 * 86400.0  # older rates are measured again, since a machine's software and load change
+STALE_SECONDS = 90 * 86400.0  # a rate that was measured longer ago is measured again
 PROBE_SECONDS = 0.15  # CPU seconds of one measurement
 WAIT_SECONDS = 60.0  # longest time that measuring threads wait for each other to start
 
@@ -91,7 +91,7 @@ class Rates:
         self._since = 0.0
 
     def get(self, name: str, measure: Callable[[], float]) -> float:
-        """Return the stored rate, or the result of ``measure`` if there is none or if it is too old."""
+        """Return the stored rate ``name``; if there is none or if it is too old, measure and store it."""
         with self._lock:
             if self._known is None:
                 self._known = self._read()
@@ -124,11 +124,11 @@ class Rates:
 
 
 rates = Rates(Path(CACHE_FOLDER) / "rates.json")
-"""Rates of this machine."""
+"""Stored rates of this machine."""
 
 
 def cpu_seconds(
-    make: Callable[[], Callable[[], object]], threads: int, least: float = PROBE_SECONDS
+    make_call: Callable[[], Callable[[], object]], threads: int, least: float = PROBE_SECONDS
 ) -> float:
     """Return the CPU seconds of one call while ``threads`` threads (at most one per core) make the same call.
 
@@ -152,7 +152,7 @@ def cpu_seconds(
         return (time.thread_time() - begin) / calls
 
     with single_threaded(), ThreadPoolExecutor(threads) as pool:
-        return float(np.mean(list(pool.map(measure, [make() for _ in range(threads)]))))
+        return float(np.mean(list(pool.map(measure, [make_call() for _ in range(threads)]))))
 
 
 # Size of the dataset with which writing and reading are measured; it is larger than a processor's cache.
@@ -266,7 +266,7 @@ def choose_cache(size: float | None, stage: Stage, *, once: bool = False) -> flo
 
 
 def reading_share(stage: Stage) -> float:
-    """Return the largest ratio of reading time to computing time per row of a stage; 0 if rows are few."""
+    """Return the largest ratio of the time to read a row to the time to compute it; 0 for small datasets."""
     return max(
         (
             read_seconds(ds) / seconds_per_row(stage.reductions.get(part, stage.online))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from .backend import CupyBackend
 
-TARGET_BYTES = 2**24  # upper bound on the bytes of outputs in one piece; outputs may be wider than rows
+TARGET_BYTES = 2**24  # upper bound of the bytes of outputs that are read in one call
 _NO_REQUIREMENTS = BlockRequirements()
 T = TypeVar("T")
 
@@ -71,16 +71,16 @@ class Stopped(Exception):
 
 
 class StopEvent(threading.Event):
-    """Event that stops a pass, with hooks by which a subclass follows the progress of the pass."""
+    """Event that stops a pass; a subclass can override methods to follow the progress of the pass."""
 
     notes = False
-    """True if ``note`` must be called before each read and computation; rows are then not read ahead."""
+    """True if the subclass logs each step with ``note``; rows are then not read ahead of the computation."""
 
     def moved(self) -> None:
-        """React to the start of the computation on the next block."""
+        """Handle the start of the computation on the next block of rows."""
 
     def note(self, doing: str, start: int, stop: int) -> None:
-        """Record that the action ``doing`` on the rows ``start:stop`` is about to start."""
+        """Handle the start of a step such as "reading", named by ``doing``, on the rows ``start:stop``."""
 
 
 @dataclass
@@ -195,7 +195,7 @@ class Reader:
         return self.dataset.read_codes(start, stop, self.classes, unlabelled=self.unlabelled)
 
     def _read_unskipped(self, start: int, stop: int) -> Piece:
-        """Return a piece in which the skipped rows were not read, but are zeros with weight 0."""
+        """Return the rows ``start:stop``, in which excluded rows are zeros with weight 0 and are not read."""
         parts: list[PlacedPiece] = []
         row = start
         skipped = [(max(a, start), min(b, stop)) for a, b in self.skipped if a < stop and b > start]

@@ -228,13 +228,14 @@ def write_sets(source: Any, sets: RowSets, place: Location) -> str:
         return link_dataset(source.dataset, place)
     shape, dtype = sets.output()
     first = source.read(0)
+    is_csr = isinstance(first, CsrRows)
     writer = create_dataset(
         place.url,
         sets.n_sets * sets.rows_per_set,
         shape,
         dtype,
-        nnz=_count_entries(source, sets) if isinstance(first, CsrRows) else None,
-        chunk_rows=None if isinstance(first, CsrRows) else sets.rows_per_set,
+        nnz=sum(len(source.read(which).data) for which in range(sets.n_sets)) if is_csr else None,
+        chunk_rows=None if is_csr else sets.rows_per_set,
         shard_rows=_choose_shard_sets(sets, max(1, first.nbytes // sets.rows_per_set)) * sets.rows_per_set,
         provenance={"made_by": "save"},
     )
@@ -243,10 +244,6 @@ def write_sets(source: Any, sets: RowSets, place: Location) -> str:
         numbers = range(start // sets.rows_per_set, stop // sets.rows_per_set)
         writer.write_shard(shard, _concatenate([source.read(which) for which in numbers]))
     return str(writer.finalize().fingerprint())
-
-
-def _count_entries(source: Any, sets: RowSets) -> int:
-    return sum(len(source.read(which).data) for which in range(sets.n_sets))
 
 
 def _choose_shard_sets(sets: RowSets, row_bytes: int) -> int:

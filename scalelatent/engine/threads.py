@@ -26,7 +26,7 @@ def _controller() -> ThreadpoolController:
 
 
 class _ThreadLimit:
-    """One-thread limit of the process, which the first user sets and the last user removes.
+    """Limit of one thread for BLAS and zarr in this process; the first user sets it, the last one removes it.
 
     If every user restored the limit that it found, overlapping users could remove the limit too early or
     leave it set forever.
@@ -83,7 +83,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
-    """Return ``call()``; raise a TimeoutError after ``seconds``, since requests to a cluster may hang."""
+    """Return ``call()``, or raise a TimeoutError after ``seconds``; calls to a cluster may hang."""
     results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -120,7 +120,7 @@ def resolve_jobs(n_jobs: int | None) -> int:
 
 
 def _joblib_jobs() -> int | None:
-    """Return the number of jobs that joblib is set to or allows in its worker; None if it is not set."""
+    """Return the number of jobs of joblib's present configuration; None if the user has not set it."""
     from joblib import effective_n_jobs  # noqa: TID251  only reads a setting
     from joblib.parallel import get_active_backend  # noqa: TID251
 

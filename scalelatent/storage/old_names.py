@@ -22,7 +22,7 @@ MOVED_MODULES = {
     f"{_CAPSULE}.model": f"{_CAPSULE}.model.em",
     **{
         f"{_CAPSULE}.{name}": f"{_CAPSULE}.model.{name}"
-        for name in ("members", "online", "passive", "predict", "running", "start")
+        for name in ("members", "online", "predict", "running", "start")
     },
     f"{_CRBM}.inference": f"{_CRBM}.kernels.inference",
     f"{_CRBM}.learners": f"{_CRBM}.model.negative_phases",

@@ -286,13 +286,13 @@ def test_a_segment_is_repeated_if_its_worker_has_no_replica(
             def forget() -> None:
                 from scalelatent.engine.dask import online_tasks as online_sites
 
-                original = online_sites.Site.follow
+                original = online_sites.FitOnWorker.follow
 
                 def follow(site: Any, before: Any, results: Any) -> Any:
-                    online_sites.Site.follow = original
+                    online_sites.FitOnWorker.follow = original
                     raise online_sites.StateLost("gone")
 
-                online_sites.Site.follow = follow
+                online_sites.FitOnWorker.follow = follow
 
             self.executor.client.run(forget)
         return original(self, segment, place, stop, names)

@@ -173,16 +173,16 @@ def _hang(over: str) -> None:
     """Make the next segment on this worker hang until a file exists."""
     from scalelatent.engine.dask import online_tasks as online_sites
 
-    original = online_sites.Site.state
+    original = online_sites.FitOnWorker.state
 
     def state(site: Any, place: Any) -> Any:
-        online_sites.Site.state = original  # type: ignore[method-assign]
+        online_sites.FitOnWorker.state = original  # type: ignore[method-assign]
         deadline = time.monotonic() + 60
         while not os.path.exists(over) and time.monotonic() < deadline:
             time.sleep(0.05)
         return original(site, place)
 
-    online_sites.Site.state = state  # type: ignore[method-assign]
+    online_sites.FitOnWorker.state = state  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("spread", ["one", "all"])

@@ -9,19 +9,19 @@ import sys
 
 import pytest
 
-from scalelatent.engine.dask.worker_side import keep_pages
+from scalelatent.engine.dask.worker_side import reuse_freed_memory
 
 # Print the page faults of a hundred arrays of 4 MB, allocated one after the other, before and after.
 FAULTS = """
 import resource, numpy as np
-from scalelatent.engine.dask.worker_side import keep_pages
+from scalelatent.engine.dask.worker_side import reuse_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(100):
         np.empty(500_000).fill(1.0)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults()
-print(faults(), keep_pages(), (faults(), faults())[1])
+print(faults(), reuse_freed_memory(), (faults(), faults())[1])
 """
 
 
@@ -54,9 +54,9 @@ def test_allocator_settings_of_the_user_stay(
         raise AssertionError
 
     monkeypatch.setattr("ctypes.CDLL", never)
-    assert keep_pages(environ) is False
+    assert reuse_freed_memory(environ) is False
 
 
 def test_a_c_library_without_the_settings_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    assert keep_pages({"MALLOC_TRIM_THRESHOLD_": "65536"}) is False
+    assert reuse_freed_memory({"MALLOC_TRIM_THRESHOLD_": "65536"}) is False

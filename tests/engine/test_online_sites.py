@@ -14,7 +14,7 @@ import pytest
 from scalelatent.data import Dataset
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.dask import online_tasks as online_sites
-from scalelatent.engine.dask.online_tasks import Site, Sites
+from scalelatent.engine.dask.online_tasks import FitOnWorker, FitsOnWorker
 from scalelatent.engine.executor import Place
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
@@ -39,8 +39,8 @@ def ref(online: Any, tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.fixture
-def sites() -> Iterator[Sites]:
-    sites = Sites()
+def sites() -> Iterator[FitsOnWorker]:
+    sites = FitsOnWorker()
     yield sites
     for key in list(sites._kept):
         sites.end(*key)
@@ -58,7 +58,7 @@ def nothing() -> None:
     pass
 
 
-def step(site: Site, first: int, last: int, threads: int = 1) -> list[np.ndarray]:
+def step(site: FitOnWorker, first: int, last: int, threads: int = 1) -> list[np.ndarray]:
     with site.runner(first, last, threads, nothing) as runner:
         return list(runner.run(0, 0, site.state(Place())).nodes().values())
 
@@ -77,7 +77,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return found
 
 
-def test_a_worker_runs_many_fits_at_once(ref: Any, sites: Sites) -> None:
+def test_a_worker_runs_many_fits_at_once(ref: Any, sites: FitsOnWorker) -> None:
     """Run more fits at the same time than are kept when idle."""
     together, answers = threading.Barrier(12), dict[int, Any]()
 
@@ -102,7 +102,7 @@ def test_a_worker_runs_many_fits_at_once(ref: Any, sites: Sites) -> None:
 
 
 def test_idle_runners_are_dropped_and_used_ones_stay(
-    ref: Any, sites: Sites, closed: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sites.use(ref, "toy_step", "t0") as used:
         step(used, 0, 2)
@@ -115,7 +115,9 @@ def test_idle_runners_are_dropped_and_used_ones_stay(
         assert len(step(used, 0, 2)) == 1  # The task has merged the statistics of both chains into one.
 
 
-def test_the_end_of_a_fit_waits_for_its_running_task(ref: Any, sites: Sites, closed: list[list[int]]) -> None:
+def test_the_end_of_a_fit_waits_for_its_running_task(
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]]
+) -> None:
     with sites.use(ref, "toy_step", "t0") as site, site.runner(0, 2, 1, nothing) as runner:
         sites.end(ref, "toy_step", "t0")
         time.sleep(0.05)
@@ -130,14 +132,14 @@ def test_the_end_of_a_fit_waits_for_its_running_task(ref: Any, sites: Sites, clo
     assert _is_true_within(lambda: closed == [[0, 1], [0, 1]])
 
 
-def test_a_finished_fit_is_not_started_again(ref: Any, sites: Sites) -> None:
+def test_a_finished_fit_is_not_started_again(ref: Any, sites: FitsOnWorker) -> None:
     EngineStore(*ref).drop_result("toy_step-t0")
     with pytest.raises(RunError, match="resume the run"), sites.use(ref, "toy_step", "t0"):
         pass
 
 
 def test_runners_of_an_earlier_division_of_chains_are_closed(
-    ref: Any, sites: Sites, closed: list[list[int]]
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]]
 ) -> None:
     with sites.use(ref, "toy_step", "t0") as site:
         for first, last in ((0, CHAINS), (0, 3), (3, 6), (2, 4)):
@@ -152,7 +154,7 @@ def test_runners_of_an_earlier_division_of_chains_are_closed(
 
 
 def test_the_task_that_holds_a_retired_runner_closes_it(
-    ref: Any, sites: Sites, closed: list[list[int]]
+    ref: Any, sites: FitsOnWorker, closed: list[list[int]]
 ) -> None:
     with sites.use(ref, "toy_step", "t0") as site:
         with site.runner(0, 3, 1, nothing) as runner:
@@ -162,7 +164,7 @@ def test_the_task_that_holds_a_retired_runner_closes_it(
         assert closed == [[0, 1, 2]]
 
 
-def test_waiting_for_a_runner_can_be_interrupted(ref: Any, sites: Sites) -> None:
+def test_waiting_for_a_runner_can_be_interrupted(ref: Any, sites: FitsOnWorker) -> None:
     def leave() -> None:
         raise Stopped
 

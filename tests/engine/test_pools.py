@@ -21,8 +21,8 @@ from scalelatent.engine.dask.pools import (
     Pools,
     Speeds,
     all_use_gpu,
-    costs,
     devices_event,
+    estimate_costs,
 )
 from scalelatent.engine.dask.window import Window
 from scalelatent.engine.dask.worker_side import PaceReports
@@ -143,7 +143,7 @@ def test_a_joining_worker_is_checked_for_gpus() -> None:
 
 
 def test_unmeasured_workers_are_equal_and_gpus_have_an_assumed_speed() -> None:
-    assert Pace().speeds(_stage(), THREADS, frozenset()).alike
+    assert Pace().speeds(_stage(), THREADS, frozenset()).are_equal
     found = Pace().speeds(_stage(), THREADS, frozenset("c"))
     assert found.speeds == {"a": 1.0, "b": 1.0, "c": GPU_GUESS}
     assert found.row_seconds == {"train": 1e-4, "validation": 1e-4}
@@ -156,7 +156,7 @@ def test_speeds_are_those_that_workers_reported() -> None:
     found = pace.speeds(_stage(), THREADS, frozenset())
     assert found.speeds == pytest.approx({"a": 1.0, "b": 1.0, "c": 20.0})
     assert found.row_seconds["train"] == 2e-3
-    assert not found.alike
+    assert not found.are_equal
     # Speeds of later reports are converted to the reference of a pass that has started.
     pace.receive(_make_report("a", 1e-3))
     again = pace.speeds(_stage(), THREADS, frozenset(), found.row_seconds)
@@ -249,7 +249,7 @@ def case() -> Any:
     stage = _stage()
 
     def window(kept: frozenset[Span] = frozenset()) -> Window:
-        return Window(THREADS, spans, send, costs(executor, stage, kept))
+        return Window(THREADS, spans, send, estimate_costs(executor, stage, kept))
 
     spans = [Span(part, 1, i) for part in ROWS for i in range(RowGrid(ROWS[part], 10, 1).n_nodes(1))]
     return SimpleNamespace(
@@ -268,7 +268,7 @@ def test_short_passes_keep_the_plain_window(case: Any) -> None:
     for worker, seconds in (("a", 2e-3), ("b", 2e-3), ("c", 1e-4)):
         for part in ROWS:
             case.pools.pace.receive(_make_report(worker, seconds, part))
-    assert not case.pools.speeds(case.stage, THREADS).alike
+    assert not case.pools.speeds(case.stage, THREADS).are_equal
     assert not case.window().unequal
 
 
@@ -340,8 +340,8 @@ def test_tasks_of_a_pool_have_their_own_name_prefix() -> None:
 
 
 def test_speeds_within_a_factor_of_two_count_as_equal() -> None:
-    assert Speeds({}, {"a": 1.0, "b": 1.9}).alike
-    assert not Speeds({}, {"a": 1.0, "b": 2.1}).alike
+    assert Speeds({}, {"a": 1.0, "b": 1.9}).are_equal
+    assert not Speeds({}, {"a": 1.0, "b": 2.1}).are_equal
 
 
 # -- reports ------------------------------------------------------------------------------------------------

@@ -42,9 +42,11 @@ def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
     looker, current, events = case
     looker.members = {"tcp://a:1": ClusterMember(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
-        looker._news.append({"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}})
+        looker._worker_events.append(
+            {"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}}
+        )
     looker._process_worker_events(current)
-    words = looker.killed(current, "key", "tcp://b:2")
+    words = looker.describe_killed_task(current, "key", "tcp://b:2")
     assert words.startswith(
         "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 workers when they died"
     )
@@ -59,24 +61,26 @@ def test_online_steps_are_reported_as_segments(case: Any) -> None:
     segment = Segment(SimpleNamespace(token="t", stage=SimpleNamespace(name="toy_step")), place, 0)
     segment.window = SimpleNamespace(refresh=lambda threads: None)  # type: ignore[assignment]
     segment.items = {"one": place, "two": place}
-    looker._news.append({"action": "remove-worker", "worker": "a", "processing-tasks": ["one", "two"]})
+    looker._worker_events.append(
+        {"action": "remove-worker", "worker": "a", "processing-tasks": ["one", "two"]}
+    )
     with pytest.raises(WorkerDied, match="worker a died"):
         looker._process_worker_events(segment)
     (lost,) = events
     assert (lost["event"], lost["segments"], "spans" in lost) == ("worker_lost", 1, False)
     words = "the segment after step 12 of epoch 1 of toy_step was with 1 worker when it died: a"
-    assert looker.killed(segment, "one", "a") == words
-    assert [segment.counted(n) for n in (1, 2)] == ["1 segment", "2 segments"]
+    assert looker.describe_killed_task(segment, "one", "a") == words
+    assert [segment.format_count(n) for n in (1, 2)] == ["1 segment", "2 segments"]
 
 
 def test_waiting_items_are_reported_in_singular_and_plural(case: Any) -> None:
     _, current, _ = case
-    assert [current.counted(n) for n in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
+    assert [current.format_count(n) for n in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
 
 
 def test_a_retired_worker_does_not_count_as_a_death(case: Any) -> None:
     looker, current, events = case
-    looker._news.append(
+    looker._worker_events.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": {"key"}, "expected": True}
     )
     looker._process_worker_events(current)
@@ -86,7 +90,7 @@ def test_a_retired_worker_does_not_count_as_a_death(case: Any) -> None:
 
 def test_lost_results_are_reported_and_do_not_count_as_deaths(case: Any) -> None:
     looker, current, events = case
-    looker._news.append(
+    looker._worker_events.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": set(), "lost-computed-tasks": {"key"}}
     )
     looker._process_worker_events(current)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.engine.dask.pools import children
+from scalelatent.engine.dask.pools import split_span
 from scalelatent.engine.dask.window import AT_ONCE, MOST_AHEAD, Costs, TaskEnded, Window
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Span
@@ -167,7 +167,7 @@ class Pool:
         spans = [Span("train", level, i) for i in range(self.grid.n_nodes(level))]
         speeds = believed or self.speeds
         costs = Costs(
-            self.work, True, 1e9, lambda threads: speeds, lambda s: children(s, self.grid), SHORTEST
+            self.work, True, 1e9, lambda threads: speeds, lambda s: split_span(s, self.grid), SHORTEST
         )
         self.window = Window(self.threads, spans, self.send, costs)
         self.free = {w: [0.0] * n for w, n in self.threads.items()}
@@ -283,8 +283,8 @@ def test_items_of_a_lost_worker_of_a_pool_go_to_the_remaining_ones() -> None:
 
 def test_children_cover_a_span() -> None:
     grid = RowGrid(100, 1, 1)
-    assert children(Span("train", 2, 1), grid) == [Span("train", 1, i) for i in range(8, 13)]
-    assert children(Span("train", 0, 1), grid) == []
+    assert split_span(Span("train", 2, 1), grid) == [Span("train", 1, i) for i in range(8, 13)]
+    assert split_span(Span("train", 0, 1), grid) == []
 
 
 def test_a_thousand_workers_cost_the_driver_little() -> None:

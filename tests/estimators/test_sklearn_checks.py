@@ -91,7 +91,6 @@ def _expected(estimator: Any) -> dict[str, str]:
         CapsuleRegression(max_iter=5, architecture="one_vs_all", nu_schedule=None),
         CapsuleRegression(max_iter=5, architecture="all_vs_all", init="random", random_state=0),
         Search(CapsuleRegression(max_iter=5), {"momentum": [0.5, 0.0]}, cv=2),
-        CapsuleRegression(algorithm="passive_aggressive"),
     ],
     expected_failed_checks=_expected,
 )

@@ -15,8 +15,8 @@ from scalelatent.engine.chains import apply_step, run_chains
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.model.decode import Decoder
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner
-from scalelatent.models.hcn.model.kept_messages import KeptMessages, start_leaf, visit_leaves
+from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
+from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner, start_leaf, visit_leaves
 from scalelatent.models.hcn.model.layer import FeatureLayer
 from tests.models.hcn.cases import draw_sweep, no_messages
 
@@ -89,7 +89,7 @@ def check_chains(name: str) -> None:
     """Compare a step whose chains are launched together with that of a processor."""
     layer = FeatureLayer((1, 5, 4), 2, (3, 2), 1e-2, 1e-2, 0.3, 1e-2)
     x = (np.random.default_rng(0).random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
-    learner = EvidenceLearner(layer, 0.9, 2, 5)
+    learner = OnlineFeatureLearner(layer, 0.9, 2, 5)
     # Chains of 5, 4 and 4 rows, and one without rows.
     parts = [np.arange(0, 5), np.arange(5, 9), np.arange(9, 13)]
     blocks = [Block(x[rows], None, None, 0, rows, 1, k) for k, rows in enumerate(parts)]
@@ -144,7 +144,7 @@ def test_chains_are_launched_together(emulated_gpu) -> None:
 
 
 def test_chains_that_exceed_the_memory_are_split_in_halves(emulated_gpu, monkeypatch) -> None:
-    sizes, run = [], EvidenceLearner.run_chains
+    sizes, run = [], OnlineFeatureLearner.run_chains
 
     def small(self, prepared, blocks, stats) -> None:
         sizes.append(len(blocks))
@@ -152,7 +152,7 @@ def test_chains_that_exceed_the_memory_are_split_in_halves(emulated_gpu, monkeyp
             raise emulated_gpu.cupy.OutOfMemoryError
         run(self, prepared, blocks, stats)
 
-    monkeypatch.setattr(EvidenceLearner, "run_chains", small)
+    monkeypatch.setattr(OnlineFeatureLearner, "run_chains", small)
     check_chains("gpu")
     assert sizes[-5:] == [3, 1, 2, 1, 1]
 
@@ -167,7 +167,7 @@ def test_beliefs_are_in_shared_memory_if_all_blocks_run_at_once(emulated_gpu, mo
 
 def test_leaves_side_by_side_give_the_bits_of_single_leaves(emulated_gpu) -> None:
     rng, layer = np.random.default_rng(5), FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2)
-    learner = KeptMessages(layer, 0.9, 3, 5, damping=0.8, n_rows=100, max_sweeps=2)
+    learner = BatchFeatureLearner(layer, 0.9, 3, 5, damping=0.8, n_rows=100, max_sweeps=2)
     x = (rng.random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
     parts = [np.arange(a, b) for a, b in ((0, 4), (4, 8), (8, 12), (12, 13))]
     state, found = learner.start(), {}

@@ -130,10 +130,10 @@ def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
 
 
 def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, said: Any) -> None:
-    from scalelatent.engine.dask.trial import at_work
+    from scalelatent.engine.dask.trial import count_running_tasks
 
     def busy(dask_worker: Any = None) -> int:
-        return at_work("busy", dask_worker)
+        return count_running_tasks("busy", dask_worker)
 
     future = watched.client.submit(time.sleep, 1.0, key="a-busy-task", pure=False)
     deadline = time.monotonic() + 10

@@ -88,19 +88,19 @@ def test_edges_are_those_that_the_filters_find() -> None:
     model = HierarchicalCompositionalNetwork([(4, 5)], templates=2, filters=8, n_epochs=1, random_state=0)
     with pytest.warns(UserWarning, match="all weights are off"):
         model.fit(grey)
-    found = find_edges(model, Dataset.from_arrays(grey))
-    assert found.images.dtype == np.uint8
-    assert (found.images[1:, None] == grey).all(axis=(2, 3)).any(axis=1).all()
-    assert found.edges[0].any(axis=(1, 2)).all()  # A disc has edges of all directions.
-    assert found.edges.sum(axis=1).max() == 1
-    np.testing.assert_array_equal(found.made, model.reconstruct(found.images[1:]))
-    drawn = plot_edges(found.images, found.edges, found.made)
-    n, colors = len(found.images), direction_colors(8)
+    images, edges, made = find_edges(model, Dataset.from_arrays(grey))
+    assert images.dtype == np.uint8
+    assert (images[1:, None] == grey).all(axis=(2, 3)).any(axis=1).all()
+    assert edges[0].any(axis=(1, 2)).all()  # A disc has edges of all directions.
+    assert edges.sum(axis=1).max() == 1
+    np.testing.assert_array_equal(made, model.reconstruct(images[1:]))
+    drawn = plot_edges(images, edges, made)
+    n, colors = len(images), direction_colors(8)
     assert len({tuple(color) for color in colors}) == 8
     picture = drawn.axes[n + 1].images[0].get_array()
-    channel, y, x = np.argwhere(found.edges[1])[0]
+    channel, y, x = np.argwhere(edges[1])[0]
     np.testing.assert_allclose(picture[y, x], colors[channel])
-    assert (picture[~found.edges[1].any(axis=0)] == 1).all()
+    assert (picture[~edges[1].any(axis=0)] == 1).all()
     key = drawn.axes[2 * n].images[0].get_array()
     assert (key == 1).all()  # Templates do not represent the disc.
 

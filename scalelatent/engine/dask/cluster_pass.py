@@ -1,4 +1,4 @@
-"""One pass on a Dask cluster: each span (range of rows), each merge of sums and the M-step is a task.
+"""One pass on a Dask cluster: each span (range of rows), each merge of partial sums and the M-step is a task.
 
 The next pass is queued behind the M-step. The tree of merges is fixed (law 1) and no graph is larger than one
 pass (law 7); `test_same_bits.py` tests both.
@@ -17,7 +17,7 @@ from scalelatent.engine.quarantine import whole_shards
 
 from .graph import Graph, Reads, TaskRef
 from .pass_tasks import task_info, task_merge, task_mstep, task_params, task_span
-from .pools import POOLED, costs
+from .pools import POOLED, estimate_costs
 from .trial import try_span
 from .window import AT_ONCE, Batch, TaskEnded, Window, Work
 
@@ -32,16 +32,25 @@ if TYPE_CHECKING:
     from .pass_tasks import PassInfo
     from .window import ItemWords
 
-# Maximum numbers of tasks of earlier passes that the scheduler keeps, and of passes that are queued in a row.
-# These numbers gave at most 65 tasks and 1 kB per pass (thousand_passes.py).
+# A pass depends on the M-step of the pass before. After this number of tasks or passes in such a chain, a
+# pass starts from the run folder instead, so that the scheduler can forget old tasks. These numbers gave at
+# most 65 tasks and 1 kB per pass (thousand_passes.py).
 CHAIN_TASKS, CHAIN_PASSES = 2000, 32
-# Maximum seconds to wait for the report event of a finished pass; later a task fetches the report. Usually
+# Maximum seconds to wait for the event with the results of a pass; after that, a task fetches them. Usually
 # the event arrives in one packet with the message that the M-step is done.
 EVENT_SECONDS = 1.0
 
 
 class DaskPass(Work[Span]):
-    """A pass with the M-step of a learner, or a pass that only sums statistics if ``learns`` is False."""
+    """A pass over all rows, with the M-step of a learner or, if ``learns`` is False, without it.
+
+    1. Send the tasks of the first spans; each computes the statistic of its rows.
+    2. After some spans are done, send more; add a merge task as soon as all eight children of a node are
+       known.
+    3. With the last spans, send the M-step, which merges the remaining nodes and writes the next state.
+    4. Send the next pass, which depends on the M-step, so that the cluster never waits for the driver.
+    5. Finish when the event with the results of the M-step has arrived.
+    """
 
     def __init__(
         self,
@@ -56,7 +65,7 @@ class DaskPass(Work[Span]):
     ) -> None:
         super().__init__(stage.name, iteration + 1, executor.pass_token, stage.rows)
         self.executor, self.stage, self.iteration, self.learns = executor, stage, iteration, learns
-        self.ref = executor.ref_of(stage)
+        self.ref = executor.stage_refs[stage.name]
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
         # In a pass of reductions: the task of the sum of each part, and the sums that were fetched.
@@ -74,7 +83,7 @@ class DaskPass(Work[Span]):
         self.mstep: Future | None = None
         self._asked: Future | None = None
         self._trees = {part: _Tree(self, part) for part in stage.grids}
-        spent = costs(executor, stage, self._finished)
+        spent = estimate_costs(executor, stage, self._finished)
         self.window = Window(executor.threads, [*finished, *spans], self._send, spent)
         # A short pass reports only at its end, because a future for each span costs two more packets.
         self._quiet = learns and spent.known and self.window.seconds < AT_ONCE
@@ -167,7 +176,7 @@ class DaskPass(Work[Span]):
         self._roots = {part: _held(node, futures) for part, node in self._roots.items()}
 
     def open_following(self) -> None:
-        """Send the tasks of the next pass, which wait for this M-step, unless too many passes are queued."""
+        """Queue the next pass behind the M-step of this pass, unless too many passes are in the chain."""
         if not self.learns or self.following is not None or not self.window.all_sent:
             return
         links = self.links + 1
@@ -190,7 +199,7 @@ class DaskPass(Work[Span]):
         return b - a
 
     def about(self, item: Span) -> ItemWords:
-        """Return the description of a span (the rows of one task) for the event log."""
+        """Return part, number and rows of a span (the rows of one task) for the event log."""
         a, b = self.stage.grids[item.part].node_rows(item.level, item.index)
         return {"part": item.part, "span": item.index, "level": item.level, "rows": [a, b]}
 
@@ -208,7 +217,7 @@ class DaskPass(Work[Span]):
         return list(self.stage.datasets[item.part].shards(*rows))
 
     def reads(self, item: Span) -> Reads:
-        """Return (part, start, stop) of the whole shards that a span reads; the scheduler uses this range."""
+        """Return (name of the part, first row, row after the last) of the whole shards that a span reads."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
         part = f"{self.executor.token}/{item.part}"
         return (part, *whole_shards(self.stage.datasets[item.part], *rows))
@@ -220,7 +229,7 @@ class DaskPass(Work[Span]):
 
     @property
     def done(self) -> bool:
-        """True if all spans are done and the driver has the report of the M-step, or the sums."""
+        """True if the driver has the results of the M-step or, in a pass without M-step, all sums."""
         if self.learns:
             return self.result is not None
         for part, root in self._roots.items():
@@ -230,7 +239,7 @@ class DaskPass(Work[Span]):
 
     @property
     def result(self) -> PassInfo | None:
-        """Report of the M-step, from its event or, if the event was lost, from a task; None until then."""
+        """Results of the M-step, from its event or, if it was lost, from a task; None until they arrive."""
         if self._info is None and self.mstep is not None:
             report = self.executor.pass_report(self)
             status = self.mstep.status
@@ -245,12 +254,12 @@ class DaskPass(Work[Span]):
         return self._info
 
     def _ask(self, mstep: Future) -> PassInfo | None:
-        """Return the report of the M-step from a task that fetches it; None until this task has ended."""
+        """Return the results of the M-step from a task that fetches them; None until this task has ended."""
         if self._asked is None:
             graph, key = Graph(), self.key("info")
             graph.add(key, task_info, graph.ref(mstep), priority=10)
             self._asked = graph.send(self.executor.client, [key])[key]
-            self._asked.add_done_callback(lambda _: self.executor.pulse.set())
+            self._asked.add_done_callback(lambda _: self.executor.wake_event.set())
         found = self.executor.fetched(self._asked)
         if not found:
             return None
@@ -276,7 +285,7 @@ class DaskPass(Work[Span]):
 
 
 def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: str) -> str:
-    """Return the key of a task of a pass; people read it on the dashboard."""
+    """Return the Dask key of a task of a pass; users read it on the dashboard."""
     if role == POOLED:
         return f"{stage.name}_{role}-it{iteration + 1:04d}-{suffix}-{token}"
     # The spans are named ``capsule_estep``, other tasks ``capsule_params``, ``capsule_mstep``, … Other stages
@@ -287,7 +296,7 @@ def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: s
 
 
 def _part_prefix(part: str) -> str:
-    """Return the prefix in the names of the tasks of a part, such as "train"; parts need different names."""
+    """Return the prefix of the names of tasks that read a part of the rows: "s" for training rows."""
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 
@@ -296,7 +305,7 @@ def _held(node: Node, futures: dict[str, Future]) -> Node:
 
 
 class _Tree:
-    """Tree of the partial sums of one part; a merge task sums the children of a node once all are known."""
+    """Tree of the partial sums of training or validation rows; merge tasks sum up to eight nodes into one."""
 
     def __init__(self, owner: DaskPass, part: str) -> None:
         self._owner, self._part, self._grid = owner, part, owner.stage.grids[part]
@@ -319,7 +328,7 @@ class _Tree:
             self._nodes[level, index] = key
 
     def open_keys(self, graph: Graph) -> set[str]:
-        """Return the keys of this graph's partial sums that a later graph will merge."""
+        """Return the keys of partial sums in ``graph`` that tasks of a later graph will merge."""
         return {node for node in self._nodes.values() if isinstance(node, str) and node in graph.tasks}
 
     def hold(self, futures: dict[str, Future]) -> None:
@@ -327,5 +336,5 @@ class _Tree:
         self._nodes = {place: _held(node, futures) for place, node in self._nodes.items()}
 
     def tops(self) -> list[Node]:
-        """Remove and return the remaining partial sums in order, for the M-step, after all spans are sent."""
+        """Remove and return the partial sums that are left for the M-step, in order."""
         return [self._nodes.pop(node) for node in sorted(self._nodes)]

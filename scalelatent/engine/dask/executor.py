@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from scalelatent.engine.mapwrite import OutputTask
 
 W = TypeVar("W", bound=Work[Any])
-# Maximum number of consecutive retries of work in which no further item was done.
+# A pass or map fails after this number of consecutive retries in which no further item was done.
 ATTEMPTS = 4
-# Maximum seconds that a fit waits for workers; Dask's own setting no-workers-timeout has no limit by default.
+# Maximum seconds that a fit waits for workers; by default Dask would wait forever (no-workers-timeout).
 STALL_SECONDS = 300.0
 # Reuse worker information for this many seconds, so that short passes do not query the scheduler each time.
 REFRESH_SECONDS = 1.0
@@ -81,12 +81,14 @@ class DaskExecutor:
         # Part of the names of tasks and records: the end of a long job id, because jobs differ there.
         self.token = "-".join(filter(None, (job[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
-        self.pulse = threading.Event()
-        self._refs: dict[str, tuple[str, ...]] = {}
+        self.wake_event = threading.Event()
+        # References (folder, run id, token) with which tasks load stages; a new one for each time a stage is
+        # written.
+        self.stage_refs: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
-        self._begun: DaskPass | None = None
-        self.looked_back = False
+        self._queued_pass: DaskPass | None = None
+        self.has_checked_crashes = False
         self.watch, self.pools = Watch(self), Pools(self.link)
         self.threads, self._looked = self.link.threads(), time.monotonic()
         if not self.threads:
@@ -97,7 +99,7 @@ class DaskExecutor:
         self._check_shared(self.store.location, "the run folder", "run_dir=…, or [job] out")
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
-        self.lost_cards: dict[str, str] = {}  # worker -> error of its GPU before its process ended
+        self.lost_gpus: dict[str, str] = {}  # worker -> error of its GPU before its process ended
         self.link.call("its news were asked for", listener(client).add, KERNELS, self.receive)
 
     # -- workers ---------------------------------------------------------------------------------------------
@@ -108,12 +110,12 @@ class DaskExecutor:
         return max(1, sum(self.threads.values()))
 
     def refresh(self) -> None:
-        """Query the workers again if the last query is older than `REFRESH_SECONDS`."""
+        """Ask the scheduler for the workers again if the last answer is older than `REFRESH_SECONDS`."""
         if time.monotonic() - self._looked > REFRESH_SECONDS:
             self.look_at_workers()
 
     def look_at_workers(self) -> dict[str, int]:
-        """Return the threads of each present worker; keep the last known workers if none is left."""
+        """Return the threads of each worker by address; if none is left, remember the last known ones."""
         found = self.pools.chosen(self.watch.trusted(self.link.threads()))
         self._looked = time.monotonic()
         self.threads = found or self.threads
@@ -128,7 +130,7 @@ class DaskExecutor:
             self.pools.report_devices(offers, self.callbacks)
 
     def wait_for_workers(self) -> dict[str, int]:
-        """Return the threads of each present worker; wait at most `STALL_SECONDS` for the first worker."""
+        """Return the threads of each worker by address; wait at most `STALL_SECONDS` for the first worker."""
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
@@ -145,7 +147,7 @@ class DaskExecutor:
         )
 
     def _check_shared(self, location: Location, name: str, option: str, *, all_answer: bool = True) -> None:
-        """Raise `RunError` if a worker does not find a folder or, with ``all_answer``, does not answer."""
+        """Raise a RunError if a worker does not see a folder or, with ``all_answer``, does not answer."""
         mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
         location.write(mark, b"seen")
         try:
@@ -172,27 +174,23 @@ class DaskExecutor:
     # -- names and events ------------------------------------------------------------------------------------
 
     def next_token(self) -> str:
-        """Return a new suffix for the task names of one part of the fit, so that no name is used twice."""
+        """Return a new suffix for task names, because Dask would return the old result of a name in use."""
         self._parts += 1
         return f"{self.token}{self._parts}"
 
     @property
     def fit(self) -> tuple[str, ...]:
-        """Topic, token of the pass and token of the driver, with which tasks send events to this driver."""
+        """Address of this driver for events of tasks: (topic, token of the pass, token of the driver)."""
         return self.watch.topic, self.pass_token, self.token
-
-    def ref_of(self, stage: Stage) -> tuple[str, ...]:
-        """Return the reference with which tasks load a stage; it changes each time the stage is written."""
-        return self._refs[stage.name]
 
     def _save_stage(self, stage: Stage) -> None:
         skipped = self._skipped[stage.name] = self.quarantine.excluded_parts(stage)
         self.store.save_stage(replace(stage, skipped=skipped, cache=choose_cache(self.cache, stage)))
         self.pass_token = self.next_token()
-        self._refs[stage.name] = (*self.store.ref, self.pass_token)
+        self.stage_refs[stage.name] = (*self.store.ref, self.pass_token)
 
     def span_seconds(self, name: str) -> float | None:
-        """Return the measured seconds of one span of a stage on one thread; None before the first pass."""
+        """Return the measured seconds of one task of a stage on one thread; None before the first pass."""
         return self._seconds.get(name)
 
     @property
@@ -201,22 +199,22 @@ class DaskExecutor:
         return STALL_SECONDS
 
     def pass_report(self, current: DaskPass) -> str | None:
-        """Return the JSON text that the M-step of a pass sent as an event; None if none has arrived."""
+        """Return the results that the M-step of a pass sent as an event, as JSON text; None before that."""
         return self.watch.pass_reports.get((current.token, current.stage.name, current.iteration + 1))
 
     def wait(self, seconds: float) -> None:
-        """Wait at most ``seconds`` for an event; callbacks may raise to interrupt the fit."""
+        """Wait at most ``seconds`` for an event; a callback may raise an error to interrupt the fit."""
         self.callbacks.on_wait()
         self._report_events()
-        if self.pulse.wait(min(seconds, WAIT_SECONDS)):
-            self.pulse.clear()
+        if self.wake_event.wait(min(seconds, WAIT_SECONDS)):
+            self.wake_event.clear()
 
     def receive(self, event: dict[str, Any]) -> None:
-        """Queue an event of a worker; this method runs in the client's thread."""
+        """Queue the event of a worker for the callbacks; runs in the client's thread."""
         if event["event"] == "card_lost":
-            self.lost_cards[event["worker"]] = event["message"]
+            self.lost_gpus[event["worker"]] = event["message"]
         self._events.append(event)
-        self.pulse.set()
+        self.wake_event.set()
 
     def _report_events(self) -> None:
         while self._events:
@@ -225,7 +223,7 @@ class DaskExecutor:
     # -- passes ----------------------------------------------------------------------------------------------
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> int:
-        """Write constants and state into the run folder, from which the workers load them."""
+        """Write a stage and its state into the run folder, from which the workers load them."""
         self._cancel_work()
         self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
@@ -241,15 +239,15 @@ class DaskExecutor:
         return list_spans(stage, self.workers)
 
     def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
-        """Run one pass and its M-step on the cluster; the pass may have started behind the previous one."""
-        current = self._begun
+        """Run one pass and its M-step on the cluster; the pass may be queued already."""
+        current = self._queued_pass
         if current is None or current.stage is not stage or current.iteration != iteration:
             self._cancel_work()
             self.refresh()
             current = self._pass(stage, iteration)
         current = self._complete(current, on_rows)
         out = current.result
-        self._begun, current.following = current.following, None
+        self._queued_pass, current.following = current.following, None
         assert out is not None
         self.pools.record_pass(current.window, self.threads)
         current.release()
@@ -266,32 +264,32 @@ class DaskExecutor:
         return DaskPass(self, stage, iteration, todo, finished, learns=learns)
 
     def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
-        """Supervise a pass to its end; return this pass, or the pass that replaced it after a retry."""
+        """Supervise a pass to its end; return this pass, or after a retry the pass that replaced it."""
         first: list[DaskPass] = [current]
 
-        def make() -> DaskPass:
+        def create_work() -> DaskPass:
             return first.pop() if first else self._pass(current.stage, current.iteration, current.learns)
 
-        return self.run(make, on_rows)
+        return self.run(create_work, on_rows)
 
-    def run(self, make: Callable[[], W], on_rows: OnRows) -> W:
-        """Create work with ``make`` and run it to its end, again after each failure; return the last work."""
+    def run(self, create_work: Callable[[], W], on_rows: OnRows) -> W:
+        """Create a pass or map with ``create_work`` and run it, again after failures; return the last one."""
         self.watch.begin()
-        ended = run_to_end(self, make, on_rows)
+        ended = run_to_end(self, create_work, on_rows)
         self._seconds[ended.name] = self.watch.span_seconds(ended)
         return ended
 
     def rename(self) -> None:
-        """Change the token of new tasks, so that their names differ from the names of cancelled tasks."""
+        """Change the suffix of task names, so that new tasks differ from cancelled tasks."""
         self.pass_token = self.next_token()
 
     def _cancel_work(self) -> None:
-        begun, self._begun = self._begun, None
+        begun, self._queued_pass = self._queued_pass, None
         if begun is not None:
             begun.cancel()
 
     def end(self) -> None:
-        """Cancel the pass that started behind the last one, and stop listening to events."""
+        """Cancel the pass that is queued behind the last one, and unsubscribe from events."""
         self._cancel_work()
         self.watch.end()
         self._report_events()
@@ -299,34 +297,31 @@ class DaskExecutor:
         self.pools.report_devices(self.pools.count_computing_workers(), self.callbacks, present)
 
     def close(self) -> None:
-        """Record that the driver ended without a crash, and unsubscribe from kernel events."""
+        """Record in the run folder that the driver ended without a crash; unsubscribe from kernel events."""
         clear_attempts(self.store)
         listener(self.client).remove(KERNELS, self.receive)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
-        """Return the object that runs the steps of an online fit on the workers, several steps per task."""
+        """Return the runner of an online fit, which runs several minibatch steps per task on the workers."""
         return DaskSteps(self, stage, order, n_epochs, self.spread)
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        """Run one pass of reductions, and return the sums of each part to the driver."""
+        """Run one pass that only sums statistics; return the sums of training and validation rows by part."""
         self._cancel_work()
         self.refresh()
         self._save_stage(stage)
         self.watch.begin()
         try:
-            sums = self._collected(stage, on_rows)
+            current = self._complete(self._pass(stage, 0, learns=False), on_rows)
+            current.release()
+            sums = {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
         finally:
             self.watch.end()
         self.store.drop_nodes()
         return sums
 
-    def _collected(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        current = self._complete(self._pass(stage, 0, learns=False), on_rows)
-        current.release()
-        return {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
-
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of the output dataset of a map, one task per shard."""
+        """Write the missing shards of a map's output dataset, one task per shard."""
         self.refresh()
         location = locate(task.url)
         if not contains(self.store.location, location):  # A folder inside the store was checked before.
@@ -346,7 +341,7 @@ class DaskExecutor:
     # -- results and errors ----------------------------------------------------------------------------------
 
     def fetched(self, future: Future, item: object = None) -> tuple[Any, ...]:
-        """Return the result of a supervised task as a tuple; empty until the result is computed and fetched.
+        """Return (result,) of a supervised task, or () until the result is computed and fetched.
 
         If the only copy of the result is lost before it is fetched, Dask computes the result again.
         """
@@ -366,11 +361,11 @@ class DaskExecutor:
             raise
 
 
-def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -> W:
-    """Create work with ``make`` and supervise it, again after each failure; return the work that ended."""
+def run_to_end(executor: DaskExecutor, create_work: Callable[[], W], on_rows: OnRows) -> W:
+    """Create and supervise a pass or map, again after each failure; return the last one."""
     tries, most = 0, -1
     while True:
-        current = make()
+        current = create_work()
         try:
             if _run_suspects_first(executor, current):
                 continue
@@ -402,15 +397,15 @@ def run_to_end(executor: DaskExecutor, make: Callable[[], W], on_rows: OnRows) -
 
 
 def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Run alone the items that may have killed workers, before the work starts; return True if there are any.
+    """Before work starts, run alone each item that may have killed workers; return True if there are any.
 
-    The caller then creates the work again.
+    The caller must then create the work again.
     """
     if current.began is not None:  # The work was queued behind the previous pass and has started already.
         if executor.watch.suspects(current):
             raise WorkerDied("two workers have died of it")
         return False
-    if not executor.looked_back:
-        executor.looked_back = True
+    if not executor.has_checked_crashes:
+        executor.has_checked_crashes = True
         find_suspect_items(executor, current)
     return run_isolated(executor, current)

@@ -1,4 +1,4 @@
-"""Supervision of work: after a failed task, retry the work, exclude rows, or raise an error.
+"""Supervision of a pass or map: after a failed task, start it again, exclude rows, or raise an error.
 
 Dask's retries ignore the cause of a failure; `test_failures.py` and `test_bad_shards.py` test these causes.
 """
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
 
-# Seconds between checks of futures: minimum, share per pending future, and wait without futures. Checks use
-# 1.5 % of a core (spans of 1 s, submit.py) or 0.6 ms per span (1,000 workers, simulated_cluster.py).
+# Seconds between two checks of futures: at least POLL_SECONDS, LOOK_SHARE per pending future, and
+# WAIT_SECONDS without futures. Checks use 1.5 % of a core with tasks of 1 s (submit.py), or 0.6 ms per task
+# with 1,000 workers (simulated_cluster.py).
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
 
 
 class RowsExcluded(Retry):
-    """Signal that the work is to be retried without rows that have just been excluded."""
+    """Signal that a pass or map must be started again without rows that have just been excluded."""
 
 
 def guard_spans(client: Client) -> None:
@@ -39,7 +40,7 @@ def guard_spans(client: Client) -> None:
 
 
 def supervise(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
-    """Supervise work until it is done; call ``on_rows`` with the rows done and all rows."""
+    """Supervise a pass or map until it is done; call ``on_rows`` with the finished rows and all rows."""
     reported_rows = -1
     current.open()
     executor.watch.start(current)
@@ -101,7 +102,7 @@ def _explained_error(
     from distributed import KilledWorker
 
     if isinstance(error, KilledWorker):
-        words = executor.watch.killed(current, str(error.task), error.last_worker.address)
+        words = executor.watch.describe_killed_task(current, str(error.task), error.last_worker.address)
         return RunError(
             f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
             "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "

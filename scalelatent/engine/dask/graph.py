@@ -20,16 +20,17 @@ except ImportError:  # In earlier versions the module is private.
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-# The result of a task: its key if the task is in the same graph, its future if an earlier graph has it.
+# Reference to the result of a task: a key if the task is in the same graph, a future if it was sent before.
 Node = Union[str, "Future"]
-# Rows that a task reads: (name of the fit and part, first row, row after the last) of whole shards.
+# Whole shards that a task reads: (name of the fit and its rows, first row, row after the last).
 Reads = tuple[str, int, int]
 
 
 class Graph:
-    """Tasks by key, which are sent in one message; arguments of a task may be results of other tasks."""
+    """Tasks by key, which are sent to the scheduler in one message.
 
-    # A pass of ten tasks in one graph costs the scheduler a third of the time of ten single messages.
+    Ten tasks in one graph take the scheduler a third of the time of ten single messages.
+    """
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
@@ -39,7 +40,7 @@ class Graph:
         self._held: list[Future] = []
 
     def hold(self, future: Node) -> TaskRef:
-        """Return a reference to a future or key, and keep the future as long as this graph exists."""
+        """Return a reference to a result, and keep its future alive as long as this graph exists."""
         # The scheduler unpacks a graph asynchronously, so a future that is released right after sending could
         # be forgotten first. Callers therefore keep the graph until one of its tasks is done.
         if not isinstance(future, str):
@@ -70,7 +71,10 @@ class Graph:
             self.reads[key] = reads
 
     def send(self, client: Client, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Future]:
-        """Send all tasks and return the futures of the keys ``wanted``; ``only`` restricts the workers."""
+        """Send all tasks, and return futures of the keys ``wanted``.
+
+        Tasks run only on the workers ``only``; if it is empty, on all workers.
+        """
         keys = list(wanted)
         # An annotation is a function of the key, because Dask accepts one value or function per graph layer.
         workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers

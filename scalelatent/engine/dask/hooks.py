@@ -1,6 +1,6 @@
-"""The semi-private parts of Dask that scalelatent uses.
+"""Functions that use private parts of Dask; no other module uses any.
 
-No other module uses private parts of Dask. If a version of Dask lacks one, a fit lacks one feature
+If a version of Dask lacks such a part, the function returns a default, and a fit lacks one feature
 (`test_hooks.py`).
 """
 
@@ -32,7 +32,10 @@ _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:Worke
 
 
 def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callable[[_F], _F]:
-    """Return a decorator: if Dask lacks one of ``needs``, the function logs it and returns ``default()``."""
+    """Return a decorator: if Dask lacks an attribute of ``needs``, the function returns ``default()``.
+
+    ``without`` names the feature that a fit then lacks, for the log.
+    """
 
     def wrap(function: _F) -> _F:
         @functools.wraps(function)
@@ -63,7 +66,7 @@ def _find(need: str, owner: object) -> None:
 
 
 def log_once(name: str, without: str, error: Exception) -> None:
-    """Log, once per process, the feature that this version of Dask does not allow."""
+    """Log, once per process, that this version of Dask does not allow the feature ``without``."""
     if name in _logged_features:
         return
     _logged_features.add(name)
@@ -82,7 +85,7 @@ def log_once(name: str, without: str, error: Exception) -> None:
 
 @_guarded("a prefix of the dashboard's addresses", lambda: "/", "http_application.wildcard_router.rules")
 def route_prefix(scheduler: Scheduler) -> str:
-    """Return the prefix of the dashboard's addresses: ``"/"``, or ``"/name/"`` (``--dashboard-prefix``)."""
+    """Return the path prefix of the dashboard: ``"/"``, or ``"/name/"`` with ``--dashboard-prefix``."""
     # The scheduler does not store the prefix; the route of its health check, which always exists, shows it.
     for rule in scheduler.http_application.wildcard_router.rules:
         pattern = getattr(getattr(rule.matcher, "regex", None), "pattern", "").lstrip("^").rstrip("$")
@@ -94,7 +97,7 @@ def route_prefix(scheduler: Scheduler) -> str:
 
 @_guarded("the page /scalelatent and /scalelatent.json", lambda: False, "http_application.add_handlers")
 def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]]) -> bool:
-    """Add routes to the scheduler's web server, unless they were added before."""
+    """Add pages to the scheduler's web server, unless they were added before; return True."""
     application = scheduler.http_application
     if not getattr(application, "_scalelatent_routes", False):
         prefix = route_prefix(scheduler)
@@ -209,7 +212,7 @@ _FACTS = ("name", "nthreads", "memory", "memory_limit", "resources", "host")
     "memory and threads of workers on the page", dict, "workers", *(f"{_WORKER}.{name}" for name in _FACTS)
 )
 def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
-    """Map each worker's address to its name, threads, memory and memory limit (bytes), GPUs and host."""
+    """Return name, threads, memory and memory limit (bytes), GPUs and host of each worker, by address."""
     return {
         address: {
             "name": str(state.name),
@@ -225,7 +228,7 @@ def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
 
 @_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
 def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
-    """Reset the count of worker deaths of a task, so that the scheduler restarts the task once more."""
+    """Set the number of workers that died with a task to 0, so that the scheduler runs the task again."""
     # The scheduler fails a task (KilledWorker) after distributed.scheduler.allowed-failures deaths. A driver
     # runs as long as its job and needs little memory, so it is not the cause of these deaths.
     task = scheduler.tasks.get(key)
@@ -252,7 +255,7 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
 def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[RunningSpan]:
-    """Return the spans that all workers compute or, with the ``keys`` of a lost worker's tasks, its spans."""
+    """Return the spans that workers compute now or, of the tasks ``keys`` of a lost worker, its spans."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
     else:
@@ -268,7 +271,7 @@ def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> li
 
 @_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
 def isolate_suspects(scheduler: Scheduler, keys: Iterable[str]) -> None:
-    """Let the scheduler fail these tasks at the next death of their worker, whatever Dask's setting."""
+    """Let the scheduler fail these tasks if their worker dies once more, whatever Dask's setting."""
     for task in _known(scheduler, keys):
         task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
 
@@ -280,13 +283,13 @@ def _known(scheduler: Scheduler, keys: Iterable[str]) -> list[TaskState]:
 
 @_guarded(_DEADLY, dict, "running", f"{_WORKER}.address", f"{_WORKER}.processing", f"{_WORKER}.nthreads")
 def loads(scheduler: Scheduler) -> dict[str, float]:
-    """Map the address of each running worker to its number of tasks per thread."""
+    """Return the number of tasks per thread of each running worker, by address."""
     return {str(worker.address): len(worker.processing) / worker.nthreads for worker in scheduler.running}
 
 
 @_guarded(_DEADLY, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
 def bind(scheduler: Scheduler, keys: Iterable[str], worker: str | None) -> list[str]:
-    """Restrict tasks of a lost worker to ``worker``; None lifts the restriction. Return the changed keys."""
+    """Restrict tasks to ``worker``, or lift the restriction (None); return the keys of changed tasks."""
     found = [t for t in _known(scheduler, keys) if t.loose_restrictions == (worker is not None)]
     for task in found:
         task.loose_restrictions = worker is None
@@ -345,7 +348,7 @@ def idle_seconds(scheduler: Scheduler) -> float:
 
 @_guarded("tasks that stop in their midst once they are not wanted", lambda: True, "state.tasks")
 def is_task_needed(worker: Worker, key: Any) -> bool:
-    """Return whether the scheduler still wants a task that runs on this worker."""
+    """Return True if the scheduler still needs a task that runs on this worker."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled"
 
@@ -358,14 +361,14 @@ def topic_handler(client: Client, topic: str) -> Callable[[tuple[float, Any]], o
 
 @_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources", "nanny")
 def offers_gpu(worker: Worker) -> bool:
-    """Return whether a worker offers the resource ``GPU``, or dask-cuda has started it."""
+    """Return True if a worker offers the resource ``GPU``, or if dask-cuda has started it."""
     # dask-cuda loads this module in each worker process that it starts, and gives the process one GPU.
     of_dask_cuda = worker.nanny is not None and "dask_cuda.initialize" in sys.modules
     return of_dask_cuda or bool(worker.state.total_resources.get("GPU"))
 
 
 def is_gpu_worker(dask_worker: Worker) -> bool:
-    """Return whether the worker on which Dask runs this function computes on a GPU."""
+    """Return True if the worker on which Dask runs this function computes on a GPU."""
     return offers_gpu(dask_worker)
 
 
@@ -391,7 +394,7 @@ def worker_settings(worker: Worker) -> dict[str, Any]:
 
 
 def scheduler_settings(scheduler: Scheduler) -> dict[str, Any]:
-    """Return whether a scheduler has a dashboard and our page."""
+    """Return whether a scheduler has a dashboard, and whether it has the page /scalelatent."""
     return {
         "dashboard": "dashboard" in scheduler.services,
         "page": any("scalelatent" in str(name) for name in scheduler.plugins),

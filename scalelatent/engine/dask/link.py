@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 CALL_SECONDS = 60.0  # timeout in seconds of an answer that a fit needs
 T = TypeVar("T")
-Gpu = Literal["used", "unused", "none"]  # whether a worker computes on a GPU, or sees one without using it
+# GPU of a worker: it computes on the GPU, it sees a GPU without using it, or it sees none.
+Gpu = Literal["used", "unused", "none"]
 
 
 @dataclass(frozen=True)
 class ClusterMember:
-    """Description of one worker of the cluster; memory in bytes."""
+    """Properties of one worker of the cluster; memory in bytes."""
 
     threads: int
     running: bool
@@ -38,7 +39,7 @@ class ClusterMember:
 
 
 class Link:
-    """Calls to Dask's scheduler with a timeout; a failed call raises an error with the user's next step."""
+    """Connection to Dask's scheduler; each call has a timeout, and its error names the user's next step."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -86,7 +87,7 @@ class Link:
         return dict(sorted(self._asked("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
-        """Return the keys of the tasks that each worker has, by address."""
+        """Return the keys of the tasks that each worker runs or has queued, by address."""
         found = self._asked("its tasks were looked at", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
@@ -96,7 +97,7 @@ class Link:
         return {address: _member(info) for address, info in sorted(found["workers"].items())}
 
     def find_gpus(self) -> dict[str, Gpu]:
-        """Return "used", "unused" or "none" by worker address: whether the worker computes on a GPU."""
+        """Return whether each worker computes on a GPU, by address."""
         return self._asked("its GPUs were looked at", partial(find_gpus, self.client))
 
     def ask_workers(

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .window import ItemWords
 
-# Upper bound in bytes on the pickled tasks of one block that are sent to each worker as a trial.
+# Upper bound of the bytes of pickled tasks that are sent to each worker to check its imports.
 TRIAL_BYTES = 2**20
 # A function that adds the task of a shard to a graph; its arguments are graph, key, shard and worker.
 AddShard = Callable[[Graph, str, int, str], None]
 
 
 class Shards(Work[int]):
-    """Work that writes the missing shards of an output dataset, one task per shard."""
+    """Tasks that write the missing shards of an output dataset, one task per shard."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Shards(Work[int]):
         return b - a
 
     def owns(self, key: str) -> bool:
-        """Return whether the Dask task with this key belongs to the work on this output."""
+        """Return True if the Dask task with this key belongs to this output."""
         return self._others or super().owns(key)
 
     def about(self, item: int) -> ItemWords:
@@ -84,7 +84,7 @@ class Shards(Work[int]):
 
 
 class MapShards(Shards):
-    """Work that writes the missing shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`."""
+    """Tasks that write the missing shards of an :class:`~scalelatent.engine.mapwrite.OutputTask`."""
 
     def __init__(self, executor: DaskExecutor, task: OutputTask, name: str) -> None:
         super().__init__(executor, task.name, task.writer, task.rows, self._add_map)
@@ -112,7 +112,7 @@ class MapShards(Shards):
         return list(self._task.dataset.shards(*self._task.source_rows(item)))
 
     def reads(self, item: int) -> Reads:
-        """Return (map, start, stop) of the whole input shards that an output shard reads."""
+        """Return (name of the map, first row, row after the last) of the input shards of an output shard."""
         rows = whole_shards(self._task.dataset, *self._task.source_rows(item))
         return (f"{self._executor.token}/{self.name}", *rows)
 
@@ -127,7 +127,7 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
     files, known = ExitStack(), None
     with files:
 
-        def make() -> MapShards:
+        def create_work() -> MapShards:
             nonlocal known
             skipped = executor.quarantine.excluded_rows(task.dataset)
             if known is None or skipped != known[1]:
@@ -137,7 +137,7 @@ def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
                 known = name, skipped
             return MapShards(executor, task, known[0])
 
-        executor.run(make, on_rows)
+        executor.run(create_work, on_rows)
 
 
 def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:

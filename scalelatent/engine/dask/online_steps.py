@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .online_tasks import SegmentEnd
 
-# Seconds of a segment, and of the first segment, which measures a step. The end of a segment costs some
-# hundredths of a second for saving the state and a call to the driver. These lengths give an overhead of
-# 0.5 to 3 ms per step on one worker (minibatch_steps.py).
+# A segment is consecutive minibatch steps without the driver. Seconds of a segment, and of the first segment,
+# which measures a step. The end of a segment takes some hundredths of a second to save the state and to call
+# the driver. These lengths give an overhead of 0.5 to 3 ms per step on one worker (minibatch_steps.py).
 SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
-# Segments get longer if saving the state takes more than SAVE_SHARE of their time, up to LONGEST_SECONDS.
-# A lost worker costs at most one segment.
+# A segment gets longer if saving the state takes more than SAVE_SHARE of its time, up to LONGEST_SECONDS.
+# After the loss of a worker at most one segment is repeated.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
 # Maximum steps of a segment on several workers; it limits the tasks that the scheduler has at once.
 SEGMENT_STEPS = 256
@@ -54,11 +54,11 @@ SPREADS = ("auto", "one", "all")
 
 
 class WorkerLeft(Retry):
-    """Signal that a worker was retired in order, as adaptive clusters do often; this is no failure."""
+    """Signal that a worker was stopped on purpose, as adaptive clusters do; this is no failure."""
 
 
 class Segment(Work[Place]):
-    """Tasks of one segment (consecutive minibatch steps); the last task returns the result of the segment."""
+    """Tasks of one segment (consecutive minibatch steps); the last task returns the segment's result."""
 
     hang_seconds = OVERDUE_SECONDS
     unit = "segment"
@@ -91,7 +91,7 @@ class Segment(Work[Place]):
     def result(self, futures: list[Future], worker: str) -> SegmentEnd:
         """Supervise the segment until the first of ``futures`` ends; return its result."""
         executor, self.futures = self._steps.executor, futures
-        futures[0].add_done_callback(lambda _: executor.pulse.set())
+        futures[0].add_done_callback(lambda _: executor.wake_event.set())
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
         try:
             supervise(executor, self, lambda done, rows: None)
@@ -109,7 +109,7 @@ class Segment(Work[Place]):
         return self._end is not None
 
     def poll(self) -> bool:
-        """Call the callbacks, which may interrupt the fit; return whether the segment has finished."""
+        """Call the callbacks, which may interrupt the fit; return True if the segment has finished."""
         self._steps.callbacks.on_wait()
         return super().poll()
 
@@ -122,7 +122,7 @@ class Segment(Work[Place]):
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def make_repeat_event(self, item: Place, why: str, worker: str) -> None:
-        """Return no event, because `DaskSteps._redone` reports a repeated segment once."""
+        """Return None, because `DaskSteps._redone` reports a repeated segment once."""
 
     def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
         """Raise `WorkerLeft` or `WorkerDied`, because Dask cannot restore the replicas of the lost worker."""
@@ -140,7 +140,10 @@ class Segment(Work[Place]):
 
 
 class DaskSteps:
-    """Steps of an online fit on a cluster; a handle is a `Place` whose state is in the run folder."""
+    """Minibatch steps of an online fit on a cluster.
+
+    The handle of a state is its `Place` (epoch and step); the state itself is in the run folder.
+    """
 
     def __init__(
         self, executor: DaskExecutor, stage: Stage, order: RowOrder, n_epochs: int, spread: str = "auto"
@@ -157,7 +160,6 @@ class DaskSteps:
         self._one: float | None = None
         self._work, self._cost = 0.0, SPREAD_SECONDS
         self._seconds = SEGMENT_SECONDS
-        self.spread_steps = 0
         self.callbacks = Callback()
 
     @property
@@ -222,7 +224,7 @@ class DaskSteps:
         return self._remember_end(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
 
     def _segment(self, place: Place, stop: int) -> SegmentEnd:
-        """Run one segment from a place; return the result of its last task."""
+        """Run one segment from the position ``place``, at most up to step ``stop``; return its result."""
 
         def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
@@ -237,7 +239,7 @@ class DaskSteps:
     def _redone(
         self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, work: str
     ) -> SegmentEnd:
-        """Run a part of the fit and return its result; repeat it if workers leave, die or hang."""
+        """Return the result of ``run``, a part of the fit; repeat it if workers leave or hang."""
         missing = failed = 0
         self.executor.watch.begin()
         for replay in itertools.count():
@@ -258,7 +260,7 @@ class DaskSteps:
         raise AssertionError
 
     def _workers(self, fresh: bool = False) -> list[str]:
-        """Return the address of a worker for each of its threads; the list begins with all workers once."""
+        """Return each worker's address once per thread; the list begins with every address once."""
         if fresh:
             self.executor.wait_for_workers()
         self.executor.refresh()
@@ -304,7 +306,6 @@ class DaskSteps:
         self._one = self._work if self._one is None else min(self._one, self._work)
         # The moving average ignores one late answer but follows lasting delays.
         self._cost = 0.7 * self._cost + 0.3 * max(seconds - out["longest"] / count, 0.0)
-        self.spread_steps += count
         return out
 
     def _choose_steps(self, groups: int) -> int:

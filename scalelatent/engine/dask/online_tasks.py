@@ -1,7 +1,7 @@
-"""Worker tasks of an online fit: some whole minibatch steps on one worker, or one step on several workers.
+"""Tasks of an online fit on workers: several minibatch steps on one worker, or one step on several workers.
 
-Workers keep replicas of the state, so that it is not sent with each step (measured: `minibatch_steps.py`).
-`test_online_sites.py` checks the number of replicas.
+Workers keep copies (replicas) of the state, so that it is not sent with each step (measured:
+`minibatch_steps.py`). `test_online_sites.py` checks the number of copies.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from scalelatent.engine.passes import Stage
 from scalelatent.engine.reading import Stopped
 from scalelatent.errors import RunError
 
-from .pass_tasks import Ref, _recent, configure_worker_process, worker_device
-from .worker_side import NEWS_SECONDS, Beat, Fit, TaskStop, restart_on_lost_gpu, work_reports
+from .pass_tasks import StageRef, _recent, configure_worker_process, worker_device
+from .worker_side import REPORT_SECONDS, Fit, ReportTimer, TaskStop, restart_on_lost_gpu, work_reports
 
 
-def task_check(fit: Fit, beat: Beat) -> RowCheck:
-    """Return a check that raises `Stopped` in a cancelled task and reports that a running task computes."""
+def task_check(fit: Fit, beat: ReportTimer) -> RowCheck:
+    """Return a check for a task: it raises `Stopped` after a cancellation, and reports that the task runs."""
     stop = TaskStop(fit, beat)
 
     def look() -> None:
@@ -44,7 +44,7 @@ def task_check(fit: Fit, beat: Beat) -> RowCheck:
 
 
 class StepReports:
-    """Progress events of the steps that one worker computes, or of its part of the rows of each step."""
+    """Sender of progress events for the steps, or parts of steps, that one worker computes."""
 
     def __init__(self, folder: str, name: str, runner: ChainRunner, place: Place) -> None:
         self._about, self._runner = (folder, name), runner
@@ -55,7 +55,7 @@ class StepReports:
         self._before = place.step, runner.rows, runner.meter.bytes_read, runner.meter.wait_seconds
 
     def report_up_to(self, place: Place) -> None:
-        """Report the steps up to ``place`` that were not reported before."""
+        """Send an event for the steps up to ``place`` since the last event."""
         seconds, runner = time.perf_counter() - self.begin, self._runner
         step, rows, nbytes, waited = self._before
         where = {"pass": place.epoch + 1, "step": place.step}
@@ -67,7 +67,7 @@ class StepReports:
 
 
 def task_steps(
-    ref: Ref, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
+    ref: StageRef, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
 ) -> SegmentEnd:
     """Compute all chains of the steps up to ``stop``, or until ``seconds`` have passed, on this worker."""
     configure_worker_process()
@@ -83,7 +83,7 @@ def task_steps(
             place = Place(place.epoch, place.step + 1)
             now = time.perf_counter()
             last = now - begin > seconds or place.step == stop
-            if last or now - news.begin > NEWS_SECONDS:
+            if last or now - news.begin > REPORT_SECONDS:
                 news.report_up_to(place)
             if last:
                 break
@@ -93,7 +93,7 @@ def task_steps(
 
 
 def task_chains(
-    ref: Ref,
+    ref: StageRef,
     name: str,
     token: str,
     fit: Fit,
@@ -120,7 +120,7 @@ def task_chains(
 
 
 def task_close(
-    ref: Ref, name: str, token: str, fit: Fit, before: Place, results: list[ChainResults]
+    ref: StageRef, name: str, token: str, fit: Fit, before: Place, results: list[ChainResults]
 ) -> SegmentEnd:
     """End a segment: apply the results of its last step, and save the state in the run folder."""
     configure_worker_process()
@@ -134,21 +134,21 @@ def task_close(
         }
 
 
-def task_end_epoch(ref: Ref, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
+def task_end_epoch(ref: StageRef, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
     """Apply the learner's schedule at the end of an epoch, and save the state."""
     configure_worker_process()
     with sites.use(ref, name, token) as site:
         return site.save(place, site.stage.online.end_epoch(site.state(before)))
 
 
-def end_site(ref: Ref, name: str, token: str) -> None:
+def end_site(ref: StageRef, name: str, token: str) -> None:
     """Release the data that this worker keeps for a fit; each worker runs this function after the fit."""
     sites.end(ref, name, token)
     _recent.forget(ref[:2])
 
 
-# A site has the data of one online fit in this process. A process keeps at most KEEP_IDLE sites that no task
-# uses, each for at most IDLE_SECONDS, unless the driver ends them earlier.
+# A worker process keeps the data of at most KEEP_IDLE online fits without running tasks, each for at most
+# IDLE_SECONDS, unless the driver ends the fit earlier.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 
@@ -172,9 +172,9 @@ class ChainResults(NamedTuple):
     """Result of a task that computes some chains of a step."""
 
     nodes: list[tuple[int, int]]
-    """Level and index of each node in the tree of all chains."""
+    """Level and index of each partial sum in the tree of all chains."""
     vectors: list[np.ndarray]
-    """Statistics of each node."""
+    """Vector of each partial sum."""
     bytes_read: int
     """Bytes read since the segment began."""
     seconds: float
@@ -182,17 +182,17 @@ class ChainResults(NamedTuple):
 
 
 class StateLost(RunError):
-    """Error of a worker that has no copy (replica) of the state that its task needs."""
+    """Error of a worker without a copy of the state that its task needs."""
 
 
 class _Runner:
-    """Holder of a `ChainRunner` for one task at a time; a retired holder closes it after its last use."""
+    """Lock around a `ChainRunner`, which one task uses at a time; closes the runner after its last use."""
 
     def __init__(self, runner: ChainRunner) -> None:
         self.runner, self.lock, self.retired = runner, threading.Lock(), False
 
     def retire(self) -> None:
-        """Close the runner now, or let the task that uses it close it."""
+        """Close the runner now, or after the end of the task that uses it."""
         self.retired = True
         if self.lock.acquire(blocking=False):
             try:
@@ -201,10 +201,10 @@ class _Runner:
                 self.lock.release()
 
 
-class Site:
-    """Data of one online fit in this process: replicas of its last states, and runners that read ahead."""
+class FitOnWorker:
+    """Data of one online fit in a worker process: copies of its last states, and runners that read ahead."""
 
-    def __init__(self, ref: Ref, name: str, token: str) -> None:
+    def __init__(self, ref: StageRef, name: str, token: str) -> None:
         self.store, self.name, self.token = EngineStore(*ref[:2]), name, token
         self.users, self.used, self.ended = 0, time.monotonic(), False
         self.stage: Stage
@@ -215,11 +215,11 @@ class Site:
         self._replicas: OrderedDict[Place, object] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
-        # All tasks share one Beat timer, because a task may be shorter than the interval of the timer.
-        self.beat = Beat()
+        # All tasks share one ReportTimer timer, because a task may be shorter than the interval of the timer.
+        self.beat = ReportTimer()
 
     def load(self) -> None:
-        """Load stage and row order of the fit, unless they are loaded."""
+        """Load the stage and the row order of the fit from the run folder, unless they are loaded."""
         with self._lock:
             if self._loaded:
                 return
@@ -236,7 +236,7 @@ class Site:
 
     @contextmanager
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
-        """Lock and yield the runner of some chains (parts of a minibatch); call ``check`` while waiting."""
+        """Lock and yield the runner of the chains ``first:last``; call ``check`` while the lock is taken."""
         while True:
             found = self._runner(first, last, threads)
             while not found.lock.acquire(timeout=CHECK_SECONDS):
@@ -291,7 +291,7 @@ class Site:
                 shared_cache().start_pass()
 
     def state(self, place: Place) -> object:
-        """Return the state at the start of a segment, from a replica or from the run folder."""
+        """Return the state at the start of a segment, from a copy in memory or from the run folder."""
         with self._lock:
             if place not in self._replicas:
                 total = place.total(self.order)
@@ -335,7 +335,7 @@ class Site:
         }
 
     def close(self) -> None:
-        """Drop all copies of the state, and close the threads that compute chains and read rows."""
+        """Drop all copies of states, and close the threads that compute chains and read rows."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
             self._replicas.clear()
@@ -343,22 +343,22 @@ class Site:
             runner.retire()
 
 
-class Sites:
-    """Data of all online fits in this process: one `Site` per fit."""
+class FitsOnWorker:
+    """Data of all online fits in a worker process: one `FitOnWorker` per fit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[Ref, str, str], Site] = OrderedDict()
+        self._kept: OrderedDict[tuple[StageRef, str, str], FitOnWorker] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @contextmanager
-    def use(self, ref: Ref, name: str, token: str) -> Iterator[Site]:
-        """Yield this worker's data (site) of a fit for the duration of a task."""
+    def use(self, ref: StageRef, name: str, token: str) -> Iterator[FitOnWorker]:
+        """Yield this worker's data of a fit for the duration of a task."""
         key = ref, name, token
         with self._lock:
-            site = self._kept.setdefault(key, Site(*key))
+            site = self._kept.setdefault(key, FitOnWorker(*key))
             self._kept.move_to_end(key)
             site.users += 1
             idle = self._take_idle()
@@ -374,8 +374,8 @@ class Sites:
             if last:
                 site.close()
 
-    def _take_idle(self) -> list[Site]:
-        """Remove and return the data of fits (sites) that were idle too long or are beyond `KEEP_IDLE`."""
+    def _take_idle(self) -> list[FitOnWorker]:
+        """Remove and return the data of fits that were idle too long, or that exceed `KEEP_IDLE`."""
         idle = [key for key, site in self._kept.items() if not site.users]
         now = time.monotonic()
         return [
@@ -384,8 +384,8 @@ class Sites:
             if i < len(idle) - KEEP_IDLE or now - self._kept[key].used > IDLE_SECONDS
         ]
 
-    def end(self, ref: Ref, name: str, token: str) -> None:
-        """Close the data (site) of a fit that is over, after the last task that uses it; return at once."""
+    def end(self, ref: StageRef, name: str, token: str) -> None:
+        """Close the data of a finished fit, after the last task that uses it; return at once."""
         with self._lock:
             site = self._kept.pop((ref, name, token), None)
             if site is None:
@@ -393,8 +393,8 @@ class Sites:
             site.ended = True
             unused = not site.users
         if unused:
-            # Close the site in a thread: it waits for threads, and the caller may be the worker's event loop.
+            # Close in a thread: closing waits for threads, and the caller may be the worker's event loop.
             threading.Thread(target=site.close, name="scalelatent-close", daemon=True).start()
 
 
-sites = Sites()
+sites = FitsOnWorker()

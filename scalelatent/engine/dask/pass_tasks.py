@@ -37,11 +37,11 @@ from .scheduler_listener import as_message
 from .worker_side import (
     Fit,
     TaskStop,
-    keep_pages,
     pace_reports,
     report_kernels,
     report_smaller_block,
     restart_on_lost_gpu,
+    reuse_freed_memory,
     send_to_driver,
     work_reports,
     worker_threads,
@@ -60,7 +60,7 @@ class RecentObjects:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Slot -> (key, object); each slot keeps the object of its last key only.
+        # Map from a slot to (key, object); a slot holds one object, that of its last key.
         self._kept: OrderedDict[tuple[object, ...], tuple[object, object]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -86,17 +86,17 @@ class RecentObjects:
                 del self._kept[slot]
 
 
-# (folder, id of the run, mark of the last written stage). The id differs if a folder was removed and created
-# again. The mark differs if a stage changed when a run was resumed.
-Ref = tuple[str, ...]
-# Maximum numbers of stages and maps, and of clocks of stages, that a process keeps. A worker then
-# grows by 1 kB per pass (thousand_passes.py).
+# Reference of a stage: (run folder, run id, token of the last write). The id differs if the folder was
+# removed and created again. The token differs if the stage was written again after a resume.
+StageRef = tuple[str, ...]
+# Maximum number of stages and maps that a process keeps, and of stages whose last pass it remembers. With
+# these numbers a worker grows by 1 kB per pass (thousand_passes.py).
 KEEP_STAGES, KEEP_CLOCKS = 6, 16
 _recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()
 _pools = threading.Lock()
 _limited: Any = None
-_clocks: OrderedDict[tuple[Ref, str], int] = OrderedDict()
+_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()
 
 
 def configure_worker_process() -> None:
@@ -107,17 +107,17 @@ def configure_worker_process() -> None:
             # The object is kept in a global, because its limits end when it is deleted.
             _limited = single_threaded()
             _limited.__enter__()
-            keep_pages()
+            reuse_freed_memory()
             report_kernels()
 
 
-def open_store(ref: Ref) -> EngineStore:
+def open_store(ref: StageRef) -> EngineStore:
     """Return the store of a run for a task; it refuses to write if the folder belongs to another run."""
     return EngineStore(ref[0], ref[1])
 
 
-def load_stage(ref: Ref, name: str) -> Stage:
-    """Return the constants of a stage; each process reads them once."""
+def load_stage(ref: StageRef, name: str) -> Stage:
+    """Return a stage (learner and datasets) from the run folder; each process reads it once."""
     run = ref[:2]
     return _recent.get((run, "stage"), lambda: open_store(ref).load_stage(name), (name, ref[2:]))
 
@@ -145,7 +145,7 @@ def worker_device(device: str) -> str:
 
 
 class PassInfo(TypedDict):
-    """Report that the last task of a pass (the M-step) sends to the driver."""
+    """Results of a pass that the M-step sends to the driver."""
 
     summary: dict[str, Any]
     done: bool
@@ -155,7 +155,7 @@ class PassInfo(TypedDict):
 
 @dataclass(frozen=True)
 class TaskParams:
-    """Input of the tasks of a pass: the state, and the report of the previous pass to the driver."""
+    """Result of an M-step, which the tasks of the next pass read: the state, and the results of the pass."""
 
     # If the state is None, the tasks of the pass do nothing: the learner is done, or Dask lost parameters of
     # a later pass and computes this earlier pass again.
@@ -168,8 +168,8 @@ class TaskParams:
             object.__setattr__(self, name, aligned(value))
 
 
-def task_params(ref: Ref, stage: str, iteration: int) -> TaskParams:
-    """Return the parameters of a pass from the state that the previous M-step wrote into the run folder."""
+def task_params(ref: StageRef, stage: str, iteration: int) -> TaskParams:
+    """Return the state before a pass, which the previous M-step wrote into the run folder."""
     store = open_store(ref)
     try:
         return TaskParams(store.load_state(stage, iteration))
@@ -180,7 +180,7 @@ def task_params(ref: Ref, stage: str, iteration: int) -> TaskParams:
 
 
 def task_span(
-    ref: Ref,
+    ref: StageRef,
     stage_name: str,
     iteration: int,
     span: Span,
@@ -189,7 +189,7 @@ def task_span(
     checkpoint_seconds: float,
     is_finished: bool = False,
 ) -> np.ndarray | None:
-    """Return the sum of the statistics of one span's rows; None if the pass is not needed any more."""
+    """Return the sum of the statistic over the rows of one span; None if the pass is not needed any more."""
     if params is not None and params.state is None:
         return None
     begin = time.perf_counter()
@@ -217,7 +217,7 @@ def task_span(
 
 @contextmanager
 def stopping(fit: Fit) -> Iterator[None]:
-    """Abort a task that was cancelled; Dask reschedules the task if it is wanted again."""
+    """End a cancelled task in the ``with`` statement; Dask runs the task again if it is needed again."""
     from distributed import Reschedule
 
     try:
@@ -227,8 +227,8 @@ def stopping(fit: Fit) -> Iterator[None]:
         raise Reschedule from None
 
 
-def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> PassContext:
-    """Return this thread's state and readers of a pass, and drop those of the previous pass."""
+def context_of(ref: StageRef, stage_name: str, iteration: int, state: object) -> PassContext:
+    """Return this thread's `PassContext` of a pass, and drop the context of the previous pass."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
     configure_worker_process()
@@ -239,8 +239,8 @@ def context_of(ref: Ref, stage_name: str, iteration: int, state: object) -> Pass
     return cached[1]
 
 
-def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
-    """Start a pass in the row cache at this process's first task of the pass; the cache evicts by pass."""
+def _enter_pass(ref: StageRef, stage: str, iteration: int) -> None:
+    """Count a new pass in the row cache, at the first task of the pass in this process."""
     key = (ref, stage)
     with _pools:
         # Passes and jobs overlap, so a late task of an earlier pass must not advance the clock.
@@ -254,13 +254,13 @@ def _enter_pass(ref: Ref, stage: str, iteration: int) -> None:
 
 
 def task_merge(vectors: list[np.ndarray | None]) -> np.ndarray | None:
-    """Sum the statistics of sibling nodes in a fixed order; return None if one of them is missing."""
+    """Return the sum of up to eight partial sums in a fixed order; None if one of them is None."""
     there = [vector for vector in vectors if vector is not None]
     return merge_vectors(there) if len(there) == len(vectors) else None
 
 
 def task_mstep(
-    ref: Ref,
+    ref: StageRef,
     stage_name: str,
     iteration: int,
     parts: list[str],
@@ -268,12 +268,15 @@ def task_mstep(
     params: TaskParams,
     fit: Fit,
 ) -> TaskParams:
-    """Do the last merge and the M-step; save the next state, and return it to the spans of the next pass."""
+    """Merge the last partial sums and run the M-step; save and return the next state."""
     stage, stats, rows, nbytes = load_stage(ref, stage_name), {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
         root = task_merge(vectors)
         if root is None:
-            return _past(EngineStore(ref[0]), stage_name, iteration + 1)
+            # Dask lost a result and computes this pass again; the run folder keeps the last few states.
+            store = EngineStore(ref[0])
+            found = iteration + 1 in store.iterations(stage_name)
+            return TaskParams(store.load_state(stage_name, iteration + 1) if found else None)
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     configure_worker_process()
@@ -293,19 +296,13 @@ def task_mstep(
     return TaskParams(None if done else following, info)
 
 
-def _past(store: EngineStore, stage: str, iteration: int) -> TaskParams:
-    # The run folder keeps the last few states; Dask computes passes again from the oldest of these states.
-    found = iteration in store.iterations(stage)
-    return TaskParams(store.load_state(stage, iteration) if found else None)
-
-
 def task_info(params: TaskParams) -> PassInfo | None:
-    """Return the report of a pass from the result of its M-step, for a driver that missed the event."""
+    """Return the results of a pass from its M-step, for a driver that missed the event."""
     return params.info
 
 
 def task_write_rows(
-    ref: Ref, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
+    ref: StageRef, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
 ) -> None:
     """Write one shard of a dask array's rows on the worker that computed the rows."""
     from scalelatent.data import DatasetWriter
@@ -315,7 +312,7 @@ def task_write_rows(
     DatasetWriter.attach(url).write_shard(shard, np.asarray(x), y, given.get("weight"))
 
 
-def task_map(ref: Ref, name: str, shard: int, fit: Fit) -> int:
+def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
     """Compute and write one shard of an output; return its number of rows."""
     task, backend = load_map(ref, name)
     limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
@@ -335,14 +332,14 @@ def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]
         report_smaller_block(fit, work, limit, backend.device)
 
 
-def load_map(ref: Ref, name: str) -> tuple[OutputTask, Backend]:
-    """Return a map, which each process reads once, and the backend that computes it."""
+def load_map(ref: StageRef, name: str) -> tuple[OutputTask, Backend]:
+    """Return a map from the run folder, which each process reads once, and the backend that computes it."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
     configure_worker_process()
     return task, _backend(task.device)
 
 
-def _read_map(ref: Ref, name: str) -> OutputTask:
+def _read_map(ref: StageRef, name: str) -> OutputTask:
     from scalelatent.engine.mapwrite import MapTask
     from scalelatent.engine.rowsets import SetsTask
 

@@ -1,8 +1,8 @@
-"""Heterogeneous workers in one pass: which workers take part, their speeds, and the costs of spans.
+"""Heterogeneous workers in one pass: choose the workers, measure their speeds, and estimate costs of spans.
 
-Dask estimates one duration for all tasks of a name prefix, so speeds per worker are measured here
-(`benchmarks/device_pools.py`). A worker with a card offers the Dask resource GPU, or dask-cuda has started
-it.
+A span is the range of rows of one task. Dask estimates one duration for all tasks of a name prefix, so speeds
+per worker are measured here (`benchmarks/device_pools.py`). A worker with a GPU offers the Dask resource GPU,
+or dask-cuda has started it.
 """
 
 from __future__ import annotations
@@ -56,27 +56,30 @@ UNEQUAL = 2.0
 WORTH_SECONDS = 0.25
 # Assumed speed of a GPU relative to a CPU in its first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
-# A worker that gets no rows is assumed to be faster by the factor HOPE after each pass, and by at most
-# MOST_HOPE in total, so that it gets rows and is measured again (test_pools.py: a worker at a tenth of the
-# speed is measured again after a hundred passes).
-HOPE, MOST_HOPE = 1.01, 8.0
+# After each pass, a worker that got no rows is assumed to be faster by the factor SPEEDUP_PER_PASS, and by at
+# most MAX_SPEEDUP in total, so that it gets rows and is measured again (test_pools.py: a worker at a tenth of
+# the speed is measured again after a hundred passes).
+SPEEDUP_PER_PASS, MAX_SPEEDUP = 1.01, 8.0
 _CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Seconds per row by part ("train", …) on a worker of speed 1, and the relative speeds of the workers."""
+    """Speeds of workers relative to a worker of speed 1, and the seconds per row of that worker.
+
+    ``row_seconds`` has a number per part of the rows: "train" and, if there are any, "validation".
+    """
 
     row_seconds: Mapping[str, float]
     speeds: Mapping[str, float]
 
     @property
-    def alike(self) -> bool:
-        """True if all workers count as equally fast."""
+    def are_equal(self) -> bool:
+        """True if the speeds of all workers differ by less than the factor ``UNEQUAL``."""
         return max(self.speeds.values()) < UNEQUAL * min(self.speeds.values())
 
     def pass_seconds(self, stage: Stage, threads: Mapping[str, int]) -> float:
-        """Return the seconds of a perfectly balanced pass on these workers."""
+        """Return the seconds of a pass on these workers if the work were balanced perfectly."""
         work = sum(grid.n_rows * self.row_seconds[part] for part, grid in stage.grids.items())
         return work / sum(count * self.speeds[name] for name, count in threads.items())
 
@@ -85,20 +88,20 @@ class Pace:
     """Measured seconds per row of each worker, from the reports of the workers."""
 
     def __init__(self) -> None:
-        self._heard: dict[tuple[str, str], dict[str, float]] = {}
-        self._hope: dict[str, float] = {}
+        self._reported: dict[tuple[str, str], dict[str, float]] = {}
+        self._assumed_speedup: dict[str, float] = {}
         self.devices: dict[str, str] = {}
 
     def receive(self, message: Mapping[str, Any]) -> None:
-        """Store the report of a worker; this method runs in the client's thread."""
+        """Store a worker's report of its seconds per row; this method runs in the client's thread."""
         part, worker = (message["stage"], message["part"]), str(message["worker"])
-        self._heard[part] = {**self._heard.get(part, {}), worker: float(message["pace"])}
+        self._reported[part] = {**self._reported.get(part, {}), worker: float(message["pace"])}
         self.devices = {**self.devices, worker: _CARDS.get(message["device"], "cpu")}
 
     def record_pass(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
-        """Record that a pass ended in which ``workers`` had spans; assume that the others are faster."""
-        self._hope = {
-            name: min(MOST_HOPE, self._hope.get(name, 1.0) * HOPE)
+        """Record that a pass ended in which ``workers`` had spans; assume higher speeds of all others."""
+        self._assumed_speedup = {
+            name: min(MAX_SPEEDUP, self._assumed_speedup.get(name, 1.0) * SPEEDUP_PER_PASS)
             for name in all_workers
             if name not in workers
         }
@@ -112,28 +115,28 @@ class Pace:
     ) -> Speeds:
         """Return the speeds of workers relative to ``row_seconds``, guessed for workers without reports."""
         rows = {part: grid.n_rows for part, grid in stage.grids.items()}
-        heard = {part: self._heard.get((stage.name, part), {}) for part in rows}
+        reported = {part: self._reported.get((stage.name, part), {}) for part in rows}
         if row_seconds is None:
-            row_seconds = {part: _usual(heard[part], threads, stage.reductions[part]) for part in rows}
+            row_seconds = {part: _usual(reported[part], threads, stage.reductions[part]) for part in rows}
         found: dict[str, float] = {}
         for worker in threads:
-            parts = [part for part in rows if worker in heard[part]]
+            parts = [part for part in rows if worker in reported[part]]
             if parts:
                 usual = sum(rows[part] * row_seconds[part] for part in parts)
-                took = sum(rows[part] * heard[part][worker] for part in parts)
-                found[worker] = self._hope.get(worker, 1.0) * usual / max(took, 1e-12)
+                took = sum(rows[part] * reported[part][worker] for part in parts)
+                found[worker] = self._assumed_speedup.get(worker, 1.0) * usual / max(took, 1e-12)
         return Speeds(row_seconds, {**_guessed(found, threads, gpus), **found})
 
 
-def _usual(heard: Mapping[str, float], threads: Mapping[str, int], reduction: Reduction) -> float:
-    known = [pace for worker, pace in heard.items() if worker in threads]
+def _usual(reported: Mapping[str, float], threads: Mapping[str, int], reduction: Reduction) -> float:
+    known = [pace for worker, pace in reported.items() if worker in threads]
     return statistics.median(known) if known else seconds_per_row(reduction)
 
 
 def _guessed(
     found: Mapping[str, float], threads: Mapping[str, int], gpus: frozenset[str]
 ) -> dict[str, float]:
-    """Return speeds of unmeasured workers: the median of their kind (CPU, GPU), or a guess from the other."""
+    """Return speeds of workers without reports: the median of workers with the same device, or a guess."""
     kinds = {
         card: [speed for name, speed in found.items() if (name in gpus) == card] for card in (False, True)
     }
@@ -147,7 +150,7 @@ def _guessed(
 
 
 def all_use_gpu(client: Client) -> bool:
-    """Return whether a cluster has workers and each worker computes on a GPU."""
+    """Return True if a cluster has workers and each of them computes on a GPU."""
     gpus = find_gpus(client)
     return bool(gpus) and all(gpu == "used" for gpu in gpus.values())
 
@@ -165,12 +168,12 @@ async def _read_row_limit() -> int:
 
 
 class Pools:
-    """Workers of one fit: those that compute on GPUs, those that compute on CPUs, and their speeds."""
+    """Workers of one fit, grouped by device (CPU or GPU), and their measured speeds."""
 
     def __init__(self, link: Link) -> None:
         self._link, self.device, self.bound, self.pace = link, "auto", False, Pace()
         self._cards: dict[str, bool] = {}
-        self._kept_still: set[str] = set()
+        self._without_stealing: set[str] = set()
         self._reported_counts: dict[str, int] = {}
 
     @property
@@ -204,7 +207,7 @@ class Pools:
             )  # fmt: skip
 
     def chosen(self, threads: Mapping[str, int]) -> dict[str, int]:
-        """Return the workers that take part in a fit on the chosen device."""
+        """Return the threads, by address, of the workers that take part in a fit on the chosen device."""
         if self.device not in ("auto", "gpu") or not threads:
             return dict(threads)
         if not self._cards.keys() >= threads.keys():
@@ -225,8 +228,8 @@ class Pools:
 
     def disable_stealing(self, client: Client, name: str) -> None:
         """Exclude tasks whose names start with ``name`` from Dask's work stealing."""
-        if name not in self._kept_still:
-            self._kept_still.add(name)
+        if name not in self._without_stealing:
+            self._without_stealing.add(name)
             try:
                 ask_scheduler(client, hooks.disable_stealing, name)
             except ScalelatentError:
@@ -235,7 +238,7 @@ class Pools:
                 hooks.log_once("disable_stealing", "slow workers that take no spans from fast ones", error)
 
     def offers(self, threads: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of workers per device, without devices that have no worker."""
+        """Return the number of workers by device; a device without workers is missing."""
         cards = len(self.gpus.intersection(threads))
         counts = {"cpu": len(threads) - cards, "gpu": cards}
         return {kind: count for kind, count in counts.items() if count}
@@ -248,27 +251,27 @@ class Pools:
     def report_devices(
         self, counts: Mapping[str, int], callbacks: Callback, present: Mapping[str, int] | None = None
     ) -> None:
-        """Report which devices compute, of those that are ``present``, if they have changed."""
+        """Send the event with the number of workers per device to the callbacks, if it has changed."""
         if counts and dict(counts) != self._reported_counts:
             self._reported_counts = dict(counts)
             callbacks.on_event(devices_event(counts, present))
 
     def count_computing_workers(self) -> dict[str, int]:
-        """Return the number of workers per device that have reported spans."""
+        """Return the number of workers by device, counting only workers that have reported spans."""
         kinds = list(self.pace.devices.values())
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
 def devices_event(counts: Mapping[str, int], present: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the event with the devices of a fit; a mixture gets a message about reproducibility."""
-    out = {"event": "devices", **counts, "devices": describe(counts, present or {})}
+    out = {"event": "devices", **counts, "devices": describe_devices(counts, present or {})}
     if len(counts) > 1:
         out["message"] = MIXED
     return out
 
 
-def describe(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
-    """Return the devices as text, such as ``"gpu 1 worker, cpu 2 of 4 workers (the others had no work)"``."""
+def describe_devices(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
+    """Return the numbers of workers by device as text, for example ``"gpu 1 worker, cpu 2 of 4 workers"``."""
     found = []
     for kind, n in sorted(counts.items()):
         if present.get(kind, 0) > n:
@@ -278,14 +281,14 @@ def describe(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
     return ", ".join(found)
 
 
-def costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Costs[Span]:
+def estimate_costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Costs[Span]:
     """Return the estimated costs of the spans of a pass, on equally fast or heterogeneous workers."""
     pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
     most = max(
         WINDOW, ROOM_BYTES // max(reduction.layout().nbytes for reduction in stage.reductions.values())
     )
     found = pools.speeds(stage, threads)
-    if len(threads) < 2 or found.alike or found.pass_seconds(stage, threads) < WORTH_SECONDS:
+    if len(threads) < 2 or found.are_equal or found.pass_seconds(stage, threads) < WORTH_SECONDS:
         return Costs(lambda span: seconds or 1.0, seconds is not None, most)
     pools.disable_stealing(executor.client, f"{stage.name}_{POOLED}")
     row_seconds, grids = found.row_seconds, stage.grids
@@ -295,7 +298,7 @@ def costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Co
         return 1e-6 if span in finished else (b - a) * row_seconds[span.part]
 
     def cut(span: Span) -> list[Span]:
-        return [] if span in finished else children(span, grids[span.part])
+        return [] if span in finished else split_span(span, grids[span.part])
 
     def speeds(threads: Mapping[str, int]) -> Mapping[str, float]:
         return pools.speeds(stage, threads, row_seconds).speeds
@@ -303,8 +306,8 @@ def costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Co
     return Costs(work, True, most, speeds, cut, cluster_task_seconds(sum(threads.values())))
 
 
-def children(span: Span, grid: RowGrid) -> list[Span]:
-    """Return the smaller spans, one level below in the tree, of which a span consists; empty for a leaf."""
+def split_span(span: Span, grid: RowGrid) -> list[Span]:
+    """Return the smaller spans, one tree level below, of which a span consists; [] for a leaf."""
     first = span.index * FAN_IN
     stop = min(first + FAN_IN, grid.n_nodes(span.level - 1)) if span.level else first
     return [Span(span.part, span.level - 1, i) for i in range(first, stop)]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 TOPIC = "scalelatent"
 # Topic of the kernels that workers compile.
 KERNELS = f"{TOPIC}-kernels"
-# Number of topics that all passes share. The scheduler keeps the last events of each topic forever; with this
-# number it grows by 1 kB per pass (thousand_passes.py).
+# Number of topics that the passes of all fits share. The scheduler keeps the last events of each topic
+# forever, so each fit must not have a topic of its own (thousand_passes.py).
 _PASS_TOPICS = 8
 
 Handler = Callable[[dict[str, Any]], None]
@@ -30,7 +30,7 @@ Event = tuple[float, Any]  # seconds since the epoch, message
 
 
 def pass_topic(token: str) -> str:
-    """Return the topic of the pass events of a fit for its driver."""
+    """Return the topic of the events that tasks of a fit send to their driver."""
     return f"{TOPIC}-pass-{zlib.crc32(token.encode()) % _PASS_TOPICS}"
 
 

@@ -38,7 +38,7 @@ class SpanGuard(SchedulerPlugin):
         self.scheduler = scheduler
 
     def log_event(self, topic: str, msg: object) -> None:
-        """React to the event of a lost worker before the scheduler reassigns its tasks."""
+        """Choose the worker for tasks of a lost worker, before the scheduler does; called for each event."""
         lost = hooks.lost_worker(topic, msg)
         if lost is None:
             return
@@ -47,7 +47,7 @@ class SpanGuard(SchedulerPlugin):
             self._contain(lost.keys)
 
     def _free(self, lost: hooks.LostWorker) -> None:
-        """Lift the binding of spans to a lost worker, except for spans that may have killed the worker."""
+        """Let other workers run spans of a lost worker again, unless these spans may have killed it."""
         there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
         free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
         hooks.bind(self.scheduler, free, None)
@@ -56,7 +56,7 @@ class SpanGuard(SchedulerPlugin):
     def _contain(self, keys: list[str]) -> None:
         lost = hooks.running_spans(self.scheduler, keys)
         others = hooks.running_spans(self.scheduler) if lost else []
-        for spans in together(lost):
+        for spans in group_by_shard(lost):
             part, first, stop = spans[0].reads[0], spans[0].reads[1], max(span.reads[2] for span in spans)
             sharing = [
                 at for at in others if at.reads[0] == part and at.reads[1] < stop and first < at.reads[2]
@@ -71,8 +71,8 @@ class SpanGuard(SchedulerPlugin):
                     self._bound |= dict.fromkeys(hooks.bind(self.scheduler, own, worker), worker)
 
 
-def together(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
-    """Return spans in groups such that no two groups read the same shard."""
+def group_by_shard(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
+    """Return spans in groups; spans that read the same shard are in one group."""
     groups: list[list[hooks.RunningSpan]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):

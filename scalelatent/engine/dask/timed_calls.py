@@ -17,10 +17,10 @@ from scalelatent.errors import RunError
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
 
-ASK_SECONDS = 30.0  # timeout of an answer in seconds; chosen, not measured
-# Errors from a worker that may have left the cluster; if it is still there, its first task reports the cause.
+ASK_SECONDS = 30.0  # default timeout of an answer, in seconds
+# Errors of a call to a worker that may have left the cluster.
 GONE_ERRORS = (TimeoutError, ConnectionError)
-LOOP_SECONDS = 5.0  # seconds added to the workers' timeouts, in case the client's event loop hangs
+LOOP_SECONDS = 5.0  # seconds in addition to the timeout, in case the client's event loop hangs
 # Maximum number of concurrent calls. With one call per worker, some of 1,000 workers did not answer within
 # 60 s; with 32 calls all answered (simulated_cluster.py, on the same busy machine).
 MAX_CONCURRENT_CALLS = 32

@@ -1,4 +1,6 @@
-"""Trials of suspect items: a task during which two workers died runs again, alone, and logs its steps.
+"""Trials of suspect items: the rows of a task during which two workers died are computed again, alone.
+
+The task logs each step to the run folder.
 
 The log gives an error that names the bad rows (`test_bad_shards.py`, `test_machines.py`).
 """
@@ -22,7 +24,7 @@ from scalelatent.errors import RunError, ScalelatentError
 
 from .failures import RowsExcluded, supervise
 from .graph import Graph
-from .pass_tasks import Ref, context_of, load_map, open_store, stopping
+from .pass_tasks import StageRef, context_of, load_map, open_store, stopping
 from .watch import DEATHS, DRIVERS, Retry
 from .window import Batch, Item, Window, Work
 from .worker_side import Fit, TaskStop
@@ -35,17 +37,17 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .window import ItemWords
 
-# Share of a worker's memory limit. A lost worker that used more was most likely killed by its nanny, which
+# A lost worker that used more than this share of its memory limit was most likely killed by its nanny, which
 # kills at 95 % (test_machines.py).
 FULL_SHARE = 0.8
 ATTEMPTS_FILE = "begun.json"
-# Maximum seconds to wait until cancelled tasks end, timeout of a worker's answer in seconds, and maximum
-# number of trials of one item.
+# Maximum seconds to wait until cancelled tasks end; timeout of a worker's answer in seconds; maximum number
+# of trials of one item.
 QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
 
 
 class WorkersDied(Exception):
-    """Signal that a worker died while it ran the task of one item and nothing else."""
+    """Signal that a worker died while it ran the task of a suspect item and nothing else."""
 
     def __init__(self, item: object, worker: str) -> None:
         super().__init__(item, worker)
@@ -53,7 +55,7 @@ class WorkersDied(Exception):
 
 
 class Trial(Work[Item]):
-    """Work with one item that may have killed workers; the item runs on a worker that runs nothing else."""
+    """One task for an item that may have killed workers, on a worker that runs no other task."""
 
     def __init__(self, executor: DaskExecutor, tried: Work[Item], suspect: Item, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
@@ -96,7 +98,7 @@ def note_name(work: Work[Item], item: Item) -> str:
 
 
 def count_attempts(store: EngineStore, name: str, number: int) -> int:
-    """Record that a driver starts a work; return the number of earlier drivers that crashed in this work."""
+    """Record that a driver starts a pass or map; return the number of drivers that crashed in it before."""
     stored = store.location.read(ATTEMPTS_FILE)
     before = {} if stored is None else json.loads(stored)
     same = (before.get("name"), before.get("number")) == (name, number)
@@ -112,7 +114,7 @@ def clear_attempts(store: EngineStore) -> None:
 
 
 def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
-    """Mark the items that may have killed earlier drivers; called before the first work of a driver."""
+    """Mark the items that may have killed earlier drivers, before the first pass of this driver."""
     # A driver that runs on the dying worker cannot count deaths. After the second crash in the same work, all
     # items of the work are suspect and run alone. After a third crash, the log of the trial names the rows.
     ends = count_attempts(executor.store, work.name, work.number)
@@ -125,32 +127,32 @@ def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
     for item in left:
         try:
             if ends > DEATHS:
-                _judge(executor, work, item)
+                _exclude_or_raise(executor, work, item)
         finally:
             executor.store.remove(note_name(work, item))
 
 
 def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
-    """Run alone each item of new work that may have killed workers; return True if there are any.
+    """Run alone each item that may have killed workers; return True if there are any.
 
-    The caller then creates the work again.
+    The caller must then create the work again.
     """
     suspects = executor.watch.suspects(work)
     if suspects:
         wait_until_idle(executor)
     for item in suspects:
-        _try(executor, work, item)
+        _run_trial(executor, work, item)
         executor.watch.forget_deaths(work, [item])
     return bool(suspects)
 
 
-def _try(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
+def _run_trial(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _find_least_busy_worker(executor))
         try:
             return supervise(executor, trial, lambda done, rows: None)
         except WorkersDied:
-            _judge(executor, work, item)
+            _exclude_or_raise(executor, work, item)
         except RowsExcluded:
             raise
         except Retry as again:
@@ -182,7 +184,7 @@ def wait_until_idle(executor: DaskExecutor) -> None:
     while time.monotonic() < deadline:
         try:
             busy = executor.link.ask_workers(
-                "called-off tasks end", at_work, executor.token, seconds=ASK_SECONDS
+                "called-off tasks end", count_running_tasks, executor.token, seconds=ASK_SECONDS
             )
         except RunError:  # A worker left during the call, or hangs.
             if not executor.link.connected:
@@ -193,12 +195,12 @@ def wait_until_idle(executor: DaskExecutor) -> None:
         executor.wait(0.1)
 
 
-def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
-    """Exclude the shards that the task of a bad item reads, or raise an error that names the shards."""
+def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
+    """After a death in a trial, exclude the shards that the task read, or raise an error that names them."""
     text = executor.store.location.read(note_name(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
-    executor.watch.peak(workers[-1], int(said.get("peak", 0)))
+    executor.watch.raise_peak_memory(workers[-1], int(said.get("peak", 0)))
     dataset = work.dataset_of(item)
     if "rows" not in said or dataset is None:
         raise RunError(
@@ -226,7 +228,7 @@ def _judge(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
 
 
 def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
-    lost = [text for address, text in executor.lost_cards.items() if address in workers]
+    lost = [text for address, text in executor.lost_gpus.items() if address in workers]
     if lost:
         return f"{lost[-1]}. Use device='cpu' for this fit"
     members = [executor.watch.members[address] for address in workers if address in executor.watch.members]
@@ -246,7 +248,7 @@ SAMPLE_SECONDS = 0.25
 
 
 class LoggedStop(TaskStop):
-    """Stop flag of a task that may kill its worker; it logs each step, so that the rows are known then."""
+    """Stop flag of a task in a trial; it logs the rows of each step, in case the worker dies."""
 
     notes = True
 
@@ -256,11 +258,11 @@ class LoggedStop(TaskStop):
         self._entry: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "peak": 0}
 
     def note(self, doing: str, start: int, stop: int) -> None:
-        """Log the next step with its rows ``start:stop``."""
+        """Log that the step ``doing`` on the rows ``start:stop`` is about to start."""
         self._update_entry(doing=doing, rows=[start, stop])
 
     def sample(self) -> None:
-        """Log the memory of this process if it has grown by more than 2 %."""
+        """Log the memory of this process in bytes if it has grown by more than 2 %."""
         memory = _memory()
         if memory > 1.02 * self._entry["peak"]:
             self._update_entry(peak=memory)
@@ -297,9 +299,9 @@ def _logged(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
 
 
 def try_span(
-    ref: Ref, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
+    ref: StageRef, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
-    """Compute a span of leaves alone, and save its sums, so that a retry of the pass need not compute it."""
+    """Compute and save the statistic of one span in a trial; the next try of the pass reuses it."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
     with _logged(store, note, fit) as stop, stopping(fit):
@@ -307,15 +309,15 @@ def try_span(
     store.save_node(stage_name, iteration, span, vector)
 
 
-def try_shard(ref: Ref, name: str, shard: int, fit: Fit, note: str) -> None:
-    """Compute and write one output shard of a map, and log each step in the file ``note``."""
+def try_shard(ref: StageRef, name: str, shard: int, fit: Fit, note: str) -> None:
+    """Compute and write one output shard of a map in a trial, which logs each step in the file ``note``."""
     task, backend = load_map(ref, name)
     with _logged(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())
 
 
-def at_work(token: str, dask_worker: Worker) -> int:
-    """Return the number of a driver's tasks that this worker runs, including cancelled tasks."""
+def count_running_tasks(token: str, dask_worker: Worker) -> int:
+    """Return the number of tasks of a driver that this worker runs, including cancelled tasks."""
     from .hooks import running_tasks
 
     return sum(token in key for key in running_tasks(dask_worker))

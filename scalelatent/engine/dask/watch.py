@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from .scheduler_listener import Handler
     from .window import Item, Work
 
-Shard = tuple[str, int, int]  # file, first row, one past its last
-# All seconds below are generous upper limits. Minimum seconds between queries of the memory of the workers;
-# an answer has 2 kB per worker.
+Shard = tuple[str, int, int]  # (file, first row, row after the last) of a dataset shard
+# Minimum seconds between two queries of the memory of the workers; an answer has 2 kB per worker.
 MEMBERS_SECONDS = 5.0
-# Seconds without progress until a pass is checked; the next checks are at twice the time, up to LAST_LOOK.
+# Seconds without progress until a pass is checked. This time doubles with each check, up to LAST_LOOK.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
-# A pass is retried after this many checks in which no worker has one of its tasks (4 s without progress).
-MISSES = 3
-# A computing span reports every ten seconds (worker_side.BEAT_SECONDS). A span hangs if it is silent for
-# HANG_SECONDS and for HANG_TIMES the usual seconds of a span.
+# A pass is retried after this number of consecutive checks in which no worker has a task of it (about 4 s).
+MAX_IDLE_CHECKS = 3
+# A task counts as hanging if it sends no report for HANG_SECONDS and for HANG_TIMES the usual seconds of a
+# task. A running task sends a report every ten seconds (worker_side.BEAT_SECONDS).
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
 # An M-step, a merge or a task of another program sends no reports. The task counts as hanging after this many
 # seconds without progress.
 MAX_SILENT_SECONDS = 3600.0
-# An item is run alone after this many worker deaths, so that bad rows kill at most three workers
-# (test_bad_shards.py). Drivers of jobs are tasks on workers, too; their keys have this prefix.
+# An item (the rows of one task) runs alone after the deaths of this number of workers, so that bad rows kill
+# at most three workers (test_bad_shards.py). The driver of a job is a task on a worker; its key has the
+# prefix.
 DEATHS, DRIVERS = 2, "scalelatent-job-"
 # Maximum seconds by which the event of a death may arrive after the error that the death caused.
-NEWS_SECONDS = 2.0
+REPORT_SECONDS = 2.0
 # Seconds for which a worker on which a task hung gets no more tasks.
 AVOID_SECONDS = 900.0
 
 
 class Retry(Exception):
-    """Signal that the work cannot continue and is to be retried."""
+    """Signal that a pass, a map or a segment of steps must be started again."""
 
     advice = "Look at the logs of the workers"
     """Advice in the error message if retries do not help."""
 
 
 class WorkerDied(Retry):
-    """Signal that a worker died while it computed items of the work."""
+    """Signal that a worker process ended unexpectedly while it ran tasks of this work."""
 
     advice = (
         "Most often that is memory: look at the logs of the workers, and give them more memory or fewer "
@@ -59,7 +59,7 @@ class WorkerDied(Retry):
 
 
 class NoProgress(Retry):
-    """Signal that no task of the work has reported for too long."""
+    """Signal that no task of this work has sent a report for too long."""
 
     advice = (
         "The tasks were on these workers and made no progress: look at their logs for what they wait for (a "
@@ -72,7 +72,14 @@ def _when_died(workers: int) -> str:
 
 
 class Watch:
-    """Supervisor of the work of one executor: it detects lost and hanging workers and tasks."""
+    """Supervisor of the tasks of one executor; it detects lost workers, hanging tasks and missing progress.
+
+    1. Receive the scheduler's events of workers that join or leave, and the reports of running tasks.
+    2. After a worker died, count the death for each item whose task it ran.
+    3. If a shard was read during the deaths of two workers, raise `WorkerDied`; its items then run alone.
+    4. If nothing has finished for a while, ask the scheduler which worker has a task of this work.
+    5. Raise `NoProgress` if these tasks send no reports, and `Retry` if no worker has a task.
+    """
 
     def __init__(self, executor: DaskExecutor) -> None:
         self._executor, self.topic = executor, pass_topic(executor.token)
@@ -84,10 +91,10 @@ class Watch:
         # The cancelled items that each worker had; a worker may still die while it computes them.
         self._held: dict[str, list[tuple[str, int, Any]]] = {}
         self._members_at = 0.0
-        self._news: deque[dict[str, Any]] = deque()
+        self._worker_events: deque[dict[str, Any]] = deque()
         self._listening = False
         self._beat = self._started = self._moved = 0.0
-        self._look, self._missed = FIRST_LOOK, 0
+        self._look, self._idle_checks = FIRST_LOOK, 0
         self._alone_since: float | None = None
 
     # -- listening -------------------------------------------------------------------------------------------
@@ -111,17 +118,17 @@ class Watch:
             self._listening = False
             for topic, handler in self._topics:
                 listener(self._executor.client).remove(topic, handler)
-            self._news.clear()
+            self._worker_events.clear()
             self.pass_reports.clear()
 
     def _receive_worker_event(self, message: dict[str, Any]) -> None:
-        """Queue an event of a worker that joined or left; this method runs in the client's thread."""
+        """Queue the event of a worker that joined or left the cluster; runs in the client's thread."""
         if message.get("action") in ("add-worker", "remove-worker"):
-            self._news.append(message)
-            self._executor.pulse.set()
+            self._worker_events.append(message)
+            self._executor.wake_event.set()
 
     def _receive_pass_event(self, message: dict[str, Any]) -> None:
-        """Process an event of a task of this driver; this method runs in the client's thread."""
+        """Process the event that a task has sent to this driver; runs in the client's thread."""
         if "driver" in message:
             if message["driver"] == self._executor.token and "cut" in message:
                 self._executor.receive(message["cut"])
@@ -132,31 +139,34 @@ class Watch:
             return
         if "info" in message:
             self.pass_reports[message["fit"], message["stage"], message["pass"]] = message["info"]
-            self._executor.pulse.set()
+            self._executor.wake_event.set()
         else:
             self._beat = time.monotonic()
 
     # -- looking ---------------------------------------------------------------------------------------------
 
     def start(self, current: Work[Item]) -> None:
-        """Start to supervise a pass, and forget the deaths of other passes."""
+        """Start to supervise a pass; forget the worker deaths that were counted in other passes."""
         self._started = time.monotonic()
         now = (current.name, current.number)
         self.deaths = {key: who for key, who in self.deaths.items() if key[:2] == now}
         self._reset()
 
     def _reset(self) -> None:
-        self._moved, self._look, self._missed, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
+        self._moved, self._look, self._idle_checks, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
 
     def span_seconds(self, current: Work[Item]) -> float:
-        """Return the mean seconds per span and thread of a pass that has just ended."""
+        """Return the mean seconds of one task on one thread, for a pass that has just ended."""
         spent = time.monotonic() - self._started
         return spent * self._executor.workers / max(len(current.items), 1)
 
     def check(self, current: Work[Item], moved: bool) -> None:
-        """Process queued events of workers, and raise `Retry` if the pass makes no progress."""
+        """Process the queued events of workers; raise `Retry` if the pass makes no progress.
+
+        ``moved`` is True if a task has finished since the last call.
+        """
         self._remember_members()
-        if self._news:
+        if self._worker_events:
             self._process_worker_events(current)
         if moved:
             self._reset()
@@ -178,8 +188,8 @@ class Watch:
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
     def _process_worker_events(self, current: Work[Item]) -> None:
-        while self._news:
-            message = self._news.popleft()
+        while self._worker_events:
+            message = self._worker_events.popleft()
             if message["action"] == "add-worker":
                 self._report_event("worker_joined", worker=message["worker"])
                 continue
@@ -195,7 +205,8 @@ class Watch:
     def _process_lost_worker(self, current: Work[Item], message: dict[str, Any]) -> None:
         worker, expected = message["worker"], bool(message.get("expected", False))
         keys = [key for key in message.get("processing-tasks", ()) if not str(key).startswith(DRIVERS)]
-        lost = [(work, work.items[key]) for work in current.everyone() for key in keys if key in work.items]
+        works = current.list_with_followers()
+        lost = [(work, work.items[key]) for work in works for key in keys if key in work.items]
         named = {(work.name, work.number, item) for work, item in lost}
         for key in () if expected else named.union(self._held.pop(worker, ())):
             self._count_death(key, worker)
@@ -205,14 +216,14 @@ class Watch:
         for work, item in lost:
             self.report_retry(work, item, "its worker was lost", worker)
         for key in message.get("lost-computed-tasks", ()):
-            for work in current.everyone():
+            for work in works:
                 if key in work.items:
                     self.report_retry(work, work.items[key], "its worker was lost with the result", worker)
         own = [item for work, item in lost if work is current]
         current.worker_lost(own, worker, len(keys) == 1, expected)
 
     def record_cancelled(self, work: Work[Item]) -> None:
-        """Record which items of this work each worker has. Call it before the work is cancelled."""
+        """Record the items whose tasks each worker has; called before the tasks are cancelled."""
         self._held = {
             address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
             for address, keys in self._executor.link.processing().items()
@@ -221,7 +232,7 @@ class Watch:
     # -- deaths ----------------------------------------------------------------------------------------------
 
     def suspects(self, work: Work[Item]) -> list[Item]:
-        """Return the items that read a shard during whose tasks at least :data:`DEATHS` workers have died."""
+        """Return the items that read a shard which tasks read when at least :data:`DEATHS` workers died."""
         now = work.name, work.number
         of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
@@ -232,7 +243,7 @@ class Watch:
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
     def forget_deaths(self, work: Work[Item], items: Iterable[Item]) -> None:
-        """Forget worker deaths that were counted for items whose tasks have ended."""
+        """Forget the worker deaths that were counted for these items."""
         for item in items:
             self.deaths.pop((work.name, work.number, item), None)
 
@@ -241,7 +252,7 @@ class Watch:
         return self.deaths.get((work.name, work.number, item), [])
 
     def deaths_with(self, work: Work[Item], item: Item, shards: Iterable[Shard]) -> list[str]:
-        """Return the workers that died during tasks that read these shards; workers of ``item`` are last."""
+        """Return the workers that died during tasks that read these shards; those with ``item`` are last."""
         wanted, own = set(shards), self.deaths_of(work, item)
         others = [
             who
@@ -253,11 +264,11 @@ class Watch:
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
     def count_named_death(self, work: Work[Item], key: str, worker: str) -> bool:
-        """Count the worker death that a scheduler error names; return whether an item may kill workers."""
-        deadline = time.monotonic() + NEWS_SECONDS
+        """Count the worker death that a scheduler error names; return True if an item may kill workers."""
+        deadline = time.monotonic() + REPORT_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
-            while self._news:
-                message = self._news.popleft()
+            while self._worker_events:
+                message = self._worker_events.popleft()
                 if message["action"] == "remove-worker":
                     self._process_lost_worker(work, message)
             self._executor.wait(0.05)
@@ -272,21 +283,24 @@ class Watch:
         if worker not in who:  # The error and the event of one death may both arrive.
             who.append(worker)
 
-    def peak(self, address: str, memory: int) -> None:
-        """Raise the recorded peak memory of a worker to ``memory`` bytes."""
+    def raise_peak_memory(self, address: str, memory: int) -> None:
+        """Set the recorded peak memory of a worker to ``memory`` bytes if that is more than before."""
         member = self.members.get(address)
         if member is not None and memory > member.memory:
             self.members[address] = replace(member, memory=memory)
 
     def describe_deaths(self, work: Work[Item], item: Item, workers: Sequence[str] = ()) -> str:
-        """Describe an item and the workers that died with it or, if ``workers`` is given, with its shard."""
+        """Describe an item and the workers that died while they had its task, for an error message.
+
+        If ``workers`` is given, these are workers that died while they had a task of the same shard.
+        """
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
         lost = "; ".join(self._worker_words(address) for address in dict.fromkeys(workers))
         return f"{work.describe(item)}{others} was with {_when_died(len(workers))}: {lost}"
 
-    def killed(self, current: Work[Item] | None, key: str, last: str) -> str:
-        """Describe the item that workers computed when they died, these workers and their memory."""
+    def describe_killed_task(self, current: Work[Item] | None, key: str, last: str) -> str:
+        """Describe the item of a task, the workers that died while they had the task, and their memory."""
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
             return f"task {key} was with {_when_died(1)}: {self._worker_words(last)}"
@@ -300,7 +314,7 @@ class Watch:
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
     def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
-        """Report to the callbacks that the task of an item runs again."""
+        """Send the event to the callbacks that the task of an item runs again, and why."""
         event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
@@ -317,17 +331,17 @@ class Watch:
         }
         busy = {address: keys for address, keys in busy.items() if keys}
         if busy:
-            self._missed, self._alone_since = 0, None
+            self._idle_checks, self._alone_since = 0, None
             self._check_hangs(current, busy)
         elif not self._executor.look_at_workers():
             self._alone_since = self._alone_since or now
             if now - self._alone_since > self._executor.stall_seconds:
-                self._executor.raise_no_workers(current.counted(len(current.window.pending)))
+                self._executor.raise_no_workers(current.format_count(len(current.window.pending)))
         elif any(member.running for member in link.members().values()):
             # No worker has a task of the pass. One or two such checks may be chance, because a busy scheduler
             # may not have processed the graph yet.
-            self._alone_since, self._missed = None, self._missed + 1
-            if self._missed >= MISSES:
+            self._alone_since, self._idle_checks = None, self._idle_checks + 1
+            if self._idle_checks >= MAX_IDLE_CHECKS:
                 raise Retry("no worker takes its tasks: those that had them are gone")
 
     def _check_hangs(self, current: Work[Item], busy: dict[str, list[str]]) -> None:
@@ -349,7 +363,7 @@ class Watch:
         raise NoProgress(f"no message arrived for {quiet:.0f} s from {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
-        """Return the workers on which no task hung recently; all workers if there are no others."""
+        """Return the threads of workers without a recent hanging task; of all workers if none is left."""
         now = time.monotonic()
         self.avoided = {
             address: since
@@ -360,6 +374,9 @@ class Watch:
 
     @property
     def only(self) -> list[str]:
-        """Workers to which tasks are restricted, because Dask treats a hanging worker as idle; empty: any."""
+        """Addresses of the only workers that may run tasks; empty if all may.
+
+        Dask counts a hanging worker as idle and would send tasks to it.
+        """
         bound = self.avoided or self._executor.pools.bound
         return list(self._executor.threads) if bound else []

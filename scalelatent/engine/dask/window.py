@@ -1,8 +1,9 @@
 """Schedule the items of a pass on the workers: a few items at once per worker, one message per batch.
 
-Bounded memory (law 2) requires few items at once. A worker's cache needs the same rows in every pass.
-Heterogeneous workers need shares in seconds (`benchmarks/device_pools.py`). Dask's work stealing runs once a
-second, assumes equal durations for tasks with one name prefix, and does not know which rows a task reads.
+An item is the rows of one task. Bounded memory (law 2) requires few items at once. A worker's cache needs the
+same rows in every pass. Heterogeneous workers need shares in seconds (`benchmarks/device_pools.py`). Dask's
+work stealing runs once a second, assumes equal durations for tasks with one name prefix, and does not know
+which rows a task reads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Batch = list[tuple[Item, str]]
 
-# Minimum items per thread on a worker: one that is computed and one that waits. The results of
+# Minimum number of items per thread of a worker: one is computed, and one waits. The results of
 # streamed_pass.py were measured with this number.
 WINDOW = 2
 # Maximum and minimum seconds of work queued on a worker, so that no worker waits for the driver. A pass on
@@ -50,21 +51,24 @@ class Costs(Generic[Item]):
     """Estimated costs of items; by default all items cost the same and all workers are equally fast."""
 
     work: Callable[[Item], float] = _unit_cost
-    """Return the seconds of an item on a thread of speed 1."""
+    """Function that returns the seconds of an item on a thread of speed 1."""
     known: bool = False
     most: float = float("inf")
     """Maximum number of items per thread."""
     speeds: Callable[[Mapping[str, int]], Mapping[str, float]] = _equal_speeds
-    """Return the current speed estimate per worker; a worker that is not in the mapping has speed 1."""
+    """Function that returns the estimated speed of each worker; a worker without an entry has speed 1."""
     cut: Callable[[Item], Sequence[Item]] | None = None
-    """Return the parts of an item, empty if it cannot be cut; None if all workers are equally fast."""
+    """Function that cuts an item into smaller items, or returns []; None if all workers are equally fast."""
     shortest: float = 0.0
     """Seconds of the shortest item that justifies a task of its own."""
 
 
 @dataclass
 class _Share(Generic[Item]):
-    """Items of one worker: planned, or sent and not ended. A lost worker has 0 threads."""
+    """Items of one worker: planned items, and the number and seconds of items that were sent to it.
+
+    A lost worker has 0 threads.
+    """
 
     threads: int = 0
     speed: float = 1.0
@@ -88,19 +92,24 @@ class _Share(Generic[Item]):
         return (self.planned_seconds + self.backlog) / self.rate if self.threads else float("inf")
 
     def add_sent(self, count: int, work: float) -> None:
-        """Add items that were sent and their seconds; call it with negative numbers for items that ended."""
+        """Count items that were sent, and their seconds; negative numbers count items that ended."""
         self.sent_count += count
         # The backlog of a worker without items is exactly 0, because sums of floats leave rounding errors.
         self.backlog = self.backlog + work if self.sent_count else 0.0
 
 
 class Window(Generic[Item]):
-    """Items of a pass that are planned for, or computed by, the workers."""
+    """Items of a pass that are planned for, or computed by, the workers.
 
-    # Each worker has a contiguous share of items in proportion to its threads and speed. Shares are identical
-    # in every pass, so that caches are reused. An idle worker takes the last item of the longest share.
-    # Heterogeneous workers use guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans. Computers C-36,
-    # 1987): items shrink towards the end, and no worker gets an item that would make the pass end later.
+    1. Assign to each worker a contiguous share of the items in proportion to its threads and speed. Shares
+       are identical in every pass, so that row caches are reused.
+    2. Send each worker a few items, and more whenever few of them are left.
+    3. Let an idle worker take the last item of the share that would end last.
+    4. If workers are heterogeneous, cut items so that they shrink towards the end of the pass, and give a
+       worker no item that another worker would end sooner (guided self-scheduling, Polychronopoulos and Kuck,
+       IEEE Trans. Computers C-36, 1987).
+    5. Let the remaining workers take the items of a lost worker.
+    """
 
     def __init__(
         self,
@@ -155,7 +164,7 @@ class Window(Generic[Item]):
 
     @property
     def unequal(self) -> bool:
-        """True if the workers are heterogeneous, so that the choice of the worker for an item matters."""
+        """True if the workers have different speeds."""
         return self._costs.cut is not None
 
     @property
@@ -177,7 +186,7 @@ class Window(Generic[Item]):
                 self._send_items()
 
     def poll(self) -> list[Item]:
-        """Return the items that finished since the last call; send more items to workers with few left."""
+        """Return the items that finished since the last call; send items to workers that have few left."""
         done = []
         for item, (future, worker) in list(self.pending.items()):
             status = future.status
@@ -197,7 +206,7 @@ class Window(Generic[Item]):
         return done
 
     def _get_queue_seconds(self) -> float:
-        """Return the seconds of work to queue on each worker; it shrinks during a pass if workers differ."""
+        """Return the seconds of work to queue on each worker; they shrink during a heterogeneous pass."""
         if not self.unequal:
             return MOST_AHEAD if self._costs.known else 0.0
         return float("inf") if self._whole <= AT_ONCE else min(MOST_AHEAD, max(LEAST_AHEAD, self.seconds / 2))
@@ -270,7 +279,7 @@ class Window(Generic[Item]):
         return max(there, key=lambda share: share.remaining_seconds, default=None)
 
     def _find_earliest_end(self, work: float) -> tuple[float, str]:
-        """Return (seconds, worker) of the earliest possible end of an item."""
+        """Return (seconds, worker) of the earliest possible end of an item that takes ``work`` seconds."""
         return min((s.busy + work / s.speed, name) for name, s in self._shares.items() if s.threads)
 
     def cancel(self) -> None:
@@ -284,7 +293,7 @@ class Window(Generic[Item]):
 
 
 class TaskEnded(Exception):
-    """Signal that a task of the work has failed or was cancelled."""
+    """Signal that a task has failed or was cancelled."""
 
     def __init__(self, item: Any, future: Future) -> None:
         super().__init__(item, future)
@@ -292,7 +301,7 @@ class TaskEnded(Exception):
 
 
 class ItemWords(TypedDict):
-    """Description of an item (the rows of one task) in the event log."""
+    """Part, number and rows of an item (the rows of one task), as they are written to the event log."""
 
     part: str
     span: int
@@ -301,13 +310,13 @@ class ItemWords(TypedDict):
 
 
 class Work(Generic[Item]):
-    """Base class of work that consists of items (tasks): a pass, a map, a segment of steps or a trial."""
+    """Base class of work that is split into items (one task each): a pass, a map, a segment or a trial."""
 
     window: Window[Item]
     hang_seconds: float | None = None
-    """Seconds without events after which an item counts as hanging; None for the default."""
+    """Seconds without a report after which a task counts as hanging; None for the default."""
     unit = "span"
-    """Name of an item in messages."""
+    """Word for an item in messages to the user."""
 
     def __init__(self, name: str, number: int, token: str, rows: int) -> None:
         self.name, self.number, self.token, self.rows = name, number, token, rows
@@ -318,13 +327,13 @@ class Work(Generic[Item]):
         self.began: float | None = None
 
     def open(self) -> None:
-        """Send the first items, or all items, to the workers."""
+        """Send the tasks of the first items to the workers."""
         if self.began is None:
             self.began = time.monotonic()
             self.window.open()
 
     def poll(self) -> bool:
-        """Count the finished items and send more; return whether any item has finished."""
+        """Count finished items and send more items; return True if any item has finished."""
         finished = self.window.poll()
         self.rows_done += sum(self.item_rows(item) for item in finished)
         return bool(finished)
@@ -334,20 +343,23 @@ class Work(Generic[Item]):
         """True if the tasks of all items are done."""
         return self.window.all_sent and not self.window.pending
 
-    def everyone(self) -> list[Work[Item]]:
-        """Return this work and all work that was queued behind it and has started before it ended."""
-        return [self] if self.following is None else [self, *self.following.everyone()]
+    def list_with_followers(self) -> list[Work[Item]]:
+        """Return this work and all work that is queued behind it."""
+        return [self] if self.following is None else [self, *self.following.list_with_followers()]
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """React to the loss of a worker that had items of this work; ``alone``: it had one task only."""
+        """React to the loss of a worker that ran these items.
+
+        ``alone`` is True if the worker ran a single task; ``expected`` is True if it was stopped on purpose.
+        """
 
     def make_repeat_event(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
-        """Return the event that reports that an item is computed again; None for no event."""
+        """Return the event that an item is computed again, for the event log; None for no event."""
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}
 
     def owns(self, key: str) -> bool:
-        """Return whether the task with this key belongs to this work."""
+        """Return True if the task with this key belongs to this work."""
         return key.endswith(self.token)
 
     def item_rows(self, item: Item) -> int:
@@ -355,7 +367,7 @@ class Work(Generic[Item]):
         raise NotImplementedError
 
     def about(self, item: Item) -> ItemWords:
-        """Return the description of an item for the event log."""
+        """Return part, number and rows of an item for the event log."""
         raise NotImplementedError
 
     def describe(self, item: Item) -> str:
@@ -366,7 +378,7 @@ class Work(Generic[Item]):
         number = f" of pass {self.number}" if self.number else ""
         return f"{self.unit} {about['span']}{where}{number} of {self.name}"
 
-    def counted(self, count: int) -> str:
+    def format_count(self, count: int) -> str:
         """Return a number of items as text, such as ``"3 spans"``."""
         return f"{count} {self.unit}{'' if count == 1 else 's'}"
 
@@ -379,7 +391,7 @@ class Work(Generic[Item]):
         return []
 
     def reads(self, item: Item) -> Reads | None:
-        """Return the rows that an item reads, for the scheduler; None if the scheduler does not need them."""
+        """Return the rows that an item reads, for the scheduler's plugin; None if it does not need them."""
         return None
 
     def label(self, item: Item) -> str:

@@ -1,6 +1,6 @@
-"""Services for tasks on a worker: check for cancellation, and report events to the driver and the dashboard.
+"""Services for tasks on a worker: check for cancellation, and send events to the driver and the dashboard.
 
-Dask does not stop a running task. These checks end a cancelled span within two seconds
+Dask does not stop a running task. These checks end a cancelled task within two seconds
 (`test_survive.py`). The page /scalelatent shows the reported rows.
 """
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# (topic, token of the pass, token of the driver): a driver identifies events of its own tasks by these.
+# Address of a driver: (topic of events, token of the pass, token of the driver).
 Fit = tuple[str, ...]
 # Maximum seconds that a cancelled task continues (test_survive.py), and seconds between reports of a running
 # task (watch.HANG_SECONDS is six times as long).
 CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
-# Minimum seconds between reports of finished spans from one worker; one report covers all spans since the
-# last. The scheduler then uses 3.5 % of a core with two workers and spans of one second (submit.py).
-NEWS_SECONDS = 1.0
-# A worker reports its seconds per row again after a change by PACE_SHARE. A new span has the weight PACE_NEW
-# in the average and counts as at most PACE_OUTLIER times the average, so that a short pause counts little.
+# Minimum seconds between two reports of finished tasks from one worker; a report sums all tasks since the
+# last one. The scheduler then uses 3.5 % of a core with two workers and tasks of one second (submit.py).
+REPORT_SECONDS = 1.0
+# A worker reports its average seconds per row again after a change by PACE_SHARE. A new task has the weight
+# PACE_NEW in the average and counts as at most PACE_OUTLIER times the average, so that a pause counts little.
 # These numbers let device_pools.py find its speeds, and let steady workers report once (test_pools.py).
 PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
-# Seconds that a worker waits before it ends its process, so that its event loop sends the logged events.
+# Seconds that a worker waits before it ends its own process, so that its event loop can send events.
 SENDING_SECONDS = 1.0
-KEEP_PACES = 32  # Maximum number of averages, one for each part of a stage.
+KEEP_PACES = 32  # Maximum number of averages (one for the training or validation rows of a stage).
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
 
 def _worker() -> Worker | None:
-    """Return the worker whose task runs in this thread, or None."""
+    """Return the Dask worker whose task runs in this thread, or None."""
     from distributed import get_worker
 
     try:
@@ -61,19 +61,19 @@ def _worker() -> Worker | None:
 
 
 def worker_threads() -> int:
-    """Return the threads of the worker whose task runs in this thread; 1 if there is no worker."""
+    """Return the number of threads of the worker whose task runs in this thread; 1 without a worker."""
     worker = _worker()
     return 1 if worker is None else int(worker_settings(worker)["threads"])
 
 
-class Beat:
-    """Timer of a task's next progress report; short consecutive tasks share one timer."""
+class ReportTimer:
+    """Timer that decides when a task sends its next progress report; consecutive tasks can share one."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + BEAT_SECONDS
 
     def due(self, now: float) -> bool:
-        """Return whether a report is due, and if so start the next interval."""
+        """Return True if a report is due, and start the next interval."""
         if now < self._next:
             return False
         self._next = now + BEAT_SECONDS
@@ -81,16 +81,16 @@ class Beat:
 
 
 class TaskStop(StopEvent):
-    """Stop flag of the task in this thread; it is set once the scheduler has cancelled the task."""
+    """Stop flag of the task in this thread; it is set after the scheduler has cancelled the task."""
 
-    def __init__(self, fit: Fit | None = None, beat: Beat | None = None) -> None:
+    def __init__(self, fit: Fit | None = None, beat: ReportTimer | None = None) -> None:
         super().__init__()
         self._worker, self._fit = _worker(), fit
         self._key = None if self._worker is None else self._worker.get_current_task()
-        self._next, self._beat = time.monotonic() + CHECK_SECONDS, beat or Beat()
+        self._next, self._beat = time.monotonic() + CHECK_SECONDS, beat or ReportTimer()
 
     def is_set(self) -> bool:
-        """Return whether the task was cancelled; check at most once per `CHECK_SECONDS`."""
+        """Return True if the task was cancelled; ask the worker at most once per `CHECK_SECONDS`."""
         now = time.monotonic()
         if self._worker is None or now < self._next:
             return False
@@ -98,7 +98,7 @@ class TaskStop(StopEvent):
         return not is_task_needed(self._worker, self._key)
 
     def moved(self) -> None:
-        """Report to the driver, if a report is due, that the task has finished another block."""
+        """Send a progress report to the driver if one is due; called at each block of rows."""
         if self._fit is not None and self._beat.due(time.monotonic()):
             send_to_driver(self._fit, {"beat": str(self._key)})
 
@@ -111,7 +111,7 @@ def send_to_driver(fit: Fit, message: dict[str, Any]) -> None:
 
 
 def report_smaller_block(fit: Fit, work: str, rows: int, device: str) -> None:
-    """Report to the driver that this worker computes blocks in halves."""
+    """Send the driver the event that this worker's GPU computes blocks in smaller pieces."""
     worker = _worker()
     if worker is not None:
         send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(work, rows, device, worker.address)})
@@ -138,7 +138,7 @@ def restart_on_lost_gpu(fit: Fit) -> Iterator[None]:
 
 
 def report_kernels() -> None:
-    """Report to all drivers each kernel that this worker compiles, because each of them may wait for it."""
+    """Send an event to all drivers for each kernel that this worker compiles."""
     first = _worker()
 
     def report_to_drivers(kernel: str, seconds: float | None) -> None:
@@ -151,12 +151,12 @@ def report_kernels() -> None:
 
 
 def run_of(folder: str) -> str:
-    """Return the run folder that contains an ``engine`` folder; events are grouped by run folder."""
+    """Return the run folder of a path that may end with ``/engine``; events are grouped by run folder."""
     return folder.removesuffix("/engine")
 
 
 class WorkReports:
-    """Reports of finished spans, steps and shards; one message per stage and second."""
+    """Sender of reports about finished tasks to the dashboard: at most one message per stage and second."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -167,7 +167,7 @@ class WorkReports:
         self, folder: str, stage: str, part: str, where: Mapping[str, int], device: str, rows: int,
         nbytes: int, seconds: float, wait_seconds: float, parts: int = 1,
     ) -> None:  # fmt: skip
-        """Add finished items to the next report; ``where`` is the pass, span, step or shard of the last."""
+        """Add finished tasks to the next report; ``where`` names the pass, step or shard of the last task."""
         worker = _worker()
         if worker is None:
             return
@@ -192,7 +192,7 @@ class WorkReports:
                 sums = {k: waiting[k] + message[k] for k in _SUMS}
                 waiting.update(message)
                 waiting.update(sums)
-            delay = self._sent + NEWS_SECONDS - time.monotonic()
+            delay = self._sent + REPORT_SECONDS - time.monotonic()
         if first:
             call_later(worker, max(delay, 0.0), self._flush, worker)
 
@@ -216,16 +216,17 @@ work_reports = WorkReports()
 
 
 class PaceReports:
-    """Average seconds per row of this process's spans, reported to a driver after a change."""
+    """Averages of the seconds per row of this process's tasks, which are sent to a driver after a change.
 
-    # The first span of a part is excluded, because it includes the compilation of kernels.
+    The first task of a part of the rows is excluded, because it includes the compilation of kernels.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
-        """Add a span to the average, and report the average if it has changed."""
+        """Add a task to the average, and send the average to the driver if it has changed."""
         pace = self.averaged((fit[-1], stage, part), seconds / max(rows, 1))
         worker = _worker()
         if pace is not None and worker is not None:
@@ -233,7 +234,7 @@ class PaceReports:
             send_to_driver(fit, {"stage": stage, "part": part, "pace": pace, **about})
 
     def averaged(self, key: tuple[str, str, str], pace: float) -> float | None:
-        """Update and return the average seconds per row; None if no report is needed."""
+        """Update the average seconds per row; return it if it must be sent, otherwise None."""
         with self._lock:
             known = self._kept.get(key)
             if known is None:
@@ -264,8 +265,8 @@ LARGEST_BYTES = 2**24
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def keep_pages(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let the allocator reuse freed memory, at most 32 MiB per thread; return whether it was changed."""
+def reuse_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
+    """Let the C allocator reuse freed memory, at most 32 MiB per thread; return True if it was changed."""
     # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that idle workers use little memory. As a side
     # effect glibc does not adapt to the sizes of arrays: each array above 128 kB gets new pages each time. In
     # steps of a conditional RBM on two workers these pages took a fifth of the time.

@@ -62,10 +62,10 @@ class CapsuleRegression(StreamedClassifier):
         One model with a capsule per class; a binary model per class; or a binary model per pair of classes.
         All members share each pass over the rows. None: "one_vs_all", but "multiclass" for two classes or one
         dimension per class. "all_vs_all" often has the fewest errors; its probabilities are shares of votes.
-    algorithm : {"stepwise", "em", "passive_aggressive"} or None
+    algorithm : {"stepwise", "em"} or None
         "stepwise": stepwise EM, one step per batch of rows; on MNIST it reaches the error of batch EM in a
-        tenth of the time (benchmarks/choosing.py). "em": batch EM, as in the paper. "passive_aggressive":
-        learning row by row. None: batch EM if ``max_iter`` is given, else stepwise EM.
+        tenth of the time (benchmarks/choosing.py). "em": batch EM, as in the paper. None: batch EM if
+        ``max_iter`` is given, else stepwise EM.
     projection : "auto", None or int
         Number of principal directions of the training rows to which rows are reduced first. Directions are
         about the mean, or about the origin without an intercept. "auto": 196 if rows are wider, else None.
@@ -77,25 +77,22 @@ class CapsuleRegression(StreamedClassifier):
     init_scale : float, default 1.0
         With a random start, the standard deviation of the latent means of a row of mean length.
     momentum : float, default 0.9
-        gamma in [0, 1) of equation 2.27. Passive-aggressive learning does not use it.
+        gamma in [0, 1) of equation 2.27.
     nu_schedule : "paper", None or sequence of (nu, patience)
         Rounds of thresholded EM with early stopping on the validation error, or on the training error without
-        validation rows. None: plain EM until ``max_iter`` or ``tol``. Online algorithms count patience in
-        epochs.
+        validation rows. None: plain EM until ``max_iter`` or ``tol``. Stepwise EM counts patience in epochs.
     max_iter : int or None
         Largest number of passes of batch EM. None: 2,000.
     n_epochs : int or None
-        Largest number of passes of the online algorithms. None: as many as read 500,000 rows, at least 10 and
-        at most 50.
+        Largest number of passes of stepwise EM. None: as many as read 500,000 rows, at least 10 and at most
+        50.
     batch_rows : int or None
-        Rows per step, a multiple of ``n_chains``. None: 1,024.
+        Rows per step of stepwise EM, a multiple of ``n_chains``. None: 1,024.
     n_chains : int, default 4
-        Parts of a step that threads or workers compute independently. It changes the result of
-        passive-aggressive learning, which averages one copy of W per chain; the number of workers never does.
+        Parts of a step that threads or workers compute independently. Another number changes the rounding of
+        the result; the number of workers never does.
     kappa, t0 : float, default 0.6, 1000
         Stepwise EM: step t has the size (1 + t / t0) ** -kappa.
-    aggressiveness : float, default 1.0
-        Passive-aggressive learning: C of PA-I, the largest change of the latent means by one row.
     tol : float or None
         End a round if the mean log-loss (nats) falls by less than this in a pass. None or 0 never ends a
         round.
@@ -150,8 +147,8 @@ class CapsuleRegression(StreamedClassifier):
         mean_member_train_error and mean_member_validation_error. Their validation_error is that of the joint
         decision of all members. Batch EM measures it in the first eight passes and then in every eighth pass;
         other records repeat the last value. They have no train_error. With the engine options
-        ``report_steps`` or ``validate_steps``, online algorithms add a record at each such step, with the
-        number of its pass; ``rows_seen`` distinguishes these records.
+        ``report_steps`` or ``validate_steps``, stepwise EM adds a record at each such step, with the number
+        of its pass; ``rows_seen`` distinguishes these records.
     best_validation_error_ : float or None
         Validation error of this model: ``1 - score`` of the validation rows.
     mean_member_validation_error_ : float or None
@@ -215,7 +212,6 @@ class CapsuleRegression(StreamedClassifier):
         n_chains: int = 4,
         kappa: float = 0.6,
         t0: float = 1000.0,
-        aggressiveness: float = 1.0,
         tol: float | None = None,
         ridge: float | None = None,
         temperature: float | None = None,
@@ -240,7 +236,6 @@ class CapsuleRegression(StreamedClassifier):
         self.n_chains = n_chains
         self.kappa = kappa
         self.t0 = t0
-        self.aggressiveness = aggressiveness
         self.tol = tol
         self.ridge = ridge
         self.temperature = temperature
@@ -272,8 +267,8 @@ class CapsuleRegression(StreamedClassifier):
             unused = (*unused, "fit_intercept")
         given = {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
         given |= {"algorithm": algorithm}
-        if algorithm == "em":
-            given |= {"max_iter": get_max_passes(self)}
+        # Runs of stepwise EM by earlier versions record the former parameter ``aggressiveness``.
+        given |= {"max_iter": get_max_passes(self)} if algorithm == "em" else {"aggressiveness": 1.0}
         return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
 
     def _keep(
@@ -346,9 +341,8 @@ class CapsuleRegression(StreamedClassifier):
         random.
 
         A step is a step of stepwise EM without momentum, with the first threshold of ``nu_schedule``. Its
-        size falls with the number of rows seen (``kappa``, ``t0``, ``batch_rows``).
-        ``algorithm="passive_aggressive"`` makes passive-aggressive steps. Second moments are those of all
-        rows so far, with a prior that counts as one row per feature.
+        size falls with the number of rows seen (``kappa``, ``t0``, ``batch_rows``). Second moments are those
+        of all rows so far, with a prior that counts as one row per feature.
 
         Parameters
         ----------

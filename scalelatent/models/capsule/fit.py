@@ -35,7 +35,6 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.capsule.model.em import CapsuleEM, CapsulePass, CapsuleState, initial_state
 from scalelatent.models.capsule.model.members import Members, build_members
 from scalelatent.models.capsule.model.online import CapsuleStepwise, online_state
-from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
 from scalelatent.models.capsule.model.predict import CalibrationPass, CapsuleRows, RowFrame
 from scalelatent.models.capsule.model.start import parse_schedule, random_start, subspace_start
 from scalelatent.reductions.confusion import CONFUSION_METRICS, ConfusionCounts
@@ -44,7 +43,7 @@ from scalelatent.reductions.intercept import Intercept, recenter
 from scalelatent.reductions.moments import Projection, SecondMoments, find_outlier
 from scalelatent.reductions.temperature import choose_temperature
 
-from .parameters import DEPRECATED_ALGORITHM, get_algorithm, get_max_passes
+from .parameters import DEPRECATED_ALGORITHMS, get_algorithm, get_max_passes
 
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
@@ -74,13 +73,13 @@ TEMPERATURES = np.geomspace(0.05, 5.0, 61)
 ONE_VS_ALL_DIVISOR = 5.0
 # Largest number of training rows with which the temperature is chosen.
 CALIBRATION_ROWS = 20_000
-ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0", "aggressiveness")
-# Default rows per step of the online algorithms.
+ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
+# Default rows per step of stepwise EM.
 BATCH_ROWS = 1024
-# Default epochs of the online algorithms: as many as read EPOCHS_OF_ROWS rows, within these bounds.
+# Default epochs of stepwise EM: as many as read EPOCHS_OF_ROWS rows, within these bounds.
 EPOCHS = 10, 50
 EPOCHS_OF_ROWS = 500_000
-# Reason why an online fit cannot exclude rows.
+# Reason why stepwise EM cannot exclude rows that cannot be read.
 ALL_ROWS = (
     "an online fit reads the rows in random order and cannot exclude rows during the fit; choose "
     "algorithm = 'em'"
@@ -234,14 +233,9 @@ def check_classes(
 
 
 def fit_steps(model: CapsuleRegression, rows: Mapping[str, MappedRows]) -> Steps:
-    """Yield the steps of a fit by any algorithm, and set the model's fitted attributes."""
+    """Yield the steps of a fit, and set the fitted attributes of the model."""
     model._check_params()
-    if model.algorithm == DEPRECATED_ALGORITHM:
-        warn_deprecated(
-            f"CapsuleRegression(algorithm={DEPRECATED_ALGORITHM!r})",
-            "this fit uses algorithm='stepwise', which has the lower test error in less time",
-            since="0.1",
-        )
+    warn_of_algorithm(model)
     train, classes = rows["train"], rows["train"].classes
     assert classes is not None
     build_members(model.architecture, len(classes), 1 if model.capsule_dim is None else model.capsule_dim)
@@ -313,6 +307,16 @@ def temperature_steps(
         tried = CalibrationPass(probabilities, temperatures, class_weight, every)
     stats: Stats = yield SumStatistic("temperature", tried, measured, classes)
     return choose_temperature(temperatures, np.array(stats["loss"]))
+
+
+def warn_of_algorithm(model: CapsuleRegression) -> None:
+    """Warn that stepwise EM replaces an ``algorithm`` that only earlier versions had."""
+    if model.algorithm in DEPRECATED_ALGORITHMS:
+        warn_deprecated(
+            f"CapsuleRegression(algorithm={model.algorithm!r})",
+            "this fit uses algorithm='stepwise', which has the lower test error in less time",
+            since="0.1",
+        )
 
 
 def count_columns(model: CapsuleRegression, width: int) -> int:
@@ -496,11 +500,11 @@ def choose_ridge(moment: np.ndarray, n_rows: float, in_units: bool) -> np.ndarra
     return np.minimum(np.median(squares[squares > 0]) if squares.any() else 0.0, OWN_SQUARES * squares)
 
 
-# -- online algorithms -------------------------------------------------------------------------------------
+# -- stepwise EM -------------------------------------------------------------------------------------------
 
 
 def get_max_epochs(model: CapsuleRegression, n_rows: int) -> int:
-    """Return the largest number of epochs of an online algorithm; by default fewer for more rows."""
+    """Return the largest number of epochs of stepwise EM; by default fewer for more rows."""
     if model.n_epochs is not None:
         return int(model.n_epochs)
     return min(max(EPOCHS_OF_ROWS // n_rows, EPOCHS[0]), EPOCHS[1])
@@ -523,19 +527,15 @@ def make_online_step(
     classes: np.ndarray,
     seed: int,
 ) -> TrainOnline:
-    """Return the step of a fit by an online algorithm, from first weights (D, p)."""
-    n_rows, algorithm = len(rows["train"].dataset), get_algorithm(model)
+    """Return the fit step of stepwise EM, which starts from the weights ``w`` (D, p)."""
+    n_rows = len(rows["train"].dataset)
 
     def order(options: Mapping[str, Any]) -> RowOrder:
         return RowOrder.choose(n_rows, seed, get_batch_rows(model), int(model.n_chains), options)
 
-    learner: CapsuleStepwise | CapsulePassiveAggressive
-    if algorithm == "stepwise":
-        learner = CapsuleStepwise(em, weight, count, float(model.kappa), float(model.t0))
-    else:
-        learner = CapsulePassiveAggressive(em, weight, count, float(model.aggressiveness))
+    learner = CapsuleStepwise(em, weight, count, float(model.kappa), float(model.t0))
     state = online_state(w, em.members.n_members)
-    return TrainOnline(algorithm, learner, state, rows, classes, order, get_max_epochs(model, n_rows))
+    return TrainOnline("stepwise", learner, state, rows, classes, order, get_max_epochs(model, n_rows))
 
 
 # -- plan --------------------------------------------------------------------------------------------------

@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
 MAX_PASSES = 2000
-ONLINE = ("stepwise", "passive_aggressive")
-# Former value of ``algorithm``. Until version 0.3 it is accepted with a warning; the fit uses stepwise EM,
-# which had the lower test error.
-DEPRECATED_ALGORITHM = "incremental"
+# Former values of ``algorithm``. Until version 0.3 they are accepted with a warning; the fit uses stepwise
+# EM, which had the lower test error.
+DEPRECATED_ALGORITHMS = ("incremental", "passive_aggressive")
 
 
 def get_algorithm(model: CapsuleRegression) -> str:
     """Return the algorithm: the parameter, or batch EM if its number of passes is given, else stepwise EM."""
-    if model.algorithm == DEPRECATED_ALGORITHM:
+    if model.algorithm in DEPRECATED_ALGORITHMS:
         return "stepwise"
     return model.algorithm or ("stepwise" if model.max_iter is None else "em")
 
@@ -64,14 +63,6 @@ def _check_chains(model: CapsuleRegression) -> None:
         )
 
 
-def _check_device(model: CapsuleRegression) -> None:
-    if model.algorithm == "passive_aggressive" and model.device == "gpu":
-        raise ValueError(
-            "device='gpu': algorithm='passive_aggressive' learns row by row and runs on the processor; leave "
-            "device='auto', or use algorithm='stepwise'"
-        )
-
-
 PARAMETERS = Parameters(
     (
         Parameter(
@@ -88,7 +79,7 @@ PARAMETERS = Parameters(
             "are three or more",
         ),
         Parameter(
-            "algorithm", None, Choice((None, "em", *ONLINE, DEPRECATED_ALGORITHM)), "learning algorithm"
+            "algorithm", None, Choice((None, "em", "stepwise", *DEPRECATED_ALGORITHMS)), "learning algorithm"
         ),
         Parameter(
             "projection",
@@ -120,8 +111,8 @@ PARAMETERS = Parameters(
             "rounds (nu, patience) of thresholded EM",
         ),
         Parameter("max_iter", None, Whole(also=(None,)), "largest number of passes of batch EM"),
-        Parameter("n_epochs", None, Whole(also=(None,)), "largest number of passes of the online algorithms"),
-        Parameter("batch_rows", None, Whole(also=(None,)), "rows per step"),
+        Parameter("n_epochs", None, Whole(also=(None,)), "largest number of passes of stepwise EM"),
+        Parameter("batch_rows", None, Whole(also=(None,)), "rows per step of stepwise EM"),
         Parameter("n_chains", 4, Whole(), "number of independent parts of a step"),
         Parameter(
             "kappa",
@@ -134,12 +125,6 @@ PARAMETERS = Parameters(
             1000.0,
             Number("give a number above 0", above=0),
             "stepwise EM: steps after which the step size falls, see kappa",
-        ),
-        Parameter(
-            "aggressiveness",
-            1.0,
-            Number("give a number above 0", above=0),
-            "passive-aggressive learning: largest change C per row",
         ),
         Parameter(
             "tol",
@@ -165,5 +150,6 @@ PARAMETERS = Parameters(
         DEVICE,
         N_JOBS,
     ),
-    rules=(_check_chains, _check_device),
+    rules=(_check_chains,),
+    removed={"aggressiveness": 1.0},
 )

@@ -19,8 +19,7 @@ from scalelatent.models.capsule.model.running import RowSums, RunningCapsule, St
 from scalelatent.models.capsule.model.start import parse_schedule
 from scalelatent.reductions.intercept import Intercept, map_rows
 
-from .fit import CAPSULE_DIM, get_batch_rows, resolve_class_weight
-from .parameters import get_algorithm
+from .fit import CAPSULE_DIM, get_batch_rows, resolve_class_weight, warn_of_algorithm
 
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 READ_ROWS = 8192
 # Parameters that a step reads. They are checked again only if one has changed.
 STEP_PARAMETERS = (
-    "algorithm", "nu_schedule", "kappa", "t0", "batch_rows", "n_chains", "ridge", "aggressiveness",
-    "class_weight", "device",
+    "algorithm", "nu_schedule", "kappa", "t0", "batch_rows", "n_chains", "ridge", "class_weight", "device",
 )  # fmt: skip
 
 
@@ -123,6 +121,7 @@ def stream_options(model: CapsuleRegression) -> StreamOptions:
     if kept is not None and kept[0] == given:
         return kept[1]
     model._check_params()
+    warn_of_algorithm(model)
     if model.device == "gpu":
         raise ValueError(
             "device='gpu': partial_fit runs on the processor, because its batches have few rows; leave "
@@ -134,13 +133,11 @@ def stream_options(model: CapsuleRegression) -> StreamOptions:
             "give the weights as a dict, or sample_weight"
         )
     options = StreamOptions(
-        passive=get_algorithm(model) == "passive_aggressive",
         nu=float(parse_schedule(model.nu_schedule)[0][0]),
         kappa=float(model.kappa),
         t0=float(model.t0),
         batch_rows=get_batch_rows(model),
         ridge=None if model.ridge is None else float(model.ridge),
-        aggressiveness=float(model.aggressiveness),
     )
     model._stream_kept = given, options
     return options

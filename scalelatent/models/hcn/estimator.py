@@ -47,20 +47,20 @@ from .fit import (
     check_images,
     check_rows,
     check_windows,
+    choose_image_shape,
     fit_steps,
-    image_of,
-    image_shape,
     log_layers,
     make_feature_layers,
     pack_mask,
     replace_nan,
+    to_image_shape,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
 from .output import PlaceBeliefs
 from .parameters import (
+    FEATURE_SIZE,
     N_FEATURES,
     PARAMETERS,
-    WINDOW,
     choose_batch_size,
     choose_damping,
     choose_weight_priors,
@@ -78,8 +78,7 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Arguments of `inpaint`: mask of known pixels as bits, and classes of the rows; None if an argument is
-# missing.
+# Arguments of `inpaint`: mask of known pixels as bits, and classes of the rows; None for a missing argument.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -337,7 +336,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _prepare_images(self, X: Any, y: LabelsLike | None, name: str, reset: bool) -> Any:
-        """Return validation images as a dataset, other rows unchanged; raise an error for a single image."""
+        """Return validation images as a dataset, and other rows unchanged; refuse a single image."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
@@ -346,7 +345,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if name != "X":  # validation rows: check_rows compares their shape with that of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, name), y) if images else X
-        own = self._network.layer.seen if hasattr(self, "_stream") else ()
+        own = self._network.layer.input_shape if hasattr(self, "_stream") else ()
         if shape is not None:
             if own:
                 self._check_image(shape[1:], name)
@@ -360,7 +359,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return X
 
     def _lazy_values(self, X: RowsLike) -> Any:
-        """Return rows with NaN replaced if it marks unknown pixels, because datasets hold finite rows."""
+        """Replace NaN in rows if it marks unknown pixels, because datasets hold finite numbers only."""
         if self.missing is None or self.missing == self.missing:
             return X
         return replace_nan(X)
@@ -378,9 +377,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
-        """Raise an error if the shape of the images differs from that of the fit."""
-        own = self._network.layer.seen
-        if image_of(shape) != own:
+        """Raise a DataError if the shape of the images differs from the images of the fit."""
+        own = self._network.layer.input_shape
+        if to_image_shape(shape) != own:
             raise DataError(
                 f"{where}: images are {shape}, but {type(self).__name__} was fitted on {own}: give images of "
                 "that shape"
@@ -397,8 +396,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return super()._validation_rows(validation)
 
     def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
-        """Return the network of the parameters for the training rows."""
-        image = image_shape(self, train, "X")
+        """Return the network that the parameters describe, for the images of the training rows."""
+        image = choose_image_shape(self, train, "X")
         check_windows(self, image, train)
         log_layers(self, image, train)
         if not has_templates(self):
@@ -416,9 +415,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _deciding_parameters(self) -> dict[str, Any]:
         """Return the parameters that decide the result, with None replaced by the default value."""
         found: dict[str, Any] = {"damping": choose_damping(self), "batch_size": choose_batch_size(self)}
-        if not has_templates(self):  # with templates the other defaults depend on labels
+        if not has_templates(self):  # the other defaults of networks with templates depend on labels
             found["online"] = is_online(self)
-            found["layers"] = ((N_FEATURES, WINDOW),) if self.layers is None else self.layers
+            found["layers"] = ((N_FEATURES, FEATURE_SIZE),) if self.layers is None else self.layers
             found["p_weight"] = choose_weight_priors(self)[0] if self.p_weight is None else self.p_weight
         return super()._deciding_parameters() | found
 
@@ -454,7 +453,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _layer(self) -> FeatureLayer:
-        """The lowest layer, whose images are the rows."""
+        """The lowest layer of the fitted network; its images are the rows."""
         return self._network.layer
 
     def _multi_layer(self, name: str) -> MultiLayer:
@@ -465,7 +464,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network of several layers, with the current value of the parameter ``read_noise``."""
+        """Fitted network of several layers with the present value of the parameter ``read_noise``."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -536,7 +535,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         name, (known, codes) = output if isinstance(output, tuple) else (output, (None, None))
         if isinstance(self._network, MultiLayer):
             network = self._network_for_reading
-            fixed = FixedNetwork(network.coded, self._stream.beliefs, network.template_classes)
+            fixed = FixedNetwork(network.labelled_net, self._stream.beliefs, network.template_classes)
             if name == "filled":
                 return CompletionMap(fixed, True, known, codes)
             of_rows: dict[str, OutputMap] = {
@@ -766,7 +765,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             network = self._network_for_reading
             codes = network.codes(y, int(n_samples))
             weights = [part > 0 for part in network.net.split(self._stream.beliefs)]
-            drawn = network.coded.draw(weights, int(n_samples), codes, seed)
+            drawn = network.labelled_net.draw(weights, int(n_samples), codes, seed)
             return add_noise(network.layer, drawn, seed) if noise else drawn.astype(np.uint8)
         if y is not None:
             raise DataError("sample: y is given, but without templates there are no classes: remove y")
@@ -807,7 +806,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_is_fitted(self)
         ds = self._given_rows(X, y, sample_weight)
         if isinstance(self._network, MultiLayer):
-            errors, classes = self._network_for_reading.scoring(ds, self._stream.beliefs)
+            errors, classes = self._network_for_reading.make_error_counts(ds, self._stream.beliefs)
             return 1.0 - errors.error(self._collect(errors, ds, classes, callbacks))
         decoder = self._decoder()
         stats = self._collect(DescriptionLength(decoder), ds, None, callbacks)
@@ -832,7 +831,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _state(self) -> Saved:
         network, stream = self._network, self._stream
         values: dict[str, Any] = {
-            "image": list(self._layer.seen),
+            "image": list(self._layer.input_shape),
             "batch_size": self.batch_size_,
             "rows": stream.rows,
             "steps": stream.steps,
@@ -864,7 +863,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         where = {name: values[name] for name in ("rows", "steps", "iteration")}
-        image = image_of(values["image"])
+        image = to_image_shape(values["image"])
         self.batch_size_ = values.get("batch_size") or choose_batch_size(self)
         if "templates" in values:
             self._restore_multi_layer(values, arrays, image, where)

@@ -1,4 +1,4 @@
-"""Fits of hierarchical compositional networks: checks of the rows, orders of the rows, steps of a fit."""
+"""Fits of hierarchical compositional networks: checks of the rows, the order of the rows, steps of a fit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.learners import Reduction
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.data.read.sources import is_dask
@@ -31,14 +30,14 @@ from scalelatent.estimators.steps import (
     TrainOnline,
 )
 from scalelatent.models.hcn.kernels.units import from_units, to_units
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
+from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 from scalelatent.models.hcn.model.filters import MIN_STEP, OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredEvidence, LayeredState
+from scalelatent.models.hcn.model.multi_layer_learning import LayeredState, OnlineNetworkLearner
 
 from .parameters import (
-    LAYERED_WINDOW,
-    WINDOW,
+    FEATURE_SIZE,
+    LAYERED_FEATURE_SIZE,
     choose_batch_size,
     choose_chain_batches,
     choose_layer_sizes,
@@ -53,107 +52,37 @@ from .parameters import (
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
+    from .multi_layer import MultiLayer
+    from .single_layer import SingleLayer
 
-ALL_ROWS = "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
-# Rows of a mask of known pixels that are packed into bits at a time.
+WHY_ALL_ROWS = (
+    "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
+)
+# Number of rows of a mask of known pixels that are packed into bits at a time.
 MASK_ROWS = 4096
-# Number of history records per epoch of an online fit; each is a point of the learning curve.
-REPORTS = 20
+# Number of records in the history per epoch of an online fit.
+REPORTS_PER_EPOCH = 20
 # Target size of a leaf in bytes if [engine] leaf_rows is not set.
 LEAF_BYTES = 2**28
 # Smallest number of images of such a leaf.
 MIN_LEAF_ROWS = 5
-# If one leaf holds all images, the fit writes its messages to disk about every this many seconds.
+# Seconds between two writes of the messages to disk, if one leaf holds all images.
 VISIT_SECONDS = 30.0
-# Assumed updates of pairs with kept messages per second on one thread, to convert seconds to passes.
+# Assumed updates of pairs (position, weight) per second and thread in batch learning.
 PAIRS_WITH_MESSAGES = 1e9
 
 
-NetworkLearner: TypeAlias = EvidenceLearner | LayeredEvidence
+Network: TypeAlias = "SingleLayer | MultiLayer"
+"""Network of a fit; both kinds have the properties and methods that `MultiLayer` documents."""
+NetworkLearner: TypeAlias = OnlineFeatureLearner | OnlineNetworkLearner
 NetworkState: TypeAlias = EvidenceState | LayeredState
 State = TypeVar("State", EvidenceState, LayeredState)
-
-
-class Network(Protocol):
-    """A network and its fit: `single_layer.SingleLayer` or `multi_layer.MultiLayer`."""
-
-    @property
-    def classes(self) -> np.ndarray | None:
-        """Labels of the rows in sorted order; None if labels are not read."""
-
-    @property
-    def has_labels(self) -> bool:
-        """True if templates are learned with labels."""
-
-    @property
-    def layer(self) -> FeatureLayer:
-        """The lowest layer, whose images are the rows."""
-
-    @property
-    def layers(self) -> tuple[FeatureLayer, ...]:
-        """The layers of features, from the image up, without the templates."""
-
-    @property
-    def pairs(self) -> int:
-        """Number of pairs of a weight and a place of its feature in one image, in all layers."""
-
-    @property
-    def n_weights(self) -> int:
-        """Number of weights of all layers."""
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Upper bound of the bytes that one image takes on disk between two visits of its leaf."""
-
-    @property
-    def online_bytes(self) -> int:
-        """Bytes of memory that online learning needs per image of a minibatch."""
-
-    @property
-    def sweeps_to_decode(self) -> float:
-        """Cost of applying the network to one image; the unit is a sweep over all pairs of the image."""
-
-    def final_pass(self) -> tuple[str, Reduction]:
-        """Return the name and the reduction of the last pass of a fit, which measures its result."""
-
-    def check(self, train: Dataset, validation: Dataset | None) -> None:
-        """Raise an error for rows that do not fit the layers or the classes."""
-
-    def counts(self) -> Reduction:
-        """Return the reduction that counts pixels and labels before learning."""
-
-    def check_counts(self, train: Dataset, counts: Stats) -> None:
-        """Raise an error if a class has no rows."""
-
-    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> NetworkLearner:
-        """Return the learner of a fit of ``n_rows`` images."""
-
-    def last_state(self, model: HierarchicalCompositionalNetwork) -> NetworkState:
-        """Return the state of the last fit, to continue from; raise a ValueError if its network differs."""
-
-    def describe(self) -> str:
-        """Return a sentence with the layers and their sizes."""
-
-    def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Return weights, or beliefs in them, as features (features, channels, h, w) of each layer."""
-
-    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        """Return the array of weights that :meth:`features` converts to these features."""
-
-    def fit_steps(
-        self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
-    ) -> Steps:
-        """Yield the steps of a fit after the counts; set the learned attributes of the model."""
 
 
 # -- checks -----------------------------------------------------------------------------------------------
 
 
-def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
+def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     """Return the shape (channels, height, width) of rows of shape (h, w), (channels, h, w) or (pixels,).
 
     A flat row of pixels is an image of one line.
@@ -162,23 +91,27 @@ def image_of(shape: Sequence[int]) -> tuple[int, int, int]:
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
 
 
-def image_shape(model: HierarchicalCompositionalNetwork, ds: Dataset, name: str) -> tuple[int, int, int]:
+def choose_image_shape(
+    model: HierarchicalCompositionalNetwork, ds: Dataset, name: str
+) -> tuple[int, int, int]:
     """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
     where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
         if len(own) > 3:
             raise DataError(f"{where}: rows have shape {own}: give images (h, w) or (channels, h, w)")
-        return image_of(own)
-    if int(np.prod(given)) != ds.n_features or (len(own) > 1 and image_of(own) != image_of(given)):
+        return to_image_shape(own)
+    if int(np.prod(given)) != ds.n_features or (
+        len(own) > 1 and to_image_shape(own) != to_image_shape(given)
+    ):
         raise DataError(
             f"{where}: rows are {' x '.join(map(str, own))}, but image_shape={tuple(given)}: give images of "
             "this shape, or flat rows with this number of pixels"
         )
-    return image_of(given)
+    return to_image_shape(given)
 
 
 def check_images(ds: Dataset, name: str) -> None:
-    """Raise an error for rows that are not dense images with equal weights."""
+    """Raise a DataError unless the rows are dense images without sample weights and outputs."""
     where = ds.url or name
     if ds.is_sparse:
         raise DataError(f"{where}: sparse rows (CSR) are not images: give a dense array, (n, h, w)")
@@ -199,16 +132,16 @@ def check_rows(
     *,
     streamed: bool = False,
 ) -> None:
-    """Raise an error for rows that the fit cannot use; a stream may have fewer rows than a step."""
+    """Raise an error for rows that the fit cannot use; ``streamed`` rows may be fewer than a step has."""
     check_images(train, "X")
     where = train.url or "X"
     if validation is not None:
         check_images(validation, "validation")
-        other = image_shape(model, validation, "validation")
-        if other != network.layer.seen:
+        other = choose_image_shape(model, validation, "validation")
+        if other != network.layer.input_shape:
             raise DataError(
                 f"{validation.url or 'validation'}: images have shape {other}, but the training images have "
-                f"shape {network.layer.seen}: give images of one shape"
+                f"shape {network.layer.input_shape}: give images of one shape"
             )
     elif model.patience is not None and not streamed:
         better = "classes" if has_templates(model) else "compression"
@@ -236,13 +169,13 @@ def check_rows(
 def check_windows(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
-    """Raise an error for features or filters larger than the images, or long flat rows without a shape."""
+    """Raise a DataError if features or filters are larger than the images, or if their shape is unknown."""
     (channels, height, width), where = image, train.url or "X"
     flat = len(train.feature_shape) == 1 and model.image_shape is None
-    if model.layers is None and flat and width > math.prod(WINDOW):
+    if model.layers is None and flat and width > math.prod(FEATURE_SIZE):
         raise DataError(
             f"{where}: rows are flat, of {width} pixels, and default features exist for flat rows of at most "
-            f"{math.prod(WINDOW)}: set image_shape to the (height, width) of the images, or set layers"
+            f"{math.prod(FEATURE_SIZE)}: set image_shape to the (height, width) of the images, or set layers"
         )
     if model.filters is not None and (channels > 1 or min(height, width) < model.filter_size):
         raise DataError(
@@ -266,7 +199,7 @@ def check_windows(
 def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
     """Log once that default features were reduced to the size of the images."""
     [(n, window)] = default_layers(model, image)
-    whole = LAYERED_WINDOW if has_templates(model) else WINDOW
+    whole = LAYERED_FEATURE_SIZE if has_templates(model) else FEATURE_SIZE
     if model.layers is None and window != whole:
         why = f"images of {train.url or 'X'} are {image[1]} x {image[2]}"
         warn_reduced("layers", f"[({n}, {window})]", f"[({n}, {whole})]", why)
@@ -275,7 +208,7 @@ def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, i
 def make_feature_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> tuple[FeatureLayer, ...]:
-    """Return the feature layers that the parameters of the model describe; the lowest layer is first."""
+    """Return the layers of features that the parameters of the model describe, from the image up."""
     found = []
     threshold, missing = (None if v is None else float(v) for v in (model.threshold, model.missing))
     filters = None
@@ -295,12 +228,12 @@ def make_feature_layers(
 
 
 def continues_last_fit(model: HierarchicalCompositionalNetwork) -> bool:
-    """Return True if a fit starts from the result of the last fit."""
+    """Return True for a warm start: the fit starts from the result of the last fit."""
     return bool(model.warm_start) and model.__sklearn_is_fitted__()
 
 
 def check_pixels(train: Dataset, counts: Stats) -> None:
-    """Raise an error if all pixels are unknown, or all known pixels are equal."""
+    """Raise a DataError if all pixels are unknown, or if all known pixels are equal."""
     known, ones = float(counts["known"]), float(counts["ones"])
     where = f"{train.url or 'X'} (n_samples = {len(train)}, n_features = {train.n_features})"
     if not known:
@@ -329,7 +262,7 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
 
 
 def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
-    """Return a mask of pixels as bits, uint8 (rows, bytes); raise an error if it does not fit the rows."""
+    """Return a mask of pixels as bits, uint8 (rows, bytes); raise a DataError if its shape is wrong."""
     if is_in_memory(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:
@@ -360,7 +293,7 @@ def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     )
 
 
-def row_order(
+def make_online_order(
     model: HierarchicalCompositionalNetwork,
     n_rows: int,
     options: Mapping[str, Any],
@@ -376,7 +309,7 @@ def row_order(
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
-    """Return the row order of a fit with kept messages: one leaf for few messages, else several per step."""
+    """Return the row order of batch learning: one leaf for few images, else several leaves per step."""
     most_chains = choose_n_chains(model, n_rows)
     if (rows := options.get("leaf_rows")) is not None:
         chains = min(most_chains, -(-n_rows // int(rows)))
@@ -409,11 +342,11 @@ def _count_smallest_leaf_rows(order: RowOrder) -> int:
 
 
 def visit_passes(pairs: int, n_rows: int) -> int:
-    """Return the number of passes per visit of a leaf that holds all images, see ``VISIT_SECONDS``."""
+    """Return the passes between two writes of a leaf that holds all images, see ``VISIT_SECONDS``."""
     return max(1, int(VISIT_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
 
-def fit_order(
+def make_fit_order(
     model: HierarchicalCompositionalNetwork,
     network: Network,
     n_rows: int,
@@ -423,7 +356,7 @@ def fit_order(
 ) -> RowOrder:
     """Return the order in which a fit reads the images, online or leaf by leaf."""
     if is_online(model, network.has_labels):
-        return row_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
+        return make_online_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
@@ -437,7 +370,7 @@ def fit_steps(
     info = {"max_iter": choose_n_epochs(model, n, online)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
-    model.seed_, rows = yield StartFit(info, keeps_records=not online, all_rows=ALL_ROWS)
+    model.seed_, rows = yield StartFit(info, keeps_records=not online, all_rows=WHY_ALL_ROWS)
     counts = yield SumStatistic("pixels", network.counts(), rows["train"], network.classes)
     check_pixels(train, counts)
     network.check_counts(train, counts)
@@ -452,19 +385,19 @@ def fit_steps(
 def first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
-    """Return the state that the fit starts with; for a warm start, yield the step that stores this state."""
+    """Return the first state of the fit; for a warm start, yield the step that stores this state."""
     if restart or not continues_last_fit(model):
         return state
     before = network.last_state(model)
     given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
-    # With kept messages, beliefs must be multiples of 1/256 nat, as messages are.
+    # In batch learning, log odds must be multiples of 1/256 nat, as messages are.
     online = is_online(model, network.has_labels)
     beliefs = beliefs if online else from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])
 
 
-def learn(
+def learn_epochs(
     model: HierarchicalCompositionalNetwork,
     network: Network,
     learner: NetworkLearner,
@@ -479,13 +412,15 @@ def learn(
     if warm := choose_warmup_rows(model, n, online):
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
         serial = replace(learner, patience=0)
-        order = partial(row_order, model, warm, seed=seed, chains=0)
+        order = partial(make_online_order, model, warm, seed=seed, chains=0)
         result = yield TrainOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
         state = replace(state, beliefs=result.state.beliefs, first=result.state.first)
-    order = partial(fit_order, model, network, n, seed=seed)
+    order = partial(make_fit_order, model, network, n, seed=seed)
     epochs = choose_n_epochs(model, n, online)
     step = TrainOnline(name, learner, state, rows, network.classes, order, epochs)
-    found: LoopResult = yield replace(step, reports=REPORTS if online else 0, keeps_leaves=not online)
+    found: LoopResult = yield replace(
+        step, reports=REPORTS_PER_EPOCH if online else 0, keeps_leaves=not online
+    )
     return found
 
 

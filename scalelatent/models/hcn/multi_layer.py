@@ -1,4 +1,4 @@
-"""Fits of several layers under a class layer: repeated attempts, few labels, templates from images."""
+"""Fits of several layers under a class layer: attempts from several seeds, few labels, final passes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.inputs import check_classes
 from scalelatent.estimators.steps import MappedRows, Step, Steps, SumStatistic
 from scalelatent.kernels.streams import stream
-from scalelatent.models.hcn.kernels.units import ABSENT, from_units
+from scalelatent.models.hcn.kernels.units import OFF_IMAGE, from_units
 from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
     SETTLED_PASSES,
-    LayeredEvidence,
-    LayeredMessages,
+    BatchNetworkLearner,
     LayeredState,
+    OnlineNetworkLearner,
     kept_bytes,
     row_bytes,
 )
@@ -38,7 +38,7 @@ from scalelatent.models.hcn.model.templates import (
     class_layer,
 )
 
-from .fit import continues_last_fit, first_state, learn, make_feature_layers, visit_passes
+from .fit import continues_last_fit, first_state, learn_epochs, make_feature_layers, visit_passes
 from .parameters import (
     check_kept,
     choose_batch_size,
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], float]"
-"""A network, its state, its history, and its share of errors if it was measured."""
+"""Result of one fit: (network, state, history, share of errors or NaN)."""
 
 UNLABELLED = -1
-# The first images of templates are chosen among at most this many images.
-CANDIDATES = 2**16
-# Upper bound of the passes per visit if one leaf holds all images: each visit adds one record to the history.
+# Choose the images with which templates start among at most this number of images.
+MAX_CANDIDATES = 2**16
+# Upper bound of the passes per record of the history in batch learning, if one leaf holds all images.
 MAX_VISIT_PASSES = 10
 
 
@@ -75,7 +75,7 @@ def known_classes(ds: Dataset) -> np.ndarray:
 def make_multi_layer(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> MultiLayer:
-    """Return the network that the parameters describe, with the classes of the training rows."""
+    """Return the network of the model's parameters, with the classes of the training rows."""
     assert model.templates is not None
     per_class, classes = int(model.templates), None
     if not train.has_y:
@@ -106,7 +106,7 @@ def build_multi_layer(
     classes: np.ndarray | None,
     per_class: int,
 ) -> MultiLayer:
-    """Return a network of the layers ``below`` under templates, with the noise for images after learning."""
+    """Return a network of templates on top of the layers ``below``, with the parameter ``read_noise``."""
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
@@ -129,7 +129,7 @@ def build_multi_layer(
 
 
 def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
-    """Return the lowest layer with the noise for images after learning."""
+    """Return the lowest layer with the noise that the parameter ``read_noise`` sets for fitted networks."""
     if model.read_noise is None:
         return low
     p01, p10 = map(float, model.read_noise)
@@ -138,7 +138,7 @@ def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) 
 
 @dataclass(frozen=True, eq=False)
 class MultiLayer:
-    """Several layers of features and pools; the features of the last layer are templates (a `Network`).
+    """Several layers of features and pools; the features of the last layer are templates.
 
     Attributes
     ----------
@@ -161,10 +161,12 @@ class MultiLayer:
 
     @property
     def classes(self) -> np.ndarray | None:
+        """Sorted labels of the rows; None if the network does not read labels."""
         return self.validated if self.labels is None else self.labels
 
     @property
     def has_labels(self) -> bool:
+        """True if templates are learned with labels."""
         return self.labels is not None
 
     @property
@@ -179,45 +181,55 @@ class MultiLayer:
 
     @property
     def layer(self) -> FeatureLayer:
+        """The lowest layer; its images are the rows of the dataset."""
         return self.net.layers[0]
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
+        """The layers of features, from the image up, without the templates."""
         return self.net.layers[:-1]
 
     @property
     def pairs(self) -> int:
+        """Number of pairs (feature position, weight) of one image, summed over all layers."""
         return sum(layer.pairs for layer in self.net.layers)
 
     @property
     def n_weights(self) -> int:
+        """Number of weights of all layers."""
         return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
 
     @property
     def image_bytes(self) -> int:
+        """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
         return row_bytes(self.net)
 
     @property
     def pools(self) -> list[np.ndarray]:
         """Log priors of the shifts of each layer's pools, in nats."""
-        return [np.where(prior == ABSENT, -np.inf, from_units(prior)) for prior in self.net.priors]
+        return [np.where(prior == OFF_IMAGE, -np.inf, from_units(prior)) for prior in self.net.priors]
 
     @property
     def online_bytes(self) -> int:
+        """Bytes of memory that online learning needs per image of a minibatch."""
         return self.image_bytes
 
     @property
     def kept_bytes(self) -> int:
+        """Upper bound of the bytes on disk of the stored messages of one image, in batch learning."""
         return kept_bytes(self.net, self.all_labelled)
 
     @property
     def sweeps_to_decode(self) -> float:
+        """Cost of decoding one image, in sweeps; a sweep updates all pairs of the image once."""
         return 1.0  # a forward pass
 
     def final_pass(self) -> tuple[str, TemplateCounts]:
+        """Return the name and the reduction of the last pass of a fit, which measures its quality."""
         return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
+        """Raise a DataError if the network cannot learn from these rows."""
         if validation is not None:
             if not validation.has_y:
                 raise DataError(
@@ -227,10 +239,12 @@ class MultiLayer:
             check_classes(validation, "HierarchicalCompositionalNetwork")
 
     def counts(self) -> LabelledPixels | PixelCounts:
+        """Return the reduction that counts pixels and labels before learning."""
         pixels = PixelCounts(self.layer)
         return pixels if self.labels is None else LabelledPixels(pixels, len(self.labels))
 
     def check_counts(self, train: Dataset, counts: Stats) -> None:
+        """Raise a DataError if a class has no rows."""
         if self.labels is not None and not counts["labelled"].all():
             missing = self.labels[int(np.argmin(counts["labelled"]))]
             raise DataError(
@@ -238,7 +252,10 @@ class MultiLayer:
                 "learned: give rows of each class (a slice has the classes of its whole dataset)"
             )
 
-    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> LayeredEvidence:
+    def learner(
+        self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int
+    ) -> OnlineNetworkLearner:
+        """Return the learner of a fit of ``n_rows`` images."""
         low, *above = self.net.layers
         # read_noise is for images after learning only.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
@@ -253,15 +270,16 @@ class MultiLayer:
             "n_classes": n_classes,
         }
         if online:
-            return LayeredEvidence(net, **how)
+            return OnlineNetworkLearner(net, **how)
         how |= {
             "single_leaf_passes": min(MAX_VISIT_PASSES, visit_passes(self.pairs, n_rows)),
             "max_passes": choose_n_epochs(model, n_rows, online),
             "all_labelled": self.all_labelled,
         }
-        return LayeredMessages(net, **how, n_rows=n_rows)
+        return BatchNetworkLearner(net, **how, n_rows=n_rows)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
+        """Return the state of the last fit, for a warm start; raise a ValueError if its network differs."""
         before = model._network
         if not isinstance(before, MultiLayer) or before.describe() != self.describe():
             raise ValueError(
@@ -272,6 +290,7 @@ class MultiLayer:
         return model._stream
 
     def describe(self) -> str:
+        """Return a sentence with the layers and their sizes."""
         *below, top = self.net.layers
         parts = [
             f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
@@ -281,10 +300,8 @@ class MultiLayer:
         return " under ".join(parts) + of
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
+        """Return weights, or their log odds, as features (features, channels, h, w) of each layer."""
         return [to_features(part) for part in self.net.split(values)]
-
-    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([from_features(part).ravel() for part in features])
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
         """Return the position in ``predicted`` of each label, -1 for no label; raise an error for others."""
@@ -298,13 +315,13 @@ class MultiLayer:
         return encode_labels(labels, self.predicted, 0, "y", True)
 
     @property
-    def coded(self) -> Hierarchy:
-        """The network with classes of templates; without labels, the class of a cluster is its number."""
+    def labelled_net(self) -> Hierarchy:
+        """The network with a class for each template; without labels, the class is the template's number."""
         codes = tuple(self.template_classes.tolist())
         return replace(self.net, classes=codes)
 
-    def scoring(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """Return the reduction that counts the errors in rows, and the classes of the rows."""
+    def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
+        """Return (reduction that counts wrong classes in the rows of a dataset, classes of the rows)."""
         if not ds.has_y:
             raise DataError(
                 f"{ds.url or 'X'} has no labels to compare with: pass y, or a dataset with labels"
@@ -316,6 +333,7 @@ class MultiLayer:
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
+        """Yield the steps of a fit after `counts`; set the learned attributes of the model."""
         online = is_online(model, self.has_labels)
         sides = choose_pools(model, online)
         if len(sides) > 1 and continues_last_fit(model):
@@ -348,7 +366,7 @@ class MultiLayer:
         number: int,
         measures: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``number``; return its result, with its share of errors if ``measures``."""
+        """Yield the steps of fit ``number``; return its result, with the share of errors if ``measures``."""
         online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
         # With few labels, find templates as clusters first, then give each the class of most of its rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
@@ -362,7 +380,7 @@ class MultiLayer:
             network = replace(network, net=replace(network.net, classes=coded))
             learner = network.learner(model, len(rows["train"].dataset), network.net.seed)
             state = replace(learner.start(), beliefs=result.state.beliefs, first=result.state.first)
-            result = yield from learn(model, network, learner, state, rows, network.net.seed, "labels")
+            result = yield from learn_epochs(model, network, learner, state, rows, network.net.seed, "labels")
             history = [
                 *history,
                 *({**record, "restart": history[-1]["restart"]} for record in result.history),
@@ -372,7 +390,7 @@ class MultiLayer:
             beliefs = yield from network._from_images(beliefs, first, rows["train"], passes, end)
         if measures or (passes and "validation" in rows):
             measured = rows.get("validation", rows["train"])
-            errors, classes = network.scoring(measured.dataset, beliefs)
+            errors, classes = network.make_error_counts(measured.dataset, beliefs)
             error = errors.error((yield SumStatistic(f"templates-validated{end}", errors, measured, classes)))
         if passes and "validation" in rows:
             history = [*history[:-1], {**history[-1], "validation_error": error}]
@@ -381,15 +399,15 @@ class MultiLayer:
     def _from_images(
         self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, end: str
     ) -> Generator[Step, Any, np.ndarray]:
-        """Yield the passes that learn templates again from images; return the beliefs of all layers."""
+        """Yield the final passes that learn the templates again; return the log odds of all layers."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
-        numbers = rng.choice(n, min(n, CANDIDATES), replace=False)
+        numbers = rng.choice(n, min(n, MAX_CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
         if self.net.classes is not None:
             order = np.argsort(numbers)
             stats = yield SumStatistic(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
-        # Reset the templates to their beliefs before learning, because the first pass assigns images to them.
+        # Start from the initial log odds of the templates; the first pass assigns one image to each template.
         learned = np.concatenate(
             [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
         )
@@ -397,15 +415,15 @@ class MultiLayer:
         for number in range(passes):
             evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
             stats = yield SumStatistic(f"templates-from-images-{number}{end}", evidence, rows, self.labels)
-            learned = evidence.learned(first, stats)
+            learned = evidence.update_beliefs(first, stats)
         return learned
 
     def _attempts(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
-        """Yield the steps of fits from different seeds until one converges; return its result and records.
+        """Yield the steps of fits from different seeds until one converges; return its network and records.
 
-        The seeds follow ``number``, so that each fit of an estimator has its own.
+        The first seed is ``seed_`` plus ``number``, so that each fit of an estimator has a seed of its own.
         """
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
         on = continues_last_fit(model)
@@ -417,7 +435,7 @@ class MultiLayer:
             learner = network.learner(model, n, seed)
             state = yield from first_state(model, network, learner.start(), restart)
             name = f"learn-{restart}" if restart else "learn"
-            result = yield from learn(model, network, learner, state, rows, seed, name)
+            result = yield from learn_epochs(model, network, learner, state, rows, seed, name)
             history += [{**record, "restart": restart} for record in result.history]
             if result.state.quiet >= SETTLED_PASSES:
                 break

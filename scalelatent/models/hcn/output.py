@@ -1,4 +1,4 @@
-"""Results of the inference of a fitted network."""
+"""Results that a fitted network returns: log odds of positions, and found objects."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PlaceBeliefs:
-    """Beliefs in the places of features, and their convergence.
+    """Log odds of features at all positions, and the convergence of the images.
 
     Attributes
     ----------
     places : ndarray of float32, shape (n, HS, WS, features)
-        Log odds of a feature at a place.
+        Log odds, in nats, of each feature at each position.
     share_at_rest : ndarray of float32, shape (n,)
-        Share of pixels whose messages did not change in the last sweep.
+        Share of pixels whose messages did not change in the last update (sweep) of all pixels.
     converged : ndarray of bool, shape (n,)
         True if no message changed in the last sweep.
     """

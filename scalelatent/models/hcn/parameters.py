@@ -1,4 +1,4 @@
-"""Parameters of hierarchical compositional networks, and the values that None stands for."""
+"""Parameters of hierarchical compositional networks, and the default values that replace None."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # Default number of features of a single layer.
 N_FEATURES = 32
-# Default (height, width) of these features in pixels.
-WINDOW = (8, 6)
+# Default (height, width) of a feature of a single layer, in pixels.
+FEATURE_SIZE = (8, 6)
 # Default number of images per minibatch.
 BATCH_SIZE = 5
 # A fit of at least this many images uses several chains per step.
@@ -36,37 +36,40 @@ MANY_ROWS = 10_000
 CHAINS = 8
 # Default number of minibatches per chain of a fit of at least MANY_ROWS images.
 CHAIN_BATCHES = 10
-# Number of images of the warm-up (one minibatch per step) before steps with several chains.
+# Number of images of the warm-up, whose steps have one minibatch, before steps with several chains.
 WARMUP_ROWS = 4_000
 # If n_epochs is None, an online fit takes as many epochs as show at least this many images.
 MIN_ROWS_SEEN = 3_000
 # If n_epochs is None, an online fit with templates takes as many epochs as show at least this many images.
 MIN_LAYERED_ROWS_SEEN = 1_000
 # If n_epochs is None, a fit with kept messages takes at most this many sweeps over the images.
-SWEEPS = 60
+MAX_SWEEPS = 60
 # If n_epochs is None, a fit with templates and kept messages takes at most this many passes per attempt.
-PASSES = 300
-# If such an attempt has not converged, another one follows, up to this number of attempts.
-ATTEMPTS = 5
+MAX_PASSES = 300
+# A fit with templates and stored messages starts again from another seed until it converges, up to this
+# number of attempts.
+MAX_ATTEMPTS = 5
 # Prior probability of a weight of a single layer if p_weight is None.
-ONE_LAYER = 0.3
+P_WEIGHT = 0.3
 # Prior probability of a weight in networks with templates if p_weight is None.
-LAYERED = 0.25
-# Prior probability of a weight of a template that is learned from kept messages if p_weight is None.
-KEPT_TEMPLATES = 1e-20
-# Default number of features of the layer below templates: few small features separate binary digits as well
-# as more or larger features do.
+LAYERED_P_WEIGHT = 0.25
+# Prior probability of a weight of a template if templates are learned from stored messages and p_weight is
+# None.
+STORED_TEMPLATES_P_WEIGHT = 1e-20
+# Default number of features of the layer below templates. More or larger features do not lower the error of
+# binary digits.
 LAYERED_FEATURES = 8
-# Default (height, width) of these features in pixels.
-LAYERED_WINDOW = (3, 3)
+# Default (height, width) of a feature of the layer below templates, in pixels.
+LAYERED_FEATURE_SIZE = (3, 3)
 # Passes of online learning that learn templates from images if template_passes is None; the error of binary
 # digits does not fall after three passes.
 TEMPLATE_PASSES = 3
 # Sides of pools in pixels that a fit tries if pool is None; the side with the smaller error is kept. With
 # shifts, digits of 8 x 8 pixels get similar scores in all classes. Without shifts, lines at new places are
 # not recognised.
-POOLS = (3, 1)
-# Weight of new messages in a network with templates if damping is None; 1 means no damping.
+POOL_SIDES = (3, 1)
+# Weight of a new message in the average of the new and the old message, in a network with templates, if
+# damping is None; 1 means no damping.
 LAYERED_DAMPING = 0.2
 
 
@@ -118,16 +121,21 @@ def is_noise_pair(value: Any) -> bool:
 def default_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return the default layer for images (channels, height, width).
+    """Return the default list of layers, which has one layer, for images (channels, height, width).
 
     With templates, features are 3 x 3, cut to the size of the images. Otherwise features of images that are
     lower than 8 pixels are cut to the height of the images. They are wider instead, up to the width of the
     images.
     """
     if has_templates(model):
-        return [(LAYERED_FEATURES, (min(LAYERED_WINDOW[0], image[1]), min(LAYERED_WINDOW[1], image[2])))]
-    height = min(WINDOW[0], image[1])
-    return [(N_FEATURES, (height, min(WINDOW[0] * WINDOW[1] // height, image[2])))]
+        return [
+            (
+                LAYERED_FEATURES,
+                (min(LAYERED_FEATURE_SIZE[0], image[1]), min(LAYERED_FEATURE_SIZE[1], image[2])),
+            )
+        ]
+    height = min(FEATURE_SIZE[0], image[1])
+    return [(N_FEATURES, (height, min(FEATURE_SIZE[0] * FEATURE_SIZE[1] // height, image[2])))]
 
 
 def choose_layer_sizes(
@@ -155,56 +163,56 @@ def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False)
 
 
 def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple[int, ...]:
-    """Return the sides of pools that a fit tries: the parameter, or 3, and online without filters also 1."""
+    """Return the sides of pools that a fit tries: the parameter ``pool``, or its default."""
     if model.pool is not None:
         return (int(model.pool),)
-    return POOLS if has_templates(model) and online and model.filters is None else POOLS[:1]
+    return POOL_SIDES if has_templates(model) and online and model.filters is None else POOL_SIDES[:1]
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the passes that learn templates from images: the parameter, else 3 online and 0 otherwise."""
+    """Return the number of final passes that learn the templates again: the parameter, or 3 online, or 0."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
 
 
 def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of new messages: the parameter, else 1, or 0.2 with templates."""
+    """Return the weight of new messages: the parameter ``damping``, or 1, or 0.2 with templates."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
 
 
 def count_layers(model: HierarchicalCompositionalNetwork) -> int:
-    """Return the number of layers of features."""
+    """Return the number of layers of features, without the templates."""
     return 1 if model.layers is None else len(model.layers)
 
 
 def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool = True) -> tuple[float, ...]:
-    """Return the prior of a weight of each layer; the templates are last, and depend on ``online``."""
+    """Return the prior probability of a weight for each layer; the templates are last."""
     given: Any = model.p_weight
     n = count_layers(model) + has_templates(model)
     if given is None:
         if not has_templates(model):
-            return (ONE_LAYER,)
-        return *(LAYERED,) * (n - 1), LAYERED if online else KEPT_TEMPLATES
+            return (P_WEIGHT,)
+        return *(LAYERED_P_WEIGHT,) * (n - 1), LAYERED_P_WEIGHT if online else STORED_TEMPLATES_P_WEIGHT
     return tuple(map(float, given)) if is_list(given) else (float(given),) * n
 
 
 def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the chains per step (or leaves per step): the parameter, else 1, or 8 for many images."""
+    """Return the number of chains (or leaves) per step: the parameter, or 1, or 8 for many images."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
 def choose_chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the minibatches per chain: the parameter, else 1, or 10 for many images."""
+    """Return the number of minibatches per chain: the parameter, or 1, or 10 for many images."""
     return int(model.chain_batches or (CHAIN_BATCHES if n_rows >= MANY_ROWS else 1))
 
 
 def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
-    """Return the images per minibatch: the parameter, or 5, reduced so that ``n_rows`` fill all chains.
+    """Return the number of images per minibatch: the parameter, or 5, or fewer to fill all chains.
 
-    Kept messages have no minibatches: ``n_rows`` is then None.
+    ``n_rows`` is the number of training images; None in batch learning, which has no minibatches.
     """
     if model.batch_size is not None:
         return int(model.batch_size)
@@ -216,7 +224,7 @@ def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | Non
 
 
 def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the number of warm-up images, which come first with one minibatch per step."""
+    """Return the number of images of the warm-up: the parameter, or 4,000 before steps of several chains."""
     if not online:
         return 0
     if model.warmup_rows is not None:
@@ -226,20 +234,20 @@ def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, onl
 
 
 def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the epochs of an online fit, or the passes with kept messages: the parameter or its default."""
+    """Return the number of epochs, or of passes in batch learning: the parameter, or its default."""
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if online:
         # A dataset smaller than one minibatch gets as many epochs as a dataset of one minibatch.
         seen = MIN_LAYERED_ROWS_SEEN if has_templates(model) else MIN_ROWS_SEEN
         return -(-seen // max(n_rows, BATCH_SIZE))
-    return PASSES if has_templates(model) else SWEEPS
+    return MAX_PASSES if has_templates(model) else MAX_SWEEPS
 
 
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the largest number of fits: restarts, or attempts until one with templates settles."""
+    """Return the largest number of fits: ``n_restarts``, or attempts until a fit with templates converges."""
     if has_templates(model) and not online and model.n_epochs is None:
-        return ATTEMPTS
+        return MAX_ATTEMPTS
     return int(model.n_restarts)
 
 
@@ -260,7 +268,7 @@ def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
 
 
 def _check_used(model: HierarchicalCompositionalNetwork) -> None:
-    """Raise an error for a parameter that has no effect, whether the images have labels or not."""
+    """Raise a ValueError for a parameter that has no effect with the other parameters."""
     several, online = has_templates(model), is_online(model, has_labels=True)
     if online and not several and model.damping not in (None, 1):
         raise ValueError(
@@ -299,7 +307,7 @@ def _check_used(model: HierarchicalCompositionalNetwork) -> None:
 
 
 def check_kept(model: HierarchicalCompositionalNetwork) -> None:
-    """Raise an error for a parameter that has no effect with kept messages."""
+    """Raise a ValueError for a parameter that has no effect in batch learning, which stores messages."""
     for name in ("chain_batches", "warmup_rows", "inner_iterations"):
         if getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(f"{name} is set, but belongs to online=True: remove it, or set online=True")

@@ -1,4 +1,4 @@
-"""Plan of a fit of a hierarchical compositional network: memory, disk, seconds."""
+"""Estimate the memory, disk space and seconds of a fit of a hierarchical compositional network."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
 from scalelatent.models.hcn.model.filters import GREY_LEVELS
-from scalelatent.models.hcn.model.kept_messages import KeptMessages
+from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner
 from scalelatent.models.hcn.model.templates import TemplateEvidence
 
-from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, fit_order
+from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, make_fit_order
 from .multi_layer import MultiLayer
 from .parameters import (
     choose_n_epochs,
@@ -36,23 +36,23 @@ from .single_layer import MEASURED_ROWS
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Share of ones in the random images with which a plan measures the speed.
+# Share of pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of sweeps with kept messages of this measurement.
+# Number of sweeps of this measurement in batch learning.
 PROBE_SWEEPS = 4
-# Bytes that the names and shapes of arrays take in the file of a leaf.
+# Bytes of the names and shapes of arrays in the file of a leaf.
 LEAF_HEAD = 2**14
-# Assumed updates of pairs per second on one thread until the speed is measured.
+# Assumed updates of pairs (position, weight) per second and thread until the speed is measured.
 PAIRS_PER_SECOND = 2e9
 
 
 def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Forecast) -> dict[str, Any]:
-    """Return the memory, disk and seconds that a fit needs."""
+    """Return the plan of a fit: bytes of memory and disk, and seconds."""
     train, validation = forecast.train, forecast.validation
     n, n_held = len(train), 0 if validation is None else len(validation)
     online = is_online(model, network.has_labels)
     epochs, warmup_rows = choose_n_epochs(model, n, online), choose_warmup_rows(model, n, online)
-    learner, order = network.learner(model, n, 0), fit_order(model, network, n, forecast.options)
+    learner, order = network.learner(model, n, 0), make_fit_order(model, network, n, forecast.options)
     smaller = "lower the features of layers"
     remedy = f"{smaller}, or n_chains"
     if not online:
@@ -92,8 +92,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     shorter = "lower n_epochs, n_restarts or the features of layers"
     if online:
         return forecast.finish(shorter, checkpoint=state, predicting=decoding)
-    # The file of a leaf also holds its change of the beliefs. Files that no checkpoint needs are deleted when
-    # the next checkpoint is written, one epoch later.
+    # The file of a leaf also holds its change of the log odds. Files that no checkpoint needs are deleted one
+    # epoch later, when the next checkpoint is written.
     leaves = n * network.kept_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
     leaves *= min(epochs, KEEP_STATES + 2)
     # Zero messages are not stored, and a plan cannot know their number: the disk size is an upper bound.
@@ -104,12 +104,12 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
 def _row_seconds(
     network: Network, forecast: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
 ) -> float:
-    """Return the seconds of a learning sweep over an image on one thread."""
+    """Return the seconds in which one thread learns from one image once."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBE_SWEEPS
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
-    def make() -> Callable[[], object]:
-        drawn = np.random.default_rng(0).random((size, math.prod(layer.seen)))
+    def make_probe() -> Callable[[], object]:
+        drawn = np.random.default_rng(0).random((size, math.prod(layer.input_shape)))
         x = (drawn < PROBE_SHARE_OF_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
         # Labelled images have fewer messages: those for templates of their own class only.
@@ -120,10 +120,10 @@ def _row_seconds(
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:
             return lambda: chains.run_chain(prepared, block, Stats.zeros(learner.layout()))
-        assert isinstance(learner, (KeptMessages, LayeredMessages))
+        assert isinstance(learner, (BatchFeatureLearner, BatchNetworkLearner))
         kept: LeafLearner = learner.make_single_leaf_learner(size, PROBE_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.describe()} {size} {labelled}"
     nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
-    return forecast.probe(what, make, nominal, rows=size * sweeps, threads=forecast.count_slots(order))
+    return forecast.probe(what, make_probe, nominal, rows=size * sweeps, threads=forecast.count_slots(order))

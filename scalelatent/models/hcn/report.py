@@ -1,4 +1,4 @@
-"""Report of a compositional network of one layer: images with their parts, features."""
+"""Report of a network of one layer: images with their parts, features, learning curve."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Upper bound of the updates of pairs (place, weight) for the figures; they take a few seconds on one core.
-PAIR_UPDATES = 4e9
+# Upper bound of the updates of pairs (position, weight) for the figures; they take a few seconds on one core.
+MAX_PAIR_UPDATES = 4e9
 LEAST_ROWS, MOST_ROWS = 20, 1000
 
 
@@ -72,7 +72,7 @@ def section(
 
 @dataclass(frozen=True)
 class PartsEvidence:
-    """Data of the figures: some images and their decoding by the model.
+    """Some images and their decoding by the model, for the figures.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class PartsEvidence:
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
         Pixels, reconstructions and unknown pixels of the images that are drawn.
     places : ndarray of uint8, shape (n, HS, WS, F)
-        1 at each place of each of the F features.
+        1 at each position of each of the F features.
     filled : FilledImages
     """
 
@@ -108,7 +108,7 @@ def collect_parts(
     sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartsEvidence:
-    """Decode evenly spaced images of a dataset with a fitted network."""
+    """Decode evenly spaced images of a dataset with a fitted network; return the data of the figures."""
     check_features(data, model)
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
@@ -125,10 +125,10 @@ def collect_parts(
             if progress is not None:
                 progress(min(a + len(block.x), len(x)), len(x))
         some = np.linspace(0, len(x) - 1, min(count_shown_images(layer.image), len(x))).astype(int)
-        evidence = layer.evidence(x[some])
+        evidence = layer.compute_evidence(x[some])
         places = decoder.places(evidence, numbers[some], backend)
         half = np.linspace(0, len(x) - 1, min(N_COMPLETED, len(x))).astype(int)
-        whole = layer.evidence(x[half])
+        whole = layer.compute_evidence(x[half])
         hidden, given = make_mask(whole.shape, layer.window[0])
         made = reconstruct(decoder, np.where(given, whole, 0), numbers[half], backend, fills=True)
     return PartsEvidence(
@@ -143,11 +143,11 @@ def collect_parts(
 
 
 def _count_sample_rows(pairs: int) -> int:
-    return int(np.clip(PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
+    return int(np.clip(MAX_PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
 
 
 def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
-    """Return one line of text that describes the model."""
+    """Return one line of text with the layer sizes and the way of learning of a network."""
     layer = model._layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]
@@ -161,7 +161,7 @@ def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
 def parts_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the headline and the table of numbers."""
+    """Return the headline and the table of numbers of the report, as (name, value) pairs."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     weights, used = model.weights_[0], model.used_[0]
@@ -204,7 +204,7 @@ def parts_numbers(
 
 
 def explain_numbers() -> list[tuple[str, str]]:
-    """Return explanations of the numbers."""
+    """Return (name, explanation) of the numbers in the report."""
     bits_text = (
         "Bits of a description of the images by features, over the bits of their pixels. The description "
         "holds the features (once for all images), their places, and the pixels that differ from the "
@@ -221,7 +221,7 @@ def explain_numbers() -> list[tuple[str, str]]:
 def parts_pictures(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> list[Picture]:
-    """Return all figures in the order of the page."""
+    """Return all figures of the report, in the order of the page."""
     found = []
     if evidence is not None:
         found.append(_parts_picture(model, evidence, rows))

@@ -1,4 +1,4 @@
-"""Figures of compositional networks: images and their parts, features, templates, completed images.
+"""Figures in reports of compositional networks: parts of images, features, templates, completed images.
 
 Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 """
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_FEATURES, ACROSS = 144, 16
-# Largest number of lines and of columns in the figure of templates.
+# Largest number of lines and of columns of the figure of templates.
 MOST_LINES = 12
-# Largest number of classes in the figure of samples.
+# Largest number of classes of the figure of samples.
 MOST_CLASSES = 10
-# If an image has at most this many places, label each by the number of its feature; else draw dots.
+# Label the features of an image by their numbers if there are at most this many of them; else draw dots.
 NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
 _HIDDEN = np.array(to_rgb("#e9dcc3"))
 
 
 def color_of(feature: int) -> str:
-    """Return the colour of a feature in all figures."""
+    """Return the colour of the feature with this number; it is the same in all figures of a report."""
     return COLORS[feature % len(COLORS)]
 
 
@@ -45,39 +45,51 @@ def direction_colors(n: int) -> np.ndarray:
 def plot_parts(
     images: np.ndarray, places: np.ndarray, weights: np.ndarray, made: np.ndarray, unknown: np.ndarray
 ) -> Figure:
-    """Plot images, their features, the places of these features, and the reconstructions (Figures 1, 3, 5).
+    """Plot images, their features, the positions of the features, and reconstructions (Figures 1, 3, 5).
 
     Parameters
     ----------
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
         Images, reconstructions and unknown pixels.
     places : ndarray of uint8, shape (n, HS, WS, F)
-        1 at each place of each of the F features.
+        1 at each position of each of the F features.
     weights : ndarray of bool, shape (F, channels, h, w)
         Features.
     """
-    n = len(images)
-    if not n:
-        raise DataError("there are no images to draw: give at least one row")
-    side = _panel_side(images.shape, n)
-    figure = new_figure(n * side + 0.5, 4 * side * images.shape[2] / images.shape[3] + 0.1)
-    names = ("image", "features", "places", "reconstruction")
-    axes = figure.subplots(4, n, squeeze=False)
-    for line, name in zip(axes, names, strict=True):
-        line[0].set_ylabel(name, fontsize=9, color=INK)
-    for k in range(n):
-        places_of = np.argwhere(places[k])
-        _draw_image(axes[0, k], _color_image(images[k], unknown[k]))
-        _draw_image(axes[1, k], _paint_features(places_of, weights, images.shape[1:]))
-        _draw_places(axes[2, k], places_of, weights.shape, images.shape[1:])
-        _draw_image(axes[3, k], _mark_differences(images[k], made[k], unknown[k]))
+    shape, places_of = images.shape[1:], [np.argwhere(found) for found in places]
+    pairs = list(zip(images, made, unknown, strict=True))
+    figure, axes = _plot_lines(
+        [
+            ("image", [_color_image(image, missing) for image, _, missing in pairs]),
+            ("features", [_paint_features(found, weights, shape) for found in places_of]),
+            ("places", [np.ones((*shape[1:], 3)) for _ in images]),
+            ("reconstruction", [_mark_differences(*one) for one in pairs]),
+        ]
+    )
+    for panel, found in zip(axes[2], places_of, strict=True):
+        _draw_places(panel, found, weights.shape, shape)
     return figure
 
 
-def _panel_side(shape: tuple[int, ...], n: int) -> float:
-    """Return the side of one image panel in inches if ``n`` images are drawn."""
-    most = max(shape[2:])
-    return float(np.clip(most / 24, 1.25, max(1.25, 10.5 / n)))
+def _plot_lines(
+    lines: Sequence[tuple[str, Sequence[np.ndarray]]], room: float = 0.1
+) -> tuple[Figure, np.ndarray]:
+    """Plot named lines of colour images (height, width, 3) of one size; return the figure and its axes.
+
+    ``room`` is the height of titles in inches.
+    """
+    n = len(lines[0][1])
+    if not n:
+        raise DataError("there are no images to draw: give at least one row")
+    height, width = lines[0][1][0].shape[:2]
+    side = float(np.clip(max(height, width) / 24, 1.25, max(1.25, 10.5 / n)))
+    figure = new_figure(n * side + 0.5, len(lines) * side * height / width + room)
+    axes = figure.subplots(len(lines), n, squeeze=False)
+    for panels, (name, images) in zip(axes, lines, strict=True):
+        panels[0].set_ylabel(name, fontsize=9, color=INK)
+        for panel, image in zip(panels, images, strict=True):
+            _draw_image(panel, image)
+    return figure, axes
 
 
 def _draw_image(axes: Axes, image: np.ndarray) -> None:
@@ -112,7 +124,7 @@ def _color_image(
 
 
 def _paint_features(places_of: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return an image of the features in their colours; overlapping features mix."""
+    """Return an image of the features in their colours, (height, width, 3); overlapping colours mix."""
     total, hits = np.zeros((*shape[1:], 3)), np.zeros(tuple(shape[1:]))
     _, _, h, w = weights.shape
     for r, c, f in places_of:
@@ -138,7 +150,7 @@ def _draw_places(axes: Axes, places_of: np.ndarray, features: tuple[int, ...], s
 
 
 def _mark_differences(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.ndarray:
-    """Return the reconstruction with marked differences from the image."""
+    """Return the reconstruction ``made`` in colours: missing pixels are blue, and extra pixels are red."""
     out = _color_image(made)
     missed, added = ((a & ~b & ~unknown).any(axis=0) for a, b in ((image, made), (made, image)))
     out[missed], out[added] = to_rgb(ACCENT), to_rgb(WARN)
@@ -151,7 +163,7 @@ def plot_features(
     often: np.ndarray | None = None,
     colors: np.ndarray | None = None,
 ) -> Figure:
-    """Plot all features, the used ones in dark colours, with their mean number of places per image.
+    """Plot all features, the used ones in dark colours, and how often each feature is in an image.
 
     Parameters
     ----------
@@ -159,12 +171,12 @@ def plot_features(
     used : ndarray of bool, shape (F,)
         True for features that the model uses.
     often : ndarray of float, shape (F,), or None
-        Mean number of places per image of each feature.
+        Mean number of positions per image of each feature.
     colors : ndarray of float, shape (channels, 3), or None
         Colours of channels; None: the colours of features.
     """
     shown = np.arange(len(weights))
-    if len(weights) > MOST_FEATURES:  # the most frequent ones, in their order
+    if len(weights) > MOST_FEATURES:  # show the most frequent features
         frequency = used.astype(float) if often is None else often
         shown = _find_largest(frequency, MOST_FEATURES)
     across = min(len(shown), max(8, min(ACROSS, math.ceil(math.sqrt(2 * len(shown))))))
@@ -229,19 +241,13 @@ def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
 
 def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Figure:
     """Plot images, their given pixels and their completions; arrays are (n, channels, height, width)."""
-    n = len(images)
-    if not n:
-        raise DataError("there are no images to draw: give at least one row")
-    side = _panel_side(images.shape, n)
-    figure = new_figure(n * side + 0.5, 3 * side * images.shape[2] / images.shape[3] + 0.1)
-    axes = figure.subplots(3, n, squeeze=False)
-    for line, name in zip(axes, ("image", "given", "filled in"), strict=True):
-        line[0].set_ylabel(name, fontsize=9, color=INK)
-    for k in range(n):
-        _draw_image(axes[0, k], _color_image(images[k]))
-        _draw_image(axes[1, k], _color_image(images[k] & known[k], ~known[k]))
-        _draw_image(axes[2, k], _color_image(filled[k]))
-    return figure
+    return _plot_lines(
+        [
+            ("image", [_color_image(image) for image in images]),
+            ("given", [_color_image(*one) for one in zip(images & known, ~known, strict=True)]),
+            ("filled in", [_color_image(image) for image in filled]),
+        ]
+    )[0]
 
 
 def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figure:
@@ -255,17 +261,16 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
     made : ndarray of bool, shape (n - 1, filters, height, width)
         Reconstructed edges of all images but the first.
     """
-    n, colors = len(images), direction_colors(edges.shape[1])
-    side = _panel_side(edges.shape, n)
-    figure = new_figure(n * side + 0.5, 3 * side * images.shape[1] / images.shape[2] + 0.3)
-    axes = figure.subplots(3, n, squeeze=False)
-    for line, name in zip(axes, ("image", "edges", "made"), strict=True):
-        line[0].set_ylabel(name, fontsize=9, color=INK)
+    colors = direction_colors(edges.shape[1])
+    figure, axes = _plot_lines(
+        [
+            ("image", [np.repeat(image[:, :, None], 3, axis=2) for image in images]),
+            ("edges", [_color_image(image, colors=colors) for image in edges]),
+            ("made", [_color_image(image, colors=colors) for image in (np.zeros_like(edges[0]), *made)]),
+        ],
+        0.3,
+    )
     axes[0, 0].set_title("key", fontsize=9, color=INK, pad=2)
-    for k in range(n):
-        _draw_image(axes[0, k], np.repeat(images[k, :, :, None], 3, axis=2))
-        _draw_image(axes[1, k], _color_image(edges[k], colors=colors))
-        _draw_image(axes[2, k], _color_image(made[k - 1] if k else np.zeros_like(edges[0]), colors=colors))
     return figure
 
 
@@ -304,12 +309,5 @@ def _find_largest(counts: np.ndarray, n: int) -> np.ndarray:
 
 def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
     """Plot images, bool (lines, n, channels, height, width), each line with its name."""
-    lines, n, _, height, width = images.shape
-    side = _panel_side(images.shape[1:], n)
-    figure = new_figure(n * side + 0.5, lines * side * height / width + 0.1)
-    axes = figure.subplots(lines, n, squeeze=False)
-    for r, name in enumerate(names):
-        axes[r, 0].set_ylabel(name, fontsize=9, color=INK)
-        for c in range(n):
-            _draw_image(axes[r, c], _color_image(images[r, c], colors=colors))
-    return figure
+    found = ([_color_image(image, colors=colors) for image in line] for line in images)
+    return _plot_lines(list(zip(names, found, strict=True)))[0]

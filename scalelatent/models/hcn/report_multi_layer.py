@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -31,14 +30,14 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Number of images that the report samples from the model per class.
+# Number of random images per class that the report draws from the model.
 SAMPLES_PER_CLASS = 6
 
 
 def layers_section(
     model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
 ) -> Section:
-    """Return the section of a network with templates in a report."""
+    """Return the section of a report about a network with templates: numbers, figures, explanations."""
     filled = edges = None
     if data is None:
         what = "edges" if model.filters is not None else "completed images"
@@ -60,35 +59,31 @@ def layers_section(
 
 
 def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
-    """Hide a part of evenly spaced images of a dataset and complete them with a fitted network."""
+    """Hide a part of evenly spaced images of a dataset, and return their completions by a fitted network."""
     check_features(data, model)
     pieces, layer = space_ranges(len(data), N_COMPLETED, N_RANGES), model._network.layer
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
-    whole = layer.evidence(x)
+    whole = layer.compute_evidence(x)
     hidden, given = make_mask(whole.shape, layer.window[0])
     made = model.inpaint(x, given)
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
 
 
-@dataclass(frozen=True)
-class EdgeImages:
-    """Grey images and their edges; the first image is a bright disc, whose edges have all directions.
-
-    Attributes
-    ----------
-    images : ndarray of uint8, shape (n, height, width)
-    edges : ndarray of bool, shape (n, filters, height, width)
-    made : ndarray of bool, shape (n - 1, filters, height, width)
-        Edges of the best template of each image, without the disc.
-    """
-
-    images: np.ndarray
-    edges: np.ndarray
-    made: np.ndarray
+# Grey images, their edges, and the edges of the best template of each image.
+EdgeImages: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
-    """Return the edges of evenly spaced images of a dataset, and of a disc."""
+    """Return evenly spaced images of a dataset, their edges, and the edges of their best templates.
+
+    The first of the images is a bright disc, whose edges have all directions; it has no template.
+
+    Returns
+    -------
+    images : ndarray of uint8, shape (n, height, width)
+    edges : ndarray of bool, shape (n, filters, height, width)
+    made : ndarray of bool, shape (n - 1, filters, height, width)
+    """
     check_features(data, model)
     layer = model._network.layer
     assert layer.filters is not None
@@ -101,13 +96,13 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
     disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
     images = np.concatenate([disc[None], x.reshape(-1, *size)]).astype(np.uint8)
-    return EdgeImages(images, layer.filters.edges(images), made)
+    return images, layer.filters.find_edges(images), made
 
 
 def _collect_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the headline and the table of numbers."""
+    """Return the headline and the table of numbers of the report, as (name, value) pairs."""
     head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
     table = [("records of passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
     for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
@@ -125,7 +120,7 @@ def _collect_numbers(
 
 
 def _explain_numbers() -> list[tuple[str, str]]:
-    """Return explanations of the numbers."""
+    """Return (name, explanation) of the numbers in the report."""
     templates = (
         "An image has one template. Each weight of the template puts a feature near a place; a pool shifts "
         "the feature by up to half the side of the pool. Further pools shift the pixels of the feature. "
@@ -141,7 +136,7 @@ def _make_pictures(
     edges: EdgeImages | None,
     rows: str,
 ) -> list[Picture]:
-    """Return all figures in the order of the page."""
+    """Return all figures of the report, in the order of the page."""
     found = [] if edges is None else [_edges_picture(model, edges, rows)]
     of_edges = model.filters is not None
     for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
@@ -158,17 +153,17 @@ def _edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, r
         "and the edges of the best template of each image. The bright disc is the key to the colours of "
         "edges, features and samples."
     )
-    found, made = (percent(float(part.any(axis=1).mean())) for part in (edges.edges[1:], edges.made))
+    found, made = (percent(float(part.any(axis=1).mean())) for part in (edges[1][1:], edges[2]))
     alt = (
-        f"{count(len(edges.made), 'image')} in three lines; {found} of their pixels are on an edge, and "
+        f"{count(len(edges[2]), 'image')} in three lines; {found} of their pixels are on an edge, and "
         f"{made} of the pixels of the templates."
     )
-    figure = plot_edges(edges.images, edges.edges, edges.made)
+    figure = plot_edges(*edges)
     return Picture("edges", "Edges of grey images", words, alt, figure, wide=True)
 
 
 def _class_word(model: HierarchicalCompositionalNetwork) -> str:
-    """Return "class", or "cluster" without labels."""
+    """Return the word for a group of templates: "class", or "cluster" without labels."""
     return "cluster" if model._multi_layer("net").labels is None else "class"
 
 

@@ -13,13 +13,13 @@ from scalelatent.report.style import percent
 
 from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
 
-# Number of images that a report completes.
+# Number of images of which a report hides a part and completes it.
 N_COMPLETED = 100
-# Number of evenly spaced ranges of the dataset from which these images are read.
+# Number of evenly spaced ranges of the dataset from which the images of a report are read.
 N_RANGES = 50
-# Largest number of images that are drawn side by side.
+# Largest number of images side by side in a figure.
 MAX_SHOWN = 8
-# Largest total width of these images in pixels of the images.
+# Largest total width of the images side by side, in pixels of the images.
 MAX_WIDTH = 320
 
 
@@ -47,13 +47,13 @@ class FilledImages:
 
     @property
     def wrong(self) -> tuple[float, float]:
-        """Share of wrong hidden pixels in the completion, and share if the completion were 0 everywhere."""
+        """Share of hidden pixels that the completion gets wrong, and the share if it were 0 everywhere."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
 
 
 def make_mask(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
-    """Return a description of the hidden part of images, and the mask of the pixels that stay known."""
+    """Return (description of the hidden part of images, mask that is True for pixels that stay known)."""
     height = shape[2]
     if height <= 4 * window:
         words, lines = "the lower half was hidden", np.arange(height) >= height // 2
@@ -67,12 +67,12 @@ def make_mask(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
 
 
 def count_shown_images(image: tuple[int, ...]) -> int:
-    """Return the number of images that are drawn side by side."""
+    """Return the number of images side by side in a figure, for images (channels, height, width)."""
     return int(np.clip(MAX_WIDTH // max(image[1:]), 1, MAX_SHOWN))
 
 
 def read_last_restart(run: RunFiles) -> list[dict[str, Any]]:
-    """Return the records of the last restart without its warm-up."""
+    """Return the history records of the last restart of a fit, without its warm-up."""
     found = [record for record in run.history if record.get("weights_on") is not None]
     if not found:
         return []
@@ -80,7 +80,7 @@ def read_last_restart(run: RunFiles) -> list[dict[str, Any]]:
 
 
 def count_warmup_images(run: RunFiles) -> int:
-    """Return the number of warm-up images of the last restart."""
+    """Return the number of images in the warm-up of the last restart of a fit."""
     stages = [record for record in run.history if "_warmup" in str(record.get("stage"))]
     return int(stages[-1].get("rows_seen") or 0) if stages else 0
 
@@ -111,7 +111,7 @@ def features_picture(
 
 
 def learning_pictures(run: RunFiles) -> list[Picture]:
-    """Return the figure of weights against images if there are at least two records."""
+    """Return the learning curve: weights against images seen; no figure for fewer than two records."""
     history, before = read_last_restart(run), count_warmup_images(run)
     if len(history) < 2:
         return []

@@ -1,4 +1,4 @@
-"""Metrics of networks: compression of images; for networks with templates, accuracy of classes."""
+"""Metrics of networks: compression for one layer, accuracy and error for networks with templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PART_METRICS, _CLASS_METRICS = ("compression", "score"), ("accuracy", "error")
 
 
 class NetworkScorer(Scorer):
-    """Scorer of networks: by compression, which needs no labels, or with templates by accuracy."""
+    """Scorer of networks: compression, which needs no labels, or with templates accuracy and error."""
 
     metrics = (*_PART_METRICS, *_CLASS_METRICS)
     headline = ("error", "accuracy", "compression")

@@ -1,4 +1,4 @@
-"""Several objects in one image, found by a network that was fitted on images of single objects."""
+"""Find several objects in one image with a network that was fitted on images of single objects."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite
-from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from scalelatent.models.hcn.model.multi_layer_maps import FixedNetwork
 from scalelatent.models.hcn.model.object_search import choose_places, enlarge
 
-from .fit import check_images, image_of, replace_nan
+from .fit import check_images, replace_nan, to_image_shape
 from .output import FoundObjects
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SeveralObjects:
-    """Finder of several objects in larger images: a fitted network under another class layer.
+    """Finder of several objects in larger images: a fitted network with another class layer.
 
     :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns it; nothing is learned again.
 
@@ -44,16 +44,17 @@ class SeveralObjects:
     frame : (int, int)
         Height and width of an object: those of the images of the fit.
     network : FixedNetwork
-        The fitted weights, for the larger images.
+        The fitted network, for the larger images.
     device : str
         Device of the forward pass: "auto", "cpu" or "gpu".
 
     Notes
     -----
-    Each template may be at each place with equal probability, if its frame is inside the image. Frames of two
-    objects do not overlap. One forward pass gives the scores of templates at all places. ``predict`` returns
-    the choice with the largest sum of scores; an object must explain more than the cost of its choice. The
-    search ends after 2,000 partial choices; ``exact`` is True if it proved the best choice before.
+    Each template may be at each position with equal probability, if its frame is inside the image. Frames of
+    two objects do not overlap. One forward pass gives the scores of templates at all positions. ``predict``
+    returns the set of objects with the largest sum of scores; the score of an object must be larger than the
+    log of the number of templates and positions. The search ends after 2,000 examined sets; ``exact`` is True
+    if it proved the best set before.
 
     References
     ----------
@@ -87,7 +88,7 @@ class SeveralObjects:
             )
         if n_objects < 1:
             raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
-        net = enlarge(network.coded, *sides)
+        net = enlarge(network.labelled_net, *sides)
         fixed = FixedNetwork(net, beliefs, network.template_classes)
         return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, fixed, device)
 
@@ -97,7 +98,7 @@ class SeveralObjects:
         return self.network.net.layers[-1].places[:2]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return the scores of the classes at each place: the score of a class is that of its best template.
+        """Return the score of each class at each position: the score of its best template.
 
         Parameters
         ----------
@@ -106,7 +107,7 @@ class SeveralObjects:
         Returns
         -------
         ndarray of float64, shape (n, rows, columns, classes)
-            Scores in nats relative to an empty place, in memory.
+            Scores in nats relative to an empty position, in memory.
 
         Raises
         ------
@@ -154,29 +155,30 @@ class SeveralObjects:
         return FoundObjects(labels, np.concatenate(positions), np.concatenate(scores), np.array(exact))
 
     def _scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield for each block of images its number of images and their class scores at each place."""
+        """Yield (number of images, their class scores at each position) for each block of images."""
         ds, net = self._images(X), self.network.net
         backend, size = make_backend(self.device), self.network.requirements.block_rows or 1
         with single_threaded():
             for start in range(0, len(ds), size):
                 x = ds.read_x(start, min(start + size, len(ds)))
                 check_finite(x, "X", start)
-                pixels = net.layers[0].evidence_in(Block(x, None, None, start))
-                scores = net.forward(self.network.weights, pixels, backend)[-1][1] / GRID
+                pixels = net.layers[0].read_evidence(Block(x, None, None, start))
+                scores = net.forward(self.network.weights, pixels, backend)[-1][1] / UNITS_PER_NAT
                 of = self.network.template_codes
                 best = [scores[:, of == code].max(axis=1) for code in range(len(self.classes_))]
                 yield len(x), np.stack(best, axis=3)
 
     def _images(self, X: Any) -> Dataset:
-        """Return images as a dataset; raise an error if their shape is not ``image_shape``."""
+        """Return images as a dataset; raise a DataError if their shape is not ``image_shape``."""
         layer, X = self.network.net.layers[0], opened(X, "X")
         if not isinstance(X, Dataset):
             X = X if hasattr(X, "shape") else np.asarray(X)
             X = Dataset.from_arrays(X if layer.missing is None else replace_nan(X))
         check_images(X, "X")
-        if image_of(X.feature_shape) != layer.seen:
+        if to_image_shape(X.feature_shape) != layer.input_shape:
             raise DataError(
                 f"{X.url or 'X'}: images are {X.feature_shape}, but with_classes was called for "
-                f"{layer.seen[1]} x {layer.seen[2]}: give images of that shape, or call with_classes again"
+                f"{layer.input_shape[1]} x {layer.input_shape[2]}: give images of that shape, or call "
+                "with_classes again"
             )
         return X

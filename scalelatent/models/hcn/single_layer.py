@@ -1,10 +1,10 @@
-"""Fits of one layer of features without classes: restarts, features that save bits, compression."""
+"""Fits of one layer of features: restarts, selection of useful features, compression of the images."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,54 +18,39 @@ from scalelatent.models.hcn.model.compression import (
     compression,
     find_paying_features,
 )
-from scalelatent.models.hcn.model.decode import SWEEPS, Decoder
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
-from scalelatent.models.hcn.model.kept_messages import KeptMessages, LeafState, leaf_bytes
-from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.decode import DECODE_SWEEPS, Decoder
+from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
+from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner, LeafState, leaf_bytes
+from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 
-from .fit import first_state, learn, visit_passes
+from .fit import first_state, learn_epochs, visit_passes
 from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_online
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Warn if the messages of more than this share of pixels still changed in the last sweep.
+# Warn if more than this share of the pixels had changed messages in the last sweep.
 MAX_MOVED_SHARE = 0.9
 # Warn that no image converged only if at least this many images were decoded.
 MIN_ROWS_TO_WARN = 20
-# Compression is measured on about this many training images if there are no validation images.
+# Number of training images on which compression is measured if there are no validation images.
 MEASURED_ROWS = 1_000
 
 
-@dataclass(frozen=True)
-class SingleLayerFit:
-    """Result of one restart.
-
-    Attributes
-    ----------
-    state : EvidenceState
-        Last state of the restart.
-    history : list of dict
-        One record per epoch, see ``history_`` of the estimator.
-    used : ndarray of bool, shape (F,)
-        True for features that save more bits than they cost.
-    compression : float
-        Bits of the description over bits of the images, see :mod:`.model.compression`.
-    rows, at_rest : int
-        Number of images that compression was measured on, and how many of them converged.
-    """
+class SingleLayerFit(NamedTuple):
+    """Result of one restart of a fit."""
 
     state: EvidenceState
     history: list[dict[str, Any]]
-    used: np.ndarray
+    used: np.ndarray  # bool (F,), True for features that save more bits than they cost
     compression: float
-    rows: int
-    at_rest: int
+    rows: int  # number of images on which compression was measured
+    at_rest: int  # number of these images whose messages converged
 
 
 @dataclass(frozen=True)
 class SingleLayer:
-    """One layer of features (a :class:`~.fit.Network`)."""
+    """One layer of features, with the properties and methods of `.multi_layer.MultiLayer`."""
 
     layer: FeatureLayer
     classes: None = None
@@ -97,22 +82,24 @@ class SingleLayer:
 
     @property
     def sweeps_to_decode(self) -> float:
-        return SWEEPS
+        return DECODE_SWEEPS
 
     def final_pass(self) -> tuple[str, DescriptionLength]:
         nothing = np.zeros(self.layer.weights_shape, bool)
         return "compression", DescriptionLength(Decoder(self.layer, nothing))
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
-        """Accept all rows: one layer has no labels to check."""
+        """Do nothing, because one layer has no labels to check."""
 
     def counts(self) -> PixelCounts:
         return PixelCounts(self.layer)
 
     def check_counts(self, train: Dataset, counts: Stats) -> None:
-        """Accept all counts: one layer has no labels to check."""
+        """Do nothing, because one layer has no labels to check."""
 
-    def learner(self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int) -> EvidenceLearner:
+    def learner(
+        self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int
+    ) -> OnlineFeatureLearner:
         layer = self.layer
         common = (
             layer,
@@ -122,9 +109,9 @@ class SingleLayer:
             int(model.patience or 0),
         )
         if is_online(model):
-            return EvidenceLearner(*common)
+            return OnlineFeatureLearner(*common)
         sweeps, epochs = visit_passes(layer.pairs, n_rows), choose_n_epochs(model, n_rows, online=False)
-        return KeptMessages(*common, choose_damping(model), n_rows, sweeps, epochs)
+        return BatchFeatureLearner(*common, choose_damping(model), n_rows, sweeps, epochs)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> EvidenceState:
         before = model._network
@@ -142,9 +129,6 @@ class SingleLayer:
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
         return [to_features(values)]
-
-    def from_features(self, features: list[np.ndarray]) -> np.ndarray:
-        return from_features(features[0])
 
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
@@ -169,7 +153,7 @@ class SingleLayer:
         learner = self.learner(model, n, seed)
         start = replace(learner, seed=model.seed_).start(restart)
         state = yield from first_state(model, self, start, restart)
-        result = yield from learn(model, self, learner, state, rows, seed, f"learn{end}")
+        result = yield from learn_epochs(model, self, learner, state, rows, seed, f"learn{end}")
         measured = rows.get("validation", rows["train"])
         every = 1 if "validation" in rows else max(1, n // MEASURED_ROWS)
         weights = result.state.beliefs > 0
@@ -195,6 +179,6 @@ def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> N
         )
     elif found.rows >= MIN_ROWS_TO_WARN and not found.at_rest:
         warn_user(
-            f"none of {found.rows} images came to rest in {SWEEPS} sweeps under the learned features: raise "
-            "p01 and p10 (the images are noisier than these values), or give more features"
+            f"none of {found.rows} images came to rest in {DECODE_SWEEPS} sweeps under the learned features: "
+            "raise p01 and p10 (the images are noisier than these values), or give more features"
         )

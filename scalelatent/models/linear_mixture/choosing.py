@@ -19,8 +19,8 @@ from scalelatent.models.linear_mixture.model.em import MixtureEM
 from .output import FittedMixture, MixtureRowMap
 from .sample import initialise
 from .settings import (
+    count_columns,
     count_components,
-    count_directions,
     make_learner,
     make_settings,
     set_n_components,
@@ -29,10 +29,10 @@ from .settings import (
 if TYPE_CHECKING:
     from .settings import AnyMixture
 
-# A candidate leaves the comparison if it makes more errors than the best candidate, by this many standard
-# errors of the difference. Factor analysis replaces the reconstruction error if it makes fewer errors by one
-# standard error.
-FAR = 2.0
+# A candidate leaves the comparison after a fold if it has more errors than the best candidate by more than
+# this many standard errors of the difference. In the end, factor analysis replaces the reconstruction error
+# if it has fewer errors by more than one standard error.
+BEHIND_ERRORS = 2.0
 
 
 def choose_n_dims(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> int:
@@ -79,7 +79,9 @@ def choose_likelihood(model: AnyMixture, x: np.ndarray, codes: np.ndarray, seed:
 
         wrong[racing] += run_parts(count, racing)
         least = int(wrong[racing].min())
-        racing = [one for one in racing if wrong[one] - least <= FAR * math.sqrt(wrong[one] + least)]
+        racing = [
+            one for one in racing if wrong[one] - least <= BEHIND_ERRORS * math.sqrt(wrong[one] + least)
+        ]
     best = min(racing, key=lambda one: wrong[one])
     is_close = 0 in racing and wrong[0] - wrong[best] <= math.sqrt(wrong[0] + wrong[best])
     return candidates[0 if is_close else best]
@@ -92,7 +94,7 @@ def _count_wrong(
     p, counts = x.shape[1], np.bincount(codes[is_learned])
     model = set_n_components(model, counts, labelled=True, warn=False)
     sizes = count_components(model, len(counts))
-    width = count_directions(model.n_dims, model.max_dims, p)
+    width = count_columns(int(model.n_dims), p)
     first, variance = initialise(x[is_learned], codes[is_learned], sizes, width, seed)
     settings = make_settings(model, sizes, len(counts), p, variance, None)
     learned = Block(x[is_learned], codes[is_learned].astype(np.int32), np.ones(is_learned.sum()), 0)

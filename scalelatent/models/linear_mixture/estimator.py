@@ -42,20 +42,17 @@ if TYPE_CHECKING:
 
 _Class = TypeVar("_Class", bound=type)
 
-# Number of rows whose hidden features are filled in at a time.
+# Number of rows in which `reconstruct` fills in hidden features at a time.
 COMPLETION_BLOCK_ROWS = 4096
 # Number of rows that `partial_fit` adds to the components at a time.
 PARTIAL_FIT_BLOCK_ROWS = 4096
 
-# Parts of the docstrings of both classes; `_share_docs` inserts them.
+# Paragraphs that the docstrings of both classes have in common; `_share_docs` inserts them.
 _SHARED_DOCS = {
     "parameters": """\
-n_dims : int, float or None
-        Directions h of each component. Below 1 it is the share of the variance that the directions hold; all
-        components then have the same number, at most ``max_dims``. 0 is k-means.
+n_dims : int or None
+        Directions h of each component; 0 is k-means.
         {n_dims}
-    max_dims : int, default 40
-        Upper bound of the directions if ``n_dims`` is a share.
     assignment : {{"hard", "soft"}}
         "hard": a row belongs to the component with the best score; "soft": to each in proportion to
         exp(-score / 2 sigma²).
@@ -143,7 +140,7 @@ def _share_docs(**sentences: str) -> Callable[[_Class], _Class]:
 
 
 class _LinearMixtures(StreamedEstimator):
-    """Common part of the classifier and the density."""
+    """Base class of the classifier and the density of mixtures of linear models."""
 
     _fitted_attribute = "_fitted"
     _shares_passes = True
@@ -161,7 +158,7 @@ class _LinearMixtures(StreamedEstimator):
     likelihood_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.likelihood)
     recognition = "error"  # the density has no parameter `recognition`; the classifier overrides this default
     _fitted: FittedMixture
-    # Parameters that a fit replaces by values from its rows if they are None.
+    # Parameters for which None stands for a value that a fit chooses from the training rows.
     n_components: Any
     n_dims: Any
     likelihood: Any
@@ -170,8 +167,7 @@ class _LinearMixtures(StreamedEstimator):
         self,
         *,
         n_components: int | Sequence[int] | None = None,
-        n_dims: int | float | None = None,
-        max_dims: int = 40,
+        n_dims: int | None = None,
         assignment: str = "hard",
         likelihood: str | None = "error",
         tangents: Sequence[str] = (),
@@ -194,7 +190,6 @@ class _LinearMixtures(StreamedEstimator):
     ) -> None:
         self.n_components = n_components
         self.n_dims = n_dims
-        self.max_dims = max_dims
         self.assignment = assignment
         self.likelihood = likelihood
         self.tangents = tangents
@@ -221,7 +216,8 @@ class _LinearMixtures(StreamedEstimator):
 
     def _deciding_parameters(self) -> dict[str, Any]:
         unused = STEPWISE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
-        return {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
+        given = {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
+        return given | {"max_dims": 40}  # runs of earlier versions record this former parameter
 
     def _keep(
         self, fitted: FittedMixture, n_iter: int, history: list[dict[str, Any]], classes: np.ndarray | None
@@ -427,8 +423,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         self,
         *,
         n_components: int | Sequence[int] | None = None,
-        n_dims: int | float | None = None,
-        max_dims: int = 40,
+        n_dims: int | None = None,
         assignment: str = "hard",
         likelihood: str | None = None,
         tangents: Sequence[str] = (),
@@ -453,7 +448,6 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
         super().__init__(
             n_components=n_components,
             n_dims=n_dims,
-            max_dims=max_dims,
             assignment=assignment,
             likelihood=likelihood,
             tangents=tangents,

@@ -67,8 +67,8 @@ from .settings import (
     SETTLE_PASSES,
     START_PASSES,
     check_n_dims,
+    count_columns,
     count_components,
-    count_directions,
     count_possible_dims,
     find_image_shape,
     make_learner,
@@ -90,17 +90,20 @@ MSTEP_RATE = 2e10
 SAMPLE_PASSES = 5
 # Number of passes over all rows with which stepwise EM ends if there are tangents.
 TANGENT_PASSES = 3
+# Parameters that only stepwise EM uses.
 STEPWISE_PARAMETERS = ("n_epochs", "batch_rows")
-# Default upper bound of the rows of a step of stepwise EM, if ROWS_PER_COMPONENT does not give more rows.
+# Default upper bound of the rows of a step of stepwise EM; mixtures of many components have a larger bound.
 BATCH_ROWS = 1024
-# Rows of a step per component, if these are more than BATCH_ROWS.
+# Default rows of a step of stepwise EM per component, if the product is above BATCH_ROWS.
 ROWS_PER_COMPONENT = 20
-# Number of chains of a step, which run independently of each other. Another number gives another result.
+# Number of parts (chains) of a step that are computed independently. Another number changes the rounding.
 N_CHAINS = 4
+# Reason why stepwise EM cannot skip rows that cannot be read.
 ALL_ROWS = "stepwise EM needs an order of all rows: set algorithm='em', or remove the bad rows before the fit"
 # Smallest mean variance of features, apart from 0, that a fit accepts; squares of smaller features are near
 # the smallest float32, 1e-38.
 LEAST_VARIANCE = 1e-30
+# Advice in a refusal if a fit needs too much memory.
 REMEDY = "lower n_components or n_dims"
 
 
@@ -141,7 +144,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, MappedRows], classes: np.nda
         model = yield ComputeValue(choose_likelihood, (model, x, codes, model.seed_))
     model = set_n_components(model, counts, labelled)
     sizes = count_components(model, n_classes)
-    width = count_directions(model.n_dims, model.max_dims, p)
+    width = count_columns(int(model.n_dims), p)
     first, variance = yield ComputeValue(initialise, (x, codes, sizes, width, model.seed_))
     outlier = yield ComputeValue(find_outlier, (sets,))
     warn_of_outlier(train.url, None if outlier is None else int(numbers[outlier]), len(numbers))
@@ -204,20 +207,19 @@ def read_last_fit(
     is_same = known is None if classes is None else known is not None and np.array_equal(known, classes)
     component_classes = np.repeat(np.arange(len(sizes)), sizes)
     is_same = is_same and np.array_equal(fitted.classes, component_classes)
-    width = count_directions(model.n_dims, model.max_dims, p)
-    dims = last.n_dims if 0 < model.n_dims < 1 else int(model.n_dims)
+    width = count_columns(int(model.n_dims), p)
     if (
         not is_same
         or fitted.likelihood != model.likelihood
         or last.bases.shape[1:] != (p, width)
-        or last.n_dims != dims
+        or last.n_dims != int(model.n_dims)
         or (fitted.matrix is not None) != bool(model.smoothing)
     ):
         raise ValueError(
             f"warm_start=True: the last fit has {len(fitted.classes)} components of {last.n_dims} dimensions "
             f"by {fitted.likelihood!r} on {last.means.shape[1]} features, and this fit "
-            f"{len(component_classes)} of {dims} by {model.likelihood!r} on {p}, or the classes or smoothing "
-            "differ: set warm_start=False"
+            f"{len(component_classes)} of {model.n_dims} by {model.likelihood!r} on {p}, or the classes or "
+            "smoothing differ: set warm_start=False"
         )
     return {**last.arrays(), "n_dims": np.array(last.n_dims)}
 
@@ -244,7 +246,7 @@ def make_smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarra
 
 
 def apply_recognition(model: AnyMixture, fitted: FittedMixture) -> FittedMixture:
-    """Return the fitted mixture with tangents only if ``recognition`` is "tangent-distance".
+    """Return the fitted mixture for the parameter ``recognition``: with tangents for "tangent-distance" only.
 
     Raises
     ------
@@ -334,7 +336,7 @@ def stepwise_steps(
 def _fit_sample(
     em: MixtureEM, state: MixtureState, x: np.ndarray, codes: np.ndarray, counts: np.ndarray, device: str
 ) -> MixtureState:
-    """Return the state after EM passes over the sample; its rows are weighted to their class's size."""
+    """Return the state after EM passes over the sample; the size of a class weights its rows."""
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)
@@ -342,7 +344,7 @@ def _fit_sample(
 
 
 def make_stepwise_learner(model: AnyMixture, settings: MixtureSettings, width: int) -> StepwiseMixture:
-    """Return the online learner, which uses no tangents."""
+    """Return the learner of stepwise EM, which uses no tangents."""
     return StepwiseMixture(replace(settings, tangent_spec=None), width, n_epochs=int(model.n_epochs))
 
 
@@ -357,7 +359,10 @@ def choose_row_order(
 
 
 def _end_stepwise(state: StepwiseState, rows: float) -> MixtureState:
-    """Return the mixture at the end of stepwise EM; counts are the running shares of ``rows`` rows."""
+    """Return the mixture at the end of stepwise EM, with estimated counts of rows.
+
+    The counts are the running shares of the components, multiplied by the number ``rows`` of training rows.
+    """
     counts = state.mass * (rows / max(float(state.mass.sum()), LEAST_FLOOR))
     return replace(state.mixture, counts=counts, objective=state.objective, iteration=state.epoch)
 
@@ -366,7 +371,7 @@ def _end_stepwise(state: StepwiseState, rows: float) -> MixtureState:
 
 
 def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) -> dict[str, Any]:
-    """Return the forecast of time and memory of a fit of these rows."""
+    """Return the forecast of the time and memory of a fit, whose training rows are ``forecast.train``."""
     train, n = forecast.train, len(forecast.train)
     n_classes, p = 0 if classes is None else len(classes), train.n_features
     even = np.full(max(n_classes, 1), n // max(n_classes, 1))

@@ -13,7 +13,7 @@ from .output import MixtureRowMap
 
 
 def draw_probabilities(graph: OnnxGraph, rows: MixtureRowMap) -> str:
-    """Draw the probabilities of classes, double (rows, classes), and return the name of their node.
+    """Add nodes for the class probabilities, double (rows, classes); return the name of the last node.
 
     Raises
     ------

@@ -89,7 +89,7 @@ class FittedMixture:
         matrix: np.ndarray | None = None,
         spec: TangentSpec | None = None,
     ) -> FittedMixture:
-        """Return the result of a fit, without the components that were dropped."""
+        """Return the mixture at the end of a fit, without the components that were dropped."""
         is_alive = state.components.weights > 0
         components = remove_missing_directions(state.components, state.counts, settings.likelihood)
         per_class = np.add.reduceat(state.counts, settings.starts[:-1])
@@ -113,7 +113,7 @@ class FittedMixture:
         return np.searchsorted(self.classes, np.arange(len(self.priors) + 1))
 
     def with_rows(self, x: np.ndarray, codes: np.ndarray, weight: np.ndarray | None) -> FittedMixture:
-        """Return the mixture after more rows, each added to the nearest component of its class."""
+        """Return the mixture with more rows learned; each row updates the nearest component of its class."""
         components, starts = self.components, self.starts
         x = np.asarray(x, dtype=np.float64)
         if weight is None:
@@ -147,7 +147,7 @@ class FittedMixture:
         return replace(self, components=components, counts=counts, priors=priors, owns_arrays=True)
 
     def recogniser(self) -> Recogniser:
-        """Return the scores of classes."""
+        """Return the rule that scores rows in each class."""
         priors = np.maximum(self.priors[self.classes], np.finfo(float).tiny)
         scores = make_scores(self.components, self.likelihood, priors)
         return Recogniser(scores, self.starts, self.tangent_spec)
@@ -193,7 +193,7 @@ class MixtureRowMap:
         return BlockRequirements(labels=self.output_name == "classes")
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """Return the shape of an output row, and its dtype."""
+        """Return the shape and the dtype of the output of one row."""
         f = self.fitted
         n_classes, n_components = len(f.priors), len(f.classes)
         _, p, _ = f.components.bases.shape
@@ -212,7 +212,7 @@ class MixtureRowMap:
         return (columns,), dtype
 
     def prepare(self, backend: Backend) -> PreparedMixtureRows:
-        """Pack the scores for the kernels."""
+        """Pack the scores for the kernels of a backend."""
         f = self.fitted
         matrix = None if f.matrix is None else backend.asarray(f.matrix, np.float32)
         recogniser = f.recogniser()
@@ -227,7 +227,7 @@ class MixtureRowMap:
         return PreparedMixtureRows(backend, matrix, scorer)
 
     def apply(self, prepared: PreparedMixtureRows, block: Block) -> np.ndarray:
-        """Return the output rows of a block.
+        """Return the output ``output_name`` of the rows of a block.
 
         Raises
         ------

@@ -17,7 +17,6 @@ from scalelatent.contract.parameters import (
     Satisfies,
     Whole,
     is_list,
-    is_number,
     is_whole,
 )
 
@@ -35,10 +34,6 @@ def _are_tangents(value: Any) -> bool:
 
 def _is_shape(value: Any) -> bool:
     return value is None or (is_list(value) and len(value) == 2 and all(map(is_whole, value)))
-
-
-def _are_dims(value: Any) -> bool:
-    return value is None or is_whole(value, 0) or (is_number(value) and 0 < value < 1)
 
 
 def _check_tangents(model: AnyMixture) -> None:
@@ -68,16 +63,10 @@ def _check_recognition(model: LinearMixtureClassifier) -> None:
 _NOT_NEGATIVE = Number("give a number of at least 0", least=0)
 
 
-def _common(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ...]:
+def _make_shared(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ...]:
     return (
         components,
-        Parameter(
-            "n_dims",
-            None,
-            Satisfies(_are_dims, "give a whole number of at least 0, or a share of the variance below 1"),
-            "directions of a component, or the share of the variance that they hold",
-        ),
-        Parameter("max_dims", 40, Whole(), "upper bound of the directions if n_dims is a share"),
+        Parameter("n_dims", None, Whole(0, also=(None,)), "directions of a component"),
         Parameter(
             "assignment",
             "hard",
@@ -131,10 +120,11 @@ def _common(components: Parameter, likelihood: Parameter) -> tuple[Parameter, ..
     )
 
 
-_LAST = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
+_LAST_PARAMETERS = (WARM_START, RANDOM_STATE, DEVICE, N_JOBS)
 
 # Former parameters with their defaults. No other value of them lowered the error on held-out rows.
 _REMOVED = {
+    "max_dims": 40,
     "tangent_assignment": False,
     "projection": None,
     "init": "k-means++",
@@ -146,7 +136,7 @@ _REMOVED = {
 
 PARAMETERS = Parameters(
     (
-        *_common(
+        *_make_shared(
             Parameter(
                 "n_components",
                 None,
@@ -171,18 +161,18 @@ PARAMETERS = Parameters(
             Choice(("error", "tangent-distance")),
             "score that classifies rows",
         ),
-        *_LAST,
+        *_LAST_PARAMETERS,
     ),
     rules=(_check_tangents, _check_steps, _check_recognition),
     removed={**_REMOVED, "n_candidates": 10},
 )
 DENSITY_PARAMETERS = Parameters(
     (
-        *_common(
+        *_make_shared(
             Parameter("n_components", None, Whole(also=(None,)), "components"),
             Parameter("likelihood", "error", Choice(LIKELIHOODS), "score of a row under a component"),
         ),
-        *_LAST,
+        *_LAST_PARAMETERS,
     ),
     rules=(_check_tangents, _check_steps),
     removed=_REMOVED,

@@ -45,11 +45,12 @@ MOST_ACROSS = 20
 # Largest number of classes in a figure.
 MOST_CLASSES = 26
 # Largest number of components in a figure.
-SHOWN = 10
+MOST_COMPONENTS = 10
 # Largest number of directions of a component in a figure.
-DIRECTIONS = 4
-# Number of samples in a figure.
-SAMPLES = 40
+MOST_DIRECTIONS = 4
+# Number of rows in the figure of rows drawn from a density.
+N_SAMPLES = 40
+# Names of the phases of a fit on the page, by their names in ``history_``.
 PHASES = {
     "k-means": "k-means",
     "settle": "bases by the error",
@@ -57,6 +58,7 @@ PHASES = {
     "finish": "final bases",
     "steps": "steps after batches",
 }
+# Names of the scores of a row on the page, by the values of the parameter ``likelihood``.
 LIKELIHOODS = {
     "error": "reconstruction error",
     "code-cost": "reconstruction error and cost of the code",
@@ -256,7 +258,7 @@ def _select_largest(model: AnyMixture, names: list[str] | None) -> tuple[np.ndar
     """Return the largest component of each class, or the largest components, and their names."""
     groups = _group_components(model, names)
     if names is None:
-        own = np.concatenate(groups)[:SHOWN]
+        own = np.concatenate(groups)[:MOST_COMPONENTS]
         return own, [str(i + 1) for i in range(len(own))]
     return np.array([q[0] for q in groups if len(q)]), [
         name for name, q in zip(names, groups, strict=False) if len(q)
@@ -269,7 +271,7 @@ def _draw_deviations(
     if not model.n_dims_:
         return []
     own, labels = _select_largest(model, names)
-    fitted, shown = model._fitted, min(DIRECTIONS, model.n_dims_)
+    fitted, shown = model._fitted, min(MOST_DIRECTIONS, model.n_dims_)
     tiles = []
     for q in own:
         mean = model.means_[q]
@@ -340,12 +342,12 @@ def _draw_reconstructions(
 
 
 def _draw_samples(model: LinearMixture, shape: tuple[int, ...] | None) -> Picture:
-    drawn, _ = model.sample(SAMPLES)
+    drawn, _ = model.sample(N_SAMPLES)
     tiles = drawn.reshape(-1, 10, drawn.shape[1])
-    words = f"{SAMPLES} rows drawn from the density with its noise, in the grey scale of the means."
+    words = f"{N_SAMPLES} rows drawn from the density with its noise, in the grey scale of the means."
     if density_likelihood(model.likelihood_) != model.likelihood_:
         words += " The density is that of probabilistic PCA in the fitted bases."
-    alt = f"{SAMPLES} drawn {'images' if shape else 'rows'}."
+    alt = f"{N_SAMPLES} drawn {'images' if shape else 'rows'}."
     return Picture("samples", "Samples", words, alt, plot_rows(tiles, shape, like=model.means_))
 
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 32 * 2**20
 # Upper bound of the rows of a block.
 MOST_ROWS = 4096
-# Number of evenly spaced rows in a figure.
-EXAMPLES = 10
-# Number of rows with the lowest density in a figure.
-LEAST_LIKELY = 20
+# Number of evenly spaced rows in the figure of rows and reconstructions.
+N_EXAMPLES = 10
+# Number of rows in the figure of the rows with the lowest density.
+N_LEAST_LIKELY = 20
 
 
 @dataclass
 class ClassReportData:
-    """Report data of a classifier."""
+    """Data of the figures of a classifier, collected in one pass over rows."""
 
     n_rows: int
     feature_shape: tuple[int, ...]
@@ -44,14 +44,13 @@ class ClassReportData:
     confusion: Confusion | None  # None without labels, as ``reliability``; ``mistakes`` are then empty
     reliability: Reliability | None
     mistakes: Mistakes
-    # of each row, one array per block: the certainty of its class, and whether the class is wrong
+    # One array per block: for each row the certainty of the predicted class, and whether this class is wrong
     certainties: list[np.ndarray] = field(default_factory=list)
     are_wrong: list[np.ndarray] = field(default_factory=list)
     # (n, features): one row of each class, less certain than the median
     examples: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    scores: np.ndarray = field(
-        default_factory=lambda: np.empty((0, 0))
-    )  # (n, classes): scores of the examples
+    # (n, classes): scores of the examples
+    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
     codes: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # classes of the examples
     # (n, classes, features): reconstructions of the examples by the best component of each class
     reconstructed: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
@@ -59,7 +58,7 @@ class ClassReportData:
 
 @dataclass
 class DensityReportData:
-    """Report data of a density."""
+    """Data of the figures of a density, collected in one pass over rows."""
 
     n_rows: int
     feature_shape: tuple[int, ...]
@@ -67,11 +66,11 @@ class DensityReportData:
     examples: np.ndarray  # (n, features), evenly spaced rows
     reconstructed: np.ndarray  # the examples as their best components reconstruct them
     least_likely: np.ndarray  # (n, features): the least likely rows
-    least_log_likelihoods: np.ndarray  # their log-likelihoods in nats
-    least_row_indices: np.ndarray  # their indices in the dataset
+    least_log_likelihoods: np.ndarray  # log-likelihoods of the least likely rows in nats
+    least_row_indices: np.ndarray  # indices of the least likely rows in the dataset
 
 
-def _blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:
+def _read_blocks(model: AnyMixture, data: Dataset, classes: np.ndarray | None) -> Iterator[Block]:
     k = len(model.means_)
     row = data.n_features * (data.dtype.itemsize + 12) + 8 * k
     step = max(1, min(MOST_ROWS, BLOCK_BYTES // row))
@@ -92,7 +91,7 @@ def collect_classes(
     backend, rows = make_backend(model.device), model._row_map("scores")
     prepared = rows.prepare(backend)
     first: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
-    for block in _blocks(model, data, model.classes_ if labelled else None):
+    for block in _read_blocks(model, data, model.classes_ if labelled else None):
         scores = np.array(rows.apply(prepared, block))
         shares = probabilities(scores, model.temperature_)
         seen = ClassifiedBlock(
@@ -130,7 +129,7 @@ def _update_examples(
 
 
 def _reconstruct(model: AnyMixture, x: np.ndarray, label: int, backend: Backend) -> np.ndarray:
-    """Return rows as reconstructed by the best component of a class, or of all classes (-1)."""
+    """Return the reconstructions of rows by the best component of the class ``label``; -1: of all classes."""
     rows: MixtureRowMap = replace(model._row_map("reconstructions"), label=label)
     return np.array(rows.apply(rows.prepare(backend), Block(x, None, None, 0)))
 
@@ -145,18 +144,18 @@ def collect_density(
     check_features(data, model)
     backend, rows = make_backend(model.device), model._row_map("log-likelihood")
     prepared = rows.prepare(backend)
-    wanted = np.unique(np.arange(EXAMPLES) * data.n_rows // EXAMPLES)
+    wanted = np.unique(np.arange(N_EXAMPLES) * data.n_rows // N_EXAMPLES)
     total = weighed = 0.0
     examples, least = [], list[tuple[float, int, np.ndarray]]()
-    for block in _blocks(model, data, None):
+    for block in _read_blocks(model, data, None):
         found = np.array(rows.apply(prepared, block))[:, 0]
         weight = np.ones(len(found)) if block.weight is None else block.weight
         total, weighed = total + float(found @ weight), weighed + float(weight.sum())
         inside = wanted[(wanted >= block.start) & (wanted < block.start + len(found))] - block.start
         examples += [np.array(block.x[i]) for i in inside]
-        lowest = np.argsort(found, kind="stable")[:LEAST_LIKELY]
+        lowest = np.argsort(found, kind="stable")[:N_LEAST_LIKELY]
         least += [(float(found[i]), block.start + int(i), np.array(block.x[i])) for i in lowest]
-        least = sorted(least, key=lambda row: row[:2])[:LEAST_LIKELY]
+        least = sorted(least, key=lambda row: row[:2])[:N_LEAST_LIKELY]
         if progress is not None:
             progress(block.start + len(found), data.n_rows)
     x = np.stack(examples).astype(np.float32)

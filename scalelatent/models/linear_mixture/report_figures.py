@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Size of an image in inches, and size of small text in points.
-_TILE = 0.62
-_SMALL = 8.0
+_IMAGE_INCHES = 0.62
+_TEXT_POINTS = 8.0
 
 
 def _write_text(axes: Axes, x: float, y: float, text: str, color: str = MUTED, **more: Any) -> None:
-    axes.text(x, y, text, ha="center", va="top", fontsize=_SMALL, color=color, clip_on=False, **more)
+    axes.text(x, y, text, ha="center", va="top", fontsize=_TEXT_POINTS, color=color, clip_on=False, **more)
 
 
 def _write_row_names(axes: Axes, centres: np.ndarray, names: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def _write_row_names(axes: Axes, centres: np.ndarray, names: Sequence[str]) -> N
 
 
 def _plot_features(tiles: np.ndarray) -> Figure:
-    """Plot rows that are not images: features from left to right, one line per row."""
+    """Plot rows that are not images: one line per row, with the features from left to right."""
     flat = tiles.reshape(-1, tiles.shape[-1])
     flat = flat[np.isfinite(flat).all(axis=1)]
     figure = new_figure(8, min(0.6 + 0.12 * len(flat), 8))
@@ -52,7 +52,7 @@ def plot_means(
     if shape is None:
         return _plot_features(tiles)
     down, across = rows.shape
-    figure = new_figure(_TILE * across + (0.5 if names else 0.1), _TILE * 1.28 * down)
+    figure = new_figure(_IMAGE_INCHES * across + (0.5 if names else 0.1), _IMAGE_INCHES * 1.28 * down)
     axes = figure.subplots()
     x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[np.isfinite(tiles)]), below=0.3)
     for i, j in np.argwhere(rows >= 0):
@@ -68,13 +68,13 @@ def plot_deviations(tiles: np.ndarray, names: Sequence[str], shape: tuple[int, .
         return _plot_features(tiles)
     down, across = tiles.shape[:2]
     beside = list(range(1, across, 2))
-    figure = new_figure(_TILE * across * 1.1 + 0.5, _TILE * 1.1 * down + 0.3)
+    figure = new_figure(_IMAGE_INCHES * across * 1.1 + 0.5, _IMAGE_INCHES * 1.1 * down + 0.3)
     axes = figure.subplots()
     x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[:, 0]), beside=beside)
     _write_row_names(axes, y - shape[0] / 2, names)
     for j in range(across):
         text = "mean" if j == 0 else f"{'-' if j % 2 else '+'} 2 sd\ndirection {(j + 1) // 2}"
-        axes.text(x[j], -1, text, ha="center", va="bottom", fontsize=_SMALL, color=INK, clip_on=False)
+        axes.text(x[j], -1, text, ha="center", va="bottom", fontsize=_TEXT_POINTS, color=INK, clip_on=False)
     return figure
 
 
@@ -91,7 +91,7 @@ def plot_reconstructions(
     if shape is None:
         return _plot_features(tiles)
     n, across = tiles.shape[:2]
-    figure = new_figure(_TILE * 1.08 * across + 0.6, _TILE * 1.28 * n + 0.3)
+    figure = new_figure(_IMAGE_INCHES * 1.08 * across + 0.6, _IMAGE_INCHES * 1.28 * n + 0.3)
     axes = figure.subplots()
     at, y = draw_mosaic(axes, tiles, shape, choose_tone(x), below=0.3, beside=[1])
     for i in range(n):
@@ -119,7 +119,7 @@ def plot_rows(
     if shape is None:
         return _plot_features(tiles)
     down, across = tiles.shape[:2]
-    figure = new_figure(_TILE * across, _TILE * down * (1.28 if words else 1.06))
+    figure = new_figure(_IMAGE_INCHES * across, _IMAGE_INCHES * down * (1.28 if words else 1.06))
     axes = figure.subplots()
     x, y = draw_mosaic(
         axes, tiles, shape, choose_tone(tiles if like is None else like), below=0.3 if words else 0.0
@@ -135,7 +135,7 @@ def plot_image_rows(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ..
     if shape is None:
         return _plot_features(tiles)
     down, across = tiles.shape[:2]
-    figure = new_figure(_TILE * 1.08 * across + 1.2, _TILE * 1.1 * down)
+    figure = new_figure(_IMAGE_INCHES * 1.08 * across + 1.2, _IMAGE_INCHES * 1.1 * down)
     axes = figure.subplots()
     _, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[0]))
     for centre, (name, _) in zip(y - shape[0] / 2, rows, strict=True):

@@ -1,4 +1,4 @@
-"""The sample of the rows from which a fit starts: its choice, its checks, and the first components."""
+"""The sample of training rows from which a fit starts: choice of rows, checks, start components."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scalelatent.models.linear_mixture.model.start import (
 )
 from scalelatent.reductions.moments import OUTLIER_SHARE
 
-# Number of rows whose class codes are read at a time.
+# Number of rows whose classes are read at a time.
 CODE_BLOCK_ROWS = 2**20
 
 
@@ -54,14 +54,15 @@ def check_class_counts(
 ) -> None:
     """Raise a DataError that names a class with fewer rows (``counts``) than components (``sizes``)."""
     where = rows.url or "the training rows"
+    counted = "rows of non-zero weight" if rows.dataset.has_weight else "rows"
     for i, (n, k) in enumerate(zip(counts, sizes, strict=True)):
         if n >= k:
             continue
         if classes is None:
-            raise DataError(f"{where}: n_components={k} needs at least {k} rows, and there are {n}")
+            raise DataError(f"{where}: n_components={k} needs at least {k} {counted}, and there are {n}")
         raise DataError(
-            f"{where}: class {classes[i]} has {n} rows, fewer than its {k} components: lower n_components, "
-            "give one number for each class, or add rows"
+            f"{where}: class {classes[i]} has {n} {counted}, fewer than its {k} components: lower "
+            "n_components, give one number for each class, or add rows"
         )
 
 
@@ -87,7 +88,7 @@ def choose_sample(
 
 
 def read_sample(sets: StoredSets | SomeOfSet, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the sample and their classes, without rows of bad shards."""
+    """Return the rows of the sample and their classes, without rows in files that could not be read."""
     x = np.asarray(sets.read(0))
     is_there = np.ones(len(x), dtype=bool)
     is_there[list(sets.missing)] = False
@@ -95,7 +96,7 @@ def read_sample(sets: StoredSets | SomeOfSet, codes: np.ndarray) -> tuple[np.nda
 
 
 def find_outlier(sets: StoredSets | SomeOfSet) -> int | None:
-    """Return the position in the sample of a row that outweighs all others, or None."""
+    """Return the position in the sample of a row whose square outweighs those of all others, or None."""
     x = np.asarray(sets.read(0), dtype=np.float64)
     squares = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
     largest = int(squares.argmax())
@@ -105,7 +106,7 @@ def find_outlier(sets: StoredSets | SomeOfSet) -> int | None:
 def initialise(
     x: np.ndarray, codes: np.ndarray, sizes: np.ndarray, width: int, seed: int
 ) -> tuple[Components, float]:
-    """Return the first components, and the mean variance of a feature in the rows of a sample."""
+    """Return start components for EM, and the mean variance of a feature, from the rows of a sample."""
     variance = float(x.var(axis=0, dtype=np.float64).mean())
 
     def seed_class(c: int) -> np.ndarray:

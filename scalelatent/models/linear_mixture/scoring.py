@@ -17,8 +17,8 @@ from .model.recognition import errors_at_rejects, probabilities
 if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
 
-# Metrics that compare the components of a density with the classes of the rows.
-_OF_CLASSES = ("nmi", "accuracy", "purity")
+# Metrics that compare the component of each row of a density with the class of the row.
+_CLASS_METRICS = ("nmi", "accuracy", "purity")
 
 
 class RejectScorer(ClassScorer):
@@ -35,7 +35,7 @@ class RejectScorer(ClassScorer):
     ) -> dict[str, Any]:
         if "reject" not in metrics:
             return super().measure(model, dataset, metrics, progress)
-        recorder, others = _Recorder(model), [name for name in metrics if name != "reject"]
+        recorder, others = _RecordingClassifier(model), [name for name in metrics if name != "reject"]
         found = super().measure(recorder, dataset, others, progress)
         guess = recorder.classes_[np.concatenate(recorder.guesses)]
         wrong = guess != dataset.read_y(0, len(dataset))
@@ -43,8 +43,8 @@ class RejectScorer(ClassScorer):
         return {name: found[name] for name in metrics}
 
 
-class _Recorder:
-    """A classifier that records the class and the certainty of each row that it predicts."""
+class _RecordingClassifier:
+    """Classifier that predicts by another classifier, and records the class and certainty of each row."""
 
     def __init__(self, model: LinearMixtureClassifier) -> None:
         self._model, self.classes_, self.n_features_in_ = model, model.classes_, model.n_features_in_
@@ -71,7 +71,7 @@ class DensityScorer(Scorer):
     component stands for the most frequent class of its rows.
     """
 
-    metrics = ("log_likelihood", *_OF_CLASSES)
+    metrics = ("log_likelihood", *_CLASS_METRICS)
     default = ("log_likelihood",)
     headline = ("log_likelihood", "nmi")
 
@@ -83,7 +83,7 @@ class DensityScorer(Scorer):
         progress: OnProgress | None,
     ) -> dict[str, Any]:
         rows, model = model._given_rows(dataset), without_names(model)
-        needs_classes = any(name in _OF_CLASSES for name in metrics)
+        needs_classes = any(name in _CLASS_METRICS for name in metrics)
         labels = read_labels(rows) if needs_classes else None
         components, total, weighed = [], 0.0, 0.0
         for first in range(0, len(rows), BATCH_ROWS):
@@ -114,7 +114,7 @@ class DensityScorer(Scorer):
 
 
 def _purity(labels: np.ndarray, clusters: np.ndarray) -> float:
-    """Return the share of rows whose class is the most frequent one of their component."""
+    """Return the share of rows whose class is the most frequent class among the rows of their component."""
     classes, found = (np.unique(column, return_inverse=True)[1] for column in (labels, clusters))
     shared = np.zeros((int(found.max()) + 1, int(classes.max()) + 1), dtype=np.int64)
     np.add.at(shared, (found, classes), 1)

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     AnyMixture: TypeAlias = LinearMixture | LinearMixtureClassifier
 
 # Smallest number of spare columns of a basis, in addition to the directions of the model.
-SPARE = 4
-# The total number of columns of a basis is a multiple of this number, or the number of features.
-MULTIPLE = 8
+SPARE_COLUMNS = 4
+# The number of columns of a basis, spare columns included, is a multiple of this number, or the number of
+# features.
+COLUMN_MULTIPLE = 8
 # Largest number of passes of k-means.
 START_PASSES = 10
-# Largest number of passes of hard assignment by reconstruction error, before soft assignment or a likelihood.
+# Largest number of passes with hard assignment by the reconstruction error. These passes come before soft
+# assignment or another likelihood.
 SETTLE_PASSES = 5
 
 # The defaults below were chosen by test errors of classifiers and test likelihoods of densities
@@ -39,7 +41,8 @@ SETTLE_PASSES = 5
 FEATURES_PER_DIM = 16
 # A classifier whose classes have fewer than CHOICE_ROWS rows may choose at most this many dimensions.
 FEWEST_DIMS = 10
-# If classes have at least this many rows, a classifier may choose more dimensions, up to half the features.
+# If the median class has at least this many rows, a classifier may choose more dimensions, up to half the
+# number of features.
 CHOICE_ROWS = 60
 # Such a classifier may choose one dimension per this many rows of a class.
 CHOICE_ROWS_PER_DIM = 20
@@ -55,15 +58,14 @@ DENSITY_ROWS_PER_DIM = 10
 MAX_COMPONENTS = 20
 
 
-def count_directions(n_dims: float, max_dims: int, p: int) -> int:
-    """Return the number of columns of a basis: the directions of the model and some spare ones."""
-    needed = max_dims if 0 < n_dims < 1 else int(n_dims)
-    return min(p, -(-(needed + SPARE) // MULTIPLE) * MULTIPLE)
+def count_columns(n_dims: int, p: int) -> int:
+    """Return the number of columns of a basis: ``n_dims`` directions of the model and some spare ones."""
+    return min(p, -(-(n_dims + SPARE_COLUMNS) // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
 
 
 def set_n_dims(model: AnyMixture, p: int, n_classes: int) -> AnyMixture:
     """Return the model with ``n_dims`` set, or None if cross-validation of several classes chooses it."""
-    n_dims: float | None = model.n_dims
+    n_dims: int | None = model.n_dims
     if n_dims is None and model.warm_start and hasattr(model, "_fitted"):
         n_dims = model._fitted.components.n_dims
     elif n_dims is None and n_classes < 2:
@@ -104,8 +106,9 @@ def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool, warn
     if model.warm_start and hasattr(model, "_fitted"):
         sizes = np.bincount(model._fitted.classes, minlength=len(counts))
     else:
-        dims = model.max_dims if 0 < (model.n_dims or 0) < 1 else int(model.n_dims or 0)
-        sizes = counts // ((ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (1 + dims))
+        sizes = counts // (
+            (ROWS_PER_DIM if labelled else DENSITY_ROWS_PER_DIM) * (1 + int(model.n_dims or 0))
+        )
         sizes = np.clip(sizes, 1, MAX_COMPONENTS)
         if warn and model.n_dims is not None and (fewest := int(sizes.min())) < MAX_COMPONENTS:
             why = f"the training rows have only {counts.min()} rows{' in a class' * labelled}"
@@ -203,13 +206,11 @@ def make_settings(
 
 
 def make_learner(model: AnyMixture, settings: MixtureSettings) -> MixtureEM:
-    """Return the batch learner."""
-    share = float(model.n_dims) if 0 < model.n_dims < 1 else 0.0
+    """Return the learner of EM over passes with the parameters of the model."""
     return MixtureEM(
         settings,
-        min(int(model.max_dims), settings.n_features) if share else int(model.n_dims),
-        count_directions(model.n_dims, model.max_dims, settings.n_features),
-        variance_share=share,
+        int(model.n_dims),
+        count_columns(int(model.n_dims), settings.n_features),
         start_passes=START_PASSES,
         settle_passes=SETTLE_PASSES,
         max_iter=int(model.max_iter),

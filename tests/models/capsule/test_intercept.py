@@ -19,7 +19,7 @@ from scalelatent.models.capsule.fit import OWN_SQUARES, choose_ridge
 from scalelatent.reductions.intercept import Intercept, map_rows, recenter
 from scalelatent.reductions.moments import SecondMoments
 
-ALGORITHMS = ("em", "stepwise", "passive_aggressive")
+ALGORITHMS = ("em", "stepwise")
 ARCHITECTURES = ("multiclass", "one_vs_all", "all_vs_all")
 DTYPES = ("u1", "i1", "u2", "i4", "i8", "f2", "f4", "f8", ">f4", "?")
 

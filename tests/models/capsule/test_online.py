@@ -6,18 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.models.capsule.kernels import reference
-from scalelatent.models.capsule.kernels.passive import update_by_rows
-from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.em import initial_state
 from scalelatent.models.capsule.model.online import AVERAGE_POWER, CapsuleStepwise, online_state
-from scalelatent.models.capsule.model.passive import CapsulePassiveAggressive
 from scalelatent.reductions.moments import NonFiniteError
 
 from .conftest import ARCHITECTURES, P, block, make
@@ -169,84 +164,8 @@ def test_errors_distinguish_bad_rows_from_diverging_weights() -> None:
     data = make()
     data.x[7, 2] = np.nan
     rows = np.arange(5, 20)[::-1]
-    for learner in (
-        CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 10.0),
-        CapsulePassiveAggressive(data.em, data.totals, data.counts, 1.0),
-    ):
-        with pytest.raises(NonFiniteError, match="row 7, feature 2 is nan"):
-            run_step(learner, online_state(data.w, data.m), [block(data, rows)])
-        with pytest.raises(FloatingPointError, match=r"member\(s\) \[0\] is not finite in step 1"):
-            run_step(learner, online_state(data.w * 1e30, data.m), [block(data, slice(10, 20))])
-
-
-# -- passive-aggressive --------------------------------------------------------------------------------------
-
-
-@given(
-    seed=st.integers(0, 10**6),
-    dims=st.lists(st.integers(1, 4), min_size=2, max_size=4),
-    p=st.integers(1, 20),
-    nu=st.sampled_from([0.0, 0.5, 0.9]),
-    aggressiveness=st.sampled_from([1e-3, 0.1, 100.0]),
-)
-def test_the_numba_kernel_equals_the_reference(
-    seed: int, dims: list[int], p: int, nu: float, aggressiveness: float
-) -> None:
-    rng = np.random.Generator(np.random.Philox(seed))
-    n, sizes = 12, np.array(dims)
-    w = rng.normal(size=(sizes.sum(), p))
-    x = rng.normal(size=(n, p)).astype(np.float32)
-    labels = rng.integers(0, len(dims), n)
-    weight = rng.choice([0.0, 0.5, 1.0, 3.0], n)
-    a = rng.normal(size=(p, p))
-    inverse = (a @ a.T + np.eye(p)).astype(np.float32)
-    given_ = (w, x, labels, weight, sizes, inverse, nu, aggressiveness)
-    moved, sums = update_by_rows(*given_, squash_table(int(sizes.sum())))
-    expected, expected_sums = reference.update_by_rows(*given_)
-    # Because of rounding, a row at the threshold may be active in one result only. Then all later rows
-    # differ, too.
-    if sums[2] == expected_sums[2]:
-        np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max() + 1e-6)
-        np.testing.assert_allclose(sums, expected_sums, rtol=1e-3)
-    else:
-        assert nu > 0
-
-
-def test_one_row_reaches_its_posterior_mean_by_the_smallest_change() -> None:
-    data = make()
-    x, y = data.x[:1], np.array([1])
-    s = data.em.moment.sum(axis=0) / data.totals.sum()
-    args = x, y, np.ones(1), data.em.members.dims[0], np.linalg.inv(s), 0.0
-    moved, _ = reference.update_by_rows(data.w, *args, 1e9)
-    h = data.w @ x.T.astype(float)
-    ratios, _ = reference.posterior_ratios(h, y, data.em.members.dims[0])
-    target = np.repeat(ratios, 2, axis=0) * h
-    np.testing.assert_allclose((data.w + moved) @ x.T.astype(float), target, rtol=1e-12)
-    # Any other change that gives this row the same latents is longer in the metric of the second moments.
-    rng = np.random.Generator(np.random.Philox(1))
-    other = rng.normal(size=moved.shape)
-    row = x[0].astype(float)
-    other -= np.outer(other @ row, row) / (row @ row)
-    for change in (0.1 * other, -0.1 * other):
-        assert np.sum((moved + change) @ s * (moved + change)) > np.sum(moved @ s * moved)
-    # With a small C, the change of the latents h has the length C x^T z.
-    capped, _ = reference.update_by_rows(data.w, *args, 1e-3)
-    z = np.linalg.inv(s) @ row
-    np.testing.assert_allclose(np.linalg.norm(capped @ row), 1e-3 * (row @ z), rtol=1e-9)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_chains_are_averaged(architecture: str, backend: str) -> None:
-    data = make(architecture)
-    learner = CapsulePassiveAggressive(data.em, data.totals, data.counts, 0.5)
-    state, cuts = online_state(data.w, data.m), [slice(30), slice(30, 90)]
-    both = run_step(learner, state, [block(data, rows) for rows in cuts], backend)
-    alone = [run_step(learner, state, [block(data, rows)], backend).w for rows in cuts]
-    np.testing.assert_allclose(both.w, (alone[0] + alone[1]) / 2, rtol=1e-10)
-    assert not np.array_equal(alone[0], alone[1])
-    members = data.em.members
-    for r in range(members.n_members):
-        seen = members.labels[r] >= 0
-        s = data.em.moment[seen].sum(axis=0) / data.totals[seen].sum()
-        np.testing.assert_allclose(learner.inverses[members.class_set_of[r]] @ s, np.eye(P), atol=1e-4)
+    learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 10.0)
+    with pytest.raises(NonFiniteError, match="row 7, feature 2 is nan"):
+        run_step(learner, online_state(data.w, data.m), [block(data, rows)])
+    with pytest.raises(FloatingPointError, match=r"member\(s\) \[0\] is not finite in step 1"):
+        run_step(learner, online_state(data.w * 1e30, data.m), [block(data, slice(10, 20))])

@@ -13,7 +13,7 @@ import scalelatent as sl
 from scalelatent.models.capsule.model.members import build_members
 from scalelatent.models.capsule.model.start import subspace_start
 
-ALGORITHMS = ("em", "stepwise", "passive_aggressive")
+ALGORITHMS = ("em", "stepwise")
 Case = tuple[Any, np.ndarray, dict[str, Any]]
 
 

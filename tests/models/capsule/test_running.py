@@ -17,9 +17,7 @@ from scalelatent.models.capsule.model.running import RunningCapsule, StreamOptio
 
 from .conftest import ARCHITECTURES, CLASSES, P, make
 
-OPTIONS = StreamOptions(
-    passive=False, nu=0.0, kappa=0.6, t0=1000.0, batch_rows=1024, ridge=0.0, aggressiveness=1.0
-)
+OPTIONS = StreamOptions(nu=0.0, kappa=0.6, t0=1000.0, batch_rows=1024, ridge=0.0)
 
 
 def begin(data: Any, rows: slice, init: str = "random") -> RunningCapsule:
@@ -65,17 +63,16 @@ def test_a_stream_gives_the_same_result_in_one_call_and_in_batches() -> None:
     assert one.rows == 90
 
 
-@pytest.mark.parametrize("passive", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_stream_learns(architecture: str, passive: bool) -> None:
+def test_a_stream_learns(architecture: str) -> None:
     rng = np.random.Generator(np.random.Philox(8))
     y = rng.integers(0, CLASSES, 600).astype(np.int32)
     x = (rng.normal(size=(600, P)) * (0.2 + 3 * np.eye(P)[y])).astype(np.float32)
     members = build_members(architecture, CLASSES, 1)
     running = RunningCapsule.begin(members, x[:1], y[:1], "subspace", 1.0, rng)
-    options, backend = replace(OPTIONS, passive=passive), make_backend("cpu")
+    backend = make_backend("cpu")
     for i in range(600):
-        running.learn(x[i : i + 1], y[i : i + 1], None, options, backend)
+        running.learn(x[i : i + 1], y[i : i + 1], None, OPTIONS, backend)
     from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
 
     scores = CapsuleRows(members, running.average, RowFrame(), "probabilities")
@@ -121,20 +118,17 @@ def test_rows_of_zeros_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [1e38, np.inf, np.nan])
-@pytest.mark.parametrize("passive", [False, True])
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
-def test_a_stream_continues_after_rows_that_were_refused(
-    architecture: str, passive: bool, value: float
-) -> None:
+def test_a_stream_continues_after_rows_that_were_refused(architecture: str, value: float) -> None:
     data, backend = make(architecture), make_backend("cpu")
-    running, options = begin(data, slice(30)), replace(OPTIONS, passive=passive)
-    running.learn(data.x[:30], data.y[:30], data.weight[:30], options, backend)
+    running = begin(data, slice(30))
+    running.learn(data.x[:30], data.y[:30], data.weight[:30], OPTIONS, backend)
     twin = copy.deepcopy(running)
     bad = np.full((2, P), value, np.float32)
     with pytest.raises(FloatingPointError, match="scale them" if value == 1e38 else "row 0 is not finite"):
-        running.learn(bad, np.zeros(2, np.int32), None, options, backend)
+        running.learn(bad, np.zeros(2, np.int32), None, OPTIONS, backend)
     for one in (running, twin):
-        one.learn(data.x[30:60], data.y[30:60], data.weight[30:60], options, backend)
+        one.learn(data.x[30:60], data.y[30:60], data.weight[30:60], OPTIONS, backend)
     np.testing.assert_array_equal(running.w, twin.w)
     np.testing.assert_array_equal(running.average, twin.average)
     for mine, other in zip(running.sums.moment, twin.sums.moment, strict=True):

@@ -14,7 +14,7 @@ from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import HostBackend
 from scalelatent.models.hcn.kernels import KERNELS
 from scalelatent.models.hcn.kernels.windows import message_room
-from scalelatent.models.hcn.model.evidence_learner import EvidenceLearner, EvidenceState
+from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 
 
 def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
@@ -103,7 +103,12 @@ def overlap(features: np.ndarray, truth: np.ndarray) -> float:
 
 
 def learn_online(
-    learner: EvidenceLearner, x: np.ndarray, epochs: int, backend: Any, chains: int = 1, minibatches: int = 1
+    learner: OnlineFeatureLearner,
+    x: np.ndarray,
+    epochs: int,
+    backend: Any,
+    chains: int = 1,
+    minibatches: int = 1,
 ) -> EvidenceState:
     """Learn some epochs over rows in the order of a permutation."""
     state, rng = learner.start(), np.random.default_rng(learner.seed)
@@ -117,7 +122,7 @@ def learn_online(
 
 
 def one_step(
-    learner: EvidenceLearner,
+    learner: OnlineFeatureLearner,
     state: EvidenceState,
     x: np.ndarray,
     rows: np.ndarray,

@@ -43,7 +43,7 @@ def test_torch_gives_the_same_scores(side: int, noise: tuple[float, float]) -> N
     net, beliefs = network(side, first)
     pools = [pool.astype(np.float32) for pool in MultiLayer(net, None, 2).pools]
     features = [to_features(part > 0).astype(np.float32) for part in net.split(beliefs)]
-    off, on = from_units(first.evidence_of)
+    off, on = from_units(first.evidence_values)
     x = (np.random.default_rng(2).random((1000, 1, 10, 12)) < 0.06).astype(np.uint8)
 
     values = torch.tensor(np.where(x, on, off).astype(np.float32))
@@ -58,7 +58,7 @@ def test_torch_gives_the_same_scores(side: int, noise: tuple[float, float]) -> N
         values = functional.conv2d(torch.stack(shifted).amax(dim=0), torch.tensor(weights))
     found = values[:, :, 0, 0].numpy()
 
-    fixed, pixels = [part > 0 for part in net.split(beliefs)], first.evidence(x.reshape(1000, -1))
+    fixed, pixels = [part > 0 for part in net.split(beliefs)], first.compute_evidence(x.reshape(1000, -1))
     scores = net.template_scores(fixed, pixels, make_backend("cpu"))
     assert len(np.unique(scores.argmax(axis=1))) > 1
     np.testing.assert_array_equal(found * 256, scores)

@@ -62,7 +62,7 @@ def test_unknown_pixels_are_filled_in_and_known_ones_stay(decoder) -> None:
     found = ReconstructionMap(unsure, fills=True).apply(BACKEND, block(x))[:, 0]
     assert_array_equal(found[~hidden], x[~hidden])
     assert (found[hidden] != clean[hidden]).mean() < 0.01
-    evidence = decoder.layer.evidence(block(x * (x != 9)).x)
+    evidence = decoder.layer.compute_evidence(block(x * (x != 9)).x)
     evidence[hidden.reshape(evidence.shape)] = 0
     again = reconstruct(decoder, evidence, np.arange(N), BACKEND, fills=True)[:, 0]
     assert_array_equal(again, found)
@@ -90,6 +90,6 @@ def test_samples_consist_of_the_features(decoder) -> None:
     assert_array_equal(found[10:20], draw_images(decoder, 3, 10, 20, BACKEND))
     clean = draw_images(decoder, 3, 0, 40, BACKEND, noise=False)
     assert 0.02 < (found != clean).mean() < 0.04
-    evidence = decoder.layer.evidence(clean.reshape(40, -1))
+    evidence = decoder.layer.compute_evidence(clean.reshape(40, -1))
     again = reconstruct(decoder, evidence, np.arange(40), BACKEND)
     assert (again != clean).mean() < 0.002

@@ -86,13 +86,13 @@ def test_templates_never_lose_all_weights(monkeypatch: pytest.MonkeyPatch) -> No
     x, y = lines_at_three_places()
     m = default_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES])
     assert m.used_[-1].all()
-    whole = TemplateEvidence.learned
+    whole = TemplateEvidence.update_beliefs
 
     def mutant(evidence: TemplateEvidence, first: np.ndarray, stats: Any) -> np.ndarray:
         off = TemplateEvidence(evidence.net, np.where(evidence.beliefs > 0, -1.0, evidence.beliefs))
         return whole(off, first, stats)
 
-    monkeypatch.setattr(TemplateEvidence, "learned", mutant)
+    monkeypatch.setattr(TemplateEvidence, "update_beliefs", mutant)
     assert not default_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES]).used_[-1].all()
 
 

@@ -18,7 +18,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn import single_layer
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model.kept_messages import KeptMessages
+from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner
 from tests.models.hcn.cases import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
@@ -113,8 +113,8 @@ def test_leaves_may_have_several_images() -> None:
 
 
 def test_partial_fit_of_pieces_equals_a_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    order = fitting.row_order
-    monkeypatch.setattr(fitting, "row_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
+    order = fitting.make_online_order
+    monkeypatch.setattr(fitting, "make_online_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
     whole = network(n_epochs=1).fit(X)
     m = network()
     for first in range(0, 60, 20):
@@ -182,7 +182,7 @@ def test_one_leaf_is_written_at_intervals_of_time(monkeypatch: pytest.MonkeyPatc
 def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     how: dict[str, Any] = {"engine": {"leaf_rows": 20}, "run_dir": tmp_path / "run"}
     params = {"online": False, "n_epochs": 4, "damping": 0.5, "n_jobs": 1}
-    visit, visits = KeptMessages.visit, []
+    visit, visits = BatchFeatureLearner.visit, []
 
     def stopping(*args: Any) -> Any:
         visits.append(visit(*args))
@@ -190,7 +190,7 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
             raise KeyboardInterrupt
         return visits[-1]
 
-    monkeypatch.setattr(KeptMessages, "visit", stopping)
+    monkeypatch.setattr(BatchFeatureLearner, "visit", stopping)
     with pytest.raises(KeyboardInterrupt):
         network(**params).fit(X, **how)
     resumed = network(**params).fit(X, resume=True, **how)
@@ -400,8 +400,9 @@ def test_a_search_on_one_image_compares_descriptions_of_that_image() -> None:
 def test_runs_are_scored_by_compression() -> None:
     m, seen = network().fit(X), []
     scorer = import_object(find_kind("hcn").scorer)()
-    found = scorer.score(m, sl.Dataset.from_arrays(X), progress=lambda done, of: seen.append(done / of))
+    ds = sl.Dataset.from_arrays(X)
+    found = scorer.measure(m, ds, scorer.defaults(m), lambda done, of: seen.append(done / of))
     assert found == {"compression": pytest.approx(m.compression_)}
     assert seen[-1] == 1
     with pytest.raises(JobError, match="unknown metric 'accuracy'"):
-        scorer.score(m, sl.Dataset.from_arrays(X), ["accuracy"])
+        scorer.measure(m, ds, ["accuracy"], None)

@@ -15,11 +15,11 @@ from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
-from scalelatent.models.hcn.kernels.units import GRID, to_units
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT, to_units
 from scalelatent.models.hcn.model.evidence_learner import (
     CENTER_EVERY,
-    EvidenceLearner,
     EvidenceState,
+    OnlineFeatureLearner,
     center_features,
     forget,
 )
@@ -30,9 +30,9 @@ BACKEND = Kernels()
 SMALL = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
 
 
-def small(forgetting: float = 0.9, layer: FeatureLayer = SMALL) -> tuple[EvidenceLearner, np.ndarray]:
+def small(forgetting: float = 0.9, layer: FeatureLayer = SMALL) -> tuple[OnlineFeatureLearner, np.ndarray]:
     x = (np.random.default_rng(0).random((24, layer.n_pixels)) < 0.3).astype(np.uint8)
-    return EvidenceLearner(layer, forgetting, 2, 5), x
+    return OnlineFeatureLearner(layer, forgetting, 2, 5), x
 
 
 def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
@@ -42,10 +42,10 @@ def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
     for first in range(0, 24, 2):
         rows = np.arange(first, first + 2)
         w = to_units(state.beliefs)
-        after, s = w[None].copy(), SMALL.no_places(2)[None]
+        after, s = w[None].copy(), SMALL.prior_beliefs(2)[None]
         order = shuffled(5, "hcn sweep", 0, rows[:1], 2 * SMALL.n_pixels)
-        BACKEND.kernel("hcn_sweep")(SMALL.evidence(x[rows])[None], order, s, after)
-        posterior = state.beliefs + (after[0] - w) / GRID
+        BACKEND.kernel("hcn_sweep")(SMALL.compute_evidence(x[rows])[None], order, s, after)
+        posterior = state.beliefs + (after[0] - w) / UNITS_PER_NAT
         state = one_step(learner, state, x, rows, 0, BACKEND)
         assert_allclose(state.beliefs, 0.9 * posterior + 0.1 * prior, rtol=1e-13)
     assert np.abs(state.beliefs - prior).max() > 1
@@ -64,12 +64,14 @@ def check_forgetting(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, total, 24).beliefs, first + 10 * 0.9**12, rtol=1e-12)
 
 
-def forgetting_once(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+def forgetting_once(
+    learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n: int
+) -> EvidenceState:
     return replace(state, beliefs=forget(state.beliefs, state.first, 0.9) + stats["evidence"])
 
 
 def test_steps_forget_for_each_minibatch() -> None:
-    check_forgetting(EvidenceLearner.step)
+    check_forgetting(OnlineFeatureLearner.step)
     with pytest.raises(AssertionError):
         check_forgetting(forgetting_once)
 
@@ -89,13 +91,13 @@ def check_weight(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, stats, 20).beliefs, serial, rtol=1e-12)
 
 
-def summed(learner: EvidenceLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+def summed(learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
     beliefs = forget(state.beliefs, state.first, 0.9 ** int(stats["minibatches"]))
     return replace(state, beliefs=beliefs + stats["evidence"])
 
 
 def test_parallel_chains_have_the_weight_of_serial_minibatches() -> None:
-    check_weight(EvidenceLearner.step)
+    check_weight(OnlineFeatureLearner.step)
     with pytest.raises(AssertionError):
         check_weight(summed)
 
@@ -138,7 +140,7 @@ def test_beliefs_beyond_exact_sums_are_refused() -> None:
 
 def test_a_chain_stays_within_its_requested_memory() -> None:
     layer = FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
-    learner = EvidenceLearner(layer, 0.95, 5, 0)
+    learner = OnlineFeatureLearner(layer, 0.95, 5, 0)
     x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
     block = Block(x, None, None, 0, np.arange(20))
     stats = Stats.zeros(learner.layout())
@@ -166,7 +168,7 @@ def test_online_learning_finds_letters(n_rows, epochs) -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6)
     x = letters.rows(0, n_rows)[0].reshape(n_rows, -1)
-    state = learn_online(EvidenceLearner(layer, 0.95, 5, 1), x, epochs, BACKEND)
+    state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, epochs, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
     found = [overlap(features, truth.astype(bool)) for truth in letters.features]
     assert min(found) >= 0.9
@@ -232,7 +234,7 @@ def test_unknown_pixels_are_skipped() -> None:
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6, missing=7)
     x = letters.rows(0, 3000)[0].reshape(3000, -1)
     x[np.random.default_rng(0).random(x.shape) < 0.2] = 7
-    state = learn_online(EvidenceLearner(layer, 0.95, 5, 1), x, 1, BACKEND)
+    state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, 1, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
     found = [overlap(features, truth.astype(bool)) for truth in letters.features]
     assert sum(o >= 0.9 for o in found) >= 4
@@ -242,7 +244,7 @@ def test_validation_rows_stop_online_learning() -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
     layer = FeatureLayer((1, 24, 24), 6, (8, 6), 1e-4, 1e-4, 0.4, 1e-6)
     x = letters.rows(0, 120)[0].reshape(120, -1)
-    learner = EvidenceLearner(layer, 0.95, 5, 1, patience=2)
+    learner = OnlineFeatureLearner(layer, 0.95, 5, 1, patience=2)
     state, found = learner.start(), []
     for epoch in range(12):
         for first in range(0, 100, 5):

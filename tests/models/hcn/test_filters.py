@@ -10,7 +10,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import filters as compiled
-from scalelatent.models.hcn.model.filters import MIN_STEP, SCALE, OrientedFilters
+from scalelatent.models.hcn.model.filters import MIN_STEP, STEP_ANSWER, OrientedFilters
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 
@@ -21,7 +21,7 @@ def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int
     images = rng.integers(0, 256, shape).astype(np.uint8)
     images[0] = 255 * (images[0] > 100)  # Some pixels are equal.
     weights = OrientedFilters(n, size).weights
-    for least in (0, MIN_STEP * SCALE, 255 * SCALE):
+    for least in (0, MIN_STEP * STEP_ANSWER, 255 * STEP_ANSWER):
         want, found = (np.full((shape[0], n, *shape[1:]), 7, np.uint8) for _ in range(2))
         reference.oriented_edges(images, weights, least, want)
         compiled.oriented_edges(images, weights, np.int32(least), found)
@@ -36,7 +36,7 @@ def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int)
     y, x = np.indices((21, 21)) - 10
     # share of each pixel's area that is bright
     fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)
-    edges = OrientedFilters(16, size).edges(np.uint8(np.rint(255 * fine))[None])[0]
+    edges = OrientedFilters(16, size).find_edges(np.uint8(np.rint(255 * fine))[None])[0]
     middle = edges[:, 7:14, 7:14]
     assert middle.sum(axis=0).max() == 1
     on = np.bincount(np.nonzero(middle)[0], minlength=16)
@@ -49,7 +49,7 @@ def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int)
 def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]) -> None:
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
-    found = OrientedFilters(16, 3, *how).edges(images)
+    found = OrientedFilters(16, 3, *how).find_edges(images)
     # Both columns beside the step have an edge.
     assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])
     assert not found[1, :, 1:-1, :7].any()  # The border does not add edges either.
@@ -67,20 +67,22 @@ def block_of(x: np.ndarray) -> Block:
 def test_a_flipped_pixel_is_an_edge_only_for_small_filters() -> None:
     images = np.zeros((1, 9, 9), np.uint8)
     images[0, 4, 4] = 255
-    assert OrientedFilters(16, 3).edges(images).sum() == 8  # All pixels around the flipped one are edges.
-    assert not OrientedFilters(16, 5).edges(images).any()
+    assert (
+        OrientedFilters(16, 3).find_edges(images).sum() == 8
+    )  # All pixels around the flipped one are edges.
+    assert not OrientedFilters(16, 5).find_edges(images).any()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_filter_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
     layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
-    assert layer.seen == (1, 5, 6)
-    off, on = layer.evidence_of
-    edges = OrientedFilters(16, 3).edges(images)
+    assert layer.input_shape == (1, 5, 6)
+    off, on = layer.evidence_values
+    edges = OrientedFilters(16, 3).find_edges(images)
     assert 0 < edges.mean() <= 1 / 16
-    assert_array_equal(layer.evidence_in(block_of(images.astype(dtype))), np.where(edges, on, off))
+    assert_array_equal(layer.read_evidence(block_of(images.astype(dtype))), np.where(edges, on, off))
     assert (
-        layer.evidence_in(block_of(np.zeros((2, 5, 6), dtype))) == off
+        layer.read_evidence(block_of(np.zeros((2, 5, 6), dtype))) == off
     ).all()  # Empty images are grey, too.
 
 
@@ -98,4 +100,4 @@ def test_images_that_are_not_grey_are_refused(value: float, message: str) -> Non
     x = np.zeros((3, 30), np.float32)
     x[1, 2] = value
     with pytest.raises(DataError, match=message):
-        grey_layer().evidence_in(block_of(x))
+        grey_layer().read_evidence(block_of(x))

@@ -15,9 +15,9 @@ from numpy.testing import assert_array_equal
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
-from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner
 from scalelatent.models.hcn.model.templates import RowCodes, TemplateEvidence, choose_first_images
 from tests.models.hcn.test_multi_layer_learning import block_of, error, true_weights, two_layers
 
@@ -36,7 +36,9 @@ def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1
     begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
     for number in range(passes):
         said = TemplateEvidence(net, beliefs, *(begins if number == 0 else ()))
-        beliefs = said.learned(first, collected(said, block_of(images, 0, 25), block_of(images, 25, 40)))
+        beliefs = said.update_beliefs(
+            first, collected(said, block_of(images, 0, 25), block_of(images, 25, 40))
+        )
     return beliefs
 
 
@@ -52,9 +54,9 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
     prior = net.split(net.first_beliefs())[-1]
     for template in range(4):
         row = next(number for number in numbers if y[number] == template)
-        pixels = net.layers[0].evidence_in(block_of(images, row, row + 1))
+        pixels = net.layers[0].read_evidence(block_of(images, row, row + 1))
         made, scores = net.forward(weights, pixels, make_backend("cpu"))[-1]
-        speaks = made[0] + GRID * prior[:, ::-1, ::-1, template] > 0
+        speaks = made[0] + UNITS_PER_NAT * prior[:, ::-1, ::-1, template] > 0
         assert 0 < weights[-1][..., template].sum() == speaks.sum()
         assert scores[0, template, 0, 0] == made[0][speaks].sum()
 
@@ -67,14 +69,14 @@ def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         beliefs = priors + np.moveaxis(stats["evidence"], 0, -1)
         return np.concatenate([said.beliefs[: below.size], beliefs.ravel()])
 
-    monkeypatch.setattr(TemplateEvidence, "learned", mutant)
+    monkeypatch.setattr(TemplateEvidence, "update_beliefs", mutant)
     with pytest.raises(AssertionError):
         test_a_template_is_the_evidence_of_its_image()
 
 
 def test_templates_of_few_images_classify() -> None:
     net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_classes=4)
+    learner = BatchNetworkLearner(net, n_classes=4)
     state = learner.start()
     found = type(state)(from_images(net, images, list(range(40)), 3), state.first)
     assert error(learner, found, images) < 0.05
@@ -90,13 +92,13 @@ def test_rows_go_to_used_templates_of_their_class() -> None:
         said = TemplateEvidence(net, beliefs)
         block = Block(x.reshape(40, -1), codes.astype(np.int32), None, 0)
         weights = [part > 0 for part in net.split(beliefs)]
-        pixels = net.layers[0].evidence_in(block)
+        pixels = net.layers[0].read_evidence(block)
         made, scores = net.forward(weights, pixels, make_backend("cpu"))[-1]
         allowed = (of_class == codes[:, None]) | (codes < 0)[:, None]
         allowed[:, 0] = False
         best = np.where(allowed, scores[..., 0, 0], -np.inf).argmax(axis=1)
         wanted = np.zeros((4, *made.shape[1:]))
-        np.add.at(wanted, best, made / GRID)
+        np.add.at(wanted, best, made / UNITS_PER_NAT)
         assert_array_equal(collected(said, block)["evidence"], wanted)
         assert not wanted[0].any()
 

@@ -14,7 +14,7 @@ from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.model.kept_messages import (
-    KeptMessages,
+    BatchFeatureLearner,
     LeafMessages,
     leaf_bytes,
     start_leaf,
@@ -42,7 +42,7 @@ def learn_leaf(
 def test_one_long_visit_equals_several_short_visits() -> None:
     layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
     x = (np.random.default_rng(0).random((4, 42)) < 0.3).astype(np.uint8)
-    evidence, start = layer.evidence(x), to_units(layer.first_beliefs(0))
+    evidence, start = layer.compute_evidence(x), to_units(layer.first_beliefs(0))
     whole, change = visit_leaves([start_leaf(layer, 4)], evidence[None], start, [0], 7, 6, 0.8, BACKEND)[0]
     leaf, beliefs = start_leaf(layer, 4), start.copy()
     for n in (1, 2, 3):
@@ -62,8 +62,8 @@ def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
     assert leaf_bytes(layer, 7) <= 4.4 * 7 * layer.pairs
 
 
-def learner_of(n_rows: int, layer: FeatureLayer) -> KeptMessages:
-    return KeptMessages(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, single_leaf_sweeps=2)
+def learner_of(n_rows: int, layer: FeatureLayer) -> BatchFeatureLearner:
+    return BatchFeatureLearner(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, single_leaf_sweeps=2)
 
 
 def test_a_visit_stays_within_its_requested_memory() -> None:
@@ -96,7 +96,7 @@ def test_beliefs_beyond_exact_sums_are_refused() -> None:
 def test_bars_are_found_in_one_image() -> None:
     bars = image_set("bars", noise=0.03, seed=1)
     layer = FeatureLayer((1, *bars.image_shape), 3, (6, 6), 1e-2, 1e-2, 0.1, 1e-4)
-    evidence = layer.evidence(bars.rows(0, 1)[0].reshape(1, -1))
+    evidence = layer.compute_evidence(bars.rows(0, 1)[0].reshape(1, -1))
     found = []
     for restart in range(3):
         beliefs, _ = learn_leaf(layer, evidence, 0, 60, 1.0, restart)
@@ -108,7 +108,7 @@ def test_bars_are_found_in_one_image() -> None:
 def test_leaves_of_several_images_find_letters_together() -> None:
     letters = image_set("letters", alphabet="AKS", noise=0.01, seed=2)
     layer = FeatureLayer((1, 24, 24), 4, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
-    evidence = layer.evidence(letters.rows(0, 40)[0].reshape(40, -1))
+    evidence = layer.compute_evidence(letters.rows(0, 40)[0].reshape(40, -1))
     beliefs = to_units(layer.first_beliefs(0))
     leaves = [start_leaf(layer, 10) for _ in range(4)]
     for _ in range(40):
@@ -128,7 +128,7 @@ def test_features_as_large_as_the_image_are_boolean_factors() -> None:
     layer = FeatureLayer((1, 5, 6), 5, (5, 6), 1e-3, 1e-3, 0.3, 0.2)
     best = 0.0
     for restart in range(5):
-        beliefs, _ = learn_leaf(layer, layer.evidence(x), 0, 60, 0.8, restart)
+        beliefs, _ = learn_leaf(layer, layer.compute_evidence(x), 0, 60, 0.8, restart)
         features = to_features(beliefs > 0).reshape(5, 30)
         score = [max((f & g).sum() / max((f | g).sum(), 1) for f in features) for g in factors]
         best = max(best, min(score))
@@ -170,7 +170,7 @@ def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_fea
         clean = np.zeros(image, bool)
         for r, c, f in np.argwhere(s[0]):
             clean[r : r + window[0], c : c + window[1]] |= w[0, 0, ::-1, ::-1, f]
-        evidence = layer.evidence((clean ^ (rng.random(image) < 0.02)).reshape(1, -1))
+        evidence = layer.compute_evidence((clean ^ (rng.random(image) < 0.02)).reshape(1, -1))
         best = scores(layer, evidence, every_s, every_w).max()
         found = []
         for restart in range(10):

@@ -24,7 +24,7 @@ from scalelatent.models.hcn.model.hierarchy import (
     shift_pixels,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages, to_dense, unpack_messages
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, to_dense, unpack_messages
 from tests.models.hcn.test_multi_layer_learning import block_of, learn_batch, two_layers
 
 BELOW = FeatureLayer((1, 1, 4), 2, (1, 2), 0.05, 0.02, 0.3, 0.5)
@@ -52,7 +52,7 @@ def log_posterior(x: np.ndarray) -> np.ndarray:
 def found(x: np.ndarray, seed: int) -> int:
     """Return the number of the weights to which messages converge."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
-    learner = LayeredMessages(net, n_rows=2, single_leaf_passes=100)
+    learner = BatchNetworkLearner(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
     on = np.concatenate([to_features(part > 0).ravel() for part in net.split(state.beliefs)])
     return int(on @ 2 ** np.arange(16))
@@ -96,7 +96,7 @@ def check_above() -> None:
     """Check that messages from above replace earlier ones in each pass."""
     net, images = two_layers(5, 1)
     backend, block = make_backend("cpu"), block_of(images, 0, 6)
-    learner = LayeredMessages(net, n_rows=6, single_leaf_passes=3)
+    learner = BatchNetworkLearner(net, n_rows=6, single_leaf_passes=3)
     state = learner.start()
     new = learner.visit((state, backend), block, None)
     kept = unpack_messages(new)
@@ -105,7 +105,7 @@ def check_above() -> None:
     made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
     expected = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
     before = kept[0].above
-    net.pass_down(kept, weights, net.layers[0].evidence_in(block), None, backend)
+    net.pass_down(kept, weights, net.layers[0].read_evidence(block), None, backend)
     assert (before != kept[0].above).any()
     assert_array_equal(kept[0].above, channels_last(expected))
     assert_array_equal(kept[0].s - kept[0].above, channels_last(below))

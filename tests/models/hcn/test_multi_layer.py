@@ -15,7 +15,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 from scalelatent.models.hcn.model import hierarchy, multi_layer_learning
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
-from scalelatent.models.hcn.model.multi_layer_learning import LayeredMessages, to_sparse
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, to_sparse
 from scalelatent.models.hcn.model.templates import assign_classes, class_layer
 from scalelatent.storage.record import read_record
 
@@ -147,7 +147,7 @@ def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None
 
 
 def test_a_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    visit, visits = LayeredMessages.visit, []
+    visit, visits = BatchNetworkLearner.visit, []
 
     def stopping(*args: Any) -> Any:
         visits.append(visit(*args))
@@ -156,7 +156,7 @@ def test_a_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, 
         return visits[-1]
 
     how: dict[str, Any] = {"engine": {"leaf_rows": 10}}
-    monkeypatch.setattr(LayeredMessages, "visit", stopping)
+    monkeypatch.setattr(BatchNetworkLearner, "visit", stopping)
     with pytest.raises(KeyboardInterrupt):
         network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", **how)
     resumed = network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **how)
@@ -208,7 +208,7 @@ def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The run was stopped within a pass, with messages of all templates."""
-    visit, visits = LayeredMessages.visit, 0
+    visit, visits = BatchNetworkLearner.visit, 0
 
     def stopping(*args: Any) -> Any:
         nonlocal visits
@@ -220,7 +220,7 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
     y, engine = LABELS[labels], {"leaf_rows": 10}
     with monkeypatch.context() as patch:
         keep_as_before(patch)
-        patch.setattr(LayeredMessages, "visit", stopping)
+        patch.setattr(BatchNetworkLearner, "visit", stopping)
         with pytest.raises(KeyboardInterrupt):
             network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", engine=engine)
     whole = read_record(tmp_path / "run" / "engine", "leaf-hcn_learn-000001-10.rec")["layers"]["1"]["to_w"]
@@ -402,7 +402,8 @@ def test_invalid_labels_are_refused() -> None:
 def test_runs_are_scored_by_classes(fitted: Any) -> None:
     scorer, ds = import_object(find_kind("hcn").scorer)(), sl.Dataset.from_arrays(X, Y)
     accuracy = fitted.score(ds)
-    assert scorer.score(fitted, ds) == {"accuracy": accuracy, "error": pytest.approx(1 - accuracy)}
+    found = scorer.measure(fitted, ds, scorer.defaults(fitted), None)
+    assert found == {"accuracy": accuracy, "error": pytest.approx(1 - accuracy)}
     assert scorer.test_scores(fitted, sl.Dataset.from_arrays(X), lambda *_: None) == {}
 
 
@@ -464,7 +465,7 @@ def test_the_threshold_of_filters_applies_to_their_steps(grey: Any) -> None:
     m, images = grey
     same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
     less = network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
-    on = [one._network.layer.evidence(images) > 0 for one in (m, less)]
+    on = [one._network.layer.compute_evidence(images) > 0 for one in (m, less)]
     assert on[0].sum() < on[1].sum()
     assert not (on[0] & ~on[1]).any()
 

@@ -13,12 +13,18 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.kernels.units import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR, to_units
+from scalelatent.models.hcn.kernels.units import (
+    CLASS_FLOOR,
+    OFF_IMAGE,
+    POOL_FLOOR,
+    UNITS_PER_NAT,
+    to_units,
+)
 from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, shift_priors, visit_images
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
-    LayeredEvidence,
-    LayeredMessages,
+    BatchNetworkLearner,
+    OnlineNetworkLearner,
     kept_bytes,
     pack_messages,
     row_bytes,
@@ -59,7 +65,7 @@ def block_of(images: Any, start: int, stop: int, known: bool = True) -> Block:
     return Block(x.reshape(len(x), -1), y, None, start)
 
 
-def learn_batch(learner: LayeredMessages, block: Block, visits: int) -> Any:
+def learn_batch(learner: BatchNetworkLearner, block: Block, visits: int) -> Any:
     backend, state, kept = make_backend("cpu"), learner.start(), None
     for _ in range(visits):
         new = learner.visit((state, backend), block, kept)
@@ -69,7 +75,7 @@ def learn_batch(learner: LayeredMessages, block: Block, visits: int) -> Any:
     return state
 
 
-def error(learner: LayeredEvidence, state: Any, images: Any) -> float:
+def error(learner: OnlineNetworkLearner, state: Any, images: Any) -> float:
     found, backend = learner.validation(), make_backend("cpu")
     stats = Stats.zeros(found.layout())
     found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
@@ -78,7 +84,7 @@ def error(learner: LayeredEvidence, state: Any, images: Any) -> float:
 
 def test_true_weights_classify_their_images() -> None:
     net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_classes=4)
+    learner = BatchNetworkLearner(net, n_classes=4)
     state = learner.start()
     state = type(state)(true_weights(net, images), state.first)
     assert error(learner, state, images) < 0.005
@@ -95,7 +101,7 @@ def test_true_weights_classify_their_images() -> None:
 def test_parts_and_templates_are_found(labelled: bool) -> None:
     classes = (0, 1, 2, 3) if labelled else None
     net, images = two_layers(13, 2, classes=classes, seed=0)
-    learner = LayeredMessages(net, n_rows=100, single_leaf_passes=25, n_classes=4)
+    learner = BatchNetworkLearner(net, n_rows=100, single_leaf_passes=25, n_classes=4)
     state = learn_batch(learner, block_of(images, 0, 100), 4 if labelled else 16)
     assert error(learner, state, images) <= 0.006
 
@@ -108,7 +114,7 @@ def test_hidden_parts_are_completed_in_place() -> None:
     clean = images.clean(0, 40).reshape(40, *net.layers[0].image)
     known = np.ones(clean.shape, bool)
     known[..., 8:, :] = False
-    pixels = np.where(known, net.layers[0].evidence(x.reshape(40, -1)), 0)
+    pixels = np.where(known, net.layers[0].compute_evidence(x.reshape(40, -1)), 0)
     beliefs = net.complete(weights, pixels, None, make_backend("cpu"))
     filled = (beliefs > 0) & ~known
     near = np.zeros_like(clean, bool)
@@ -131,7 +137,7 @@ def test_drawn_images_follow_the_set() -> None:
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
     drawn = net.draw(weights, 300, labels, 5)
-    pixels = net.layers[0].evidence(drawn.reshape(300, -1))
+    pixels = net.layers[0].compute_evidence(drawn.reshape(300, -1))
     found = net.template_scores(weights, pixels, make_backend("cpu"))
     assert (np.array(CATEGORY)[found.argmax(axis=1)] == labels).mean() > 0.99
     np.testing.assert_allclose(np.bincount(found.argmax(axis=1)) / 300, 0.25, atol=0.08)
@@ -158,10 +164,10 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
     """Passes of one visit and of several visits are equal, and kept messages are not changed."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     block = block_of(images, 0, 12)
-    several = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=1), block, 6)
-    at_once = learn_batch(LayeredMessages(net, n_rows=12, single_leaf_passes=6), block, 1)
+    several = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=1), block, 6)
+    at_once = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6), block, 1)
     np.testing.assert_array_equal(several.beliefs, at_once.beliefs)
-    learner, backend = LayeredMessages(net, n_rows=12), make_backend("cpu")
+    learner, backend = BatchNetworkLearner(net, n_rows=12), make_backend("cpu")
     state = learner.start()
     kept = learner.visit((state, backend), block, None)
     before = dumps(kept)
@@ -173,7 +179,7 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 def test_stored_bytes_are_bounded(known: bool) -> None:
     """Bounds hold for messages in use, for kept messages in the usual case, and if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=12, single_leaf_passes=6)
+    learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6)
     block = block_of(images, 0, 12, known)
     kept = learner.visit((learner.start(), make_backend("cpu")), block, None)
     messages = unpack_messages(kept)
@@ -190,7 +196,7 @@ def test_stored_bytes_are_bounded(known: bool) -> None:
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
     """The bound includes reading and writing the leaf, even if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
+    learner = BatchNetworkLearner(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
     block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
     kept = learner.visit(prepared, block, None)
     if full:
@@ -257,7 +263,7 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 def test_beliefs_equal_priors_plus_messages() -> None:
     """Beliefs of W are the initial ones plus all messages. Beliefs of S include messages from above."""
     net, images = two_layers()
-    learner, block = LayeredMessages(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
+    learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
     state = learner.start()
     new = learner.visit((state, make_backend("cpu")), block, None)
     changes, messages = net.split(to_dense(new["change"])), unpack_messages(new)
@@ -283,11 +289,13 @@ def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.Mo
 
 def test_supervised_learning_equals_semi_supervised_learning_with_all_labels() -> None:
     net, images = two_layers(classes=(0, 1, 2, 3))
-    learner = LayeredMessages(net, n_rows=12, single_leaf_passes=3)
+    learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=3)
     labelled = learn_batch(learner, block_of(images, 0, 12), 1)
     unlabelled = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
     clusters = learn_batch(
-        LayeredMessages(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3), block_of(images, 0, 12), 1
+        BatchNetworkLearner(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3),
+        block_of(images, 0, 12),
+        1,
     )
     np.testing.assert_array_equal(unlabelled.beliefs, clusters.beliefs)
     assert (labelled.beliefs != unlabelled.beliefs).any()
@@ -315,8 +323,8 @@ def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_priors_of_shifts_sum_to_one_and_peak_at_the_centre() -> None:
     for side, image in ((3, (1, 5)), (5, (6, 4)), (1, (2, 2))):
         prior = shift_priors(image, side, 0.9, 3)
-        there = prior != ABSENT
-        chance = np.where(there, np.exp(prior / GRID), 0)
+        there = prior != OFF_IMAGE
+        chance = np.where(there, np.exp(prior / UNITS_PER_NAT), 0)
         np.testing.assert_allclose(chance.sum(axis=0), 1, atol=0.02)
         assert there[side * side // 2].all()
         assert (chance.argmax(axis=0) == side * side // 2).all()
@@ -324,8 +332,8 @@ def test_priors_of_shifts_sum_to_one_and_peak_at_the_centre() -> None:
 
 def test_online_minibatches_keep_no_messages() -> None:
     net, images = two_layers(classes=(0, 1, 2, 3))
-    learner, backend = LayeredEvidence(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
-    state, stats = learner.start(), Stats.zeros(LayeredEvidence(net).layout())
+    learner, backend = OnlineNetworkLearner(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
+    state, stats = learner.start(), Stats.zeros(OnlineNetworkLearner(net).layout())
     learner.run_chain((state, backend), block_of(images, 0, 10), stats)
     assert stats["minibatches"] == 3
     after = learner.step(state, stats, 10)
@@ -343,7 +351,7 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
     by_class = np.argsort(y, kind="stable")
-    pixels, labels = net.layers[0].evidence(x[by_class]), y[by_class]
+    pixels, labels = net.layers[0].compute_evidence(x[by_class]), y[by_class]
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", in_order)
     found = []
     for of_class in (True, False):
@@ -359,7 +367,7 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
 def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() -> None:
     net, images = two_layers(classes=(0, 1, 1, 0))
     x, _ = images.rows(0, 10)
-    learner = LayeredMessages(net, n_rows=10, single_leaf_passes=6)
+    learner = BatchNetworkLearner(net, n_rows=10, single_leaf_passes=6)
     block = Block(x.reshape(10, -1), np.zeros(10, np.int32), None, 0)
     new = learner.visit((learner.start(), make_backend("cpu")), block, None)
     change = net.split(to_dense(new["change"]))[-1]

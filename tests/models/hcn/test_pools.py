@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import pools, sweeps
-from scalelatent.models.hcn.kernels.units import ABSENT, GRID
+from scalelatent.models.hcn.kernels.units import OFF_IMAGE, UNITS_PER_NAT
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, message_starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
 
@@ -25,7 +25,7 @@ def draw(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
 
     def some(*size: int) -> np.ndarray:
         wide = rng.choice([3, 30, 3000, 20_000], size)
-        return np.rint(np.clip(rng.normal(size=size) * wide, -1e4, 1e4) * GRID).astype(np.int32)
+        return np.rint(np.clip(rng.normal(size=size) * wide, -1e4, 1e4) * UNITS_PER_NAT).astype(np.int32)
 
     prior = shift_priors(image[1:], side, 0.9, seed)
     down = some(n, image[0], side**2, *image[1:])
@@ -89,7 +89,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
     shape = (2 * (side // 2) + 1,) * 2
     at = side // 2, side // 2
     prior = shift_priors(shape, side, 0.9, 0)
-    chance = prior[:, at[0], at[1]] / GRID
+    chance = prior[:, at[0], at[1]] / UNITS_PER_NAT
     for _ in range(20):
         sent, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
 
@@ -100,20 +100,20 @@ def test_pool_messages_are_max_marginals(side) -> None:
                 return -np.inf
             return float((on * (sent + chance)).sum() + r * top)
 
-        below = np.full((1, 1, *shape), -10_000 * GRID, np.int32)
-        down = np.full((1, 1, n, *shape), -10_000 * GRID, np.int32)
+        below = np.full((1, 1, *shape), -10_000 * UNITS_PER_NAT, np.int32)
+        down = np.full((1, 1, n, *shape), -10_000 * UNITS_PER_NAT, np.int32)
         for d, (dy, dx) in enumerate(reference.shifts(n)):
-            below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * GRID)
+            below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * UNITS_PER_NAT)
         evidence = np.zeros((1, 1, *shape), np.int32)
         reference.raise_pools(below, prior, down, evidence, 1.0)
         off, on = best(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
-        assert evidence[0, 0][at] / GRID == pytest.approx(on - off, abs=0.02)
-        above = np.full((1, 1, *shape), -10_000 * GRID, np.int32)
-        above[0, 0][at] = round(top * GRID)
+        assert evidence[0, 0][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
+        above = np.full((1, 1, *shape), -10_000 * UNITS_PER_NAT, np.int32)
+        above[0, 0][at] = round(top * UNITS_PER_NAT)
         reference.lower_pools(below, prior, above, down, 0)
         for d in range(n):
             off, on = best(lambda bits, d=d, sent=sent: pool(bits) - bits[d] * sent[d], n + 1, d)
-            assert down[0, 0, d][at] / GRID == pytest.approx(on - off, abs=0.02)
+            assert down[0, 0, d][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
 
 
 def test_pools_without_prior_would_fail(monkeypatch) -> None:
@@ -121,7 +121,7 @@ def test_pools_without_prior_would_fail(monkeypatch) -> None:
     whole = reference.raise_pools
 
     def without(below, prior, down, evidence, damping) -> None:
-        whole(below, np.where(prior == ABSENT, ABSENT, 0), down, evidence, damping)
+        whole(below, np.where(prior == OFF_IMAGE, OFF_IMAGE, 0), down, evidence, damping)
 
     monkeypatch.setattr(reference, "raise_pools", without)
     with pytest.raises(AssertionError):

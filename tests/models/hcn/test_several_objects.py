@@ -180,7 +180,7 @@ def test_weights_stay_and_pools_cover_the_larger_image() -> None:
     assert [layer.weights_shape for layer in wide.layers] == [layer.weights_shape for layer in net.layers]
     for own, more in zip(net.priors, wide.priors, strict=True):
         assert_array_equal(own[:, 1:-1, 1:-1], more[:, 1 : own.shape[1] - 1, 1 : own.shape[2] - 1])
-    pixels = wide.layers[0].evidence(np.zeros((1, wide.layers[0].n_pixels), np.uint8))
+    pixels = wide.layers[0].compute_evidence(np.zeros((1, wide.layers[0].n_pixels), np.uint8))
     weights = [part > 0 for part in net.split(m._stream.beliefs)]
     assert wide.forward(weights, pixels, make_backend("cpu"))[-1][1].shape == (1, 4, 4, WIDTH + 1)
 

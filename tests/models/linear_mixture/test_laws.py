@@ -195,19 +195,6 @@ def test_a_starving_component_is_refilled_by_a_split_and_then_dropped():
     assert np.isfinite(states[-1].objective)
 
 
-def test_a_share_of_the_variance_chooses_the_dimensions():
-    x = made_rows(500, 12, 3, 3, seed=12, noise=0.05)
-    centres = seed_centres(x, 3, np.random.default_rng(0))
-    em = MixtureEM(
-        MixtureSettings(12, np.zeros(3, dtype=np.int64), 0), 6, 8, variance_share=0.9, start_passes=8
-    )
-    states = passes(em, initial_state(em.settings, start_components(centres, 8, 0)), x, n=60)
-    assert 1 <= states[-1].components.n_dims <= 6
-    with pytest.raises(ValueError, match="raise max_dims"):
-        em = replace(em, variance_share=0.99999, n_dims=2, width=2)
-        passes(em, initial_state(em.settings, start_components(centres, 2, 0)), x, n=60)
-
-
 def test_a_component_with_one_weight_is_scored_as_its_gaussian():
     p, h = 5, 2
     basis, _ = np.linalg.qr(draw(1, p, h))

@@ -11,12 +11,6 @@ KERNELS = {
         "numba": "scalelatent.models.capsule.kernels.cpu:residuals",
         "cupy": "scalelatent.models.capsule.kernels.gpu:residuals",
     },
-    "capsule_passive": {
-        # Each row depends on the row before, so a GPU has nothing to do in parallel.
-        "reference": "scalelatent.models.capsule.kernels.reference:update_by_rows",
-        "numba": "scalelatent.models.capsule.kernels.passive:update_by_rows",
-        "cupy": "scalelatent.models.capsule.kernels.passive:update_by_rows",
-    },
     "capsule_probabilities": {
         "reference": "scalelatent.models.capsule.kernels.reference:probabilities",
         "numba": "scalelatent.models.capsule.kernels.reference:probabilities",

@@ -67,31 +67,6 @@ def residuals(
     return index, sums
 
 
-def update_by_rows(
-    w: np.ndarray, x: np.ndarray, labels: np.ndarray, weight: np.ndarray, dims: np.ndarray,
-    inverse: np.ndarray, nu: float, aggressiveness: float, table: SquashTable | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the change of W (D, p) after passive-aggressive steps row by row, and the sums (3,).
-
-    The sums are those of :func:`residuals` for one member.
-    """
-    own, sums = w.astype(np.float64), np.zeros(3)
-    capsules = np.arange(len(dims))[None]
-    for row, label, a in zip(np.asarray(x, dtype=np.float64), labels, weight, strict=True):
-        h = (own @ row)[:, None]
-        # The residual is that of a row of weight 1; the weight only limits the length of the step.
-        wiring = np.array([label]), np.ones(1), dims[None], capsules, np.array([nu])
-        g = h.copy()
-        active, part = residuals(g, *wiring)
-        sums += part[0] * [a, a, a > 0]
-        if (active is not None and not len(active)) or not a > 0:
-            continue
-        z, loss = inverse.astype(np.float64) @ row, np.linalg.norm(g[:, 0])
-        if row @ z > 0 and loss > 0:
-            own += min(1.0 / (row @ z), aggressiveness * a / loss) * np.outer(g[:, 0], z)
-    return own - w, sums
-
-
 def _fractions(h: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     starts = np.concatenate([[0], np.cumsum(dims)[:-1]])
     q = np.add.reduceat(h * h, starts, axis=0)

@@ -1,1 +1,1 @@
-"""Mathematics of capsule regression: EM in batches and in steps, passive-aggressive learning, prediction."""
+"""Mathematics of capsule regression: EM in passes and in steps, prediction."""

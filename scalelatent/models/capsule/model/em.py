@@ -53,7 +53,7 @@ FIRST_DECISION_PASSES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MemberState:
-    """State of M members during a fit, shared by batch and online learners. W stacks the members' weights.
+    """State of M members during a fit by batch or stepwise EM; W stacks the weights of all members.
 
     The arrays of weights are float64 (D, p). The other arrays have one entry per member: float64 (M,) for
     errors and the objective, int64 (M,) for counts.

@@ -1,4 +1,4 @@
-r"""Capsule regression by minibatches: the base class of the online learners, and stepwise EM.
+r"""Capsule regression by stepwise EM: an M-step after each batch of rows.
 
 Stepwise EM (Cappé and Moulines, 2009; Liang and Klein, 2009) works on residuals. After a batch of :math:`n_b`
 of the :math:`n` rows it computes
@@ -21,7 +21,7 @@ Validation and the fitted model use a running average of W over about the last n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
 
 import numpy as np
 
@@ -38,7 +38,7 @@ AVERAGE_POWER = 8
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineState(MemberState):
-    """State of the online learners; ``best`` holds averaged weights."""
+    """State of stepwise EM; ``best`` holds averaged weights."""
 
     delta: np.ndarray  # running residual moment, float64 (D, p)
     average: np.ndarray  # averaged weights, float64 (D, p)
@@ -82,43 +82,74 @@ class AveragedPass(CapsulePass):
 
 
 @dataclass(frozen=True)
-class OnlineCapsule:
-    """Base class of the online learners: measurements, the schedule of rounds, and the averaged weights."""
+class CapsuleStepwise:
+    """Stepwise EM, an `OnlineLearner`: steps, the schedule of rounds, and the averaged weights."""
 
     requirements = BlockRequirements()
 
     em: CapsuleEM  # constants of the fit; its patience counts epochs
     weight: np.ndarray  # sum of the row weights of each class, float64 (classes,)
     count: np.ndarray  # number of rows of each class whose weight is above 0, float64 (classes,)
+    kappa: float  # exponent of the step size eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1
+    t0: float  # number of steps after which eta falls
 
-    # -- measurements ----------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def train_pass(self) -> CapsulePass:
+        """E-step of batch EM over the training rows."""
         return self.em.reductions()["train"]
 
     def flops_per_row(self) -> float:
         return self.train_pass.flops_per_row()
 
-    def add_sums(self, state: OnlineState, stats: Stats) -> np.ndarray:
-        """Return the sums of the epoch (M, 5) with those of a step; raise `DivergenceError` if not finite."""
+    def layout(self) -> Layout:
+        """Return the fields of the E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
+        return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
+
+    def prepare(self, state: OnlineState, backend: Backend) -> Prepared:
+        """Copy the weights of the members that still learn to the device."""
+        return self.train_pass.prepare(state, backend)
+
+    def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
+        """Add the E-step of the rows of one chain, and the number of its rows of weight above 0."""
+        layout = self.train_pass.layout()
+        self.train_pass.accumulate(prepared, block, Stats(layout, stats.vector[: layout.size]))
+        assert block.y is not None
+        y = block.y if block.weight is None else block.y[block.weight > 0]
+        sees = self.em.members.sees
+        stats["counted"][...] += sees @ np.bincount(y, minlength=sees.shape[1])
+
+    def step(self, state: OnlineState, stats: Stats, n_rows: int) -> OnlineState:
+        """Return the state after the M-step of a batch; sums that are not finite raise `DivergenceError`."""
+        live, p = state.finished == 0, self.em.moment.shape[1]
         sums = state.sums + np.column_stack([stats["sums"], stats["rows"]])
-        live = state.finished == 0
         if not np.isfinite(sums[live]).all():
             bad = np.flatnonzero(live & ~np.isfinite(sums).all(axis=1)).tolist()
-            step = "lower `momentum`, or set `ridge` above 0 or `batch_rows` higher"
-            raise make_divergence_error(bad, f"step {state.steps + 1}", step)
-        return sums
-
-    def finish_step(self, state: OnlineState, w: np.ndarray, sums: np.ndarray, **more: Any) -> OnlineState:
-        """Return the state after a step to the weights ``w``, with their running average."""
-        live = state.finished == 0
+            remedy = "lower `momentum`, or set `ridge` above 0 or `batch_rows` higher"
+            raise make_divergence_error(bad, f"step {state.steps + 1}", remedy)
+        eta = (1.0 + state.steps / self.t0) ** -self.kappa
+        w, previous, delta = state.w.copy(), state.previous.copy(), state.delta.copy()
+        sees = self.em.members.sees
+        totals, means = sees @ self.weight, (sees @ self.weight) / (sees @ self.count)
+        for r in map(int, np.flatnonzero(live & (stats["sums"][:, 3] > 0))):
+            rows = self.em.members.rows_of(r)
+            weight, seen = float(stats["sums"][r, 3]), float(stats["counted"][r])
+            batch = totals[r] * batch_scale(weight, seen, means[r], p)
+            delta[rows] = (1.0 - eta) * delta[rows] + eta * batch * stats["delta"][rows]
+            rate = eta * min(1.0, seen / p)
+            move = self.em.em_step(state.w[rows], delta[rows], r) - state.w[rows]
+            w[rows] += rate * move + self.em.momentum * (state.w[rows] - state.previous[rows])
+            previous[rows] = state.w[rows]
         since = state.since + live
-        rate = np.where(live, (1.0 + AVERAGE_POWER) / (np.maximum(since, 1) + AVERAGE_POWER), 0.0)
-        average = state.average + self.em.members.spread_over_rows(rate) * (w - state.average)
+        share = np.where(live, (1.0 + AVERAGE_POWER) / (np.maximum(since, 1) + AVERAGE_POWER), 0.0)
+        average = state.average + self.em.members.spread_over_rows(share) * (w - state.average)
         return replace(
-            state, w=w, average=average, since=since, sums=sums, steps=state.steps + 1, **more
+            state, w=w, previous=previous, delta=delta, average=average, since=since, sums=sums,
+            steps=state.steps + 1,
         )  # fmt: skip
+
+    # -- validation ------------------------------------------------------------------------------------------
 
     def validation(self) -> AveragedPass:
         """Return the pass that measures the averaged weights on the validation rows."""
@@ -200,52 +231,3 @@ class OnlineCapsule:
             objective, error = mean_loss_and_error(state.sums)
             active = state.sums[:, 2] / np.maximum(state.sums[:, 4], 1.0)
         return self.em.describe(state, state.round, objective, error, active)
-
-
-class BatchEStep(NamedTuple):
-    """The E-step of a batch, with its weights on the device."""
-
-    train: CapsulePass
-    weights: Prepared
-
-
-@dataclass(frozen=True)
-class CapsuleStepwise(OnlineCapsule):
-    """Stepwise EM, an `OnlineLearner`."""
-
-    kappa: float  # exponent of the step size eta_t = (1 + t / t0) ** -kappa; 0 keeps eta = 1
-    t0: float  # number of steps after which eta falls
-
-    def layout(self) -> Layout:
-        """Return the fields of the E-step of batch EM, and ``counted`` (M,): rows of weight above 0."""
-        return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
-
-    def prepare(self, state: OnlineState, backend: Backend) -> BatchEStep:
-        train = self.train_pass
-        return BatchEStep(train, train.prepare(state, backend))
-
-    def run_chain(self, prepared: BatchEStep, block: Block, stats: Stats) -> None:
-        train, weights = prepared
-        train.accumulate(weights, block, Stats(train.layout(), stats.vector[: train.layout().size]))
-        assert block.y is not None
-        y = block.y if block.weight is None else block.y[block.weight > 0]
-        sees = self.em.members.sees
-        stats["counted"][...] += sees @ np.bincount(y, minlength=sees.shape[1])
-
-    def step(self, state: OnlineState, stats: Stats, n_rows: int) -> OnlineState:
-        """Return the state after the M-step of a batch; a pure function."""
-        sums, p = self.add_sums(state, stats), self.em.moment.shape[1]
-        eta = (1.0 + state.steps / self.t0) ** -self.kappa
-        w, previous, delta = state.w.copy(), state.previous.copy(), state.delta.copy()
-        sees = self.em.members.sees
-        totals, means = sees @ self.weight, (sees @ self.weight) / (sees @ self.count)
-        for r in map(int, np.flatnonzero((state.finished == 0) & (stats["sums"][:, 3] > 0))):
-            rows = self.em.members.rows_of(r)
-            weight, seen = float(stats["sums"][r, 3]), float(stats["counted"][r])
-            batch = totals[r] * batch_scale(weight, seen, means[r], p)
-            delta[rows] = (1.0 - eta) * delta[rows] + eta * batch * stats["delta"][rows]
-            rate = eta * min(1.0, seen / p)
-            move = self.em.em_step(state.w[rows], delta[rows], r) - state.w[rows]
-            w[rows] += rate * move + self.em.momentum * (state.w[rows] - state.previous[rows])
-            previous[rows] = state.w[rows]
-        return self.finish_step(state, w, sums, previous=previous, delta=delta)

@@ -15,8 +15,8 @@ on. A batch of b rows moves W by
 
 without momentum. Here t is the number of rows so far divided by the rows of a batch, n is the weight of all
 rows, and weights are divided by their mean so far (:func:`.online.batch_scale`). A single row moves at most
-about as far as its posterior mean, because :math:`x^T \bar S^{-1} x` is p on average. Passive-aggressive
-steps are those of :mod:`.passive`. Predictions use the running average of W, as in :mod:`.online`.
+about as far as its posterior mean, because :math:`x^T \bar S^{-1} x` is p on average. Predictions use the
+running average of W, as in :mod:`.online`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import numpy as np
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
-from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.reductions.eigen import invert_on_rows
 
 from .em import NO_ROWS, RELATIVE_JITTER, CapsulePass, initial_state
@@ -46,13 +45,11 @@ RENEW_SHARE = 0.05
 class StreamOptions:
     """Settings of a stream, named like the parameters of :class:`scalelatent.CapsuleRegression`."""
 
-    passive: bool  # passive-aggressive steps instead of stepwise EM
     nu: float  # threshold of the first round of the schedule
     kappa: float
     t0: float
     batch_rows: int
     ridge: float | None  # None: the ridge of the fit that the stream continues
-    aggressiveness: float
 
 
 @dataclass(frozen=True)
@@ -164,10 +161,9 @@ class RunningCapsule:
         assert self.average is not None
         assert self.sums is not None
         before = self.sums, dict(self._inverses)
-        step = self._passive_step if options.passive else self._em_step
         try:
             self.sums = self.sums.add_rows(block)
-            w = step(self.w, self.sums, block, options, backend)
+            w = self._em_step(self.w, self.sums, block, options, backend)
             _check_finite(w)
         except BaseException:
             self.sums, self._inverses = before
@@ -232,27 +228,6 @@ class RunningCapsule:
                 new[rows] += rate * np.outer(g, inverse @ one)
             else:
                 new[rows] += rate * (delta @ inverse)
-        return new
-
-    def _passive_step(
-        self, w: np.ndarray, sums: RowSums, block: Block, options: StreamOptions, backend: Backend
-    ) -> np.ndarray:
-        """Return the weights after passive-aggressive steps with each row."""
-        members, new, update_by_rows = self.members, w.copy(), backend.kernel("capsule_passive")
-        x, weight = block.x, np.ones(len(block.x)) if block.weight is None else block.weight
-        for r in range(members.n_members):
-            labels = members.labels[r][block.y]
-            seen = labels >= 0
-            if not seen.any():
-                continue
-            inverse = self._inverse(sums, int(members.class_set_of[r]), self._ridge(options))
-            table = squash_table(int(members.dims[r].sum()))
-            moved, measured = update_by_rows(
-                new[members.rows_of(r)], x[seen], labels[seen], weight[seen], members.dims[r], inverse,
-                options.nu, options.aggressiveness, table,
-            )  # fmt: skip
-            _check_finite(measured)
-            new[members.rows_of(r)] += moved
         return new
 
 

@@ -1,4 +1,4 @@
-"""Names of the kernels and their implementations, which give identical bits."""
+"""Table of kernels: for each name its implementations in numpy, numba and CuPy, which give identical bits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Sweeps over AND-OR trees in CuPy: launches of the kernels of ``gpu.cu``, one thread block per chain or row.
+"""Message updates of all pixels in CuPy: launches of the kernels of ``gpu.cu``.
 
-Arrays are on the device and are changed there; only the counts of changed trees return to the host. A thread
-block holds its beliefs in shared memory if they fit, because each tree waits for the tree before it.
+Each chain or row has one thread block. Arrays stay on the device; only the numbers of changed pixels return
+to the host. A thread block holds its log odds in shared memory if they fit, because the update of a pixel
+waits for the pixel before it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from scalelatent.kernels.cuda import Kernels, current_device
 from scalelatent.kernels.streams import stage_word
 
-from .units import HARD
+from .units import FIXED_WEIGHT
 from .windows import MESSAGE_ROOM, message_starts
 
 _launch = Kernels(__package__, 256).launch
@@ -38,24 +39,25 @@ def _copy_begins(
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
 
 
-# Bytes of shared memory that the kernels use in addition to the beliefs.
+# Bytes of shared memory that the kernels use in addition to the log odds of positions and weights.
 _STATIC_BYTES = 1024
-# Beliefs that a thread block copies to shared memory: none, those in W, or those in W and S; as in gpu.cu.
+# Log odds that a thread block copies to shared memory: none, of weights (W), or of weights and positions (S).
+# gpu.cu uses the same numbers.
 _NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3
 
 
 @cache
 def _read_room(device: int) -> tuple[int, int]:
-    """Return the bytes of shared memory for beliefs per thread block, and the number of multiprocessors."""
+    """Return the bytes of shared memory per thread block for log odds, and the number of multiprocessors."""
     properties = cupy.cuda.runtime.getDeviceProperties(device)
     return int(properties["sharedMemPerBlockOptin"]) - _STATIC_BYTES, int(properties["multiProcessorCount"])
 
 
 def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, int]:
-    """Return which beliefs a thread block holds in shared memory, and the size of these beliefs in bytes.
+    """Return which log odds a thread block holds in shared memory, and their size in bytes.
 
-    Beliefs in S are in shared memory only if all thread blocks can still run at the same time. ``places`` and
-    ``weights`` are the numbers of beliefs of one thread block in S and in W.
+    The positions (S) are in shared memory only if all thread blocks can still run at the same time.
+    ``places`` and ``weights`` are the numbers of positions and of weights of one thread block.
     """
     room, processors = _read_room(current_device())
     both, alone = 4 * (places + weights), 4 * weights
@@ -65,7 +67,7 @@ def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, in
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
-    """Return a permutation of 0 to n - 1 per row, int32 (rows, n), on the device; see `pixel_order.py`."""
+    """Return a random permutation of 0 to n - 1 per row on the device, int32 (rows, n); see `pixel_order`."""
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
     numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))
@@ -74,7 +76,7 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> c
 
 
 def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray) -> None:
-    """Update all trees of some images once; all arrays are int32 on the device, as in `reference.sweep`."""
+    """Update all pixels once without stored messages; int32 arrays on the device as in `reference.sweep`."""
     images = evidence.shape[1:]
     sizes = _sizes(order.shape[1], *images, *w.shape[2:])
     held, size = _choose_shared(len(order), s[0].size, w[0].size)
@@ -85,7 +87,7 @@ def sweep_messages(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
     to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all trees of some images once with kept messages; return the number of changed trees per chain.
+    """Update all pixels once with stored messages; return the number of changed pixels per chain.
 
     The arrays are on the device; `reference.sweep_messages` describes them.
     """
@@ -102,14 +104,14 @@ def sweep_messages(
 def decode(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute beliefs in S under fixed weights; return the number of changed trees of each row.
+    """Compute the log odds of feature positions for fixed weights; return the changed pixels of each row.
 
-    ``w`` is on the host and the other arrays are on the device; `reference.decode` describes them.
+    ``w`` is on the host, and the other arrays are on the device; `reference.decode` describes them.
     """
     begins, pairs = _begins(evidence.shape[2:], w.shape[1:3], w.shape[3])
     room = pairs + MESSAGE_ROOM
     kept = cupy.zeros((*evidence.shape[:2], room), dtype=np.int16)
-    hard = cupy.asarray(np.where(w, np.int32(HARD), np.int32(-HARD)))
+    hard = cupy.asarray(np.where(w, np.int32(FIXED_WEIGHT), np.int32(-FIXED_WEIGHT)))
     moved = cupy.empty(len(order), dtype=np.int32)
     sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[1:])
     shared, size = _choose_shared(len(order), s[0].size, hard.size)

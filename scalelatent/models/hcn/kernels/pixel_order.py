@@ -21,7 +21,7 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
             out[k, i] = i
         for step in range(n - 1):
             if step % 4 == 0:
-                counter += _U1  # as numpy does: increment the counter, then draw four words
+                counter += _U1  # numpy too increments the Philox counter before it draws four words
                 a, b, c, d = philox(counter, _U0, np.uint64(rows[k]), epoch, seed, word)
             drawn = a if step % 4 == 0 else b if step % 4 == 1 else c if step % 4 == 2 else d
             i = n - 1 - step
@@ -30,7 +30,10 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
-    """Return a permutation of 0 to n - 1 for each row, int32 (rows, n): Fisher-Yates shuffle with Philox."""
+    """Return a random permutation of 0 to n - 1 for each row number, int32 (rows, n).
+
+    Fisher-Yates shuffle; the Philox counters are a function of (seed, purpose, epoch, row number).
+    """
     out = np.empty((len(rows), n), np.int32)
     rows = np.ascontiguousarray(rows, np.int64)
     _shuffle(np.uint64(seed), np.uint64(stage_word(purpose)), np.uint64(epoch), rows, out)

@@ -1,7 +1,7 @@
-"""Max-product messages of AND, OR and POOL factors, and sweeps over the AND-OR trees of images, in numpy.
+"""Max-product belief propagation of AND, OR and POOL factors in numpy: the definition of all kernels.
 
-A message is one number, log m(1) - log m(0). The reconstruction R = min(1, conv(S, W)) has one tree per
-pixel: an OR over pairs of a place in S and a weight in W that turn the pixel on; each pair is an AND.
+A message is one number, log m(1) - log m(0). The reconstruction R = min(1, conv(S, W)) has one AND-OR tree
+per pixel: an OR over pairs of a feature position (S) and a weight (W); each pair is an AND.
 Arrays are S (image, HS, WS, F) and W (channel, h, w, F). Both window axes of W are flipped, so that the pairs
 of a pixel are the same window of S and W.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .units import ABSENT, HARD, POOL_FLOOR
+from .units import FIXED_WEIGHT, OFF_IMAGE, POOL_FLOOR
 from .windows import message_starts, shifts, window
 
 
@@ -40,9 +40,9 @@ def or_down(t: np.ndarray) -> float:
 
 
 def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the messages of an AND-OR tree to the places and to the weights of its M pairs, each (M,).
+    """Return the messages of a pixel to the positions and to the weights of its M pairs, each (M,).
 
-    ``s`` and ``w`` (M,) are the messages of places and weights, and ``below`` is the evidence of the pixel.
+    ``s`` and ``w`` (M,) are the log odds of positions and weights, and ``below`` those of the pixel.
     """
     g = or_up(and_down(s, w), below)
     return and_up(w, g), and_up(s, g)
@@ -51,7 +51,7 @@ def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.nda
 def windows(
     index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the evidence of a pixel of a chain, and views of the places and weights of its pairs."""
+    """Return the log odds of a pixel, and views of the positions and weights that can turn it on."""
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
         window(int(y), w.shape[1], s.shape[1]), window(int(x), w.shape[2], s.shape[2]), strict=True
@@ -60,18 +60,18 @@ def windows(
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the tree of each pixel once, in the given order; no message is stored between two sweeps.
+    """Update the messages of each pixel once, in the given order; none is stored between two sweeps.
 
     Parameters
     ----------
     evidence : array of int32, shape (chains, images, channels, height, width)
-        Bottom-up message of each pixel in units of 1/256 nat; 0 for an unknown pixel.
+        Log odds of each pixel in units of 1/256 nat; 0 for an unknown pixel.
     order : ndarray of int32, shape (chains, pixels)
         Order in which a chain updates its pixels: indices into the flattened evidence of the chain.
     s : array of int32, shape (chains, images, HS, WS, F)
     w : array of int32, shape (chains, channels, h, w, F)
-        Beliefs in places and in weights in units of 1/256 nat, changed in place. The window axes of w are
-        flipped. HS and WS are the numbers of places along the height and the width, and F is the number of
+        Log odds of positions and weights in units of 1/256 nat, changed in place. The window axes of w are
+        flipped. HS and WS are the numbers of positions along the height and the width, and F is the number of
         features of h x w pixels.
     """
     for k in range(len(order)):
@@ -87,14 +87,14 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all trees of some images once, in the given order, with the messages of the last sweep.
+    """Update the messages of each pixel once, in the given order, from the messages of the last sweep.
 
     Parameters
     ----------
     evidence, order, s, w
         See :func:`sweep`.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, pairs)
-        Messages of the trees to places and to weights in units of 1/256 nat, changed in place. Messages of
+        Messages of pixels to positions and to weights in units of 1/256 nat, changed in place. Messages of
         one pixel are contiguous, see :func:`~.windows.message_starts`.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
         1 for each line of a pixel's window with a nonzero message in ``to_w``, else 0; changed in place. Few
@@ -105,7 +105,7 @@ def sweep_messages(
     Returns
     -------
     ndarray of int64, shape (chains,)
-        Number of trees with a changed message.
+        Number of pixels with a changed message.
     """
     n_chains, _, n_channels, height, width = evidence.shape
     image = height, width
@@ -142,16 +142,16 @@ def damped(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
 def decode(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute beliefs in S under fixed weights: sweep over each row until no message changes.
+    """Compute the log odds of feature positions for fixed weights: sweep until no message changes.
 
     Parameters
     ----------
     evidence : array of int32, shape (rows, channels, height, width)
-        Bottom-up message of each pixel in units of 1/256 nat.
+        Log odds of each pixel in units of 1/256 nat.
     order : ndarray of int32, shape (rows, pixels)
         Order in which the pixels of a row are updated; it is the same in each sweep.
     s : array of int32, shape (rows, HS, WS, F)
-        Prior beliefs in places in units of 1/256 nat, changed in place.
+        Prior log odds of positions in units of 1/256 nat, changed in place.
     w : ndarray of bool, shape (channels, h, w, F)
         Weights; the window axes are flipped.
     n_sweeps : int
@@ -160,10 +160,10 @@ def decode(
     Returns
     -------
     ndarray of int64, shape (rows,)
-        Number of trees with a changed message in the last sweep.
+        Number of pixels with a changed message in the last sweep.
     """
     moved = np.zeros(len(evidence), np.int64)
-    hard = np.where(w, HARD, -HARD)
+    hard = np.where(w, FIXED_WEIGHT, -FIXED_WEIGHT)
     for n in range(len(evidence)):
         kept: dict[int, np.ndarray] = {}
         for _ in range(n_sweeps):
@@ -203,21 +203,20 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Improve S greedily: add or remove the feature with the largest gain until none has a positive gain.
+    """Add or remove the feature with the largest gain until no gain is positive; return the positions.
 
-    S are the places of features. Adding a feature gains the evidence of the pixels that no other feature
-    covers, minus the cost. Among equal gains, a removal is chosen before an addition, and then the first
-    place in the order of the array.
+    Adding a feature gains the log odds of the pixels that no other feature covers, minus the cost. Among
+    equal gains, a removal is chosen before an addition, and then the first position of the array.
 
     Parameters
     ----------
     evidence : array of int32, shape (rows, channels, height, width)
-        Bottom-up message of each pixel in whole units of 1/256 nat.
+        Log odds of each pixel in whole units of 1/256 nat.
     s : ndarray of uint8, shape (rows, HS, WS, F)
     w : ndarray of bool, shape (channels, h, w, F)
         Weights; the window axes are flipped.
     cost : float
-        Cost of a place in units of 1/256 nat.
+        Cost of a feature in units of 1/256 nat.
 
     Returns
     -------
@@ -243,11 +242,11 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 
 
 def at_targets(messages: np.ndarray) -> np.ndarray:
-    """Return messages of pools, (…, shifts, H, W), moved from the pool to the target pixel of each shift.
+    """Move messages of pools, (…, shifts, H, W), from each pool to the pixel to which its shift leads.
 
-    Target pixels that no pool reaches get the value ``ABSENT``.
+    Pixels that no pool reaches get the value ``OFF_IMAGE``.
     """
-    out, (height, width) = np.full(messages.shape, ABSENT, np.int64), messages.shape[-2:]
+    out, (height, width) = np.full(messages.shape, OFF_IMAGE, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
         to, of = (
             (slice(max(0, y), height + min(0, y)), slice(max(0, x), width + min(0, x)))
@@ -258,22 +257,22 @@ def at_targets(messages: np.ndarray) -> np.ndarray:
 
 
 def at_sources(messages: np.ndarray) -> np.ndarray:
-    """Return messages, (…, shifts, H, W), moved from the target pixel of each shift back to its pool."""
+    """Move messages, (…, shifts, H, W), from the pixel to which a shift leads back to the pool."""
     return at_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
 
 
 def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the messages of ORs to the shifts of pools, int64 (…, shifts, H, W).
+    """Return the messages from the OR of each pixel to the shifts of pools, int64 (…, shifts, H, W).
 
-    ``down`` are the messages of the shifts, and ``below`` (…, H, W) are those of the places below the ORs.
-    Shifts that leave the image get the value ``ABSENT``.
+    ``down`` are the messages of the shifts, and ``below`` (…, H, W) are the log odds of the pixels.
+    Shifts that leave the image get the value ``OFF_IMAGE``.
     """
     t = at_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
     positive, up = np.maximum(t, 0), np.empty_like(t)
     total = positive.sum(axis=-3, keepdims=True)
     for d in range(t.shape[-3]):
-        best = np.delete(t, d, axis=-3).max(axis=-3, initial=ABSENT)
+        best = np.delete(t, d, axis=-3).max(axis=-3, initial=OFF_IMAGE)
         alone = np.maximum(0, -best)
         up[..., d, :, :] = np.minimum((below + total - positive)[..., d, :, :], alone)
     return at_sources(np.clip(up, -POOL_FLOOR, POOL_FLOOR))
@@ -282,39 +281,39 @@ def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
 def raise_pools(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages up through the pools of a layer: places below to ORs, ORs to pools, pools to trees.
+    """Pass messages from the pixels up through the pools of a layer to its features.
 
     Parameters
     ----------
     below : ndarray of int32, shape (images, channels, H, W)
-        Messages of the places below in units of 1/256 nat.
+        Log odds of the pixels, or of the positions of the layer below, in units of 1/256 nat.
     prior : ndarray of int32, shape (shifts, H, W)
-        Log prior of each shift in units of 1/256 nat; ABSENT for a shift that leaves the image.
+        Log prior of each shift in units of 1/256 nat; OFF_IMAGE for a shift that leaves the image.
     down : ndarray of int32, shape (images, channels, shifts, H, W)
         Messages of pools to ORs.
     evidence : array of int32, shape (images, channels, H, W)
-        Messages of pools to the pixels of the trees, changed in place.
+        Messages of pools to the features, changed in place.
     damping : float
         Weight of the new message in the average of the new and the old message.
     """
     up = raise_ors(down, below)
-    new = np.where(prior == ABSENT, ABSENT, up + prior).max(axis=-3)
+    new = np.where(prior == OFF_IMAGE, OFF_IMAGE, up + prior).max(axis=-3)
     evidence[...] = damped(evidence, np.clip(new, -POOL_FLOOR, POOL_FLOOR), damping)
 
 
 def lower_pools(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Pass messages down through the pools of a layer, from the trees to the places below.
+    """Pass messages from the features down through the pools of a layer to the pixels.
 
-    Pools and ORs exchange messages for some rounds; then the ORs send messages to the places.
+    Pools and the ORs of pixels exchange messages for some rounds; then the ORs send messages to the pixels.
 
     Parameters
     ----------
     below, prior
         See :func:`raise_pools`.
     above : ndarray of int32, shape (images, channels, H, W)
-        Messages of AND-OR trees to their pixels.
+        Messages of features to the pixels that they cover.
     down : array of int32, shape (images, channels, shifts, H, W)
         Messages of pools to ORs, changed in place.
     rounds : int
@@ -323,16 +322,16 @@ def lower_pools(
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
-        Messages of ORs to the places below.
+        Messages of ORs to the pixels.
     """
     for _ in range(rounds + 1):
         up = raise_ors(down, below)
-        b = np.where(prior == ABSENT, ABSENT, up + prior)
+        b = np.where(prior == OFF_IMAGE, OFF_IMAGE, up + prior)
         for d in range(b.shape[-3]):
-            best = np.delete(b, d, axis=-3).max(axis=-3, initial=ABSENT)
+            best = np.delete(b, d, axis=-3).max(axis=-3, initial=OFF_IMAGE)
             new = prior[d] + np.minimum(above, -best)
             new = np.clip(new, -POOL_FLOOR, POOL_FLOOR)
-            down[..., d, :, :] = np.where(prior[d] == ABSENT, -POOL_FLOOR, new)
+            down[..., d, :, :] = np.where(prior[d] == OFF_IMAGE, -POOL_FLOOR, new)
     t = at_targets(down)
     first = t.max(axis=-3)
     made = first + np.maximum(t, 0).sum(axis=-3) - np.maximum(first, 0)
@@ -385,7 +384,7 @@ def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.nda
     -------
     ndarray of int32, shape (images, channels, H, W)
     """
-    first = np.full(evidence.shape, ABSENT, np.int64)
+    first = np.full(evidence.shape, OFF_IMAGE, np.int64)
     total = np.zeros(evidence.shape, np.int64)
     high, wide = s.shape[2:]
     for a, i, j, f in np.argwhere(w[:, ::-1, ::-1]):

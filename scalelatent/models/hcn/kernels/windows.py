@@ -1,4 +1,4 @@
-"""Places and weights of features that together may turn a pixel on, and the layout of their messages."""
+"""Positions and weights of features that can turn a pixel on, and the memory layout of their messages."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 
 
 def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
-    """Return two slices along one axis: the places whose features cover pixel ``at``, and their weights.
+    """Return two slices along one axis: the positions of features that cover pixel ``at``, and the weights.
 
-    ``feature`` is the length of a feature in pixels, and ``places`` is the number of places along the axis.
-    The weights are flipped along the axis, so that place i and weight i of the slices form a pair.
+    ``feature`` is the length of a feature in pixels, and ``places`` the number of positions along the axis.
+    Weights are stored in flipped order, so that position i and weight i of the slices belong together.
     """
     first, last = max(0, at - feature + 1), min(places - 1, at)
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
 
 
 def shifts(n: int) -> list[tuple[int, int]]:
-    """Return the (row, column) offsets of the n shifts of a square pool."""
+    """Return the offsets (rows, columns) of the n shifts by which a square pool can move a pixel."""
     reach = round(n**0.5) // 2
     return [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)]
 
 
 def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return the index of the first message of each pixel in the messages of a channel, int64 (pixels + 1,).
+    """Return where the messages of each pixel start in the message array of a channel, int64 (pixels + 1,).
 
-    The last entry is the number of messages of a channel. ``image`` and ``feature`` are (height, width).
+    The last entry is the number of messages of the channel. ``image`` and ``feature`` are (height, width).
     """
     counts = [
         [at.stop - at.start for at, _ in (window(i, f, n - f + 1) for i in range(n))]
@@ -38,10 +38,10 @@ def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features:
 
 @functools.lru_cache(maxsize=16)
 def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return where the data of the AND-OR tree of each pixel are in memory: int64 (pixels, 5), read-only.
+    """Return where the inputs of each pixel are in memory: int64 (pixels, 5), read-only.
 
-    A pair is one place in S (places of features) and one weight in W (features). The pairs of a pixel are a
-    few lines of equal length. The columns are:
+    The inputs are pairs of a feature position (array S) and a weight (array W) that together turn the pixel
+    on. The pairs of a pixel are a few contiguous lines of equal length. The columns are:
 
     - 0: number of lines of the pixel,
     - 1: number of pairs per line,
@@ -62,15 +62,15 @@ def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_featur
 
 
 def count_pairs(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the number of pairs of a place of a feature and a weight of it in one channel of an image."""
+    """Return the number of pairs (feature position, weight) that can turn on the pixels of one channel."""
     (height, width), (h, w) = image, feature
     return (height - h + 1) * h * (width - w + 1) * w * n_features
 
 
 MESSAGE_ROOM = 32
-"""Spare messages after the last one of a channel, because kernels read and write whole vectors."""
+"""Unused entries at the end of a message array, because kernels read and write whole SIMD vectors."""
 
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the length of the message array of one channel of an image, including the spare messages."""
+    """Return the length of the message array of a channel of an image, including `MESSAGE_ROOM`."""
     return count_pairs(image, feature, n_features) + MESSAGE_ROOM

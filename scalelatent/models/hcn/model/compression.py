@@ -1,6 +1,6 @@
 r"""Compression: length of a description of images by features, relative to the images (section 4.1).
 
-The description of the images X consists of the places S of features, the features W, and the pixels that
+The description of the images X consists of the positions S of features, the features W, and the pixels that
 differ from the reconstruction R:
 
 .. math:: (E(S) + E(W) + E(X - R)) / E(X), \qquad E = N H(\text{share of ones})
@@ -12,7 +12,7 @@ part of the description.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,14 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 
 from .decode import Decoder
-from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
+from .layer import FLOPS_PER_PAIR, FeatureLayer, row_numbers
 
 if TYPE_CHECKING:
     from .evidence_learner import EvidenceState
 
-# The engine chooses block size and memory by its defaults.
-NOTHING = BlockRequirements()
-
 
 def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
-    """Return the bits that code ``n`` binary numbers of which ``ones`` are 1: n times the entropy of one."""
+    """Return the entropy in bits of ``n`` binary numbers of which ``ones`` are 1."""
     ones, n = np.asarray(ones, np.float64), np.asarray(n, np.float64)
     rest = n - ones
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -42,7 +39,7 @@ def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DescriptionLength:
-    """Counts for a description length (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts that give the length of a description (a :class:`~scalelatent.contract.learners.Reduction`).
 
     The counts use the features of the learner's state, or those of the decoder if the state is None.
     """
@@ -58,7 +55,7 @@ class DescriptionLength:
         """Return the layout of the counts.
 
         The counts are: rows, rows whose messages converged, known pixels, pixels that are 1, and pixels that
-        differ from the reconstruction. Two more counts per feature are its places and the pixels that it
+        differ from the reconstruction. Two more counts per feature are its positions and the pixels that it
         explains.
         """
         n = (self.decoder.layer.n_features,)
@@ -74,10 +71,10 @@ class DescriptionLength:
 
     def accumulate(self, prepared: tuple[Decoder, Backend], block: Block, stats: Stats) -> None:
         decoder, backend = prepared
-        rows = rows_of(block)
+        rows = row_numbers(block)
         here = rows % self.every == 0
         if here.any():
-            evidence = decoder.layer.evidence_in(block)[here]
+            evidence = decoder.layer.read_evidence(block)[here]
             s, moved = decoder.decode(evidence, rows[here], backend)
             stats["at_rest"][...] += (moved == 0).sum()
             add_counts(decoder, evidence, s, backend, stats)
@@ -85,10 +82,10 @@ class DescriptionLength:
 
 @dataclass(frozen=True)
 class PixelCounts:
-    """Counts of known pixels and of ones (a :class:`~scalelatent.contract.learners.Reduction`)."""
+    """Counts of known pixels and of pixels of 1 (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     layer: FeatureLayer
-    requirements: BlockRequirements = NOTHING
+    requirements: ClassVar[BlockRequirements] = BlockRequirements()
 
     def layout(self) -> Layout:
         return Layout((("known", ()), ("ones", ())))
@@ -100,13 +97,13 @@ class PixelCounts:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
-        evidence = self.layer.evidence_in(block)
+        evidence = self.layer.read_evidence(block)
         stats["known"][...] += (evidence != 0).sum()
         stats["ones"][...] += (evidence > 0).sum()
 
 
 def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Backend, stats: Stats) -> None:
-    """Add to ``stats`` the counts of rows whose places of features ``s`` are known.
+    """Add to ``stats`` the counts of rows with these positions ``s`` of features.
 
     A feature explains the pixels that would be wrong without it, minus the pixels that would be right.
     """
@@ -125,7 +122,7 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
 
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
-    """Return the bits of places, of ``used`` features (None: those with a place) and of wrong pixels."""
+    """Return the bits of positions, of ``used`` features (None: all with a position) and of wrong pixels."""
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
         return float(bits(stats["ones"], stats["known"]))
@@ -145,10 +142,10 @@ def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float
 
 
 def find_paying_features(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray:
-    """Return True for each feature that shortens the description, bool (F,).
+    """Return which features shorten the description of the images, bool (F,).
 
-    Features that cost more bits than they save are removed one by one, the worst first. The counts come from
-    a decoding with all features, so decode the rows again with the remaining features.
+    Features that cost more bits than they save are removed one by one, the worst first. ``stats`` are counts
+    of a decoding with all features, so the caller must decode again with the remaining features.
     """
     used = stats["placed"] > 0
     best = length(layer, weights, stats, used)

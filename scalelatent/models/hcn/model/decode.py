@@ -1,4 +1,4 @@
-"""Inference of S, the places of fixed features, and from S of reconstructions and unknown pixels."""
+"""Inference of the positions S of fixed features; S gives reconstructions and unknown pixels."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import from_units
 
-from .layer import FeatureLayer, hide_unknown, rows_of
+from .layer import FeatureLayer, hide_unknown, row_numbers
 
-# Default of the largest number of sweeps over an image.
-SWEEPS = 10
-# Upper bound, in bytes, of the working memory for the inference of one block of rows.
+# Default upper bound of the message updates (sweeps) of each pixel of an image.
+DECODE_SWEEPS = 10
+# Upper bound of the working memory, in bytes, for one block of rows.
 PART_BYTES = 2**25
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Inference of the places of fixed features, for each image separately.
+    """Inference of the positions of fixed features, for each image separately.
 
     Attributes
     ----------
     layer : FeatureLayer
     weights : ndarray of bool, shape (channels, h, w, F)
-        Weights in the layout of the kernels.
+        Weights in the memory layout of kernels.
     seed : int
-        Seed of the orders of trees.
+        Seed of the random orders in which pixels are updated.
     n_sweeps : int
-        Upper bound of the sweeps over an image.
+        Upper bound of the updates of each pixel.
     """
 
     layer: FeatureLayer
     weights: np.ndarray
     seed: int = 0
-    n_sweeps: int = SWEEPS
+    n_sweeps: int = DECODE_SWEEPS
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of working memory that the inference needs per image."""
+        """Bytes of working memory per image."""
         return 6 * int(np.prod(self.layer.places)) + 16 * self.layer.n_pixels
 
     @property
@@ -51,42 +51,42 @@ class Decoder:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block and scratch memory that maps and reductions with this decoder ask of the engine."""
+        """Rows per block and scratch memory of maps and reductions with this decoder."""
         return BlockRequirements(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the beliefs in places S, and the number of trees per row that have not converged.
+        """Return the log odds of feature positions, and the number of pixels per row without convergence.
 
-        The beliefs are int32 (rows, HS, WS, F) in units of 1/256 nat. An AND-OR tree (one per pixel) has not
-        converged if one of its messages changed in the last sweep.
+        The log odds are int32 (rows, HS, WS, F) in units of 1/256 nat. A pixel has not converged if one of
+        its messages changed in the last sweep.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
-        s = backend.xp.asarray(self.layer.no_places(len(rows)))
+        s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
         messages = backend.xp.asarray(evidence), backend.xp.asarray(order)
         moved = backend.kernel("hcn_decode")(*messages, s, self.weights, self.n_sweeps)
         return backend.to_host(s), backend.to_host(moved)
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return S of each row: 1 at each place with a feature, uint8 (rows, HS, WS, F)."""
+        """Return S of each row: 1 at each position with a feature, uint8 (rows, HS, WS, F)."""
         return self.decode(evidence, rows, backend)[0]
 
     def decode(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return S, uint8 (rows, HS, WS, F), and the number of trees per row that have not converged.
+        """Return S, uint8 (rows, HS, WS, F), and the number of pixels per row without convergence.
 
-        S is 1 at each place with a feature. A tree has not converged if a message of it changed in the last
-        sweep. S starts as the sign of the beliefs. Then features are added or removed one by one as long as
-        the log posterior grows.
+        S is 1 at each position with a feature: first at positions with positive log odds. Then features are
+        added or removed one by one as long as the log posterior grows. A pixel has not converged if one of
+        its messages changed in the last sweep.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
             part = slice(a, a + self.block_rows)
             beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
             s[part] = beliefs > 0
-        improve = backend.kernel("hcn_improve")  # runs on the host for every device
+        improve = backend.kernel("hcn_improve")  # this kernel runs on the host for all devices
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
     def cover_counts(self, s: np.ndarray, backend: Backend) -> np.ndarray:
@@ -96,7 +96,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class DecoderMap:
-    """Base of the row maps of a decoder."""
+    """Base class of the row maps that use a :class:`Decoder`."""
 
     decoder: Decoder
 
@@ -110,7 +110,7 @@ class DecoderMap:
 
 @dataclass(frozen=True)
 class PlaceMap(DecoderMap):
-    """Places of the features in each row (a :class:`~scalelatent.contract.learners.RowMap`)."""
+    """Positions of the features in each row (a :class:`~scalelatent.contract.learners.RowMap`)."""
 
     output_name: str = "places"
 
@@ -118,7 +118,7 @@ class PlaceMap(DecoderMap):
         return self.decoder.layer.places, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        return self.decoder.places(self.decoder.layer.evidence_in(block), rows_of(block), prepared)
+        return self.decoder.places(self.decoder.layer.read_evidence(block), row_numbers(block), prepared)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class ReconstructionMap(DecoderMap):
     fills : bool
         Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
     known : ndarray of uint8, shape (rows, bytes), or None
-        A bit for each pixel that is known; None: the pixels that are not missing.
+        One bit per pixel, 1 if the pixel is known; None: the pixels that are not missing.
     """
 
     fills: bool = False
@@ -141,14 +141,14 @@ class ReconstructionMap(DecoderMap):
         return self.decoder.layer.image, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        rows = rows_of(block)
-        evidence = hide_unknown(self.decoder.layer.evidence_in(block), self.known, rows)
+        rows = row_numbers(block)
+        evidence = hide_unknown(self.decoder.layer.read_evidence(block), self.known, rows)
         return reconstruct(self.decoder, evidence, rows, prepared, self.fills)
 
 
 @dataclass(frozen=True)
 class BeliefMap(DecoderMap):
-    """Beliefs in places in nats, then the share of trees that converged, as one float32 vector per row."""
+    """Log odds of positions in nats, then the share of pixels that converged: a float32 vector per row."""
 
     output_name: str = "beliefs"
 
@@ -157,7 +157,7 @@ class BeliefMap(DecoderMap):
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
         layer = self.decoder.layer
-        s, moved = self.decoder.beliefs(layer.evidence_in(block), rows_of(block), prepared)
+        s, moved = self.decoder.beliefs(layer.read_evidence(block), row_numbers(block), prepared)
         rest = 1 - moved[:, None] / layer.n_pixels
         return np.concatenate([from_units(s.reshape(len(s), -1)), rest], axis=1).astype(np.float32)
 
@@ -165,7 +165,7 @@ class BeliefMap(DecoderMap):
 def reconstruct(
     decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Backend, fills: bool = False
 ) -> np.ndarray:
-    """Return the reconstructions of images from their evidence, uint8 0 or 1 (rows, channels, height, width).
+    """Return reconstructions of images from log odds of pixels, uint8 0 or 1 (rows, channels, height, width).
 
     If ``fills``, the known pixels stay as they are, and only unknown pixels are reconstructed.
     """

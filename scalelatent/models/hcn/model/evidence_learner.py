@@ -1,8 +1,8 @@
-r"""Learning one layer of features online: each tree of an image is updated once, without kept messages.
+r"""Online learning of one layer of features: each pixel is updated once per image, without stored messages.
 
-A chain takes minibatches one after another, with its own copy w of the beliefs b in the weights W. It updates
-all trees of a minibatch once, in a random order, and then forgets:
-:math:`w \leftarrow \lambda w + (1 - \lambda) b_0` with the first beliefs :math:`b_0` and the parameter
+A chain takes minibatches one after another, with its own copy w of the log odds b of the weights W. It
+updates all pixels of a minibatch once, in a random order, and then forgets:
+:math:`w \leftarrow \lambda w + (1 - \lambda) b_0` with the initial log odds :math:`b_0` and the parameter
 ``forgetting`` as :math:`\lambda`. After m minibatches the chain returns its evidence
 
 .. math:: e = w - (\lambda^m b + (1 - \lambda^m) b_0).
@@ -13,7 +13,7 @@ The chains of a step take n minibatches in total, chain k takes m_k. The step se
     c = \frac{1 - \lambda^n}{\sum_k (1 - \lambda^{m_k})}.
 
 The factor c gives n minibatches in parallel chains the weight of n minibatches in one chain. Without c,
-chains of ten minibatches make beliefs three times as large and lose features. One chain (c = 1) of one
+chains of ten minibatches make log odds three times as large and lose features. One chain (c = 1) of one
 minibatch is the rule of the paper (section 4.2).
 
 Every 20 minibatches each feature is moved to the middle of its window. Moving W and S together leaves the
@@ -34,11 +34,11 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT
 
 from .compression import DescriptionLength, compression
 from .decode import Decoder
-from .layer import FLOPS_PER_PAIR, FeatureLayer, rows_of
+from .layer import FLOPS_PER_PAIR, FeatureLayer, row_numbers
 
 # Features are moved to the middle of their windows after this many minibatches.
 CENTER_EVERY = 20
@@ -46,20 +46,19 @@ CENTER_EVERY = 20
 
 @dataclass(frozen=True)
 class EvidenceState:
-    """Beliefs in W between two steps.
+    """Log odds of the weights W between two steps.
 
     Attributes
     ----------
     beliefs, first : ndarray of float64, shape (channels, h, w, F)
-        Beliefs now, and before any image; in nats, in the layout of the kernels.
+        Log odds now, and before any image; in nats, in the memory layout of kernels.
     changed, last_changed : int
         Number of weights that changed sign: in this epoch so far, and in the epoch before.
     compression, best : float
-        Compression of the validation rows: the last one, and the smallest; NaN and infinity before the first
-        validation.
+        Compression of the validation rows: of the last validation, and the smallest; NaN and infinity before
+        the first validation.
     rest : float
-        Share of validation rows in which no message changed in the last sweep; NaN before the first
-        validation.
+        Share of validation rows whose messages converged; NaN before the first validation.
     iteration, steps, rows, stale : int
         Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest compression.
     """
@@ -78,11 +77,11 @@ class EvidenceState:
 
 
 PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
-"""State at the start of a step, and the backend. Each chain makes its own copy of the state's beliefs."""
+"""State at the start of a step, and the backend. Each chain makes its own copy of the state's log odds."""
 
 
 @dataclass(frozen=True)
-class EvidenceLearner:
+class OnlineFeatureLearner:
     """Online learning of one layer of features (an :class:`~scalelatent.contract.learners.OnlineLearner`).
 
     Attributes
@@ -107,14 +106,14 @@ class EvidenceLearner:
     @property
     def requirements(self) -> BlockRequirements:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
-        # Evidence and orders of trees of all rows of a chain, and their intermediate arrays.
+        # Log odds and random orders of the pixels of all rows of a chain, and intermediate arrays.
         each = 20 * self.layer.n_pixels
         return BlockRequirements(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
     def layout(self) -> Layout:
-        """Return the layout of the statistic of a step.
+        """Return the fields of the statistic of a step.
 
-        It holds the evidence for each weight in nats, the number of minibatches, and their weight: the sum
+        They are the evidence for each weight in nats, the number of minibatches, and their weight: the sum
         over chains of 1 - forgetting^m for a chain of m minibatches.
         """
         return Layout((("evidence", self.layer.weights_shape), ("minibatches", ()), ("weight", ())))
@@ -141,7 +140,7 @@ class EvidenceLearner:
         Raises
         ------
         DivergenceError
-            If beliefs have become too large for exact sums.
+            If log odds of weights have become too large for exact sums.
         """
         state, backend = prepared
         for rows in sorted({len(block.x) for block in blocks}):
@@ -157,33 +156,33 @@ class EvidenceLearner:
                 stats[k]["weight"][...] += 1 - left
 
     def _chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
-        """Return the beliefs in W after chains of equal length, in nats: (chains, channels, h, w, F)."""
+        """Return the log odds of W after chains of equal length, in nats: (chains, channels, h, w, F)."""
         layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
         sweep, orders = backend.kernel("hcn_sweep"), self._orders(blocks, backend.kernel("hcn_shuffled"))
-        # No array moves between host and device from one minibatch to the next.
+        # All arrays stay on the device from one minibatch to the next.
         beliefs = backend.asarray(np.stack([state.beliefs] * len(blocks)), np.float64)
         first, worst = backend.asarray(state.first, np.float64), 0
-        evidence = xp.asarray(np.stack([layer.evidence_in(block) for block in blocks]))
+        evidence = xp.asarray(np.stack([layer.read_evidence(block) for block in blocks]))
         faded = (1 - self.forgetting) * first
         for a, order in zip(range(0, rows, self.batch_rows), orders, strict=True):
             part = xp.ascontiguousarray(evidence[:, a : a + self.batch_rows])
             n_images = part.shape[1]
-            before = xp.rint(beliefs * GRID).astype(np.int32)
+            before = xp.rint(beliefs * UNITS_PER_NAT).astype(np.int32)
             s = backend.buffer("places", (len(blocks), n_images, *layer.places), np.int32)
             s[...] = int(layer.prior)
             w = before.copy()
             sweep(part, order, s, w)
             worst = xp.maximum(abs(w), worst)
-            beliefs = self.forgetting * (beliefs + (w - before) / GRID) + faded  # as forget does
+            beliefs = self.forgetting * (beliefs + (w - before) / UNITS_PER_NAT) + faded  # as forget does
         largest = backend.to_host(worst).max(axis=(0, 1, 2, 3))
         if not layer.is_exact(largest):
             raise self._overflow(largest)
         return backend.to_host(beliefs)
 
     def _orders(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
-        """Return for each minibatch the order in which each chain updates its pixels, (chains, pixels)."""
+        """Return the order in which each chain updates its pixels, (chains, pixels) for each minibatch."""
         rows, size, out = len(blocks[0].x), self.batch_rows, []
-        firsts = np.stack([rows_of(block)[::size] for block in blocks], axis=1)
+        firsts = np.stack([row_numbers(block)[::size] for block in blocks], axis=1)
         whole = rows // size
         for some, n_images in ((firsts[:whole], size), (firsts[whole:], rows % size)):
             if len(some):
@@ -194,15 +193,15 @@ class EvidenceLearner:
         return out
 
     def _overflow(self, largest: np.ndarray) -> DivergenceError:
-        feature, limit = int(largest.argmax()), BELIEF_LIMIT / GRID
+        feature, limit = int(largest.argmax()), BELIEF_LIMIT / UNITS_PER_NAT
         return DivergenceError(
             f"layer 1: beliefs in the weights of feature {feature} have reached "
-            f"{largest[feature] / GRID:,.0f} nats; the limit of exact sums is {limit:,.0f}: lower forgetting "
-            f"(now {self.forgetting}) or batch_size (now {self.batch_rows}), or raise p01 and p10"
+            f"{largest[feature] / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is {limit:,.0f}: lower "
+            f"forgetting (now {self.forgetting}) or batch_size (now {self.batch_rows}), or raise p01 and p10"
         )
 
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
-        """Return the state after a step: forget, and add the evidence of all chains."""
+        """Return the state after a step: forget, and add the evidence of all chains to the log odds."""
         n = int(stats["minibatches"])
         beliefs = add_evidence(state.beliefs, state.first, self.forgetting, stats)
         changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
@@ -250,21 +249,21 @@ class EvidenceLearner:
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
-    """Move beliefs towards the first ones: ``share`` of them remains. The bits are equal on all machines."""
+    """Return the mean of log odds and initial log odds ``first``, weighted by ``share`` and 1 - ``share``."""
     return share * beliefs + (1 - share) * first
 
 
 def add_evidence(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stats: Stats) -> np.ndarray:
-    """Return the beliefs after forgetting, plus the evidence of all chains of a step."""
+    """Return the log odds of weights after forgetting, plus the evidence of all chains of a step."""
     decay = forgetting ** int(stats["minibatches"])
     scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
     return forget(beliefs, first, decay) + scale * stats["evidence"]
 
 
 def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the beliefs with each feature moved to the middle of its window.
+    """Return the log odds of weights with each feature moved to the middle of its window.
 
-    The part of the window that a moved feature no longer covers gets the initial beliefs.
+    The part of the window that a moved feature no longer covers gets the initial log odds.
     """
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]

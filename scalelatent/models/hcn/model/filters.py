@@ -1,4 +1,4 @@
-"""Oriented filters, which make binary channels of grey images (appendix B of the paper)."""
+"""Oriented edge filters, which convert grey images to binary channels (appendix B of the paper)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 GREY_LEVELS = 256
 MIN_STEP = 64
 """Default of the smallest step, in grey levels, at which a filter is on."""
-# A filter answers a step of one grey level with this whole number. Sums of whole numbers are identical in any
-# order.
-SCALE = 2**12
+# Response of a filter to a step of one grey level. It is a whole number, because sums of whole numbers are
+# identical in any order.
+STEP_ANSWER = 2**12
 
 
 @dataclass(frozen=True)
 class OrientedFilters:
-    """Filters for edges in ``n`` directions; at each pixel the filter with the strongest answer is on.
+    """Edge filters of ``n`` directions; at each pixel the filter with the largest response is on.
 
     A line has two edges of opposite directions, one on its dark side and one on its bright side.
 
@@ -28,7 +28,7 @@ class OrientedFilters:
     size : int
         Side of a filter in pixels, odd.
     threshold : float
-        Smallest step, in grey levels, at which a filter is on.
+        Smallest step between two grey levels at which a filter is on.
     """
 
     n: int
@@ -40,17 +40,17 @@ class OrientedFilters:
         """Filters of the first half of the directions, int32 (n / 2, size, size): derivatives of a Gaussian.
 
         The filter of an opposite direction has the opposite sign. The response of the first filter to a step
-        of one grey level is ``SCALE``.
+        of one grey level is ``STEP_ANSWER``.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2
         angles = 2 * np.pi * np.arange(self.n // 2)[:, None, None] / self.n
         slope = (x * np.cos(angles) + y * np.sin(angles)) * np.exp(
             -(x**2 + y**2) / (2 * (self.size / 3) ** 2)
         )
-        return np.rint(slope / slope[0].clip(0).sum() * SCALE).astype(np.int32)
+        return np.rint(slope / slope[0].clip(0).sum() * STEP_ANSWER).astype(np.int32)
 
-    def edges(self, images: np.ndarray) -> np.ndarray:
-        """Return at each pixel of uint8 images (images, height, width) which of the n filters is on.
+    def find_edges(self, images: np.ndarray) -> np.ndarray:
+        """Return which of the n filters is on at each pixel of uint8 images (images, height, width).
 
         Returns
         -------
@@ -59,5 +59,5 @@ class OrientedFilters:
         from scalelatent.models.hcn.kernels.cpu.filters import oriented_edges
 
         out = np.empty((len(images), self.n, *images.shape[1:]), np.uint8)
-        oriented_edges(images, self.weights, np.int32(np.rint(self.threshold * SCALE)), out)
+        oriented_edges(images, self.weights, np.int32(np.rint(self.threshold * STEP_ANSWER)), out)
         return out.view(bool)

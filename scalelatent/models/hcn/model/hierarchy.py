@@ -1,13 +1,13 @@
 """Networks of several layers: features, pools that shift pixels, and a class layer on top (section 2.3).
 
 The generative model works from the top down. The class layer turns on one template. Each pixel of the
-template, shifted by a pool of its own, is a place of a feature of the layer below, and so on down to the
-image. Learning alternates two passes of messages: a pass up from the pixels, which changes the beliefs in the
-weights W, and a pass down from the class layer.
+template, shifted by a pool of its own, is the position of a feature of the layer below, and so on down to
+the image. Learning alternates two passes of belief propagation: a pass up from the pixels, which changes the
+log odds of the weights W, and a pass down from the class layer.
 
-Arrays of pixels have the shape (images, channels, height, width). Arrays of places have the shape (images,
-HS, WS, F), as the kernels of the trees expect. The places of a layer are the shifted pixels of the layer
-above it, so the two arrays hold the same values with the channels first or last.
+Arrays of pixels have the shape (images, channels, height, width). Arrays of feature positions have the shape
+(images, HS, WS, F), as kernels expect. The positions of a layer are the shifted pixels of the layer above it,
+so the two arrays hold the same values with the channels first or last.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ import numpy as np
 from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
-from scalelatent.models.hcn.kernels.units import ABSENT, CLASS_FLOOR, GRID, POOL_FLOOR
+from scalelatent.models.hcn.kernels.units import CLASS_FLOOR, OFF_IMAGE, POOL_FLOOR, UNITS_PER_NAT
 from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
 from .layer import FeatureLayer, convolve
 
-# Times that messages go between the pools of a layer and the ORs above them, in each pass to the pixels.
+# Rounds of messages between the pools of a layer and the ORs of the pixels below them, in each pass down.
 INNER_ROUNDS = 5
 
 
 def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
-    """Return the log priors of the shifts of a layer's pools, in units of 1/256 nat.
+    """Return the log prior of each shift of each pixel: int32 (side * side, height, width), in 1/256 nat.
 
-    The array is int32 (side * side, height, width).
     The shift by 0 pixels has weight 1; each other shift has weight 1 - spread u with u uniform. With equal
-    weights no message would prefer a direction. Shifts that leave the image have the prior ``ABSENT``, and
+    weights no message would prefer a direction. Shifts that leave the image have the prior ``OFF_IMAGE``, and
     the weights of the remaining shifts are normalized.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
@@ -50,26 +49,28 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
     )
     weights = weights[:, None, None] * is_inside
     with np.errstate(divide="ignore"):
-        priors = np.where(is_inside, np.rint(np.log(weights / weights.sum(axis=0)) * GRID), ABSENT)
+        priors = np.where(
+            is_inside, np.rint(np.log(weights / weights.sum(axis=0)) * UNITS_PER_NAT), OFF_IMAGE
+        )
     return priors.astype(np.int32)
 
 
 @dataclass(frozen=True)
 class LayerMessages:
-    """Messages and beliefs of one layer for some images: int32 in units of 1/256 nat if not stated otherwise.
+    """Messages and log odds of one layer for some images: int32 in units of 1/256 nat, except ``held``.
 
     Attributes
     ----------
     s : ndarray, shape (images, HS, WS, F)
-        Beliefs in places: the messages from above plus the messages of the trees.
+        Log odds of feature positions: messages from the layer above plus messages of the pixels.
     above : ndarray, shape (images, HS, WS, F)
-        Messages from above to the places.
+        Messages from the layer above to the positions.
     to_s, to_w : ndarray, shape (images, channels, pairs and room)
-        Messages of the trees to places and weights.
+        Messages of the pixels to positions and weights.
     held : ndarray of uint8, shape (images, channels, height * width, h)
         1 for each line of a pixel's window that has a nonzero message to W.
     evidence : ndarray, shape (images, channels, height, width)
-        Messages of the pools to the trees.
+        Messages of the pools to the pixels of this layer: their log odds.
     down : ndarray, shape (images, channels, shifts, height, width)
         Messages of the pools to their shifts.
     """
@@ -84,11 +85,11 @@ class LayerMessages:
 
     @property
     def from_below(self) -> np.ndarray:
-        """Messages of the trees to the places, shape (images, F, HS, WS)."""
+        """Messages of the pixels to the feature positions, shape (images, F, HS, WS)."""
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
-        """Return the messages after new messages ``above`` to the places have replaced the old ones."""
+        """Return a copy in which ``above`` replaces the messages from the layer above to the positions."""
         return replace(self, s=self.s + (above - self.above), above=above)
 
 
@@ -100,7 +101,7 @@ class Hierarchy:
     ----------
     layers : tuple of FeatureLayer
         From the image up. The features of the last layer are the templates. A template has the size of the
-        whole array of places below it, so it fits at one place.
+        whole array of positions below it, so it has one possible position.
     classes : tuple of int, or None
         Class of each template; None if templates are clusters.
     side : int
@@ -108,9 +109,9 @@ class Hierarchy:
     spread : float
         Unevenness of the pools, see :func:`shift_priors`.
     damping : float
-        Weight of a new message of a pool to the tree above it.
+        Weight of a new message of a pool in the average of the new and the old message.
     seed : int
-        Seed of pools, first beliefs and orders of trees.
+        Seed of the priors of shifts, of the initial log odds, and of the orders in which pixels are updated.
     """
 
     layers: tuple[FeatureLayer, ...]
@@ -122,7 +123,7 @@ class Hierarchy:
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
-        """Log priors of the shifts of each layer's pools, in units of 1/256 nat."""
+        """Log priors of the shifts of each layer, in units of 1/256 nat, see `shift_priors`."""
         return tuple(
             shift_priors(layer.image[1:], self.side, self.spread, self.seed, level)
             for level, layer in enumerate(self.layers)
@@ -130,7 +131,7 @@ class Hierarchy:
 
     @property
     def forward_bytes(self) -> int:
-        """Bytes of memory per image that a pass up and a pass down under fixed weights need."""
+        """Bytes of memory per image of a pass up and a pass down with fixed weights."""
         values = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.layers)
         return 8 * values + 4 * self.side**2 * max(layer.n_pixels for layer in self.layers)
 
@@ -159,7 +160,7 @@ class Hierarchy:
         return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
 
     def first_beliefs(self, restart: int = 0) -> np.ndarray:
-        """Return the beliefs in all weights before any image, in nats, as one vector."""
+        """Return the initial log odds of all weights, in nats, as one vector."""
         return np.concatenate(
             [
                 layer.first_beliefs(self.seed, restart, level).ravel()
@@ -168,16 +169,16 @@ class Hierarchy:
         )
 
     def start(self, n_rows: int, own_class_only: bool = False) -> list[LayerMessages]:
-        """Return the messages of ``n_rows`` images before their first pass.
+        """Return the initial messages of ``n_rows`` images for each layer.
 
-        With ``own_class_only`` the top layer has messages of the templates of each image's class alone.
+        With ``own_class_only`` the top layer has messages for the templates of each image's own class only.
         """
         layers = self.message_layers(own_class_only)
         floors = *(POOL_FLOOR for _ in layers[1:]), CLASS_FLOOR
         return [self._start_layer(*one, n_rows) for one in zip(layers, floors, strict=True)]
 
     def message_layers(self, own_class_only: bool) -> tuple[FeatureLayer, ...]:
-        """Return the layers, with as many features as have messages in one image.
+        """Return the layers; their ``n_features`` is the number of features that have messages for an image.
 
         If ``own_class_only``, the top layer has only the templates of one class.
         """
@@ -209,24 +210,24 @@ class Hierarchy:
         backend: Backend,
         ranks: np.ndarray | None = None,
     ) -> None:
-        """Run a pass up of Algorithm 1; change all messages and the beliefs in W in place.
+        """Run a pass up of Algorithm 1; change all messages and the log odds of weights in place.
 
         Parameters
         ----------
         kept : list of LayerMessages
         weights : list of ndarray of int32, shape (channels, h, w, F)
-            Beliefs in W, in units of 1/256 nat.
+            Log odds of weights, in units of 1/256 nat.
         pixels : ndarray of int32, shape (images, channels, height, width)
-            Evidence of the pixels in units of 1/256 nat.
+            Log odds of the pixels in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
             Class of each image; below 0 if unknown. If messages exist for the image's own class alone, the
             images must be sorted by class.
         orders : (int, int)
-            Row number of the first image and number of the pass; both key the order of the trees.
+            Row number of the first image, and number of the pass: keys of the random order of the pixels.
         first : bool
             True in the first pass over these images, in which messages of pools are not damped.
         ranks : ndarray of int, shape (images,), or None
-            New position of each image if the images were sorted by class. The trees then keep the order of
+            Index of each image after the images were sorted by class; pixels are then updated in the order of
             the unsorted images. None: each class has an order of its own.
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
@@ -256,15 +257,15 @@ class Hierarchy:
         kept[-1] = top.with_above(above.reshape(top.s.shape))
 
     def is_own_class_only(self, top: LayerMessages) -> bool:
-        """Return True if the top layer has messages of the templates of each image's class alone."""
+        """Return True if the top layer has messages for the templates of each image's own class only."""
         return top.s.shape[-1] < self.n_templates
 
     def _groups(
         self, level: int, m: LayerMessages, w: np.ndarray, labels: np.ndarray | None
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
-        """Yield (class, messages, beliefs in W) for each group of images with the same templates.
+        """Yield (class, messages, log odds of weights) for each group of images with messages for one class.
 
-        Below the top layer, or with messages of all templates, all images are one group of class None.
+        Below the top layer, or with messages for all templates, all images are one group of class None.
         """
         if level < len(self.layers) - 1 or not self.is_own_class_only(m):
             yield None, m, w
@@ -283,7 +284,7 @@ class Hierarchy:
         labels: np.ndarray | None,
         backend: Backend,
     ) -> None:
-        """Run a pass down; change the messages in place, but not the beliefs in W."""
+        """Run a pass down of Algorithm 1; change the messages in place, but not the log odds of weights."""
         lower_trees, lower_pools = backend.kernel("hcn_lower_trees"), backend.kernel("hcn_lower_pools")
         for level in reversed(range(len(self.layers))):
             m = kept[level]
@@ -302,7 +303,7 @@ class Hierarchy:
         Parameters
         ----------
         scores : ndarray of int32, shape (images, templates)
-            Messages from below, in units of 1/256 nat.
+            Messages from the layer below, in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
 
         Returns
@@ -320,25 +321,25 @@ class Hierarchy:
         return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
     def template_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return the template scores of a forward pass, int32 (images, templates), in units of 1/256 nat."""
+        """Return the template scores of a forward pass in units of 1/256 nat, int32 (images, templates)."""
         return self.forward(weights, pixels, backend)[-1][1].reshape(len(pixels), -1)
 
     def forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Run a pass up under fixed weights, the forward pass of a convolutional network (section 3.4).
+        """Run a pass up with fixed weights: the forward pass of a convolutional network (section 3.4).
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
         pixels : ndarray of int32, shape (images, channels, height, width)
-            Evidence.
+            Log odds of the pixels, in units of 1/256 nat.
 
         Returns
         -------
         list of (ndarray, ndarray)
-            For each layer the evidence of its pixels, after the pools, and the messages to its places, shape
-            (images, F, HS, WS). The messages to the places of the last layer are the template scores.
+            For each layer the log odds of its pixels, after the pools, and the messages to its positions,
+            shape (images, F, HS, WS). The messages to the positions of the last layer are template scores.
         """
         found, below = [], pixels
         for layer, prior, w in zip(self.layers, self.priors, weights, strict=True):
@@ -349,20 +350,20 @@ class Hierarchy:
         return found
 
     def _silent(self, below: np.ndarray) -> np.ndarray:
-        """Return the messages of pools to their shifts before any message from above."""
+        """Return the initial messages of the pools of a layer to their shifts."""
         shape = *below.shape[:2], self.side**2, *below.shape[2:]
         return np.full(shape, -POOL_FLOOR, np.int32)
 
     def complete(
         self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Backend
     ) -> np.ndarray:
-        """Return the beliefs in pixels after a pass up and a pass down (section 3.3), int32 as ``pixels``.
+        """Return the log odds of pixels after a pass up and a pass down (section 3.3), int32 like ``pixels``.
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
         pixels : ndarray of int32, shape (images, channels, height, width)
-            Evidence, 0 for an unknown pixel.
+            Log odds of the pixels in units of 1/256 nat; 0 for an unknown pixel.
         labels : ndarray of int, shape (images,), or None
             Class of each image; below 0 if unknown.
         """
@@ -380,7 +381,7 @@ class Hierarchy:
     def draw(
         self, weights: list[np.ndarray], n_rows: int, labels: np.ndarray | None, seed: int
     ) -> np.ndarray:
-        """Draw images from the model, without noise: bool (images, channels, height, width).
+        """Draw random images from the model, without noise: bool (images, channels, height, width).
 
         Templates without a weight are never drawn; a class with no other template gives empty images.
 
@@ -389,7 +390,7 @@ class Hierarchy:
         weights : list of ndarray of bool, shape (channels, h, w, F)
         n_rows : int
         labels : ndarray of int, shape (n_rows,), or None
-            Class of each image; a class below 0 is drawn.
+            Class of each image; below 0 for a random class.
         seed : int
         """
         out = np.empty((n_rows, *self.layers[0].image), bool)
@@ -411,7 +412,7 @@ class Hierarchy:
 
 
 def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the pixels that features at ``places`` (F, HS, WS) turn on: bool (channels, height, width)."""
+    """Return the pixels that features at the positions ``places`` turn on: bool (channels, height, width)."""
     (_, high, wide), (channels, h, width, _) = places.shape, w.shape
     out = np.zeros((channels, high + h - 1, wide + width - 1), bool)
     for f, r, c in np.argwhere(places):
@@ -420,20 +421,20 @@ def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return the pixels after each pixel that is on has moved by a random shift of its pool, bool.
+    """Move each pixel that is on by a random shift of its pool; return the new pixels, bool.
 
     ``prior`` are the log priors of the shifts in units of 1/256 nat; the result has the shape of ``pixels``.
     """
     out, ways = np.zeros_like(pixels), shifts(len(prior))
     for channel, y, x in np.argwhere(pixels):
-        chances = np.where(prior[:, y, x] == ABSENT, 0, np.exp(prior[:, y, x] / GRID))
+        chances = np.where(prior[:, y, x] == OFF_IMAGE, 0, np.exp(prior[:, y, x] / UNITS_PER_NAT))
         dy, dx = ways[rng.choice(len(ways), p=chances / chances.sum())]
         out[channel, y + dy, x + dx] = True
     return out
 
 
 def reorder_images(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
-    """Return the order of trees, int32, if image i has moved to position ``ranks[i]``."""
+    """Return the update order of pixels, int32, after image i has moved to index ``ranks[i]``."""
     image, pixel = np.divmod(order, np.int32(n_pixels))
     return ranks.astype(np.int32)[image] * np.int32(n_pixels) + pixel
 
@@ -461,18 +462,18 @@ def visit_images(
     key: int | None = None,
     ranks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Run one pass down and one pass up over some images; return the change of the beliefs in W.
+    """Run one pass down and one pass up over some images; return the change of the log odds of weights.
 
     Parameters
     ----------
     kept : list of LayerMessages
         Changed in place.
     beliefs : ndarray of int32, shape (weights,)
-        Beliefs in the weights of all layers, in units of 1/256 nat.
+        Log odds of the weights of all layers, in units of 1/256 nat.
     number : int
         Number of passes over these images before this one; 0 skips the pass down.
     key : int or None
-        Key of the random orders of trees, in addition to the first row. None: ``number`` is the key.
+        Key of the random orders of pixels, in addition to the first row. None: ``number`` is the key.
     ranks : ndarray of int, shape (images,), or None
         See :meth:`Hierarchy.pass_up`.
 

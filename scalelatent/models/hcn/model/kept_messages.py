@@ -1,8 +1,8 @@
-"""Learning one layer of features with the messages of all images kept between passes (Algorithm 1).
+"""Batch learning of one layer of features, with stored messages of all images (Algorithm 1).
 
-A leaf is a fixed, contiguous range of images together with the last messages of all its AND-OR trees. A visit
-updates the trees of one leaf a few times, starting from the beliefs in W of the previous step. The visit
-returns the change of the leaf's messages to W; a step adds the changes of all visited leaves to the beliefs.
+A leaf is a fixed, contiguous range of images with the last messages of all its pixels. A visit updates the
+pixels of one leaf a few times, starting from the log odds of the weights W of the previous step. It returns
+the change of the messages from the leaf to W. A step adds the changes of all visited leaves to the log odds.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 
-from .evidence_learner import EvidenceLearner, EvidenceState, PreparedEvidence
-from .layer import FeatureLayer, rows_of
+from .evidence_learner import EvidenceState, OnlineFeatureLearner, PreparedEvidence
+from .layer import FeatureLayer, row_numbers
 
-# Upper bound, in bytes, of the leaves that one kernel call updates together. The host holds them twice.
+# Upper bound of the bytes of the leaves that one kernel call updates. The host holds them twice.
 VISIT_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class LeafMessages:
-    """Messages of the images of a leaf (a fixed range of rows) between two sweeps over the leaf.
+    """Messages of the images of a leaf (a fixed range of rows) between two sweeps (updates of all pixels).
 
     Attributes
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
-        Beliefs in S, the places of features, in units of 1/256 nat: the prior plus all messages to S.
+        Log odds of feature positions in units of 1/256 nat: the prior plus all messages to positions.
     to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
-        Messages of the trees to S and to the weights W, in units of 1/256 nat.
+        Messages of the pixels to positions and to weights, in units of 1/256 nat.
     held : ndarray of uint8, shape (images, channels, height * width, h)
         1 for each line of a pixel's window that has a nonzero message to W, else 0.
     sweeps : int
         Number of sweeps so far.
     moved : int
-        Number of trees with a changed message in the last sweep; -1 before the first sweep.
+        Number of pixels with a changed message in the last sweep; -1 before the first sweep.
     """
 
     s: np.ndarray
@@ -61,7 +61,7 @@ def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
     room = message_room((height, width), layer.window, layer.n_features)
     to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
     held = np.zeros((n_rows, channels, height * width, layer.window[0]), np.uint8)
-    return LeafMessages(layer.no_places(n_rows), to_s, to_w, held)
+    return LeafMessages(layer.prior_beliefs(n_rows), to_s, to_w, held)
 
 
 def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
@@ -125,13 +125,13 @@ def visit_leaves(
 
 @dataclass(frozen=True)
 class LeafState(EvidenceState):
-    """Beliefs in W, which include the messages of all leaves; they are multiples of 1/256 nat.
+    """Log odds of the weights W, with the messages of all leaves; they are multiples of 1/256 nat.
 
     Attributes
     ----------
     moved, last_moved : int
-        Number of trees with a changed message in the last sweep of their leaf: in this epoch so far, and in
-        the epoch before.
+        Number of pixels with a changed message in the last sweep over their leaf: in this epoch so far, and
+        in the epoch before.
     left, last_left : int
         Number of leaves that have not had ``max_sweeps`` sweeps: in this epoch so far, and in the epoch
         before.
@@ -143,26 +143,26 @@ class LeafState(EvidenceState):
     last_left: int = -1
 
 
-class KeptLeaf(TypedDict):
-    """Stored content of a leaf: its messages, and the change of the beliefs in W by its last visit."""
+class StoredFeatureLeaf(TypedDict):
+    """Stored data of a leaf: its `LeafMessages` as a dict, and its last change of the log odds of W."""
 
     messages: dict[str, Any]
     change: np.ndarray
 
 
 @dataclass(frozen=True)
-class KeptMessages(EvidenceLearner):
-    """Algorithm 1 for one layer (a :class:`~scalelatent.contract.learners.LeafLearner`).
+class BatchFeatureLearner(OnlineFeatureLearner):
+    """Batch learning of one layer by Algorithm 1 (a :class:`~scalelatent.contract.learners.LeafLearner`).
 
     Attributes
     ----------
     damping : float
-        Weight of a new message.
+        Weight of a new message in the average of the new and the old message.
     n_rows : int
         Number of images in all leaves.
     single_leaf_sweeps : int
         Sweeps per visit if a single leaf holds all images. With several leaves a visit is one sweep, because
-        the other leaves change the beliefs after each sweep.
+        the other leaves change the log odds of W after each sweep.
     max_sweeps : int
         Upper bound of the sweeps over a leaf in all visits.
     """
@@ -176,13 +176,13 @@ class KeptMessages(EvidenceLearner):
     def requirements(self) -> BlockRequirements:
         fixed = 48 * int(np.prod(self.layer.weights_shape))
         # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
-        # the arrays are joined; in addition the orders of the trees.
+        # the arrays are joined; in addition the orders of the pixels.
         return BlockRequirements(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
 
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
 
-    def make_single_leaf_learner(self, n_rows: int, sweeps: int) -> KeptMessages:
+    def make_single_leaf_learner(self, n_rows: int, sweeps: int) -> BatchFeatureLearner:
         """Return the learner for a single leaf of ``n_rows`` images with this number of sweeps per visit."""
         return replace(self, n_rows=n_rows, single_leaf_sweeps=sweeps)
 
@@ -190,14 +190,16 @@ class KeptMessages(EvidenceLearner):
         first = self.layer.first_beliefs(self.seed, restart)
         return LeafState(from_units(to_units(first)), first)
 
-    def visit(self, prepared: PreparedEvidence, block: Block, kept: KeptLeaf | None) -> KeptLeaf:
-        """Return the messages of a leaf after a visit, and the change of the beliefs in W."""
+    def visit(
+        self, prepared: PreparedEvidence, block: Block, kept: StoredFeatureLeaf | None
+    ) -> StoredFeatureLeaf:
+        """Return the data to store for a leaf after a visit, see `StoredFeatureLeaf`."""
         return self.visit_leaves(prepared, [block], [kept])[0]
 
     def visit_leaves(
-        self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[KeptLeaf | None]
-    ) -> list[KeptLeaf]:
-        """Return the messages of several leaves after a visit; leaves of equal size share kernel calls."""
+        self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[StoredFeatureLeaf | None]
+    ) -> list[StoredFeatureLeaf]:
+        """Return the data to store for several leaves; leaves of equal size share kernel calls."""
         state, backend = prepared
         beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)
         olds = [
@@ -213,15 +215,18 @@ class KeptMessages(EvidenceLearner):
             sweeps = min(self.single_leaf_sweeps if rows == self.n_rows else 1, self.max_sweeps - swept)
             most = max(1, VISIT_BYTES // leaf_bytes(self.layer, rows))
             for some in (which[a : a + most] for a in range(0, len(which), most)):
-                evidence = np.stack([self.layer.evidence_in(blocks[k]) for k in some])
-                firsts = [int(rows_of(blocks[k])[0]) for k in some]
+                evidence = np.stack([self.layer.read_evidence(blocks[k]) for k in some])
+                firsts = [int(row_numbers(blocks[k])[0]) for k in some]
                 how = self.seed, sweeps, self.damping, backend
                 visits = visit_leaves([olds[k] for k in some], evidence, beliefs, firsts, *how)
                 found |= dict(zip(some, visits, strict=True))
-        return [KeptLeaf(messages=dict(vars(found[k][0])), change=found[k][1]) for k in range(len(blocks))]
+        return [
+            StoredFeatureLeaf(messages=dict(vars(found[k][0])), change=found[k][1])
+            for k in range(len(blocks))
+        ]
 
     def exchange(
-        self, prepared: PreparedEvidence, kept: KeptLeaf | None, new: KeptLeaf, stats: Stats
+        self, prepared: PreparedEvidence, kept: StoredFeatureLeaf | None, new: StoredFeatureLeaf, stats: Stats
     ) -> None:
         stats["evidence"][...] += from_units(new["change"])
         stats["moved"][...] += new["messages"]["moved"]

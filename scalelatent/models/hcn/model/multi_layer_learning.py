@@ -1,6 +1,6 @@
-"""Learning of several layers by Algorithm 1: with messages kept between passes, or online without them.
+"""Learning of several layers by Algorithm 1: online, or in batches with stored messages.
 
-`LayeredEvidence` learns online, and `LayeredMessages` keeps messages; each docstring lists the steps.
+The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list the steps.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID, from_units, to_units
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT, from_units, to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 
 from .evidence_learner import add_evidence, forget
 from .hierarchy import Hierarchy, LayerMessages, visit_images
-from .layer import FLOPS_PER_PAIR, rows_of
+from .layer import FLOPS_PER_PAIR, row_numbers
 from .templates import TemplateCounts
 
-# A fit has converged if no belief in a weight changed its sign in this many passes in a row. The error often
+# A fit has converged if no weight changed its sign in this number of consecutive passes. The error often
 # oscillates and then drops suddenly, so a few passes without a change are not enough.
 SETTLED_PASSES = 20
 _PARTS = tuple(field.name for field in fields(LayerMessages))
-# Names of the arrays that are stored without their zeros. Most of their messages are 0: those of trees
-# without evidence, and those for weights that are off.
+# Names of the arrays that are stored without their zeros. Most of their messages are 0: those of unknown
+# pixels, and those for weights that are off.
 _SPARSE = ("to_s", "to_w", "held")
 
 
 @dataclass(frozen=True)
 class LayeredState:
-    """Beliefs in all weights between two steps.
+    """Log odds of all weights between two steps.
 
     Attributes
     ----------
     beliefs, first : ndarray of float64, shape (weights,)
-        Beliefs in the weights of all layers in nats: now, and before any image.
+        Log odds of the weights of all layers in nats: now, and before any image.
     changed, last_changed : int
         Number of weights that changed sign: in this epoch so far, and in the epoch before.
     moved, last_moved : int
         Number of images that changed their template: in this epoch so far, and in the epoch before.
     error, best : float
-        Share of validation rows in a wrong class: the last one, and the smallest; NaN and infinity before
-        the first validation.
+        Share of validation rows in a wrong class: in the last validation, and the smallest; NaN and infinity
+        before the first validation.
     iteration, steps, rows, stale : int
         Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest error.
     passes, passed, quiet : int
-        Number of passes in the last visit of a leaf, and in all its visits; number of passes in a row in
+        Number of passes in the last visit of a leaf, and in all its visits; number of consecutive passes in
         which no weight changed its sign while some weights were on.
     """
 
@@ -72,17 +72,17 @@ class LayeredState:
 
 
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
-"""State at the start of a step, and the backend. Each chain makes its own copy of the state's beliefs."""
+"""State at the start of a step, and the backend. Each chain makes its own copy of the state's log odds."""
 Sparse: TypeAlias = dict[str, np.ndarray]
 """An array without its zeros, see :func:`to_sparse`."""
-KeptLayer: TypeAlias = dict[str, np.ndarray | Sparse]
+StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
 """The stored `LayerMessages` of a layer, see :func:`pack_messages`."""
 
 
-class KeptLayerMessages(TypedDict):
-    """Stored content of a leaf: messages of each layer, and the change of the beliefs by the last visit."""
+class StoredLeaf(TypedDict):
+    """Stored data of a leaf: messages of each layer, and the last change of the log odds of weights."""
 
-    layers: dict[str, KeptLayer]
+    layers: dict[str, StoredLayer]
     passes: np.int64
     visited: np.int64
     templates: np.ndarray
@@ -91,19 +91,19 @@ class KeptLayerMessages(TypedDict):
 
 
 @dataclass(frozen=True)
-class LayeredEvidence:
+class OnlineNetworkLearner:
     """Online learning of several layers (an :class:`~scalelatent.contract.learners.OnlineLearner`).
 
     The algorithm (section 4.2 of the paper) takes the minibatches of a chain one after another:
 
-    1. Start with silent messages for the images of the minibatch. If all images are labelled, only the
+    1. Start with the initial messages for the images of the minibatch. If all images are labelled, only the
        templates of each image's class get messages.
-    2. Run ``inner_iterations`` passes of Algorithm 1 over the minibatch, down and up. The beliefs in W change
-       in each pass.
-    3. Drop the messages, and keep the evidence that they added to the beliefs.
-    4. Forget: move the beliefs by the share 1 - ``forgetting`` towards the first beliefs.
+    2. Run ``inner_iterations`` passes of Algorithm 1 over the minibatch, down and up. Each pass changes the
+       log odds of the weights.
+    3. Drop the messages, and keep the evidence that they added to the log odds.
+    4. Forget: move the log odds by the share 1 - ``forgetting`` towards the initial log odds.
     5. After the last minibatch, return the evidence of the chain. A step adds the evidence of all chains to
-       the beliefs, see :mod:`.evidence_learner`.
+       the log odds, see :mod:`.evidence_learner`.
 
     Attributes
     ----------
@@ -138,9 +138,9 @@ class LayeredEvidence:
         return BlockRequirements(scratch=(48 * self.n_weights + images, 0), unlabelled=True)
 
     def layout(self) -> Layout:
-        """Return the layout of the statistic of a step.
+        """Return the fields of the statistic of a step.
 
-        It holds the evidence for each weight in nats, the number of minibatches, and their weight: the sum
+        They are the evidence for each weight in nats, the number of minibatches, and their weight: the sum
         over chains of 1 - forgetting^m for a chain of m minibatches.
         """
         return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ())))
@@ -160,12 +160,12 @@ class LayeredEvidence:
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
         """Process the minibatches of a block one after another; add their evidence to ``stats``."""
         state, backend = prepared
-        beliefs, rows = state.beliefs, rows_of(block)
-        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        beliefs, rows = state.beliefs, row_numbers(block)
+        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
         for a in range(0, len(rows), self.batch_rows):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
-            # The templates of other classes stay silent, so labelled images need no messages for them.
+            # Templates of other classes cannot be on, so labelled images need no messages for them.
             if own_class_only := y is not None and bool((y >= 0).all()):
                 by_class = np.argsort(y, kind="stable")
                 x, y = x[by_class], y[by_class]
@@ -225,18 +225,18 @@ class LayeredEvidence:
 
 
 @dataclass(frozen=True)
-class LayeredMessages(LayeredEvidence):
-    """Algorithm 1 for several layers (a :class:`~scalelatent.contract.learners.LeafLearner`).
+class BatchNetworkLearner(OnlineNetworkLearner):
+    """Batch learning of several layers by Algorithm 1 (a `scalelatent.contract.learners.LeafLearner`).
 
     The messages of all images stay in the run folder between visits (Algorithm 1 and section 3 of the paper):
 
-    1. Load the messages of a leaf, or start with silent messages in its first visit. If all images of the
-       leaf are labelled, sort them by class; the templates of other classes then need no messages.
-    2. Run a pass down from the class layer to the pixels. Messages change; beliefs in W do not. The first
-       visit skips this pass.
-    3. Run a pass up from the pixels to the class layer. The beliefs in W change with the messages to W.
-    4. Store the messages without their zeros, the template of each image, and the change of the beliefs.
-    5. Add the changes of all leaves of a step to the beliefs. Learning ends when no weight has changed sign
+    1. Load the messages of a leaf (a fixed range of rows), or start with the initial messages. If all images
+       of the leaf are labelled, sort them by class; the templates of other classes then need no messages.
+    2. Run a pass down from the class layer to the pixels. Messages change; log odds of weights do not. The
+       first visit skips this pass.
+    3. Run a pass up from the pixels to the class layer. The log odds of weights change with the messages.
+    4. Store the messages without their zeros, the template of each image, and the change of the log odds.
+    5. Add the changes of all leaves of a step to the log odds. Learning ends when no weight has changed sign
        in ``SETTLED_PASSES`` passes, or after ``max_passes``.
 
     Attributes
@@ -245,11 +245,11 @@ class LayeredMessages(LayeredEvidence):
         Number of images in all leaves.
     single_leaf_passes : int
         Passes per visit if a single leaf holds all images. With several leaves a visit is one pass, because
-        the other leaves change the beliefs after each pass.
+        the other leaves change the log odds after each pass.
     max_passes : int
         Upper bound of the passes over a leaf in all visits.
     all_labelled : bool
-        True if each row has a label, so that leaves hold messages of the images' own classes alone.
+        True if each row has a label, so that leaves hold messages for the images' own classes only.
     """
 
     n_rows: int = 1
@@ -259,8 +259,8 @@ class LayeredMessages(LayeredEvidence):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
-        # the arrays are joined. The dense messages of the passes are released before.
+        # A visit holds the old and the new leaf, the bytes read from disk, and the joined bytes to write. The
+        # dense messages of the passes are released before.
         each = 5 * kept_bytes(self.net, self.all_labelled)
         return BlockRequirements(scratch=(48 * self.n_weights, each), unlabelled=True)
 
@@ -271,28 +271,26 @@ class LayeredMessages(LayeredEvidence):
         """Return the number of floating-point operations per image and pass."""
         return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
 
-    def make_single_leaf_learner(self, n_rows: int, passes: int) -> LayeredMessages:
+    def make_single_leaf_learner(self, n_rows: int, passes: int) -> BatchNetworkLearner:
         """Return the learner for a single leaf of ``n_rows`` images with this number of passes per visit."""
         most = max(passes, self.max_passes)
         return replace(self, n_rows=n_rows, single_leaf_passes=passes, max_passes=most)
 
     def start(self, restart: int = 0) -> LayeredState:
-        """Return the state before the first step; beliefs are multiples of 1/256 nat, as messages are."""
+        """Return the state before the first step; log odds are multiples of 1/256 nat, as messages are."""
         first = self.net.first_beliefs(restart)
         return LayeredState(from_units(to_units(first)), first)
 
-    def visit(
-        self, prepared: PreparedLayers, block: Block, kept: KeptLayerMessages | None
-    ) -> KeptLayerMessages:
-        """Return the messages of a leaf after a visit, and the change of the beliefs in W."""
+    def visit(self, prepared: PreparedLayers, block: Block, kept: StoredLeaf | None) -> StoredLeaf:
+        """Return the data to store for a leaf after a visit, see `StoredLeaf`."""
         (state, backend), n = prepared, len(block.x)
-        pixels, labels = self.net.layers[0].evidence_in(block), labels_of(self.net, block)
+        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
         if kept is None:
             messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
             done, before = 0, np.full(n, -1)
         else:
             messages, done, before = unpack_messages(kept), int(kept["passes"]), kept["templates"]
-        first, beliefs, ranks = int(rows_of(block)[0]), to_units(state.beliefs), None
+        first, beliefs, ranks = int(row_numbers(block)[0]), to_units(state.beliefs), None
         if self.net.is_own_class_only(messages[-1]):
             assert labels is not None
             by_class = np.argsort(labels, kind="stable")
@@ -314,7 +312,7 @@ class LayeredMessages(LayeredEvidence):
         }
 
     def exchange(
-        self, prepared: PreparedLayers, kept: KeptLayerMessages | None, new: KeptLayerMessages, stats: Stats
+        self, prepared: PreparedLayers, kept: StoredLeaf | None, new: StoredLeaf, stats: Stats
     ) -> None:
         stats["evidence"][...] += from_units(to_dense(new["change"]))
         stats["moved"][...] += new["moved"]
@@ -326,11 +324,11 @@ class LayeredMessages(LayeredEvidence):
         return super().summary(state) | {"rows_moved": moved}
 
     def is_done(self, state: LayeredState) -> bool:
-        """Return True if weights no longer change, passes are used up, or the validation error stalls."""
+        """Return True if weights or the validation error no longer change, or after ``max_passes``."""
         return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: add to the beliefs in W the changes of all visited leaves."""
+        """Return the state after a step: add the changes of all visited leaves to the log odds."""
         beliefs = state.beliefs + stats["evidence"]
         check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         state = replace(state, passes=round(float(stats["passes"]) / n_rows))
@@ -338,7 +336,7 @@ class LayeredMessages(LayeredEvidence):
 
 
 def count_step(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int) -> LayeredState:
-    """Return the state with the beliefs after a step, and with the counts of this step added."""
+    """Return the state with the new log odds ``beliefs``, and with the counts of this step added."""
     changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
     return replace(
         state,
@@ -351,12 +349,12 @@ def count_step(state: LayeredState, beliefs: np.ndarray, moved: int, n_rows: int
 
 
 def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
-    """Return the class of each row, below 0 if unknown; None if templates are clusters."""
+    """Return the class of each row of a block, below 0 if unknown; None if templates are clusters."""
     return None if net.classes is None else block.y
 
 
 def to_sparse(values: np.ndarray) -> Sparse:
-    """Return the sparse form of an array: its shape, one bit per number (nonzero or not), nonzero numbers."""
+    """Return an array in sparse form: its shape, one bit per number (1 if nonzero), the nonzero numbers."""
     there = values != 0
     return {"shape": np.array(values.shape), "there": np.packbits(there), "values": values[there]}
 
@@ -370,12 +368,12 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
     return out
 
 
-def pack_messages(messages: LayerMessages) -> KeptLayer:
+def pack_messages(messages: LayerMessages) -> StoredLayer:
     """Return the messages of a layer in the form in which they are stored; ``_SPARSE`` arrays are sparse."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
-def unpack_messages(kept: KeptLayerMessages) -> list[LayerMessages]:
+def unpack_messages(kept: StoredLeaf) -> list[LayerMessages]:
     """Return copies of the stored messages of each layer."""
     layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
     return [LayerMessages(**{name: to_dense(part[name]) for name in _PARTS}) for part in layers]
@@ -399,8 +397,8 @@ def kept_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
 def _sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int]]:
     """Yield three sizes per image for each layer.
 
-    They are the bytes of the arrays that are stored whole, the number of messages of trees, and the number of
-    lines of all windows.
+    They are the bytes of the arrays that are stored whole, the number of messages of pixels, and the number
+    of lines of all windows.
     """
     for layer in net.message_layers(own_class_only):
         (channels, height, width), (h, _) = layer.image, layer.window
@@ -410,7 +408,7 @@ def _sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int
 
 
 def check_exact(net: Hierarchy, units: np.ndarray) -> None:
-    """Raise an error if beliefs in weights, in units of 1/256 nat, are too large for exact int32 sums.
+    """Raise an error if log odds of weights, in units of 1/256 nat, are too large for exact int32 sums.
 
     Raises
     ------
@@ -421,6 +419,6 @@ def check_exact(net: Hierarchy, units: np.ndarray) -> None:
             feature = int(np.abs(w).max(axis=(0, 1, 2)).argmax())
             raise DivergenceError(
                 f"layer {level}: beliefs in the weights of feature {feature} have reached "
-                f"{np.abs(w).max() / GRID:,.0f} nats; the limit of exact sums is {BELIEF_LIMIT / GRID:,.0f}: "
-                "lower damping, or raise p01 and p10"
+                f"{np.abs(w).max() / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is "
+                f"{BELIEF_LIMIT / UNITS_PER_NAT:,.0f}: lower damping, or raise p01 and p10"
             )

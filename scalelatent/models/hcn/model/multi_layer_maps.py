@@ -1,4 +1,4 @@
-"""Maps of rows by a network of several layers: template scores, class scores, completed images."""
+"""Row maps of a network of several layers: template scores, class scores, completed images."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 
 from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
-from scalelatent.models.hcn.kernels.units import GRID
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 
 from .hierarchy import Hierarchy
-from .layer import hide_unknown, rows_of
+from .layer import hide_unknown, row_numbers
 
-# Upper bound, in bytes, of the memory of a forward pass over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
 PART_BYTES = 2**25
 
 
 @dataclass(frozen=True, eq=False)
 class FixedNetwork:
-    """A network of several layers with fixed weights.
+    """A trained network of several layers; a weight is on if its log odds are positive.
 
     Attributes
     ----------
     net : Hierarchy
     beliefs : ndarray of float64, shape (weights,)
-        Beliefs in the weights of all layers; a weight with a positive belief is on.
+        Log odds of the weights of all layers.
     template_codes : ndarray of int, shape (templates,)
         Class of each template; without classes, the number of the template itself.
     """
@@ -37,23 +37,26 @@ class FixedNetwork:
 
     @cached_property
     def weights(self) -> list[np.ndarray]:
-        """Weights of each layer, bool."""
+        """Weights of each layer, bool (channels, h, w, F)."""
         return [part > 0 for part in self.net.split(self.beliefs)]
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block and scratch memory that maps with forward passes ask of the engine."""
+        """Rows per block and scratch memory of maps with forward passes."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
         return BlockRequirements(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
         """Return the scores of the templates in nats, float64 (rows, templates)."""
-        return self.net.template_scores(self.weights, self.net.layers[0].evidence_in(block), backend) / GRID
+        return (
+            self.net.template_scores(self.weights, self.net.layers[0].read_evidence(block), backend)
+            / UNITS_PER_NAT
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkMap:
-    """Base of the row maps of a network of several layers."""
+    """Base class of the row maps that use a :class:`FixedNetwork`."""
 
     network: FixedNetwork
 
@@ -80,7 +83,7 @@ class ScoreMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class ClassMap(NetworkMap):
-    """Scores of the classes of each row (a LabelMap); the score of a class is that of its best template.
+    """Class scores of each row (a LabelMap): the score of a class is the score of its best template.
 
     If ``labelled``, the map also gives each row the label of its best class.
     """
@@ -116,7 +119,7 @@ class CompletionMap(NetworkMap):
     fills : bool
         Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
     known : ndarray of uint8, shape (rows, bytes), or None
-        A bit for each pixel that is known; None: the pixels that are not missing.
+        One bit per pixel, 1 if the pixel is known; None: the pixels that are not missing.
     codes : ndarray of int, shape (rows,), or None
         Class of each row; below 0 for an unknown class. None: all classes are unknown.
     """
@@ -130,8 +133,8 @@ class CompletionMap(NetworkMap):
         return self.network.net.layers[0].image, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        layer, rows = self.network.net.layers[0], rows_of(block)
-        evidence = hide_unknown(layer.evidence_in(block), self.known, rows)
+        layer, rows = self.network.net.layers[0], row_numbers(block)
+        evidence = hide_unknown(layer.read_evidence(block), self.known, rows)
         codes = None if self.codes is None else self.codes[rows]
         made = self.network.net.complete(self.network.weights, evidence, codes, prepared) > 0
         if self.fills:

@@ -1,7 +1,8 @@
-"""Search for several templates in one image: a class layer that replaces the learned one (section 2.4).
+"""Search for several templates in one image, with another class layer than in the fit (section 2.4).
 
-The layers below stay unchanged. In a larger image a template has several places, as features have. The
-learned class layer allows one template; this class layer allows several templates with disjoint frames.
+All other layers stay unchanged. In an image that is larger than a template, the template has several possible
+positions. The class layer of the fit allows one template; this class layer allows several templates whose
+frames (rectangles of the size of a template) do not overlap.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import numpy as np
 
 from .hierarchy import Hierarchy
 
-# Row and column of the upper left corner of a frame.
+# Position of a frame: row and column of its upper left corner.
 Place = tuple[int, int]
 
-# The search for the best places in one image ends after it has examined this many partial choices.
+# The search in one image ends after it has examined this many sets of frames.
 MAX_CHOICES = 2000
 
 
 def enlarge(net: Hierarchy, height: int, width: int) -> Hierarchy:
-    """Return the network for larger images: identical weights and shift priors, more places."""
+    """Return the network for larger images: identical weights and priors of shifts, more positions."""
     layers, channels = [], net.layers[0].image[0]
     for layer in net.layers:
         layers.append(replace(layer, image=(channels, height, width)))
@@ -29,13 +30,13 @@ def enlarge(net: Hierarchy, height: int, width: int) -> Hierarchy:
 
 
 def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple[list[Place], bool]:
-    """Return up to ``most`` places of frames that do not overlap, with the largest sum of gains.
+    """Return positions of up to ``most`` frames that do not overlap, with the largest sum of gains.
 
     Parameters
     ----------
     gains : ndarray of float64, shape (rows, columns)
-        Gain of a frame with its upper left corner at each place; places with a gain of 0 or less are never
-        chosen.
+        Gain of a frame with its upper left corner at each position; a position with a gain of 0 or less is
+        never chosen.
     frame : (int, int)
         Height and width of a frame.
     most : int
@@ -46,8 +47,8 @@ def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple
     places : list of (int, int)
         Row and column of each frame, sorted by column, then row.
     exact : bool
-        True if no other choice has a larger sum. False: these are the best of `MAX_CHOICES` choices, which
-        include the greedy choice.
+        True if no other set of frames has a larger sum. False: the best of `MAX_CHOICES` examined sets, which
+        include the greedy one.
     """
     search = _Search(frame)
     search.add_places(np.maximum(gains, 0), most, 0.0, [])
@@ -56,7 +57,7 @@ def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple
 
 @dataclass
 class _Search:
-    """Branch-and-bound search: best choice so far, its gain, and number of examined choices."""
+    """Branch-and-bound search: the best frames so far, their sum of gains, the number of examined sets."""
 
     frame: tuple[int, int]
     best_gain: float = 0.0
@@ -64,10 +65,10 @@ class _Search:
     n_choices: int = 0
 
     def add_places(self, gains: np.ndarray, most: int, gain: float, chosen: list[Place]) -> None:
-        """Add up to ``most`` places to a choice with this gain; ``gains`` is 0 at places that overlap it.
+        """Try to add up to ``most`` frames to the frames ``chosen``, whose sum of gains is ``gain``.
 
-        At least one best choice contains the place of the largest gain, or a place whose frame overlaps its
-        frame. Only these places are tried next, in the order of their gains.
+        ``gains`` is 0 at positions that overlap a chosen frame. At least one best set contains the frame with
+        the largest gain, or a frame that overlaps it. Only these are tried next, in the order of their gains.
         """
         if gain > self.best_gain:
             self.best_gain, self.places = gain, chosen
@@ -87,17 +88,17 @@ class _Search:
             self.add_places(left, most - 1, more, [*chosen, place])
 
     def _find_overlapping(self, place: tuple[np.intp | int, ...]) -> tuple[slice, slice]:
-        """Return the places whose frames overlap the frame at ``place``."""
+        """Return the positions (rows, columns) of all frames that overlap the frame at ``place``."""
         (row, column), (height, width) = (int(i) for i in place), self.frame
         return slice(max(0, row - height + 1), row + height), slice(
             max(0, column - width + 1), column + width
         )
 
     def _bound_gain(self, gains: np.ndarray, most: int) -> float:
-        """Return an upper bound of the gain of ``most`` places.
+        """Return an upper bound of the sum of gains of ``most`` frames.
 
-        The frames of two places in one cell of the size of a frame overlap, so a choice has at most one place
-        per cell.
+        Two frames whose corners are in one cell of the size of a frame overlap, so a set has at most one
+        frame per cell.
         """
         (height, width), (rows, columns) = self.frame, gains.shape
         cells = np.maximum.reduceat(gains, range(0, rows, height), axis=0)

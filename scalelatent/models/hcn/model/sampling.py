@@ -1,4 +1,4 @@
-"""Images drawn from a model of one layer, and the noise of images."""
+"""Draw random images from a model of one layer, and add noise to images."""
 
 from __future__ import annotations
 

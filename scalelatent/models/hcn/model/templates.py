@@ -1,39 +1,38 @@
 """Classes of templates, counts of labelled rows, and learning of templates from images at the end of a fit.
 
-If the template of an image is certain, the message of the image's trees to a weight of this template is the
-evidence of the pixel under the weight. Learning templates from images uses this fact:
+If the template of an image is certain, the message of the image to a weight of this template is the log odds
+of the pixel under the weight. Learning templates from images uses this fact:
 
-1. Each template starts as the evidence of one image of its class after a forward pass. The features below
+1. Each template starts as the log odds of one image of its class after a forward pass. The features below
    stay fixed.
 2. In each pass, every image is assigned to its best template, among those of its class if it has a label.
-3. The belief in a weight becomes its prior plus the evidence of all images assigned to the template.
+3. The log odds of a weight become its prior plus the log odds of the pixel in all images of the template.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
 from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, GRID
+from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT
 
 from .compression import PixelCounts
 from .hierarchy import Hierarchy
-from .layer import rows_of
+from .layer import row_numbers
 
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# Upper bound, in bytes, of the memory of a forward pass over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
 BLOCK_BYTES = 2**25
-# Request to the engine: rows without a class are allowed, and have the label -1.
+# The engine passes rows without a class too; their label is -1.
 SOME_LABELS = BlockRequirements(unlabelled=True)
-# Score, in units of 1/256 nat, of a template that an image must not be assigned to; it is below all real
-# scores.
+# Score of a template to which an image must not be assigned; it is below all real scores.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
@@ -67,7 +66,7 @@ class LabelledPixels:
 
     pixels: PixelCounts
     n_classes: int
-    requirements: BlockRequirements = SOME_LABELS
+    requirements: ClassVar[BlockRequirements] = SOME_LABELS
 
     def layout(self) -> Layout:
         return Layout((*self.pixels.layout().fields, ("labelled", (self.n_classes,)), ("rows", ())))
@@ -80,14 +79,14 @@ class LabelledPixels:
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
         self.pixels.accumulate(prepared, block, stats)
-        stats["rows"][...] += len(rows_of(block))
+        stats["rows"][...] += len(row_numbers(block))
         if block.y is not None:
             stats["labelled"][...] += np.bincount(block.y[block.y >= 0], minlength=self.n_classes)
 
 
 @dataclass(frozen=True)
 class ForwardReduction:
-    """Base of the reductions that run forward passes."""
+    """Base class of the reductions that run a forward pass over each block of rows."""
 
     net: Hierarchy
 
@@ -122,7 +121,7 @@ class TemplateCounts(ForwardReduction):
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
         weights, backend = prepared
-        scores = self.net.template_scores(weights, self.net.layers[0].evidence_in(block), backend)
+        scores = self.net.template_scores(weights, self.net.layers[0].read_evidence(block), backend)
         assert block.y is not None
         known = block.y >= 0
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
@@ -143,7 +142,7 @@ class RowCodes:
     """
 
     numbers: np.ndarray
-    requirements: BlockRequirements = SOME_LABELS
+    requirements: ClassVar[BlockRequirements] = SOME_LABELS
 
     def layout(self) -> Layout:
         return Layout((("codes", (len(self.numbers),)),))
@@ -155,21 +154,21 @@ class RowCodes:
         return None
 
     def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
-        where, among = match_rows(self.numbers, rows_of(block))
+        where, among = match_rows(self.numbers, row_numbers(block))
         assert block.y is not None
         stats["codes"][where] += np.maximum(block.y[among] + 1, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence(ForwardReduction):
-    """Sum of the evidence for each template over the images assigned to it (a Reduction).
+    """Sum over images of their log odds at the top layer, for each template (a Reduction).
 
     The sums are multiples of 1/256 nat, so they are identical in any order of the rows.
 
     Attributes
     ----------
     beliefs : ndarray of float64, shape (weights,)
-        Beliefs in the weights of all layers.
+        Log odds of the weights of all layers.
     numbers, templates : ndarray of int, shape (images,), or None
         Sorted row numbers, and the template that each of these rows is assigned to; other rows are not used.
         None: each row is assigned to the best template that has a weight, among those of its class if its
@@ -187,13 +186,13 @@ class TemplateEvidence(ForwardReduction):
         return [part > 0 for part in self.net.split(self.beliefs)], backend
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
-        """Add the evidence of the block's rows to their templates."""
-        pixels, (weights, backend) = self.net.layers[0].evidence_in(block), prepared
+        """Add the log odds of the block's images to the sums of their templates."""
+        pixels, (weights, backend) = self.net.layers[0].read_evidence(block), prepared
         templates: np.ndarray | None = None
         if self.numbers is None or self.templates is None:
             among, allowed = self._allowed(block, len(pixels))
         else:
-            where, among = match_rows(self.numbers, rows_of(block))
+            where, among = match_rows(self.numbers, row_numbers(block))
             templates = self.templates[where]
         if not len(among):
             return
@@ -201,7 +200,7 @@ class TemplateEvidence(ForwardReduction):
         if templates is None:
             templates = np.where(allowed, scores.reshape(len(among), -1), NO_SCORE).argmax(axis=1)
         for one, template in zip(evidence, templates, strict=True):
-            stats["evidence"][template] += one / GRID
+            stats["evidence"][template] += one / UNITS_PER_NAT
 
     def _allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows that have allowed templates, and these templates, bool (rows, templates)."""
@@ -213,22 +212,22 @@ class TemplateEvidence(ForwardReduction):
         among = np.flatnonzero(allowed.any(axis=1))
         return among, allowed[among]
 
-    def learned(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the beliefs of all layers in nats; templates have their initial beliefs plus the evidence.
+    def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
+        """Return the log odds of all layers in nats; those of templates are initial log odds plus ``stats``.
 
-        ``first`` are the initial beliefs of all layers. A template that would lose all weights keeps its
-        earlier beliefs.
+        ``first`` are the initial log odds of all layers. A template that would lose all weights keeps its
+        earlier log odds.
         """
         priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
-        most = BELIEF_LIMIT // (2 * GRID)
+        most = BELIEF_LIMIT // (2 * UNITS_PER_NAT)
         found = np.clip(priors + evidence, -most, most)
         found = np.where(np.any(found > 0, axis=(0, 1, 2)), found, earlier)
         return np.concatenate([self.beliefs[: -priors.size], found.ravel()])
 
 
 def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the common values: in sorted ``numbers``, and in ``rows``."""
+    """Return the indices of the common values: in sorted ``numbers``, and in ``rows``."""
     if not len(numbers):
         return np.empty(0, int), np.empty(0, int)
     where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
@@ -239,13 +238,12 @@ def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def choose_first_images(
     net: Hierarchy, numbers: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted row numbers of the images that templates start with, and the template of each.
+    """Return the sorted row numbers of the images with which templates start, and the template of each.
 
     Parameters
     ----------
     numbers, codes : ndarray of int, shape (rows,)
-        Row numbers, of which the first ones of each class are chosen, and their classes; below 0 for no
-        class.
+        Row numbers and their classes, below 0 for no class; the first rows of each class are chosen.
     """
     if net.classes is None:
         chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from . import cpu, gpu, reference
 
-# Parameters that a kernel of a backend packs for the other kernels of the same backend.
+# Types of packed parameters. One kernel of a backend packs them for other kernels of this backend.
 AnyScorer: TypeAlias = "reference.Scorer | cpu.Scorer | gpu.Scorer"
 AnyBases: TypeAlias = "reference.PackedBases | cpu.PackedBases | gpu.PackedBases"
 AnyTangentScores: TypeAlias = "reference.Scores | cpu.PackedTangentScores | gpu.PackedTangentScores"

@@ -3,7 +3,7 @@
 Sums run over rows in their order. Sums over features run in order, or in sixteen lanes that are added as a
 tree on every machine, so that results do not depend on the thread or on the width of the vectors.
 
-- A *strip* is a range of rows, copied into the cache after the centre or the mean was subtracted.
+- A *strip* is a range of rows. It is copied into the cache, after the centre or the mean is subtracted.
 - A *group* is a range of components of one class. Their columns (the vectors b and W of their scores) are
   multiplied with a strip at once.
 - A *panel* is the operand of a register tile: some columns, stored feature by feature (`kernels/tiles.py`).
@@ -37,52 +37,56 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 from scalelatent.models.linear_mixture.kernels.reference import close_sums as close_sums
 from scalelatent.models.linear_mixture.kernels.reference import open_sums as open_sums
 
-# Number of rows in a strip for the scatter. A strip, the columns of a group and their products fit the
-# second-level cache.
-STRIP = 128
-# Number of rows in a strip for the scores; more rows mean that the columns are read less often.
+# Number of rows that the scatter multiplies at a time (a strip). A strip, the columns of a basis and their
+# products fit the second-level cache.
+STRIP_ROWS = 128
+# Number of rows that the scores multiply at a time (a strip); a larger strip reads the columns less often.
 SCAN_ROWS = 256
 # Upper bound, in bytes, of the columns of a group.
 _COLUMN_BYTES = 600_000
 # Upper bound of the number of columns of a group.
 _MOST_COLUMNS = 384
-# Rows with more features than this are multiplied in pieces, so that a panel and a strip stay in the cache.
-_WHOLE = 1024
+# Rows with more features than this number are multiplied in pieces (ranges of features), so that the operands
+# stay in the cache.
+_MOST_WHOLE = 1024
 # Largest number of features of a piece.
-_PIECE = 768
-# Number of partial sums (lanes) of a sum over features, equal on all machines.
-_SIDE = 16
+_MOST_PIECE = 768
+# Number of partial sums (lanes) of a sum over features. The number is equal on all machines, so that results
+# have equal bits.
+_SUM_LANES = 16
 
 
-@instructions(_SIDE)
-def _centre(v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Value, square: ir.Value) -> None:
+@instructions(_SUM_LANES)
+def _subtract_centre(
+    v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Value, square: ir.Value
+) -> None:
     """Write x - centre (n numbers) to ``out`` and its squared length, from 16 partial sums, to ``square``."""
     b = v.b
-    whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
+    whole = b.mul(b.sdiv(n, I64(_SUM_LANES)), I64(BYTES * _SUM_LANES))
 
     def body(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         z = b.fsub(v.load(x, k), v.load(centre, k))
         v.store(z, out, k)
         return [v.fma(z, z, sums[0])]
 
-    total = v.loop(I64(0), whole, I64(BYTES * _SIDE), [v.constant(0.0)], body, True)[0]
-    mask = v.first(b.srem(n, I64(_SIDE)))
+    total = v.loop(I64(0), whole, I64(BYTES * _SUM_LANES), [v.constant(0.0)], body, True)[0]
+    mask = v.first(b.srem(n, I64(_SUM_LANES)))
     z = b.fsub(v.load(x, whole, mask=mask), v.load(centre, whole, mask=mask))
     v.store(z, out, whole, mask)
     v.store(v.fold(v.fma(z, z, total), b.fadd), square)
 
 
-@instructions(_SIDE)
+@instructions(_SUM_LANES)
 def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> None:
-    """Write the inner product of two vectors of n numbers, summed as in `_centre`."""
+    """Write the inner product of two vectors of n numbers, summed as in `_subtract_centre`."""
     b = v.b
-    whole = b.mul(b.sdiv(n, I64(_SIDE)), I64(BYTES * _SIDE))
+    whole = b.mul(b.sdiv(n, I64(_SUM_LANES)), I64(BYTES * _SUM_LANES))
 
     def body(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         return [v.fma(v.load(x, k), v.load(y, k), sums[0])]
 
-    total = v.loop(I64(0), whole, I64(BYTES * _SIDE), [v.constant(0.0)], body, True)[0]
-    mask = v.first(b.srem(n, I64(_SIDE)))
+    total = v.loop(I64(0), whole, I64(BYTES * _SUM_LANES), [v.constant(0.0)], body, True)[0]
+    mask = v.first(b.srem(n, I64(_SUM_LANES)))
     last = v.fma(v.load(x, whole, mask=mask), v.load(y, whole, mask=mask), total)
     v.store(v.fold(last, b.fadd), out)
 
@@ -91,7 +95,7 @@ def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> No
 class Scorer:
     """Parameters b, W, c and d of the scores (see `reference.py`), packed for products with rows."""
 
-    packed: np.ndarray  # float32 panels of the columns of all groups
+    packed: np.ndarray  # float32 panels of the columns (b and W) of all groups
     packed_d: np.ndarray  # float32 panels of d; empty if a component has one d for all features
     # int64 (groups, 4): first component, number of components, offset in ``packed``, offset in ``packed_d``
     groups: np.ndarray
@@ -100,24 +104,32 @@ class Scorer:
     d: np.ndarray  # float32 (K,): factor of the squared length of a row
     c: np.ndarray  # float32 (K,): constant of the score
     centre: np.ndarray  # float32 (p,): subtracted from each row
-    width: int  # columns of a component
-    piece: int  # features of a piece; ``packed`` has all panels of a group's first piece before its second
+    width: int  # columns of a component: b and the h columns of W
+    piece: (
+        int  # features of a piece; ``packed`` has all panels of the first piece of a group, then the second
+    )
 
 
 def piece_size(p: int) -> int:
-    """Return the number of features per piece for rows of p features."""
-    return p if p <= _WHOLE else -(-p // (-(-p // _PIECE) * _SIDE)) * _SIDE
+    """Return the number of features in each piece (range of features) of rows with p features."""
+    return p if p <= _MOST_WHOLE else -(-p // (-(-p // _MOST_PIECE) * _SUM_LANES)) * _SUM_LANES
 
 
 def group_size(width: int, p: int) -> int:
-    """Return the number of components per group for which the columns leave the fewest vector lanes empty."""
+    """Return the number of components per group that leaves the fewest lanes of vectors unused.
+
+    A component has ``width`` columns of p features.
+    """
     most = max(min(_MOST_COLUMNS, _COLUMN_BYTES // (BYTES * piece_size(p))) // width, 1)
-    waste = [(-(-g * width // _SIDE) * _SIDE / (g * width), -g) for g in range(max(most // 2, 1), most + 1)]
+    waste = [
+        (-(-g * width // _SUM_LANES) * _SUM_LANES / (g * width), -g)
+        for g in range(max(most // 2, 1), most + 1)
+    ]
     return -min(waste)[1]
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """Pack the scores for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
+    """Pack the scores of all components for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
     k, p, h = scores.w.shape
     columns = np.empty((k, h + 1, p), dtype=np.float32)
     columns[:, 0] = scores.b
@@ -187,7 +199,7 @@ def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
 
 
 @subkernel
-def _product(
+def _multiply_strip(
     panels: np.ndarray, strip: np.ndarray, rows: int, p: int, piece: int, part: np.ndarray, out: np.ndarray
 ) -> None:
     """Write the products (columns, rows) of a strip to ``out``.
@@ -211,7 +223,7 @@ def _product(
 
 
 @subkernel
-def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
+def _subtract_squares(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
     """Write the scores e = start + h[col] - h[col + 1]² - … of rows under a component, in this order."""
     first = h[col]
     for i in range(SCAN_ROWS):
@@ -246,7 +258,7 @@ def _fold(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray)
     out_array("i4", 2),
     out_array("f4", 2),
 )
-def _scan(
+def _score_rows(
     x: np.ndarray, packed: np.ndarray, packed_d: np.ndarray, groups: np.ndarray, class_groups: np.ndarray,
     d: np.ndarray, c: np.ndarray, centre: np.ndarray, width: int, piece: int, rows_of: np.ndarray,
     parts: np.ndarray, best: np.ndarray, index: np.ndarray, scores: np.ndarray,
@@ -282,7 +294,7 @@ def _scan(
             for at in range(0, p, piece):
                 size = min(piece, p - at)
                 for i in range(rows):
-                    _centre(
+                    _subtract_centre(
                         x.ctypes.data + (own_rows[i] * p + at) * BYTES,
                         centre.ctypes.data + at * BYTES,
                         strip.ctypes.data + (at * SCAN_ROWS + i * size) * BYTES,
@@ -301,11 +313,11 @@ def _scan(
                     first, count = groups[g, 0], groups[g, 1]
                     columns = padded(count * width)
                     panels = packed[groups[g, 2] : groups[g, 2] + columns * p]
-                    _product(panels, strip, rows, p, piece, pieces, products[:columns])
+                    _multiply_strip(panels, strip, rows, p, piece, pieces, products[:columns])
                     if len(packed_d):
                         columns = padded(count)
                         panels = packed_d[groups[g, 3] : groups[g, 3] + columns * p]
-                        _product(panels, squares, rows, p, piece, pieces, own[:columns])
+                        _multiply_strip(panels, squares, rows, p, piece, pieces, own[:columns])
                     for j in range(count):
                         q = first + j
                         if len(packed_d):
@@ -315,7 +327,7 @@ def _scan(
                         else:
                             for i in range(SCAN_ROWS):
                                 start[i] = lengths[i] * d[q] + c[q]
-                        _fold(products, j * width, width, start, e)
+                        _subtract_squares(products, j * width, width, start, e)
                         if scores.shape[1]:
                             for i in range(rows):
                                 scores[own_rows[i], q - begin] = e[i]
@@ -331,7 +343,7 @@ def _scan(
                         index[own_rows[i], s - first_class] = which[i]
 
 
-def _run_scan(
+def _run_scores(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, parts: np.ndarray, columns: int, all_: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     check_same_width(x.shape[1], scorer.centre.size)
@@ -339,7 +351,7 @@ def _run_scan(
     best, index = np.empty((n, columns), dtype=np.float32), np.empty((n, columns), dtype=np.int32)
     scores = np.empty((n, all_), dtype=np.float32)
     s = scorer
-    _scan(
+    _score_rows(
         np.ascontiguousarray(x, dtype=np.float32),
         s.packed,
         s.packed_d,
@@ -359,23 +371,23 @@ def _run_scan(
     return best, index, scores
 
 
-def _all_rows(x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def _select_all_rows(x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(len(x)), np.array([[0, len(x), first, stop]])
 
 
 def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarray:
     """Return the scores of rows under all components of some classes, as in `reference.py`, in float32."""
-    return _run_scan(
-        scorer, x, *_all_rows(x, first, stop), 0, int(scorer.starts[stop] - scorer.starts[first])
+    return _run_scores(
+        scorer, x, *_select_all_rows(x, first, stop), 0, int(scorer.starts[stop] - scorer.starts[first])
     )[2]
 
 
 def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest score of each class and its component, as in `reference.py`, in float32.
 
-    No other score is stored.
+    The scores of the other components are not stored.
     """
-    best, index, _ = _run_scan(scorer, x, *_all_rows(x, first, stop), stop - first, 0)
+    best, index, _ = _run_scores(scorer, x, *_select_all_rows(x, first, stop), stop - first, 0)
     # The index is -1 if all components of a class were dropped, or if it has none.
     return best, np.where(index < 0, scorer.starts[first:stop].astype(np.int32), index)
 
@@ -386,7 +398,7 @@ def nearest_own(
     """Return the smallest score of each row under its own class, and its component; float32, int32."""
     classes = np.arange(len(edges) - 1)
     parts = np.stack([edges[:-1], edges[1:], classes, classes + 1], axis=1)
-    best, index, _ = _run_scan(scorer, x, rows, parts, 1, 0)
+    best, index, _ = _run_scores(scorer, x, rows, parts, 1, 0)
     best, index = best[:, 0], index[:, 0]
     is_lost = index < 0
     if is_lost.any():
@@ -432,10 +444,10 @@ class PackedBases:
 
 def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
     """Pack means and bases for :func:`add_scatter` and :func:`add_tangent_scatter`."""
-    return PackedBases(means.astype(np.float32), _packed(bases), bases.shape[2], per_feature)
+    return PackedBases(means.astype(np.float32), _pack_columns(bases), bases.shape[2], per_feature)
 
 
-def _packed(columns: np.ndarray) -> np.ndarray:
+def _pack_columns(columns: np.ndarray) -> np.ndarray:
     """Return the columns of each matrix (K, p, q), packed into panels of float32."""
     k, p, q = columns.shape
     out = np.zeros((k, p * (-(-q // LANES) * LANES)), dtype=np.float32)
@@ -453,7 +465,7 @@ def _pack_each(columns: np.ndarray, out: np.ndarray) -> None:
             to[i] = panels[i]
 
 
-def _lists(groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _make_contiguous(groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (
         np.ascontiguousarray(groups.rows, dtype=np.int64),
         np.ascontiguousarray(groups.starts, dtype=np.int64),
@@ -461,7 +473,7 @@ def _lists(groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-_LISTS = (in_array("i8", 1), in_array("i8", 1), in_array("f8", 1))
+_GROUP_TYPES = (in_array("i8", 1), in_array("i8", 1), in_array("f8", 1))
 
 
 def add_scatter(
@@ -474,12 +486,14 @@ def add_scatter(
     """
     x = np.ascontiguousarray(x, dtype=np.float32)
     wide = square if bases.per_feature else square[:, None]
-    _add_scatter(x, *_lists(groups), bases.means, bases.panels, bases.width, total, wide, scatter, gram)
+    _add_scatter(
+        x, *_make_contiguous(groups), bases.means, bases.panels, bases.width, total, wide, scatter, gram
+    )
 
 
 @entry(
     in_array("f4", 2),
-    *_LISTS,
+    *_GROUP_TYPES,
     in_array("f4", 2),
     in_array("f4", 2),
     types.int64,
@@ -493,8 +507,8 @@ def _add_scatter(
     packed: np.ndarray, q: int, total: np.ndarray, square: np.ndarray, scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
     p = x.shape[1]
-    strip, sums = empty((STRIP, p), np.float32), empty((q + 1, p), np.float32)
-    codes, length = zeros((padded(q) + 1, STRIP), np.float32), empty(1, np.float32)
+    strip, sums = empty((STRIP_ROWS, p), np.float32), empty((q + 1, p), np.float32)
+    codes, length = zeros((padded(q) + 1, STRIP_ROWS), np.float32), empty(1, np.float32)
     per_feature = square.shape[1] == p and p > 1
     squares = zeros(p if per_feature else 0, np.float32)
     for k in range(len(starts) - 1):
@@ -502,10 +516,10 @@ def _add_scatter(
             continue
         sums[:] = np.float32(0.0)
         squares[:] = np.float32(0.0)
-        for a in range(starts[k], starts[k + 1], STRIP):
-            n = min(STRIP, starts[k + 1] - a)
+        for a in range(starts[k], starts[k + 1], STRIP_ROWS):
+            n = min(STRIP_ROWS, starts[k + 1] - a)
             for i in range(n):
-                _centre(
+                _subtract_centre(
                     x.ctypes.data + rows[a + i] * p * BYTES,
                     means.ctypes.data + k * p * BYTES,
                     strip.ctypes.data + i * p * BYTES,
@@ -549,9 +563,9 @@ def _add_scatter(
 
 # -- tangents --
 
-# The columns of a basis times a field are padded to a multiple of this number, so that no eight columns that
-# are processed together are in two panels.
-_EIGHT = 8
+# Columns are multiplied by a field (1, u or v, see `_Derivatives`) eight at a time. The columns of each field
+# are padded to a multiple of eight, so that eight columns are never in two panels.
+_FIELD_COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -594,7 +608,7 @@ def _make_derivatives(names: Sequence[str], shape: tuple[int, int], smoothing: f
     parts = np.zeros((len(names), 3, 2))
     for i, name in enumerate(names):
         if name != "thickness":
-            # Each factor is one of the fields, or its negative, or 0.
+            # The factor of each derivative is one of the fields 1, u and v, its negative, or 0.
             for along, field in enumerate(velocity(name, shape)):
                 for s in range(3):
                     if not parts[i, :, along].any() and field.any():
@@ -617,7 +631,7 @@ _DERIVATIVE_TYPES = (in_array("f4", 2), in_array("f4", 1), in_array("f4", 2), ty
 
 @subkernel
 def _derivative_scratch(p: int, taps: int, width: int) -> np.ndarray:
-    """Return zeros for three padded images: a row, the row smoothed along lines, and along both axes."""
+    """Return zeros for three padded images: a row, smoothed along lines, and smoothed along both axes."""
     return zeros((3, p + 2 * (taps // 2 + 1) * (width + 1)), np.float32)
 
 
@@ -710,9 +724,9 @@ def add_tangent_scatter(
     if not spec.names:
         return
     derivatives = _make_derivatives(spec.names, spec.shape, spec.smoothing)
-    _tangents(
+    _add_tangents(
         np.ascontiguousarray(x, dtype=np.float32),
-        *_lists(groups),
+        *_make_contiguous(groups),
         derivatives.across,
         derivatives.down,
         derivatives.sides,
@@ -729,7 +743,7 @@ def add_tangent_scatter(
     )
 
 
-@instructions(_EIGHT)
+@instructions(_FIELD_COLUMNS)
 def _times_field(
     v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
 ) -> None:
@@ -745,11 +759,11 @@ def _times_field(
 
 @subkernel
 def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
-    """Write the panels of a basis times each field of `_Derivatives`, one field after the other."""
+    """Write the panels of a basis multiplied by each field of `_Derivatives`, one field after the other."""
     sets, p = fields.shape
-    each = -(-q // _EIGHT) * _EIGHT
+    each = -(-q // _FIELD_COLUMNS) * _FIELD_COLUMNS
     columns, dims = padded(q), padded(sets * each)
-    for first in range(0, q, _EIGHT):
+    for first in range(0, q, _FIELD_COLUMNS):
         start = first // PANEL * PANEL
         of, wide = packed[start * p + first - start :], min(PANEL, columns - start)
         for s in range(sets):
@@ -761,14 +775,14 @@ def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarr
 
 
 @subkernel
-def _mix(
+def _combine_products(
     codes: np.ndarray, sets: int, each: int, q: int, n: int, weights: np.ndarray, mixing: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write ``out``: for each image its weight times ``mixing`` times its codes.
+    """Write to ``out`` the codes of each image, combined by ``mixing`` and multiplied by its weight.
 
-    Codes are products of gx and gy with the basis times each field; ``mixing`` (2 fields, 2 fields) combines
-    them.
+    ``codes`` are the products of the derivatives gx and gy with the basis times each field. The matrix
+    ``mixing`` (2 fields, 2 fields) sums the products of all tangents.
     """
     for s in range(sets):
         for j in range(q):
@@ -789,7 +803,7 @@ def _mix(
 
 @entry(
     in_array("f4", 2),
-    *_LISTS,
+    *_GROUP_TYPES,
     *_DERIVATIVE_TYPES,
     in_array("f4", 2),
     in_array("f4", 3),
@@ -801,20 +815,20 @@ def _mix(
     out_array("f8", 3),
     out_array("f8", 2),
 )
-def _tangents(
+def _add_tangents(
     x: np.ndarray, rows: np.ndarray, starts: np.ndarray, weights: np.ndarray, across: np.ndarray,
     down: np.ndarray, sides: np.ndarray, width: int, fields: np.ndarray, parts: np.ndarray,
     lengths: np.ndarray, thickness: int, packed: np.ndarray, q: int, factors: np.ndarray, scatter: np.ndarray,
     trace: np.ndarray,
 ) -> None:  # fmt: skip
     p, sets, kinds = x.shape[1], len(fields), len(parts)
-    each, some = -(-q // _EIGHT) * _EIGHT, STRIP // 2
+    each, some = -(-q // _FIELD_COLUMNS) * _FIELD_COLUMNS, STRIP_ROWS // 2
     dims = sets * each
     scratch = _derivative_scratch(p, len(down), width)
-    strip, thick = empty((STRIP, p), np.float32), empty((some, p), np.float32)
+    strip, thick = empty((STRIP_ROWS, p), np.float32), empty((some, p), np.float32)
     panels = zeros(padded(dims) * p, np.float32)
-    codes = zeros((padded(dims), STRIP), np.float32)
-    mixed = zeros((dims, STRIP), np.float32)
+    codes = zeros((padded(dims), STRIP_ROWS), np.float32)
+    mixed = zeros((dims, STRIP_ROWS), np.float32)
     own = zeros((padded(q), some), np.float32)
     sums, more = empty((dims, p), np.float32), empty((q, p), np.float32)
     squares, w = empty((3, p), np.float32), empty(some, np.float32)
@@ -859,7 +873,7 @@ def _tangents(
                     trace[k, t] += one[0]
             if counted:
                 compute_latents(panels, strip[: 2 * n], codes)
-                _mix(codes, sets, each, q, n, w, mixing, mixed)
+                _combine_products(codes, sets, each, q, n, w, mixing, mixed)
                 add_moment(mixed, 2 * n, strip[: 2 * n], sums)
             if thick_counted:
                 compute_latents(packed[k], thick[:n], own)
@@ -898,7 +912,7 @@ def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
     d = scores.d if scores.d.ndim == 2 else scores.d[:, None]
     return PackedTangentScores(
-        _packed(columns),
+        _pack_columns(columns),
         columns.shape[2],
         np.ascontiguousarray(d, dtype=np.float32),
         scores.c.astype(np.float32),
@@ -915,7 +929,7 @@ def tangent_distance(
 ) -> np.ndarray:
     """Return the scores of rows that may move along their tangents, as in `reference.py`, in float32."""
     out = np.empty(candidates.shape, dtype=np.float32)
-    _distances(
+    _score_with_tangents(
         np.ascontiguousarray(x, dtype=np.float32),
         np.ascontiguousarray(tangents, dtype=np.float32),
         np.ascontiguousarray(candidates, dtype=np.int32),
@@ -931,7 +945,7 @@ def tangent_distance(
 
 
 @subkernel
-def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
+def _solve_pivoted(g: np.ndarray, b: np.ndarray, t: int) -> float:
     """Return b' G^-1 b by Cholesky decomposition, and overwrite g and b with it.
 
     Directions whose pivot is as small as rounding errors are skipped.
@@ -973,7 +987,7 @@ def _solve(g: np.ndarray, b: np.ndarray, t: int) -> float:
     types.float64,
     out_array("f4", 2),
 )
-def _distances(
+def _score_with_tangents(
     x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, packed: np.ndarray, width: int,
     d: np.ndarray, c: np.ndarray, centre: np.ndarray, gamma: float, out: np.ndarray,
 ) -> None:  # fmt: skip
@@ -991,7 +1005,7 @@ def _distances(
             to, of = rows[j], tangents[i, j]
             for f in range(p):
                 to[f] = of[f]
-        _centre(x.ctypes.data + i * line, centre.ctypes.data, z.ctypes.data, p, one.ctypes.data)
+        _subtract_centre(x.ctypes.data + i * line, centre.ctypes.data, z.ctypes.data, p, one.ctypes.data)
         if not own:
             for j in range(t + 1):
                 for k in range(j + 1):
@@ -1024,4 +1038,4 @@ def _distances(
                 for m in range(h):
                     s -= np.float64(codes[m, j]) * np.float64(codes[m, t])
                 b[j] = s
-            out[i, n] = score - _solve(g, b, t)
+            out[i, n] = score - _solve_pivoted(g, b, t)

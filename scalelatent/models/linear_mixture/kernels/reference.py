@@ -15,10 +15,12 @@ import numpy as np
 from numpy.linalg import slogdet
 
 LOG_2PI = float(np.log(2 * np.pi))
-# Tangent distance adds this share of the squared length of each tangent to the diagonal of its equations.
+# Tangent distance adds this share of the squared length of each tangent to the diagonal of the linear
+# equations for the moves along the tangents.
 GAMMA = 1e-3
-# Tangent distance skips tangents with a pivot below this share of the largest pivot.
+# Tangent distance skips tangents whose Cholesky pivot is below this share of the largest diagonal element.
 PIVOT = 1e-12
+# Names of all tangents: derivatives of an image with respect to small transformations.
 TANGENTS = (
     "shift-x",
     "shift-y",
@@ -109,14 +111,17 @@ def factor_scores(
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores for the kernels of this module; components of class i are [starts[i], starts[i + 1])."""
+    """Scores of all components, class by class.
+
+    The components of class i are ``starts[i]`` to ``starts[i + 1] - 1``.
+    """
 
     scores: Scores
     starts: np.ndarray
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """Return the scorer for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
+    """Return the scores in the form that :func:`nearest`, :func:`nearest_own` and :func:`all_scores` take."""
     return Scorer(scores, starts)
 
 
@@ -173,7 +178,7 @@ def select_best(scores: np.ndarray, n_best: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TangentSpec:
-    """Kinds of tangents, the shape of an image, and the smoothing before derivatives in pixels."""
+    """Names of the tangents, the shape of an image, and the smoothing before derivatives in pixels."""
 
     names: tuple[str, ...]
     shape: tuple[int, int]
@@ -184,7 +189,7 @@ class TangentSpec:
 class PackedBases:
     """Means (K, p) and bases (K, p, q) for :func:`add_scatter`.
 
-    ``per_feature``: squares of residuals are summed for each feature.
+    If ``per_feature`` is True, squares of residuals are summed for each feature, else over all features.
     """
 
     means: np.ndarray
@@ -210,7 +215,10 @@ class Groups:
 
 
 def group_rows(index: np.ndarray, n: int, weights: np.ndarray | None = None) -> Groups:
-    """Return the groups of rows of n components; ``index`` is the component of each row, with its weight."""
+    """Return the rows of each of n components; ``index`` is the component of each row.
+
+    ``weights`` are the responsibilities of the rows; None means 1.
+    """
     rows, starts = sort_by_code(index, n)
     return Groups(starts, rows, np.ones(len(rows)) if weights is None else weights[rows])
 
@@ -223,7 +231,7 @@ def sort_by_code(codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def open_sums(*fields: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the arrays to which kernels add the sums of a leaf: on a CPU the fields themselves.
+    """Return the arrays to which kernels add the sums of a leaf (a group of blocks): the fields themselves.
 
     The fields are total, square, scatter, gram and trace; without tangents the last two are empty.
     """
@@ -231,7 +239,7 @@ def open_sums(*fields: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def close_sums(sums: tuple[np.ndarray, ...], *fields: np.ndarray) -> None:
-    """Do nothing: on a CPU the sums of a leaf already are the fields that :func:`open_sums` returned."""
+    """Do nothing, because on a CPU :func:`open_sums` returns the fields themselves, not copies."""
 
 
 def add_scatter(
@@ -279,30 +287,33 @@ def add_tangent_scatter(
         scatter[q] += (flat @ bases.bases[q]).T @ (weights[:, None] * flat)
 
 
-def _band(size: int, smoothing: float) -> np.ndarray:
+def _make_smoothing_matrix(size: int, smoothing: float) -> np.ndarray:
     """Return the matrix (size, size) of Gaussian smoothing along one axis; pixels beyond the border are 0."""
     taps = smoothing_taps(smoothing)
     return sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps))
 
 
 def smoothing_taps(smoothing: float) -> np.ndarray:
-    """Return the weights of a Gaussian filter, an odd number; ``smoothing`` is its deviation in pixels."""
+    """Return the weights of a Gaussian filter, an odd number of weights that sum to 1.
+
+    ``smoothing`` is the standard deviation of the filter in pixels.
+    """
     radius = int(np.ceil(3.0 * smoothing))
     steps = np.arange(-radius, radius + 1)
     taps = np.exp(-0.5 * (steps / smoothing) ** 2) if smoothing > 0 else np.ones(1)
     return taps / taps.sum()
 
 
-def _difference(size: int) -> np.ndarray:
+def _make_difference_matrix(size: int) -> np.ndarray:
     """Return the matrix (size, size) of central differences on one axis; pixels beyond the border are 0."""
     return 0.5 * (np.eye(size, k=1) - np.eye(size, k=-1))
 
 
 def gradients(shape: tuple[int, int], smoothing: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the matrices (p, p) that map an image to its smoothed derivatives in x and in y."""
-    rows, columns = (_band(size, smoothing) for size in shape)
-    along_x = np.kron(rows, _difference(shape[1]) @ columns)
-    along_y = np.kron(_difference(shape[0]) @ rows, columns)
+    rows, columns = (_make_smoothing_matrix(size, smoothing) for size in shape)
+    along_x = np.kron(rows, _make_difference_matrix(shape[1]) @ columns)
+    along_y = np.kron(_make_difference_matrix(shape[0]) @ rows, columns)
     return along_x, along_y
 
 
@@ -368,9 +379,10 @@ def pack_tangent_scores(scores: Scores) -> Scores:
 def tangent_distance(
     scores: Scores, x: np.ndarray, tangents: np.ndarray, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
-    """Return scores of rows that may move along their own tangents (n, t, p), for the candidates (n, c).
+    """Return scores (n, c) of rows that may move along their own tangents T (n, t, p).
 
-    The score is the least over a of the score of x + T'a, plus gamma (T T')_jj a_j² (in units of d).
+    ``candidates`` (n, c) are the components to score each row with. The score is the minimum over a of the
+    score of x + T'a plus gamma (T T')_jj a_j² (in units of d).
     """
     out = np.empty(candidates.shape)
     for i in range(len(x)):

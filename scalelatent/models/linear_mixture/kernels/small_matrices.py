@@ -11,18 +11,20 @@ from numba import types
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 
+# Largest number of Jacobi sweeps over all pairs of rows of a matrix.
 _SWEEPS = 30
 # Off-diagonal elements below this share of the largest diagonal element are rounding errors and count as 0.
-_SMALL = 1e-14
-# If a column keeps less than this share of its length, Cholesky is too inexact and Gram-Schmidt is used.
-_LEAST = 1e-3
-# Gram-Schmidt projects a column again if it keeps less than this share of its length.
-KEPT = 0.5
-# If a column keeps less than this share of its length, it depends linearly on the columns before it.
-_NONE = 1e-10
+_ZERO_SHARE = 1e-14
+# If a column keeps less than this share of its length in the projection off earlier columns, the Cholesky
+# decomposition is too inexact, and Gram-Schmidt is used.
+_CHOLESKY_SHARE = 1e-3
+# Gram-Schmidt repeats the projection of a column that keeps less than this share of its length.
+REPROJECT_SHARE = 0.5
+# A column that keeps less than this share of its length is linearly dependent on the columns before it.
+_DEPENDENT_SHARE = 1e-10
 
 
-def eigenvectors(matrices: np.ndarray, small: float = _SMALL) -> tuple[np.ndarray, np.ndarray]:
+def eigenvectors(matrices: np.ndarray, small: float = _ZERO_SHARE) -> tuple[np.ndarray, np.ndarray]:
     """Return eigenvalues (K, q), decreasing, and eigenvectors as columns (K, q, q) of symmetric matrices.
 
     Off-diagonal elements below the share ``small`` of the largest diagonal element count as 0; eigenvectors
@@ -30,46 +32,48 @@ def eigenvectors(matrices: np.ndarray, small: float = _SMALL) -> tuple[np.ndarra
     """
     k, q = matrices.shape[:2]
     values, turn = np.empty((k, q)), np.empty((k, q, q))
-    _eigenvectors(np.array(matrices, order="C"), small, values, turn)
+    _compute_eigenvectors(np.array(matrices, order="C"), small, values, turn)
     return values, turn
 
 
-def triangles(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper triangles (K, q, q) that make columns with these Gram matrices orthonormal, in order.
+def orthonormalising_triangles(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return upper triangular matrices (K, q, q) that make columns with these Gram matrices orthonormal.
 
-    Also return, for each matrix (K,), the smallest share of its length that a column keeps after the
-    projection off the columns before it. The share is 0 if Cholesky is too inexact and `gram_schmidt` should
-    be used.
+    If C are the columns and C'C is the Gram matrix, then C times the triangular matrix is orthonormal. Each
+    column is orthogonalised against the columns before it. Also return, for each matrix (K,), the smallest
+    share of its length that a column keeps. The share is 0 if the Cholesky decomposition is too inexact and
+    `gram_schmidt` should be used.
     """
     inverse, least = np.empty_like(grams), np.empty(len(grams))
-    _triangles(np.array(grams, order="C"), inverse, least)
+    _compute_triangles(np.array(grams, order="C"), inverse, least)
     return inverse, least
 
 
 def gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
     """Make columns (K, p, q) orthonormal in place, in order.
 
-    A column that depends on earlier ones becomes the same column of ``otherwise``, or a unit vector.
+    A column that is linearly dependent on earlier columns is replaced by the column of ``otherwise`` with
+    this index, or by a unit vector.
     """
     _gram_schmidt(columns, np.ascontiguousarray(otherwise))
 
 
 @entry(out_array("f8", 3), types.float64, out_array("f8", 2), out_array("f8", 3))
-def _eigenvectors(matrices: np.ndarray, small: float, values: np.ndarray, turn: np.ndarray) -> None:
+def _compute_eigenvectors(matrices: np.ndarray, small: float, values: np.ndarray, turn: np.ndarray) -> None:
     q = matrices.shape[1]
     rows, order = empty((q, q), np.float64), empty(q, np.int64)
     for k in range(len(matrices)):
-        _eigen(matrices[k], small, rows, values[k], turn[k], order)
+        _diagonalise(matrices[k], small, rows, values[k], turn[k], order)
 
 
 @entry(out_array("f8", 3), out_array("f8", 3), out_array("f8", 1))
-def _triangles(grams: np.ndarray, inverse: np.ndarray, least: np.ndarray) -> None:
+def _compute_triangles(grams: np.ndarray, inverse: np.ndarray, least: np.ndarray) -> None:
     for k in range(len(grams)):
-        least[k] = _triangle(grams[k], inverse[k])
+        least[k] = _compute_triangle(grams[k], inverse[k])
 
 
 @subkernel
-def _eigen(
+def _diagonalise(
     m: np.ndarray, small: float, rows: np.ndarray, values: np.ndarray, turn: np.ndarray, order: np.ndarray
 ) -> None:
     """Write eigenvalues, decreasing, and eigenvectors (columns of ``turn``) of a symmetric matrix m.
@@ -122,10 +126,11 @@ def _eigen(
 
 
 @subkernel
-def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
-    """Write the upper triangle that makes columns with the Gram matrix g orthonormal, in order.
+def _compute_triangle(g: np.ndarray, inverse: np.ndarray) -> float:
+    """Write to ``inverse`` the upper triangular matrix that makes columns with the Gram matrix g orthonormal.
 
-    Return the smallest share of its length that a column keeps; 0 if the result is too inexact.
+    Return the smallest share of its length that a column keeps in the projection off earlier columns; 0 if
+    the result is too inexact.
     """
     q, least = len(g), 1.0
     inverse[:] = 0.0
@@ -144,7 +149,7 @@ def _triangle(g: np.ndarray, inverse: np.ndarray) -> float:
         left = full
         for k in range(i):
             left -= g[i, k] * g[i, k]
-        if left <= _LEAST * _LEAST * full:
+        if left <= _CHOLESKY_SHARE * _CHOLESKY_SHARE * full:
             return 0.0
         least = min(least, np.sqrt(left / full))
         root = np.sqrt(left)
@@ -176,7 +181,10 @@ def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
 
 @subkernel
 def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
-    """Subtract from column j its projections on earlier ones, and normalise it; False if nothing remains."""
+    """Subtract from column j its projections on earlier columns, and normalise it.
+
+    Return False if nothing of the column remains.
+    """
     scale = 0.0
     for f in range(len(w)):
         scale = max(scale, abs(w[f, j]))
@@ -186,9 +194,9 @@ def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
         w[f, j] /= scale
     before, after = _project(w, j, dots)
     first = before
-    while after < KEPT * before and after > _NONE * first:
+    while after < REPROJECT_SHARE * before and after > _DEPENDENT_SHARE * first:
         before, after = _project(w, j, dots)
-    if not after > _NONE * first:
+    if not after > _DEPENDENT_SHARE * first:
         return False
     for f in range(len(w)):
         w[f, j] /= after
@@ -197,7 +205,10 @@ def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
 
 @subkernel
 def _project(w: np.ndarray, j: int, dots: np.ndarray) -> tuple[float, float]:
-    """Project column j off the orthonormal columns before it; return its length before and after."""
+    """Subtract the projections of column j on the orthonormal columns before it.
+
+    Return the length of column j before and after the subtraction.
+    """
     p, q = w.shape
     for i in range(q):
         dots[i] = 0.0

@@ -1,1 +1,1 @@
-"""Mixtures of linear models as mathematics: scores, EM, stepwise EM, start, tangents, recognition."""
+"""Mathematics of mixtures of linear models: scores, EM, stepwise EM, start values, tangents, recognition."""

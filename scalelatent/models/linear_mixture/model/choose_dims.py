@@ -9,11 +9,12 @@ from scalelatent.kernels.streams import stream
 
 # Number of folds of the cross-validation.
 FOLDS = 3
-# Upper bound of the rows per class that take part in the choice.
+# Upper bound of the rows per class that choose n_dims.
 CLASS_ROWS = 400
-# Upper bound of the rows of all classes together, if each class then has at least LEAST_CLASS_ROWS rows.
+# Upper bound of the rows of all classes together that choose n_dims. It does not reduce a class below
+# LEAST_CLASS_ROWS rows.
 ALL_ROWS = 20_000
-# With many classes, each class still has this many rows.
+# Number of rows that a class keeps if ALL_ROWS divided by the number of classes is smaller.
 LEAST_CLASS_ROWS = 60
 # Rows span a direction if its variance is at least this share of the largest variance.
 LEAST_SHARE = 1e-10
@@ -28,7 +29,7 @@ def principal_directions(rows: np.ndarray, most: int) -> np.ndarray:
     return rows.T @ vectors / np.sqrt(values) if wide else vectors
 
 
-def residuals(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
+def reconstruction_errors(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
     """Return the squared errors (most + 1, n) of reconstructions of the rows ``others`` (n, p).
 
     Line h holds the errors for the mean and the first h principal directions of ``rows``.
@@ -85,7 +86,7 @@ def count_wrong(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> np.nd
         for c, rows in enumerate(owners):
             learned = np.delete(rows, np.s_[fold::FOLDS])
             if len(learned):
-                error = residuals(x[learned].astype(np.float64), others, most)
+                error = reconstruction_errors(x[learned].astype(np.float64), others, most)
                 found[error < least] = c
                 least = np.minimum(error, least)
         return np.asarray((found != codes[tested]).sum(axis=1))

@@ -17,9 +17,9 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 )
 
 LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
-# Likelihoods that are densities: each component is a Gaussian with its own noise.
+# Likelihoods whose scores are densities: each component is a Gaussian with noise of its own.
 DENSITY_LIKELIHOODS = ("ppca", "factor-analysis")
-# Lower bound of the noise variance, in squared units of the features; it is needed for rows that do not vary.
+# Lower bound of the noise variance, in squared units of the features, for rows that do not vary.
 LEAST_FLOOR = 1e-12
 _ARRAYS = ("means", "bases", "values", "noise", "weights")
 
@@ -51,23 +51,23 @@ class Components:
     n_dims: int
 
     def with_n_dims(self, n_dims: int) -> Components:
-        """Return the components with another number of columns of ``bases`` that belong to the model."""
+        """Return the components with ``n_dims`` columns of ``bases`` as the directions of the model."""
         return replace(self, n_dims=n_dims)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by the names that saved models and run folders use."""
+        """Return the arrays in a dict; the keys are their names in saved models and run folders."""
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def copy(self) -> Components:
-        """Return the same components in new arrays."""
+        """Return a copy of the components whose arrays share no memory with these."""
         return Components(**{name: a.copy() for name, a in self.arrays().items()}, n_dims=self.n_dims)
 
     def select(self, which: slice | np.ndarray) -> Components:
-        """Return some of the components."""
+        """Return the components with the indices, or in the slice, ``which``."""
         return Components(**{name: a[which] for name, a in self.arrays().items()}, n_dims=self.n_dims)
 
     def overwrite(self, which: np.ndarray, part: Components) -> None:
-        """Overwrite some of the components in place."""
+        """Overwrite the components with the indices ``which`` in place by those of ``part``."""
         for name, array in self.arrays().items():
             array[which] = getattr(part, name)
 
@@ -82,7 +82,10 @@ def count_missing_directions(counts: np.ndarray, n_dims: int) -> np.ndarray:
 
 
 def remove_missing_directions(components: Components, counts: np.ndarray, likelihood: str) -> Components:
-    """Return components in which directions that their rows do not span are 0; loadings of factors stay."""
+    """Return components in which directions are 0 that the rows of the component do not span.
+
+    Components of factor analysis are returned unchanged.
+    """
     h = components.n_dims
     missing = count_missing_directions(counts, h)
     if likelihood == "factor-analysis" or not missing.any():
@@ -97,7 +100,7 @@ def remove_missing_directions(components: Components, counts: np.ndarray, likeli
 
 
 def shared_noise(components: Components) -> float:
-    """Return the noise averaged over all rows, one number for all components."""
+    """Return the mean noise of the components, weighted by their shares of the rows."""
     weights = components.weights
     return float((weights * components.noise).sum() / max(weights.sum(), np.finfo(float).tiny))
 
@@ -134,8 +137,8 @@ def make_scores(components: Components, likelihood: str, priors: np.ndarray | No
 def score_few_rows(components: Components, likelihood: str, x: np.ndarray) -> np.ndarray:
     """Return the scores (n, K) of a few rows (n, p), for all likelihoods but factor analysis.
 
-    The values are those that the kernels compute from :func:`make_scores`. For a few rows, the preparation by
-    `make_scores` would take longer than the scores.
+    The kernels compute the same scores from the result of :func:`make_scores`. For a few rows, `make_scores`
+    would take longer than the scores themselves.
     """
     h, noise, values = components.n_dims, components.noise, components.values[:, : components.n_dims]
     z = x[None, :, :] - components.means[:, None, :]
@@ -152,9 +155,10 @@ def score_few_rows(components: Components, likelihood: str, x: np.ndarray) -> np
 
 
 def scatter_maps(components: Components, likelihood: str) -> np.ndarray:
-    """Return the matrices B (K, p, q) for which an M-step needs S B, with the scatter S of the rows.
+    """Return the matrices B (K, p, q) whose product S B with the scatter S of the rows an M-step needs.
 
-    B are the bases; in factor analysis they are beta', which maps rows to posterior means of the factors.
+    B are the bases. In factor analysis B is beta', where beta maps a centred row to the posterior means of
+    its factors.
     """
     if likelihood != "factor-analysis":
         return components.bases
@@ -167,8 +171,8 @@ def scatter_maps(components: Components, likelihood: str) -> np.ndarray:
 def divide_by(wide: np.ndarray, matrices: np.ndarray) -> np.ndarray:
     """Return wide matrices (K, p, q) times the inverses of symmetric positive definite ones (K, q, q).
 
-    Two products with the inverse of the Cholesky factor are faster than LAPACK's solver for many columns, and
-    more exact than one product with the inverse.
+    Two products with the inverse of the Cholesky factor are faster than LAPACK's solver if ``wide`` has many
+    rows p, and more exact than one product with the inverse of the matrix.
     """
     try:
         inverse = np.linalg.inv(np.linalg.cholesky(matrices))

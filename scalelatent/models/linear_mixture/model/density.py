@@ -52,7 +52,7 @@ def codes(components: Components, likelihood: str, x: np.ndarray, index: np.ndar
 
 
 def reconstruct(components: Components, code: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the rows (n, p) that the codes (n, h) stand for under the components ``index`` (n,)."""
+    """Return reconstructions (n, p) of rows from their codes (n, h) under the components ``index`` (n,)."""
     bases = components.bases[:, :, : components.n_dims]
     out = components.means[index]
     for q in np.unique(index):

@@ -30,18 +30,19 @@ PHASES = ("k-means", "settle", "em", "finish")
 LEAST_RESPONSIBILITY = 1e-6
 # Number of rows whose scores soft assignment holds in memory at a time.
 _SOFT_ROWS = 2048
-# Rows per component in a block, on average and within the limits below. For each block the bases are read and
-# the scatter is written once. With only 20 rows per component, this costs as much time as the products.
+# Mean number of rows per component in a block. Each block reads all bases and writes the scatter once. With
+# only 20 rows per component, this memory traffic takes as long as the matrix products.
 _ROWS_PER_COMPONENT = 64
+# Smallest and largest number of rows of a block, and the largest bytes of its rows in float32.
 _LEAST_BLOCK, _MOST_BLOCK, _BLOCK_BYTES = 2048, 32_768, 101_000_000
-# Share of the computing time of a pass that merging the sums of leaves may take. The sums of mixtures are
-# large, so a smaller share would give too few leaves to keep all threads busy.
+# Largest share of the computing time of a pass for merging the sums of leaves (groups of blocks). The sums of
+# mixtures are large, so a smaller share would give fewer leaves than threads.
 _MERGE_SHARE = 0.08
 
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """Constants of a fit.
+    """Constants of a fit of a mixture.
 
     Attributes
     ----------
@@ -57,7 +58,8 @@ class MixtureSettings:
         Smallest noise, in squared units of the features.
     tangent_spec : TangentSpec or None
     tangent_weight, finish_weight : float
-        Weight of all kinds of tangents together, relative to the rows: in clustering, and in the last passes.
+        Weight of all kinds of tangents together relative to the rows: ``tangent_weight`` in all passes but
+        the last phase, ``finish_weight`` in the last phase.
     """
 
     n_features: int
@@ -89,7 +91,7 @@ class MixtureSettings:
 
 @dataclass(frozen=True)
 class MixtureState:
-    """State of a fit between two passes.
+    """State of a fit by EM between two passes.
 
     Attributes
     ----------
@@ -165,14 +167,18 @@ def responsibilities(scores: np.ndarray, temperature: float) -> tuple[np.ndarray
 
 @dataclass(frozen=True)
 class AssignmentRule:
-    """Rule by which a pass assigns rows: the score, and whether a row has one component or shares of all."""
+    """Rule by which a pass assigns rows to components: the score of a row, and hard or soft assignment."""
 
     likelihood: str
     is_soft: bool
 
 
 def assignment_rule(settings: MixtureSettings, state: MixtureState) -> AssignmentRule:
-    """Return the rule of the phase: hard and by the error before the main phase, then by the settings."""
+    """Return the assignment rule of the next pass.
+
+    Before the main phase, rows are assigned to one component by the reconstruction error. From the main phase
+    on, ``settings`` decides.
+    """
     if state.phase in (START, SETTLE):
         return AssignmentRule("error", False)
     return AssignmentRule(settings.likelihood, settings.assignment == "soft")
@@ -215,7 +221,7 @@ class MixturePass:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirements to the engine: rows per block, share of time for merging, and scratch memory."""
+        """Requirements: rows per block, share of the time for merging sums, bytes of scratch memory."""
         s = self.settings
         k, p, q = s.n_components, s.n_features, self.width
         most = min(_BLOCK_BYTES // (4 * p), _MOST_BLOCK)
@@ -250,20 +256,19 @@ class MixturePass:
         return Layout(tuple(fields))
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per row.
-
-        They are those of the scores of one class, and of the scatter of about one component.
-        """
+        """Return the floating-point operations per row: scores in one class, and scatter of one component."""
         s = self.settings
         p, per_class = s.n_features, s.n_components / max(s.n_classes, 1)
         scatter = 4.0 * p * self.width * (1 + s.n_tangents)
         return 2.0 * p * per_class * (self.width + 1) + scatter
 
     def prepare(self, state: MixtureState, backend: Backend) -> PreparedPass:
-        """Pack scores and bases for the kernels."""
+        """Pack the scores and bases of the components in ``state`` for the kernels of a backend."""
         s, rule, components = self.settings, assignment_rule(self.settings, state), state.components
-        judges = components if state.assigned_by is None else state.assigned_by
-        scorer = backend.kernel("linear_mixture_make_scorer")(make_scores(judges, rule.likelihood), s.starts)
+        assigners = components if state.assigned_by is None else state.assigned_by
+        scorer = backend.kernel("linear_mixture_make_scorer")(
+            make_scores(assigners, rule.likelihood), s.starts
+        )
         pack = backend.kernel("linear_mixture_pack_bases")
         maps = scatter_maps(components, s.likelihood if state.phase == MAIN else "error")
         bases = pack(components.means, maps, s.likelihood == "factor-analysis")
@@ -280,11 +285,14 @@ class MixturePass:
         self.close_leaf(prepared, stats, sums)
 
     def open_leaf(self, prepared: PreparedPass, stats: Stats) -> Iterable[Array]:
-        """Return arrays for the large sums of a leaf; on a GPU they stay there until :meth:`close_leaf`."""
+        """Return arrays for the large sums of a leaf (a group of blocks).
+
+        On a GPU the arrays stay in its memory until :meth:`close_leaf`.
+        """
         return prepared.backend.kernel("linear_mixture_open_sums")(*self._large_fields(stats))
 
     def close_leaf(self, prepared: PreparedPass, stats: Stats, sums: Iterable[Array]) -> None:
-        """Add the large sums of a leaf to ``stats`` on the host."""
+        """Add the large sums of a leaf, the result of :meth:`open_leaf`, to ``stats`` on the host."""
         prepared.backend.kernel("linear_mixture_close_sums")(sums, *self._large_fields(stats))
 
     def _large_fields(self, stats: Stats) -> list[np.ndarray]:
@@ -349,7 +357,10 @@ class MixturePass:
     def _assign_softly(
         self, prepared: PreparedPass, x: Array, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
     ) -> tuple[Groups, np.ndarray, float]:
-        """Return the same as :meth:`_assign`; a row is in the group of each component with a share of it."""
+        """Return what :meth:`_assign` returns, for soft assignment.
+
+        A row is in the group of each component of its class that has a share of the row.
+        """
         nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
         parts, total = [nothing], 0.0
         for c, own in _split_classes(order, edges):

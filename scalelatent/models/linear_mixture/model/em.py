@@ -48,7 +48,7 @@ from .refill import refill_starving
 
 # Number of last passes, in which the bases converge for fixed assignments.
 FINISHING_PASSES = 6
-# Number of rows that a component without rows is assumed to have, so that its weight stays above 0.
+# Number of rows assumed for a component without rows, so that its share of the rows stays above 0.
 _NO_ROW = 1e-12
 # Bytes of the bases of the components that one task of the M-step updates together; they fit the second-level
 # cache.
@@ -57,17 +57,15 @@ _CACHE_BYTES = 500_000
 
 @dataclass(frozen=True)
 class MixtureEM:
-    """Batch learner of mixtures: M-steps, refills, phases and the stop rule.
+    """Batch learner of mixtures: M-steps, refills of starving components, phases, and the stop rule.
 
     Attributes
     ----------
     settings : MixtureSettings
     n_dims : int
-        Directions of a component; an upper bound if ``variance_share`` is above 0.
+        Directions of a component after the first phase, which is k-means.
     width : int
-        Directions of the projected scatter: ``n_dims`` and some spare ones.
-    variance_share : float
-        Share of the variance of the rows that the directions hold; they are counted after the first phase.
+        Columns of a basis: ``n_dims`` directions and some spare columns, which speed up convergence.
     start_passes, settle_passes, max_iter, finish_passes : int
         Largest number of passes of each phase.
     tol : float
@@ -79,7 +77,6 @@ class MixtureEM:
     settings: MixtureSettings
     n_dims: int
     width: int
-    variance_share: float = 0.0
     start_passes: int = 5
     settle_passes: int = 0
     finish_passes: int = FINISHING_PASSES
@@ -96,7 +93,7 @@ class MixtureEM:
         return state.phase == DONE
 
     def summary(self, state: MixtureState) -> dict[str, float | int | str]:
-        """Return the record of the last pass, as in ``history_``."""
+        """Return the record of the last pass, one entry of the estimator's ``history_``."""
         components = state.components
         missing = count_missing_directions(state.counts, components.n_dims)[components.weights > 0]
         return {
@@ -134,7 +131,7 @@ class MixtureEM:
         state = replace(
             state,
             components=components,
-            # If weights are below 1 on average, such as weights that sum to 1, counts are scaled to rows.
+            # Row weights with a mean below 1 (for example weights that sum to 1) are scaled to a mean of 1.
             counts=count * max(1.0, float(train["sums"][1]) / weight),
             errors=train["error"] / np.maximum(count, TINY),
             previous=state.objective,
@@ -206,7 +203,7 @@ class MixtureEM:
             bases, values, noise = ppca_step(
                 old.bases[:, :, :h], old.values[:, :h], old.noise, row_square, projected[:, :, :h], s.floor
             )
-            # Probabilistic PCA leaves the spare directions where they are.
+            # A step of probabilistic PCA does not change the spare directions.
             bases = np.concatenate([bases, old.bases[:, :, h:]], axis=2)
             values = np.concatenate([values, old.values[:, h:]], axis=1)
         elif likelihood == "factor-analysis":
@@ -214,16 +211,19 @@ class MixtureEM:
             values = old.values
         else:
             bases, values = power_step(old.bases, projected, rows_alone, is_last)
-            noise = self._noise(values, row_square, h)
+            noise = self._mean_noise(values, row_square, h)
         return old.means + shift, bases, values, noise, mean_squares
 
-    def _noise(self, values: np.ndarray, mean_square: np.ndarray, h: int) -> np.ndarray:
-        """Return the noise (K,): the mean variance in all directions but the first h, at least ``floor``."""
+    def _mean_noise(self, values: np.ndarray, mean_square: np.ndarray, h: int) -> np.ndarray:
+        """Return the noise (K,) of each component: the mean variance outside of its first h directions.
+
+        The noise is at least ``settings.floor``. ``mean_square`` is the variance in all directions together.
+        """
         outside = (mean_square - values[:, :h].sum(axis=1)) / max(self.settings.n_features - h, 1)
         return np.maximum(outside, self.settings.floor)
 
     def _advance(self, state: MixtureState, mean_squares: np.ndarray) -> MixtureState:
-        """Return the state with the phase of the next pass and the weights of tangents in this pass."""
+        """Return the state with the phase, and the weights of tangents, of the next pass."""
         s, phase = self.settings, state.phase
         is_density = s.likelihood in DENSITY_LIKELIHOODS
         fall = state.previous - state.objective
@@ -244,7 +244,7 @@ class MixtureEM:
         components, assigned_by = state.components, state.assigned_by
         if has_ended:
             if phase == START:
-                components = self._with_chosen_dims(state)
+                components = self._use_directions(components)
             assigned_by = components if following == FINISH else None
             if following == MAIN:
                 components = self._as_likelihood(components)
@@ -261,17 +261,15 @@ class MixtureEM:
             tangent_weights=_weigh_tangents(weight, mean_squares),
         )
 
-    def _with_chosen_dims(self, state: MixtureState) -> Components:
-        """Return the components with ``n_dims`` directions, or with enough to hold ``variance_share``."""
-        components, p, h = state.components, self.settings.n_features, self.n_dims
+    def _use_directions(self, components: Components) -> Components:
+        """Return components whose first ``n_dims`` directions belong to the model, with their noise."""
         inside = components.values[:, : components.n_dims].sum(axis=1)
-        mean_square = components.noise * (p - components.n_dims) + inside
-        if self.variance_share:
-            h = choose_dims(state.counts, components.values[:, :h], mean_square, self.variance_share)
-        return replace(components, n_dims=h, noise=self._noise(components.values, mean_square, h))
+        mean_square = components.noise * (self.settings.n_features - components.n_dims) + inside
+        noise = self._mean_noise(components.values, mean_square, self.n_dims)
+        return replace(components, n_dims=self.n_dims, noise=noise)
 
     def _as_likelihood(self, components: Components) -> Components:
-        """Convert components that were fitted by the reconstruction error to those of the likelihood."""
+        """Convert components of the reconstruction error to start values for the likelihood of the fit."""
         h, noise = components.n_dims, components.noise
         if self.settings.likelihood == "ppca":
             return replace(components, values=np.maximum(components.values, noise[:, None]))
@@ -295,21 +293,3 @@ def _weigh_tangents(weight: float, mean_squares: np.ndarray) -> np.ndarray:
         return np.zeros((len(mean_squares), 0))
     factors = weight / kinds * mean_squares[:, :1] / np.maximum(mean_squares[:, 1:], TINY)
     return np.where(mean_squares[:, 1:] > 0, factors, 0.0)
-
-
-def choose_dims(counts: np.ndarray, values: np.ndarray, mean_square: np.ndarray, share: float) -> int:
-    """Return the smallest number of directions per component that hold the ``share`` of the variance.
-
-    Raises
-    ------
-    ValueError
-        All directions (columns of ``values``) together hold less.
-    """
-    held = np.cumsum(counts @ values) / max(float(counts @ mean_square), TINY)
-    enough = np.flatnonzero(held >= share)
-    if not len(enough):
-        raise ValueError(
-            f"n_dims={share:g}: {values.shape[1]} directions hold {held[-1] if len(held) else 0:.3f} of the "
-            "variance; raise max_dims, or lower n_dims"
-        )
-    return int(enough[0]) + 1

@@ -6,7 +6,7 @@ import numpy as np
 
 from .components import Components
 
-# A row gives a basis a new direction if more than this share of its length is outside of the basis.
+# A row adds a direction to a basis if more than this share of its length is outside of the span of the basis.
 _OUTSIDE_SHARE = 1e-6
 
 
@@ -18,7 +18,7 @@ def add_rows(
     weight: np.ndarray,
     floor: float = 0.0,
 ) -> np.ndarray:
-    """Update components in place by some rows; return the new weight (K,) of the rows of each component.
+    """Add rows to components in place; return the new weight (K,) of the rows of each component.
 
     Means are exact. Bases and variances follow the incremental SVD of D. Ross, J. Lim, R.-S. Lin, M.-H. Yang,
     "Incremental learning for robust visual tracking" (2008): exact while all columns of a basis, spare ones
@@ -65,7 +65,7 @@ def add_rows(
 
 
 def _update_svd(basis: np.ndarray, singular: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return right singular vectors and singular values of diag(singular) basis', stacked on more rows."""
+    """Return right singular vectors and singular values of diag(singular) basis' stacked on ``rows``."""
     width = basis.shape[1]
     if len(rows) == 1 and width < len(basis):
         code = rows[0] @ basis

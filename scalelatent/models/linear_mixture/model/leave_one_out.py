@@ -18,15 +18,22 @@ from .m_steps import TINY
 # Smallest number of rows of a component from which a row can be removed.
 _LEAST_ROWS = 2.0
 # Number of rows whose scatter matrices are in memory at a time.
-_ROWS = 1024
+_BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Components of a fit, and the number of rows (K,) of each.
+    """Scores of training rows under components that were fitted without the scored row.
 
-    The removal of a row is exact if the columns of the basis, spare ones included, span the rows. In factor
-    analysis it is an estimate.
+    The removal of a row from a component is exact if all columns of its basis, spare columns included, span
+    the rows of the component. In factor analysis it is an estimate.
+
+    Attributes
+    ----------
+    components : Components
+    counts : ndarray, shape (K,)
+        Number of rows of each component.
+    likelihood : str
     """
 
     components: Components
@@ -42,7 +49,7 @@ class LeaveOneOut:
         first: int,
         by_tangents: bool,
     ) -> np.ndarray:
-        """Return the best score (n,) of each row under its class, with its own component fitted without it.
+        """Return the best score (n,) of each row in its class, as if its component had not learned it.
 
         Parameters
         ----------
@@ -65,9 +72,9 @@ class LeaveOneOut:
         scale = np.ones(len(x))
         if by_tangents:  # tangents lower the scores of all components by about the same factor
             scale = scores / np.maximum(plain, TINY)
-        return np.minimum(scores + scale * self._growth(x, index), second * scale)
+        return np.minimum(scores + scale * self._increase_scores(x, index), second * scale)
 
-    def _growth(self, x: np.ndarray, index: np.ndarray) -> np.ndarray:
+    def _increase_scores(self, x: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Return the increase of the score of each row if its component ``index`` is fitted without the row.
 
         The increase is infinite for rows of components with too few rows.
@@ -83,12 +90,12 @@ class LeaveOneOut:
             return out
         rows = np.flatnonzero(has_rows)
         rows = rows[np.argsort(index[rows], kind="stable")]  # one product for all rows of a component
-        for a in range(0, len(rows), _ROWS):
-            some = rows[a : a + _ROWS]
-            out[some] = self._sorted_growth(x[some], index[some], n[some])
+        for a in range(0, len(rows), _BLOCK_ROWS):
+            some = rows[a : a + _BLOCK_ROWS]
+            out[some] = self._increase_sorted_scores(x[some], index[some], n[some])
         return out
 
-    def _sorted_growth(self, x: np.ndarray, index: np.ndarray, n: np.ndarray) -> np.ndarray:
+    def _increase_sorted_scores(self, x: np.ndarray, index: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Return the increases of the scores of rows sorted by component; each component has n >= 2 rows."""
         components, h = self.components, self.components.n_dims
         _, p, width = components.bases.shape

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from scalelatent.models.linear_mixture.kernels.small_matrices import (
-    KEPT,
+    REPROJECT_SHARE,
     eigenvectors,
     gram_schmidt,
-    triangles,
+    orthonormalising_triangles,
 )
 
 from .components import divide_by
@@ -16,20 +16,20 @@ from .components import divide_by
 TINY = np.finfo(float).tiny
 # Off-diagonal elements below this share of the largest Ritz value are rounding errors, because the scatter is
 # summed in float32.
-_RITZ = 1e-9
-# Lower bound of squared loadings, as a share of the noise. EM could never change a loading of 0.
-_LEAST = 1e-12
+_RITZ_ZERO_SHARE = 1e-9
+# Lower bound of squared loadings, as a share of the noise. A loading of 0 would stay 0 in all EM steps.
+_LEAST_LOADING_SHARE = 1e-12
 
 
-def transposed(a: np.ndarray) -> np.ndarray:
-    """Return a stack of matrices (…, a, b) with each matrix transposed (…, b, a)."""
+def transpose(a: np.ndarray) -> np.ndarray:
+    """Return a stack of matrices (…, a, b) with each matrix transposed, (…, b, a)."""
     return np.swapaxes(a, -1, -2)
 
 
 def centre_scatter(
     count: np.ndarray, total: np.ndarray, square: np.ndarray, scatter: np.ndarray, bases: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Turn sums about the old means into mean values per row about the new means.
+    """Convert sums of a pass, taken about the old means, to mean values per row about the new means.
 
     Parameters
     ----------
@@ -57,23 +57,24 @@ def centre_scatter(
     mean_square = mean_square - (shift * shift if square.ndim == 2 else (shift * shift).sum(axis=1))
     projected = scatter / n[:, None, None]
     projected -= code[:, :, None] * shift[:, None, :]
-    return shift, np.maximum(mean_square, 0.0), transposed(projected), code
+    return shift, np.maximum(mean_square, 0.0), transpose(projected), code
 
 
 def orthonormalise(columns: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-    """Return stacks of columns (K, p, q), orthonormal in order.
+    """Return the columns (K, p, q) of each matrix made orthonormal, first column first.
 
-    A column that depends on earlier ones is replaced by the same column of ``otherwise``.
+    A column that is linearly dependent on earlier columns is replaced by the column of ``otherwise`` with
+    this index.
     """
     if not columns.shape[2]:
         return columns
     is_bad = np.zeros(len(columns), dtype=bool)
     for _ in range(3):
-        inverse, least = triangles(transposed(columns) @ columns)
+        inverse, least = orthonormalising_triangles(transpose(columns) @ columns)
         is_bad |= least == 0.0
         inverse[is_bad] = np.eye(columns.shape[2])
         columns = columns @ inverse
-        if least[~is_bad].min(initial=1.0) > KEPT:
+        if least[~is_bad].min(initial=1.0) > REPROJECT_SHARE:
             break
     if is_bad.any():
         some = columns[is_bad]
@@ -82,24 +83,24 @@ def orthonormalise(columns: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
     return columns
 
 
-def ritz(bases: np.ndarray, projected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Ritz values (K, q), decreasing, and the rotations (K, q, q) of bases to Ritz vectors.
+def compute_ritz(bases: np.ndarray, projected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return approximate eigenvalues (K, q), decreasing, of the scatter S of the rows of each component.
 
-    They are approximate eigenvalues and eigenvectors of the scatter S. ``bases`` B are orthonormal, and
-    ``projected`` is S B.
+    Also return the rotations (K, q, q) that turn the orthonormal ``bases`` B into approximate eigenvectors
+    (Ritz vectors). ``projected`` is S B.
     """
-    product = transposed(bases) @ projected
-    values, rotation = eigenvectors(0.5 * (product + transposed(product)), _RITZ)
+    product = transpose(bases) @ projected
+    values, rotation = eigenvectors(0.5 * (product + transpose(product)), _RITZ_ZERO_SHARE)
     return np.maximum(values, 0.0), rotation
 
 
 def power_step(
     bases: np.ndarray, projected: np.ndarray, rows_alone: np.ndarray | None = None, last: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take one block power step; return the next bases and the Ritz values (K, q) of the old ones.
+    """Take one block power step; return the next bases and the Ritz values (K, q) of the old bases.
 
-    The next bases are S B, orthonormalised. The reconstruction error never rises: for each nested subspace
-    the step is EM for PCA (S. Roweis, "EM algorithms for PCA and SPCA", 1998).
+    The next bases are S B, made orthonormal. The reconstruction error never rises, because the step is EM for
+    PCA on the span of each number of leading columns (S. Roweis, "EM algorithms for PCA and SPCA", 1998).
 
     Parameters
     ----------
@@ -108,9 +109,9 @@ def power_step(
     rows_alone : ndarray, shape (K, q, q), or None
         B' S B of the rows without tangents; the values are then variances of the rows alone.
     last : bool
-        Only rotate the bases; the values are then those of the returned bases.
+        True rotates the bases without the power step; the values then belong to the returned bases.
     """
-    values, rotation = ritz(bases, projected)
+    values, rotation = compute_ritz(bases, projected)
     if rows_alone is not None:
         values = np.maximum(np.einsum("kqi,kqr,kri->ki", rotation, rows_alone, rotation), 0.0)
     rotated = bases @ rotation
@@ -135,16 +136,20 @@ def ppca_step(
         return bases, values, np.maximum(mean_square / p, floor)
     scale = np.sqrt(np.maximum(values - noise[:, None], 0.0))
     sw = projected * scale[:, None, :]
-    inner = scale[:, :, None] * (transposed(bases) @ sw)  # W' S W
+    inner = scale[:, :, None] * (transpose(bases) @ sw)  # W' S W
     m = scale**2 + noise[:, None]
     root = np.sqrt(m)[:, None, :]
-    right = noise[:, None, None] * np.eye(h) + inner / (root * transposed(root))
+    right = noise[:, None, None] * np.eye(h) + inner / (root * transpose(root))
     loadings = divide_by(sw / root, right) * root
     unexplained = mean_square - np.einsum("kph,kph->k", sw / m[:, None, :], loadings)
     new_noise = np.maximum(unexplained / p, floor)
-    squares, rotation = eigenvectors(transposed(loadings) @ loadings)
+    squares, rotation = eigenvectors(transpose(loadings) @ loadings)
     directions = orthonormalise(loadings @ rotation, bases)
-    return directions, np.maximum(squares, _LEAST * new_noise[:, None]) + new_noise[:, None], new_noise
+    return (
+        directions,
+        np.maximum(squares, _LEAST_LOADING_SHARE * new_noise[:, None]) + new_noise[:, None],
+        new_noise,
+    )
 
 
 def factor_step(
@@ -162,7 +167,7 @@ def factor_step(
     h = loadings.shape[2]
     if not h:
         return loadings, np.maximum(mean_square, floor)
-    codes = transposed(posterior)
+    codes = transpose(posterior)
     second = np.eye(h) - codes @ loadings + codes @ projected
-    new = divide_by(projected, 0.5 * (second + transposed(second)))
+    new = divide_by(projected, 0.5 * (second + transpose(second)))
     return new, np.maximum(mean_square - np.einsum("kph,kph->kp", new, projected), floor)

@@ -21,14 +21,14 @@ from scalelatent.reductions.temperature import losses_at_temperatures
 from .leave_one_out import LeaveOneOut
 
 # Number of rows that tangent distance scores at a time.
-_ROWS = 1024
-# Number of components per row, those with the best scores, for which tangent distance is computed.
+_BLOCK_ROWS = 1024
+# Tangent distance is computed for this many components per row: those with the best scores without tangents.
 N_CANDIDATES = 10
 # Upper bound of the training rows that determine the temperature. With 5,000 rows, temperatures of different
 # samples would have a spread of 8 %.
 TEMPERATURE_ROWS = 20_000
 # Shares of rejected rows at which errors are reported.
-REJECTED = (0.0, 0.01, 0.05, 0.1)
+REJECT_SHARES = (0.0, 0.01, 0.05, 0.1)
 # Candidates for the temperature of probabilities, as multiples of the mean score.
 TEMPERATURES = np.geomspace(1e-4, 1e1, 101)
 
@@ -59,7 +59,7 @@ class Recogniser:
     tangent_spec: TangentSpec | None = None
 
     def prepare(self, backend: Backend) -> PreparedRecogniser:
-        """Pack the scores for the kernels."""
+        """Pack the scores for the kernels of a backend."""
         scorer = backend.kernel("linear_mixture_make_scorer")(self.scores, self.starts)
         tangent_scores = None
         if self.tangent_spec is not None:
@@ -72,8 +72,8 @@ class Recogniser:
         if self.tangent_spec is None:
             return prepared.backend.kernel("linear_mixture_nearest")(prepared.scorer, x, 0, n_classes)
         best, index = np.empty((len(x), n_classes), "f4"), np.empty((len(x), n_classes), "i4")
-        for a in range(0, len(x), _ROWS):
-            part = slice(a, a + _ROWS)
+        for a in range(0, len(x), _BLOCK_ROWS):
+            part = slice(a, a + _BLOCK_ROWS)
             best[part], index[part] = self._recognise_by_tangents(prepared, self.tangent_spec, x[part])
         return best, index
 
@@ -120,10 +120,10 @@ def reject_curve(certainty: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, 
 
 
 def errors_at_rejects(certainty: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
-    """Return the error of the remaining rows at each share of rejected rows in `REJECTED`."""
+    """Return the error of the remaining rows at each share of rejected rows in `REJECT_SHARES`."""
     rejected, error = reject_curve(certainty, wrong)
-    places = np.minimum(np.searchsorted(rejected, REJECTED), len(wrong) - 1)
-    return {f"{share:.0%}": float(error[i]) for share, i in zip(REJECTED, places, strict=True)}
+    places = np.minimum(np.searchsorted(rejected, REJECT_SHARES), len(wrong) - 1)
+    return {f"{share:.0%}": float(error[i]) for share, i in zip(REJECT_SHARES, places, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ class TemperaturePass:
     recogniser : Recogniser
     temperatures : ndarray, shape (temperatures,)
     leave_one_out : LeaveOneOut or None
-        Not None if the rows are those of the fit; the score of the class of a row is then that of a fit
-        without the row.
+        Not None for training rows. The score of a row in its own class is then computed as if the fit had
+        not used the row.
     every : int
-        Use only every n-th row of the dataset, with this n.
+        Use the rows of the dataset whose numbers are multiples of ``every``.
     """
 
     recogniser: Recogniser
@@ -148,7 +148,7 @@ class TemperaturePass:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """No special requests to the engine."""
+        """Requirements to the engine: none."""
         return BlockRequirements()
 
     def layout(self) -> Layout:
@@ -161,11 +161,11 @@ class TemperaturePass:
         return 2.0 * p * k * (h + 1)
 
     def prepare(self, state: object, backend: Backend) -> PreparedRecogniser:
-        """Pack the scores for the kernels."""
+        """Pack the scores for the kernels of a backend."""
         return self.recogniser.prepare(backend)
 
     def accumulate(self, prepared: PreparedRecogniser, block: Block, stats: Stats) -> None:
-        """Add the losses of a block.
+        """Add the log-losses of the rows of a block at each temperature.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class TemperaturePass:
         index: np.ndarray,
         scores: np.ndarray,
     ) -> None:
-        """Replace in place the score of each row under its own class by that of a fit without the row."""
+        """Replace in place the score of each row in its own class by the score of a fit without this row."""
         backend, scorer, _ = prepared
         all_scores = backend.kernel("linear_mixture_all_scores")
         for c in np.unique(y):

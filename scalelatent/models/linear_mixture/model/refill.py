@@ -1,4 +1,7 @@
-"""Refill of components with too few rows by a split of another component; later they are dropped."""
+"""Refill of starving components: each one takes half of the rows of another component, or is dropped.
+
+A component starves if too few rows belong to it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from .components import Components
 from .e_step import MixtureSettings, MixtureState
 from .m_steps import TINY
 
-# Number of passes that may refill components; a component that starves later is dropped.
+# Number of passes that may refill starving components. In later passes they are dropped.
 MOST_REFILLS = 3
 
 

@@ -1,4 +1,4 @@
-"""First components of EM: k-means++ centres of a sample of each class, and random bases."""
+"""Start values of EM: k-means++ centres of a sample of each class, and random bases."""
 
 from __future__ import annotations
 

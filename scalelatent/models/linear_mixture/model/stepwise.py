@@ -21,15 +21,16 @@ from .m_steps import TINY, factor_step, orthonormalise, power_step
 
 @dataclass(frozen=True)
 class StepwiseState:
-    """State of a stepwise fit between two steps.
+    """State of a fit by stepwise EM between two steps.
 
     Attributes
     ----------
     mixture : MixtureState
-        In its main phase.
+        Components and other values, as in EM over passes.
     mass : ndarray, shape (K,)
         Running share of all rows that belong to each component.
     steps, epoch : int
+        Completed steps and epochs.
     sums : ndarray, shape (2,)
         Objective and weight of the rows of this epoch so far.
     objective : float
@@ -45,7 +46,10 @@ class StepwiseState:
 
 
 def model_mean_square(components: Components, likelihood: str) -> np.ndarray:
-    """Return the mean square of a row under each component, (K,); in factor analysis per feature, (K, p)."""
+    """Return the mean squared length of a centred row of each component, (K,).
+
+    In factor analysis it is the mean square of each feature, (K, p).
+    """
     h, p = components.n_dims, components.means.shape[1]
     if likelihood == "factor-analysis":
         return components.noise + (components.bases[:, :, :h] ** 2).sum(axis=2)
@@ -108,7 +112,7 @@ class StepwiseMixture:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Scratch memory in bytes that a chain asks of the engine."""
+        """Requirement to the engine: bytes of scratch memory for a chain, which is a part of a batch."""
         return BlockRequirements(scratch=self._pass.requirements.scratch)
 
     def layout(self) -> Layout:
@@ -124,11 +128,11 @@ class StepwiseMixture:
         return self._pass.prepare(state.mixture, backend)
 
     def run_chain(self, prepared: PreparedPass, block: Block, stats: Stats) -> None:
-        """Add to ``stats`` the sums over the rows of a chain."""
+        """Add to ``stats`` the sums over the rows ``block`` of a chain, which is a part of a batch."""
         self._pass.accumulate(prepared, block, stats)
 
     def step(self, state: StepwiseState, stats: Stats, n_rows: int) -> StepwiseState:
-        """Return the state after a batch.
+        """Return the state after the M-step of a batch with the sums ``stats``.
 
         Raises
         ------
@@ -210,7 +214,7 @@ class StepwiseMixture:
         return replace(state, objective=objective, epoch=state.epoch + 1, sums=np.zeros(2))
 
     def summary(self, state: StepwiseState) -> dict[str, float | int | None]:
-        """Return the record of the epoch, as in ``history_``."""
+        """Return the record of the last epoch, one entry of the estimator's ``history_``."""
         return {"pass": state.epoch, "steps": state.steps, "objective": state.objective}
 
     def is_done(self, state: StepwiseState) -> bool:

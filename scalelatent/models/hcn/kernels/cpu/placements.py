@@ -1,4 +1,4 @@
-"""Greedy improvement of the places of features in numba; `kernels/reference.py` defines the results."""
+"""Greedy addition and removal of features in numba; `kernels/reference.py` defines the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _add_count(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count:
 def _sum_evidence(
     evidence: np.ndarray, layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
 ) -> float:
-    """Return the summed evidence of those pixels of a feature that exactly ``count`` features cover."""
+    """Return the sum of the log odds of those pixels of a feature that exactly ``count`` features cover."""
     n_channels, h, width, _ = w.shape
     total = 0.0
     for a in range(n_channels):
@@ -35,7 +35,7 @@ def _sum_evidence(
 
 @subkernel
 def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
-    """Add ``value`` to the gain of every feature at every place that would cover pixel (y, x)."""
+    """Add ``value`` to the gain of every feature at every position at which it would cover pixel (y, x)."""
     _, h, width, n_features = w.shape
     high, wide, _ = gains.shape
     for r in range(max(0, y - h + 1), min(high - 1, y) + 1):
@@ -50,7 +50,7 @@ def _toggle(
     evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
     count: int,
 ) -> None:  # fmt: skip
-    """Add feature f at place (r, c) if ``count`` is 1, or remove it if -1; update the gains of the others."""
+    """Add feature f at position (r, c) if ``count`` is 1, or remove it if -1; update the gains of others."""
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for y in range(r, r + h):
@@ -119,7 +119,7 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Return the places ``s`` after adding or removing features, largest gain first, until none gains."""
+    """Return the positions ``s`` after adding or removing features, largest gain first, until none gains."""
     out = s.copy()
     _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

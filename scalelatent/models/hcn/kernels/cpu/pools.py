@@ -7,14 +7,19 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import zeros
-from scalelatent.models.hcn.kernels.units import ABSENT, POOL_FLOOR
+from scalelatent.models.hcn.kernels.units import OFF_IMAGE, POOL_FLOOR
 from scalelatent.models.hcn.kernels.windows import make_tree_layouts
 
 from .trees import make_passes
 
 _look_off, _look_on, _, _ = make_passes(2, wide=True)
 
-_0, _ABSENT, _MOST, _ALL = np.int32(0), np.int32(ABSENT), np.int32(POOL_FLOOR), np.float32(1)
+_0, _OFF_IMAGE, _MOST, _ALL = (
+    np.int32(0),
+    np.int32(OFF_IMAGE),
+    np.int32(POOL_FLOOR),
+    np.float32(1),
+)
 
 
 @subkernel
@@ -33,10 +38,10 @@ def _side(n: int) -> int:
 
 @subkernel
 def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return the pools of an image whose shift ``d`` ends in pixel row ``y``.
+    """Return the pools of an image whose shift number ``d`` moves a pixel into row ``y``.
 
-    The four numbers are the row of these pools, the column of the first one, the column of its target pixel,
-    and the number of pools, which is 0 if the row is outside of the image.
+    The four numbers are the row of these pools, the column of the first pool, the column of the pixel to
+    which this pool shifts, and the number of pools, which is 0 if the row is outside of the image.
     """
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
@@ -46,11 +51,11 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
 def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write statistics of the messages that pools send to each pixel of row ``y``.
+    """Summarize the messages that pools send to each pixel of row ``y``.
 
-    ``total`` gets the sum of the positive messages; ``first`` and ``second`` get the two largest messages.
+    Write the sum of the positive messages to ``total``, and the two largest ones to ``first`` and ``second``.
     """
-    total[:], first[:], second[:] = _0, _ABSENT, _ABSENT
+    total[:], first[:], second[:] = _0, _OFF_IMAGE, _OFF_IMAGE
     for d in range(down.shape[0]):
         source, of, to, n = _find_pool_range(d, side, y, down.shape[1], down.shape[2])
         row, sums, ones, twos = down[d, source, of : of + n], total[to:], first[to:], second[to:]
@@ -63,7 +68,7 @@ def _sum_messages(
 
 @subkernel
 def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
-    """Write to ``up`` the messages of ORs to the shifts of pools, for one channel of an image."""
+    """Write to ``up`` the messages from the OR of each pixel to the shifts of pools, for one channel."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
         _sum_messages(down, side, y, total, first, second)
@@ -80,13 +85,13 @@ def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, r
 
 @subkernel
 def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray) -> None:
-    """Write the largest and the second largest message of the shifts to each pool of row ``y``."""
-    first[:], second[:] = _ABSENT, _ABSENT
+    """Write the largest and the second largest message that each pool of row ``y`` gets from its shifts."""
+    first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
         for x in range(len(arrived)):
             b = arrived[x] + chance[x]
-            b, one = _ABSENT if chance[x] == _ABSENT else b, first[x]
+            b, one = _OFF_IMAGE if chance[x] == _OFF_IMAGE else b, first[x]
             second[x] = max(second[x], min(one, b))
             first[x] = max(one, b)
 
@@ -132,7 +137,7 @@ def _pass_down(
                         for x in range(len(row)):
                             best = second[x] if arrived[x] + chance[x] == first[x] else first[x]
                             new = _clip(chance[x] + min(top[x], -best))
-                            row[x] = -_MOST if chance[x] == _ABSENT else new
+                            row[x] = -_MOST if chance[x] == _OFF_IMAGE else new
             for y in range(down.shape[3]):
                 _sum_messages(down[n, a], side, y, total, first, second)
                 for x in range(down.shape[4]):
@@ -192,21 +197,21 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def raise_pools(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages up through the pools of a layer; change ``evidence``, the messages to the trees."""
+    """Pass messages from the pixels up through the pools; write the messages to features to ``evidence``."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
 def lower_pools(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Return the messages of pools to the places below; change ``down``, the messages to the shifts."""
+    """Return the messages from pools down to the pixels; change ``down``, the messages to the shifts."""
     out = np.empty_like(below)
     _pass_down(below, prior, above, down, rounds, *_scratch(down), out)
     return out
 
 
 def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees to the pixels, int32 (images, channels, height, width)."""
+    """Return the messages from features down to the pixels, int32 (images, channels, height, width)."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
@@ -215,8 +220,8 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
 
 
 def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees to the pixels, for fixed weights and after one pass up."""
-    first, total = np.full(evidence.shape, _ABSENT), np.zeros(evidence.shape, np.int32)
+    """Return the messages from features with fixed weights down to the pixels, after one pass up."""
+    first, total = np.full(evidence.shape, _OFF_IMAGE), np.zeros(evidence.shape, np.int32)
     _lower_features(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))
     return made

@@ -1,4 +1,4 @@
-"""Sweeps over the AND-OR trees of images in numba; `kernels/reference.py` defines the results."""
+"""Message updates of all pixels of images in numba; `kernels/reference.py` defines the results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
-from scalelatent.models.hcn.kernels.units import HARD
+from scalelatent.models.hcn.kernels.units import FIXED_WEIGHT
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, make_tree_layouts
 
 from .trees import make_passes, prefetch
@@ -18,18 +18,19 @@ _look_off, _look_on, _off, _on = make_passes(0)
 _look_off_1, _look_on_1, _off_1, _on_1 = make_passes(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
-# The messages of trees with at least this many pairs are prefetched into the cache.
-FAR = 512
-# Bytes at the beginning of the messages of a tree that are prefetched.
-BEGINNING = 1024
+# Prefetch the messages of a pixel into the CPU cache if it has at least this many messages.
+LARGE_TREE_PAIRS = 512
+# Number of bytes to prefetch; the processor itself prefetches the bytes that follow.
+PREFETCH_BYTES = 1024
 
 
 @subkernel
 def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
-    """Return the absolute sizes of the messages to the pairs of a tree with evidence b > 0.
+    """Return upper bounds of the messages from a pixel with log odds b > 0 to its pairs.
 
-    The first size is for all pairs except those with the largest value, the second for those pairs. ``first``
-    and ``second`` are the two largest values of the pairs. All numbers are in units of 1/256 nat.
+    A pair is a feature position and a weight. The second bound is for the pair with the largest value
+    ``first``; the first bound is for all other pairs. ``second`` is the second largest value. All numbers are
+    in units of 1/256 nat.
     """
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
@@ -61,12 +62,12 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the tree of each pixel of the images once; no message is stored between two sweeps."""
+    """Update the messages of each pixel once; no message is stored between two sweeps."""
     _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
 def _make_sweep(wide: bool) -> Callable[..., None]:
-    """Return the body of a sweep with kept messages: int16 messages, or int32 messages if ``wide``."""
+    """Return the kernel that updates all pixels once with stored messages, int16 or, if ``wide``, int32."""
     look_off, look_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 
@@ -77,8 +78,8 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-        # The messages of a large tree are not in the cache: prefetch them.
-        far = w.shape[2] * w.shape[3] * w.shape[4] >= FAR
+        # Many messages of a pixel do not stay in the CPU cache from sweep to sweep, so prefetch them.
+        far = w.shape[2] * w.shape[3] * w.shape[4] >= LARGE_TREE_PAIRS
         for k in range(order.shape[0]):
             pixels = evidence[k].ravel()
             for p in range(order.shape[1]):
@@ -92,12 +93,12 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                # Prefetch the first messages of the next tree; the processor prefetches the others itself.
+                # Prefetch the first messages of the next pixel; the processor prefetches the others itself.
                 if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
-                    prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], BEGINNING)
-                # Evidence of 0 sends messages of 0, which must replace kept messages of earlier evidence.
+                    prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
+                # An unknown pixel (b = 0) sends messages of 0, which replace its stored messages.
                 if b <= _0:
                     total = look_off(tree, (-b,), _ALL)
                     change = send_off(tree, (-b - total, -b, _0), damping)
@@ -139,7 +140,7 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all trees of some images once with kept messages; return the number of changed trees."""
+    """Update all pixels once with stored messages; return the number of changed pixels per chain."""
     moved = np.zeros(len(order), np.int64)
     size = count_pairs(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     for messages in (to_s, to_w):
@@ -191,10 +192,10 @@ def _decode(
 def decode(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute beliefs in S under fixed weights; return the number of changed trees of each row."""
+    """Compute log odds of feature positions for fixed weights; return the changed pixels of each row."""
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
     kept = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)
-    hard = np.where(w, np.int32(HARD), np.int32(-HARD))
+    hard = np.where(w, np.int32(FIXED_WEIGHT), np.int32(-FIXED_WEIGHT))
     _decode(evidence, order, s, hard, kept, n_sweeps, make_tree_layouts(*sizes), moved)
     return moved

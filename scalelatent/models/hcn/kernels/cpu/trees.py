@@ -1,9 +1,8 @@
-"""The two passes over the pairs of an AND-OR tree, as LLVM vector instructions.
+"""The two passes over the AND-OR tree of one pixel, as LLVM vector instructions.
 
-A tree belongs to one pixel. Its pairs are a place in S (places of features) and a weight in W (features), in
-a few contiguous lines of equal length. A pair sends a value to the OR of the tree, and the OR sends the
-message g to the pair. For a known sign of the evidence b of the pixel, g needs half of the work of the
-general rule:
+The inputs of a tree are pairs of a feature position (array S) and a weight (array W), in a few contiguous
+lines of equal length. A pair sends a value to the OR of the tree, and the OR sends the message g back. If
+the sign of the log odds b of the pixel is known, g needs half of the work of the general rule:
 
 - b < 0: g = min(0, b + sum of the values of the other pairs). Each pair adds at most |b| to the sum, so the
   int32 sum is exact for trees of any size.
@@ -34,15 +33,15 @@ if TYPE_CHECKING:
     from numba.core.typing.context import BaseContext as TypingContext
     from numba.core.typing.templates import Signature
 
-_BITS = ir.IntType(LANES)  # one bit per SIMD lane
-BELIEF_OUTSIDE = -(2**29)  # belief in a place or weight outside the tree; the sum of two fits int32
-HELD, LIVE = 1, 2  # bits of the byte of a line: nonzero messages to weights; a place above the limit
+_BITS = ir.IntType(LANES)  # an integer with one bit per SIMD lane
+BELIEF_OUTSIDE = -(2**29)  # log odds of lanes beyond the last pair; the sum of two fits int32
+HELD, LIVE = 1, 2  # flags of a line: it has nonzero messages to weights; it has a position above the limit
 
 Values = list[ir.Value]
 
 
-class _Code(Vectors):
-    """Vector instructions of both passes; kept messages are int16, or int32 if ``wide``."""
+class _VectorCode(Vectors):
+    """Vector instructions of both passes; stored messages are int16, or int32 if ``wide``."""
 
     def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
         super().__init__(builder)
@@ -50,11 +49,11 @@ class _Code(Vectors):
         self.kept_bytes = 4 if wide else 2
 
     def widen(self, raw: ir.Value) -> ir.Value:
-        """Convert kept messages to int32."""
+        """Convert stored messages to int32."""
         return raw if self.wide else self.b.sext(raw, self.ints)
 
     def narrow(self, messages: ir.Value) -> ir.Value:
-        """Convert int32 messages to the type of kept messages."""
+        """Convert int32 messages to the type in which messages are stored."""
         return messages if self.wide else self.b.trunc(messages, self.kept)
 
     def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -66,7 +65,7 @@ class _Code(Vectors):
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
     def pair_message(self, s: ir.Value, w: ir.Value) -> ir.Value:
-        """Return the message of pairs to the OR, from the messages of their places and weights."""
+        """Return the messages of pairs to the OR, from the log odds of their positions and weights."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
     def lanes_of(self, mask: ir.Value) -> ir.Value:
@@ -105,10 +104,15 @@ class _Code(Vectors):
 
 
 class _Pairs:
-    """A vector of pairs of a line: their beliefs and messages."""
+    """One SIMD vector of pairs (feature position, weight): their log odds and stored messages."""
 
     def __init__(
-        self, code: _Code, spots: Values, i: ir.Value, mask: ir.Value | None, damping: ir.Value | None = None
+        self,
+        code: _VectorCode,
+        spots: Values,
+        i: ir.Value,
+        mask: ir.Value | None,
+        damping: ir.Value | None = None,
     ) -> None:
         self.code, self.mask, self._damping = code, mask, damping
         sizes = [4, 4, *[code.kept_bytes] * 2]
@@ -118,7 +122,7 @@ class _Pairs:
         self._found: dict[int, ir.Value] = {}
 
     def belief(self, which: int) -> ir.Value:
-        """Load the beliefs in the places (``which`` = 0) or in the weights (1) of the pairs."""
+        """Load the log odds of the positions (``which`` = 0) or of the weights (1) of the pairs."""
         if which not in self._found:
             code = self.code
             if self.mask is None:
@@ -130,7 +134,7 @@ class _Pairs:
         return self._found[which]
 
     def old_messages(self, which: int) -> ir.Value | None:
-        """Load the messages of the last sweep; None if messages are not kept."""
+        """Load the stored messages of the last sweep; None if messages are not stored."""
         if 2 + which >= len(self._spots):
             return None
         return self.code.widen(self._kept(which))
@@ -141,14 +145,14 @@ class _Pairs:
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Return the beliefs minus the messages of this tree: in the places (0) or in the weights (1)."""
+        """Return the log odds of positions (0) or weights (1) without the messages of this pixel."""
         belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
-        """Store new messages to places (0) and weights (1).
+        """Store new messages to positions (0) and weights (1).
 
-        Return bits of the pairs with a changed message, and of the weights with a nonzero message.
+        Return one bit per pair with a changed message, and one bit per weight with a nonzero message.
         """
         code, b = self.code, self.code.b
         if self.old_messages(0) is None:
@@ -169,7 +173,7 @@ class _Pairs:
                 moved = b.or_(moved, self._unlike_zero(change))
             return [moved, held()]
 
-        # After some sweeps few messages change, so most vectors need no write.
+        # After some sweeps few messages change, so most vectors need no write to memory.
         bits = functools.reduce(b.or_, (self._unlike_zero(change) for change in changes.values()))
         return code.where(code.any(bits), write, before=[_BITS(0), held()])
 
@@ -200,13 +204,13 @@ class _Pairs:
 
 
 class _Tree:
-    """Loops over the lines of an AND-OR tree in generated code.
+    """Loops over the lines of pairs of one pixel in generated code.
 
     ``tree`` lists LLVM values: the number of lines, the pairs per line, the bytes between two lines of S and
-    of W, and the addresses of S, of W, of the kept messages and of the flag bytes of the lines.
+    of W, and the addresses of S, of W, of the stored messages and of the flag bytes of the lines.
     """
 
-    def __init__(self, code: _Code, tree: Values) -> None:
+    def __init__(self, code: _VectorCode, tree: Values) -> None:
         self.code = code
         self.rows, self.n, *steps = tree[:4]
         self.spots, b = tree[4:], code.b
@@ -220,7 +224,7 @@ class _Tree:
         )
 
     def walk(self, start: Values, body: Callable[[Values, ir.Value, Values], Values]) -> Values:
-        """Loop over the lines with loop-carried values: body(addresses, byte of the line, values)."""
+        """Loop over lines: values = body(addresses, flags of the line, values). Return the last values."""
         code, b, n = self.code, self.code.b, len(self.spots)
 
         def run(_: ir.Value, values: Values) -> Values:
@@ -237,7 +241,7 @@ class _Tree:
         body: Callable[[_Pairs, Values], Values],
         damping: ir.Value | None = None,
     ) -> Values:
-        """Loop over the pairs of a line by vectors; ``body`` takes and returns loop-carried values."""
+        """Loop over the pairs of a line by vectors: values = body(pairs, values); return the last values."""
         code = self.code
 
         def part(i: ir.Value, mask: ir.Value | None, carried: Values) -> Values:
@@ -249,7 +253,7 @@ class _Tree:
         return code.where(self.some, lambda: part(self.whole, self.last, found), before=found)
 
 
-CodeOf: TypeAlias = Callable[[_Code, _Tree, Values, ir.Value], "ir.Value | Values | None"]
+CodeOf: TypeAlias = Callable[[_VectorCode, _Tree, Values, ir.Value], "ir.Value | Values | None"]
 """Function that emits the instructions of a pass and returns its results."""
 Passes: TypeAlias = tuple[
     Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
@@ -277,7 +281,7 @@ def _inline(
             [builder.extract_value(pack, i) for i in range(count)]
             for pack, count in zip(args[:2], (n_tree, n_numbers), strict=True)
         )
-        code = _Code(builder, wide)
+        code = _VectorCode(builder, wide)
         found = code_of(code, _Tree(code, tree), numbers, args[2])
         if isinstance(result, types.UniTuple):
             return context.make_tuple(builder, result, found)
@@ -294,11 +298,11 @@ def _inline(
 def _first_pass(on: bool, n_kept: int) -> CodeOf:
     """Return the code of the first pass, which skips quiet lines.
 
-    The pass returns the sum of the values of the pairs, or if ``on`` (evidence above 0) the two largest
-    values. ``n_kept`` is the number of kept messages per pair.
+    The pass returns the sum of the values of the pairs, or if ``on`` (log odds of the pixel above 0) the two
+    largest values. ``n_kept`` is the number of stored messages per pair.
     """
 
-    def code_of(code: _Code, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
+    def code_of(code: _VectorCode, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
         b, zero, most = code.b, code.integer(0), code.spread(numbers[0])
         least = code.integer(2 * BELIEF_OUTSIDE)
         limit = b.sub(zero, most) if on else zero
@@ -334,16 +338,16 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
 def _second_pass(on: bool, n_kept: int) -> CodeOf:
     """Return the code of the second pass, which sends messages to all pairs.
 
-    The pass returns whether a kept message changed. ``n_kept`` is the number of kept messages per pair. If it
-    is 1, the weights are fixed and only places get messages.
+    The pass returns whether a stored message changed. ``n_kept`` is the number of stored messages per pair.
+    If it is 1, the weights are fixed and only positions get messages.
     """
 
-    def code_of(code: _Code, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
+    def code_of(code: _VectorCode, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
         # If ``on``, z is the largest value of the pairs. Messages to pairs with the value z have at most the
         # absolute value y; messages to all other pairs have at most the absolute value x.
-        # If not ``on``, x is -(b + sum of the values) and y is -b, with the evidence b of the pixel.
+        # If not ``on``, x is -(b + sum of the values) and y is -b, with the log odds b of the pixel.
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_kept == 2 else None
 
@@ -389,7 +393,7 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
 
 @instructions()
 def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
-    """Prefetch ``size`` bytes from ``address`` on into the cache."""
+    """Load ``size`` bytes that start at ``address`` into the CPU cache in advance."""
 
     def line(i: ir.Value, _: ir.Value) -> Values:
         code.fetch(address, i)
@@ -401,9 +405,9 @@ def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
 def make_passes(n_kept: int, wide: bool = False) -> Passes:
     """Return four functions for numba that update one AND-OR tree.
 
-    They are, in this order: the first pass for evidence of 0 or less and for evidence above 0, and the second
-    pass for the same two cases. ``n_kept`` is the number of kept messages per pair: 0, 1 (to the place) or 2
-    (also to the weight). Kept messages are int16, or int32 if ``wide``.
+    They are, in this order: the first pass for pixels with log odds of 0 or less, and above 0; the second
+    pass for the same two cases. ``n_kept`` is the number of stored messages per pair: 0, 1 (to the position)
+    or 2 (also to the weight). Stored messages are int16, or int32 if ``wide``.
     """
     result = types.boolean if n_kept else types.void
     return (

@@ -1,0 +1,71 @@
+"""Turn results of results/ into cells and Markdown tables; used by tables.py and papers.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from common import RESULTS
+
+TABLES: dict[str, Callable[[], str]] = {}
+HEADS: dict[str, str] = {}
+# Parts of results/mbn_clustering.json and their names on the pages.
+CLUSTERED = {
+    "wine": "Wine",
+    "thyroid": "New-Thyroid",
+    "umist": "UMIST",
+    "isolet1": "Isolet1",
+    "coil20": "COIL20",
+    "mnist5000": "MNIST (small), 5,000 images",
+    "mnist": "MNIST, 70,000 images, k1 = 8,000",
+}
+# Parts of results/crbm_mnist.json and their names on the pages.
+TASKS = {
+    "noisy10": "10 % flipped",
+    "noisy20": "20 % flipped",
+    "occluded8": "8 x 8 occluded",
+    "occluded12": "12 x 12 occluded",
+}
+
+
+def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
+    """Return a decorator that turns a function of rows into a function of a table with these columns."""
+
+    def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
+        def text() -> str:
+            names = head.split("|")
+            lines = [[name.strip() for name in names], ["---"] * len(names), *rows()]
+            cells = (" | ".join(str(cell) for cell in line) for line in lines)
+            return "".join(re.sub(" +", " ", f"| {line} |") + "\n" for line in cells)
+
+        TABLES[rows.__name__], HEADS[rows.__name__] = text, head
+        return text
+
+    return wrap
+
+
+def read(name: str) -> Any:
+    """Return the results in a file of results/."""
+    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    if "parts" in content:
+        return {part: found["result"] for part, found in content["parts"].items()}
+    return content["results"]
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def mean_of(found: dict[str, float]) -> str:
+    """Return the mean and the spread over seeds."""
+    return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
+
+
+def over_seeds(shares: list[float]) -> str:
+    """Return the median in percent and, for several values, the smallest and the largest."""
+    reported = percent(statistics.median(shares), 1)
+    return reported if len(shares) == 1 else f"{reported} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"
