@@ -31,7 +31,7 @@ from scalelatent.data import (
     make_images,
     shuffle_dataset,
 )
-from scalelatent.generators.corrupted import KINDS
+from scalelatent.generators.corrupted import CORRUPTIONS
 from scalelatent.generators.images import DEFAULTS
 
 
@@ -73,7 +73,7 @@ def measure_corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, A
     pixels = random.default_rng(seed).integers(0, 256, (10_000, 28, 28), dtype=uint8)
     Dataset.from_arrays(pixels, pixels[:, 0, 0] % 10).save(f"{folder}/base")
     out: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind in CORRUPTIONS:
         arguments: dict[str, Any] = {"base": f"{folder}/base", "seed": seed, "overwrite": True}
         make_corrupted(f"{folder}/c", kind, rows=100, **arguments)
         wall, cpu = measure_seconds(

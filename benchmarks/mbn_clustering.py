@@ -8,6 +8,8 @@
     python benchmarks/mbn_clustering.py --parts half_mnist --decays 0.5,0.7
                                                                      70,000 images, k1 = 35,000, 40 pools
     python benchmarks/mbn_clustering.py --parts spectral             spectral clustering of the paper's sets
+    python benchmarks/mbn_clustering.py --parts plane                5,000 images in two dimensions, and each
+                                                                     layer (Figures 8 and 16)
     python benchmarks/mbn_clustering.py --parts figures              figures of the measured parts, and of
                                                                      synthetic points (Figures 5, 6, 10)
 
@@ -39,11 +41,11 @@ from common import RESULTS, data_folder, mnist, parser, write_part, write_png
 from mbn_figures import (
     SHAPES,
     Sweep,
-    draw_outlier_example,
-    draw_synthetic_points,
+    outlier_example,
     plot_densities,
     plot_outlier,
     plot_sweeps,
+    synthetic_points,
 )
 from sklearn.decomposition import PCA
 
@@ -54,6 +56,8 @@ from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows
 from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
+from scalelatent.models.mbn.report import collect_network
+from scalelatent.models.mbn.report_figures import plot_layers, plot_output
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
@@ -103,15 +107,13 @@ def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(x[rows]), y[rows]
 
 
-def score_baseline(
-    x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None
-) -> dict[str, Any]:
+def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
     """Return the scores of k-means on fixed features, over seeds of k-means."""
     scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
-    return summarise([(score.nmi, score.accuracy) for score in scores])
+    return summary([(score.nmi, score.accuracy) for score in scores])
 
 
-def summarise(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Return mean and standard deviation in percent."""
     values = 100 * np.array(pairs)
     return {
@@ -123,7 +125,7 @@ def summarise(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def pool_summaries(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Return the summary of the seeds of two summaries together."""
     counts = np.array([earlier["seeds"], found["seeds"]], dtype=float)
     out = {"seeds": int(counts.sum())}
@@ -136,7 +138,7 @@ def pool_summaries(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, 
     return found | out
 
 
-def score_networks(
+def networks(
     x: np.ndarray,
     y: np.ndarray,
     seeds: int,
@@ -163,9 +165,9 @@ def score_networks(
         pairs.append((score.nmi, score.accuracy))
         chosen.append(model.decay_)
         ks = model.ks_
-    found = summarise(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
+    found = summary(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
     if earlier:
-        found, chosen = pool_summaries(earlier, found), [*earlier.get("chosen", []), *chosen]
+        found, chosen = pooled(earlier, found), [*earlier.get("chosen", []), *chosen]
     if params.get("decay") == "auto":
         return found | {"chosen": chosen}
     return found | {"ks": [int(k) for k in ks]}
@@ -208,26 +210,26 @@ class FirstLayer:
         above = time.perf_counter() - begin
         seed = self.params["random_state"]
         score = kmeans_scores(z, y, restarts=restarts, random_state=seed, n_jobs=self.jobs)
-        return summarise([(score.nmi, score.accuracy)]) | {
+        return summary([(score.nmi, score.accuracy)]) | {
             "seconds_of_first_layer": round(self.seconds, 2),
             "seconds_above_it": round(above, 2),
             "ks": ks,
         }
 
 
-def measure_tables(name: str, args: Any) -> dict[str, Any]:
+def tables(name: str, args: Any) -> dict[str, Any]:
     """Return the scores of raw features, PCA and networks of all decays on one data set."""
     x, y = load(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
-    out = read_earlier_results(args.out, name) | out
+    out = _earlier(args.out, name) | out
     rows = x.astype(np.float32 if x.dtype == np.uint8 else np.float64)
     if not args.skip_baselines:
         few = (y, 1 if len(x) > 20_000 else args.seeds, min(10, args.restarts), args.jobs)
         of = few if len(x) > 2000 else common
-        out["raw"] = score_baseline(rows, *of)
+        out["raw"] = baseline(rows, *of)
         for key, whiten in (("pca", False), ("pca_whitened", True)):
-            out[key] = score_baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *of)
+            out[key] = baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *of)
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     params["n_pools"] = args.pools
     decays = tuple(float(d) for d in args.decays.split(","))
@@ -238,16 +240,16 @@ def measure_tables(name: str, args: Any) -> dict[str, Any]:
             found = first.network(y, decay, args.restarts)
         else:
             earlier = out["decays"].get(str(decay)) if args.more else None
-            found = score_networks(x, *common, earlier, decay=decay, **params)
+            found = networks(x, *common, earlier, decay=decay, **params)
         out["decays"][str(decay)] = found
         print(name, decay, found, flush=True)
-        write_results(args, name, out)  # An interrupted run keeps the decays that it has finished.
+        keep(args, name, out)  # An interrupted run keeps the decays that it has finished.
     if name == "mnist" and not args.skip_auto:
-        out["auto"] = measure_choices(x, out["classes"], args)
+        out["auto"] = choices(x, out["classes"], args)
     elif not args.skip_auto:
         earlier = out.get("auto") if args.more else None
-        out["auto"] = score_networks(x, *common, earlier, decay="auto", **params) | {
-            "seconds_to_choose": measure_choices(x, out["classes"], args, 1)["seconds_to_choose"]
+        out["auto"] = networks(x, *common, earlier, decay="auto", **params) | {
+            "seconds_to_choose": choices(x, out["classes"], args, 1)["seconds_to_choose"]
         }
     print(name, "auto", out.get("auto"), flush=True)
     if len(out["decays"]) > 1:
@@ -267,12 +269,12 @@ def measure_tables(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-def write_results(args: Any, name: str, found: dict[str, Any]) -> None:
+def keep(args: Any, name: str, found: dict[str, Any]) -> None:
     """Write the results so far."""
     write_part(args.out, name, args.seed, found)
 
 
-def measure_choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
+def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
     """Return the decays that "auto" chooses with some seeds, and the seconds of a choice."""
     from scalelatent.models.mbn.decay import choose_decay
 
@@ -286,7 +288,7 @@ def measure_choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> 
     return {"chosen": chosen, "seconds_to_choose": round(float(np.median(seconds)), 2)}
 
 
-def read_earlier_results(path: Any, name: str) -> dict[str, Any]:
+def _earlier(path: Any, name: str) -> dict[str, Any]:
     """Return the results of earlier runs on a data set, which stay if this run skips them."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
@@ -307,7 +309,7 @@ def embed_spectrally(distances: np.ndarray, width: float, d: int) -> np.ndarray:
     return u / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300)
 
 
-def cluster_spectrally(args: Any) -> dict[str, Any]:
+def spectral(args: Any) -> dict[str, Any]:
     """Cluster by the kernel widths of the paper: 2^-4 times the mean distance of two rows, and the best.
 
     The paper gives the kernel's width but not its formula, nor whether a row is its own neighbour. The
@@ -322,7 +324,7 @@ def cluster_spectrally(args: Any) -> dict[str, Any]:
         distances = squareform(pdist(x.astype(np.float64)))
         mean = distances.sum() / (len(x) * (len(x) - 1))
         by_width = {
-            str(power): score_baseline(
+            str(power): baseline(
                 embed_spectrally(distances, 2.0**power * mean, classes), y, seeds, args.restarts, args.jobs
             )
             for power in range(-4, 5)
@@ -333,21 +335,21 @@ def cluster_spectrally(args: Any) -> dict[str, Any]:
     return found
 
 
-def measure_sweeps(args: Any) -> dict[str, Any]:
+def sweeps(args: Any) -> dict[str, Any]:
     """Return scores for values of V, and of a at V = 100, on the 5,000 images (Figure 11)."""
     x, y = load("mnist5000", args.seed)
     common = (y, FEW_SEEDS, args.restarts, args.jobs)
     out: dict[str, Any] = {"V": {}, "a": {}}
     for v in (1, 5, 10, 25, 50, 100, 200, 400):
-        out["V"][str(v)] = score_networks(x, *common, n_clusterings=v)
+        out["V"][str(v)] = networks(x, *common, n_clusterings=v)
         print("V", v, out["V"][str(v)], flush=True)
     for a in (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0):
-        out["a"][str(a)] = score_networks(x, *common, n_clusterings=100, feature_fraction=a)
+        out["a"][str(a)] = networks(x, *common, n_clusterings=100, feature_fraction=a)
         print("a", a, out["a"][str(a)], flush=True)
     return out
 
 
-def compare_first_layers(args: Any) -> dict[str, Any]:
+def first_layers(args: Any) -> dict[str, Any]:
     """Return scores for values of k1 on the 5,000 images.
 
     571 is the same share of 5,000 as 8,000 is of 70,000; 2,500 is the default.
@@ -355,14 +357,14 @@ def compare_first_layers(args: Any) -> dict[str, Any]:
     x, y = load("mnist5000", args.seed)
     out = {}
     for k1 in (286, 571, 1250, 2500):
-        out[str(k1)] = score_networks(
+        out[str(k1)] = networks(
             x, y, FEW_SEEDS, args.restarts, args.jobs, n_clusterings=args.clusterings, k1=k1
         )
         print("k1", k1, out[str(k1)], flush=True)
     return out
 
 
-def compare_first_layers_of_all(args: Any) -> dict[str, Any]:
+def first_layers_of_all(args: Any) -> dict[str, Any]:
     """Return scores for two values of k1 on all images, with 100 clusterings.
 
     The default is 35,000; with 400 clusterings it would take hours.
@@ -376,20 +378,20 @@ def compare_first_layers_of_all(args: Any) -> dict[str, Any]:
     return out
 
 
-def score_half_of_all(args: Any) -> dict[str, Any]:
+def half_of_all(args: Any) -> dict[str, Any]:
     """Return scores of networks of all images with the default k1, half of the rows, in 40 pools."""
     x, y = load("mnist", args.seed)
-    out = read_earlier_results(args.out, "half_mnist")
+    out = _earlier(args.out, "half_mnist")
     first = FirstLayer(x, args, n_clusterings=args.clusterings, k1=len(x) // 2, n_pools=40)
     for decay in map(float, args.decays.split(",")):
         found = first.network(y, decay, args.restarts)
         out[f"{args.clusterings} clusterings, decay {decay}"] = found
         print(args.clusterings, decay, found, flush=True)
-        write_results(args, "half_mnist", out)
+        keep(args, "half_mnist", out)
     return out
 
 
-def draw_figures(args: Any) -> dict[str, Any]:
+def figures(args: Any) -> dict[str, Any]:
     """Draw the figures of the parts that the file has."""
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     drawn: list[str] = []
@@ -399,7 +401,7 @@ def draw_figures(args: Any) -> dict[str, Any]:
         drawn.append(f"mbn_{name}.png")
 
     of_decay = [
-        read_sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
+        _sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
         for name, title in NAMES.items()
         if len(parts.get(name, {}).get("result", {}).get("decays", {})) > 1
     ]
@@ -407,8 +409,8 @@ def draw_figures(args: Any) -> dict[str, Any]:
         draw(plot_sweeps(of_decay, "decay"), "decay")
     if "sweeps" in parts:
         found = parts["sweeps"]["result"]
-        draw(plot_sweeps([read_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
-        draw(plot_sweeps([read_sweep("MNIST (small)", found["a"])], "share of the features a"), "a")
+        draw(plot_sweeps([_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
+        draw(plot_sweeps([_sweep("MNIST (small)", found["a"])], "share of the features a"), "a")
 
     def output(x: np.ndarray, c: int) -> np.ndarray:
         network = sl.MultilayerBootstrapNetwork(
@@ -418,15 +420,30 @@ def draw_figures(args: Any) -> dict[str, Any]:
 
     examples = []
     for shape in SHAPES:
-        x, y = draw_synthetic_points(shape, args.seed)
+        x, y = synthetic_points(shape, args.seed)
         examples.append((shape, x, output(x, len(np.unique(y))), y))
     draw(plot_densities(examples), "densities")
-    x, y = draw_outlier_example(args.seed)
+    x, y = outlier_example(args.seed)
     draw(plot_outlier(x, PCA(2, svd_solver="full").fit_transform(x), output(x, 2), y, len(x) - 1), "outlier")
     return {"drawn": drawn}
 
 
-def read_sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
+def plane(args: Any) -> dict[str, Any]:
+    """Draw 2,500 of 5,000 images in two dimensions: the output, and the codes of each layer."""
+    x, y = load("mnist5000", args.seed)
+    data = sl.Dataset.from_arrays(x, y)
+    model = sl.MultilayerBootstrapNetwork(
+        **PAPER_NETWORK, n_clusterings=args.clusterings, n_classes=10, n_components=2, n_jobs=args.jobs
+    )
+    shown = collect_network(model.set_params(random_state=args.seed).fit(data), data, sample_rows=2500)
+    assert shown.clusters is not None
+    write_png(plot_output(shown.output, shown.codes, shown.class_names), RESULTS / "mbn_plane.png")
+    titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(shown.ks, 1)]
+    write_png(plot_layers(shown.layers, titles, shown.codes, shown.class_names), RESULTS / "mbn_layers.png")
+    return {"ks": shown.ks} | {key: round(100 * shown.clusters[key], 2) for key in ("nmi", "accuracy")}
+
+
+def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
     found = dict(sorted(found.items(), key=lambda item: float(item[0])))
     columns = [
         [value[key] / 100 for value in found.values()]
@@ -439,16 +456,17 @@ def read_sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = 
 def main() -> None:
     """Run each part."""
     parts: dict[str, Callable[[Any], dict[str, Any]]] = {
-        name: lambda args, name=name: measure_tables(name, args)  # type: ignore[misc]
+        name: lambda args, name=name: tables(name, args)  # type: ignore[misc]
         for name in ("wine", "thyroid", "umist", "isolet1", "coil20", "digits", "mnist5000", "mnist")
     }
     parts |= {
-        "spectral": cluster_spectrally,
-        "sweeps": measure_sweeps,
-        "k1": compare_first_layers,
-        "k1_mnist": compare_first_layers_of_all,
-        "half_mnist": score_half_of_all,
-        "figures": draw_figures,
+        "spectral": spectral,
+        "sweeps": sweeps,
+        "k1": first_layers,
+        "k1_mnist": first_layers_of_all,
+        "half_mnist": half_of_all,
+        "plane": plane,
+        "figures": figures,
     }
     arguments = parser(__doc__, "mbn_clustering")
     arguments.add_argument("--parts", default="wine,thyroid,umist", help=f"of {', '.join(parts)}")
@@ -474,7 +492,7 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for name in wanted:
-        write_results(args, name, parts[name](args))
+        keep(args, name, parts[name](args))
 
 
 if __name__ == "__main__":

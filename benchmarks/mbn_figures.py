@@ -155,16 +155,16 @@ _MAKERS: dict[str, Callable[[np.random.Generator], Points]] = {
 }
 
 SHAPES = tuple(_MAKERS)
-"""Names for `draw_synthetic_points`."""
+"""Names for `synthetic_points`."""
 
 
-def draw_synthetic_points(shape: str, seed: int = 0) -> Points:
+def synthetic_points(shape: str, seed: int = 0) -> Points:
     """Return points of one shape in the plane, float32 (n, 2), and their classes."""
     rows, classes = _MAKERS[shape](np.random.Generator(np.random.Philox(seed)))
     return rows.astype(np.float32), classes
 
 
-def draw_outlier_example(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def outlier_example(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return two Gaussian classes and, in the last row, a point far from both (the paper's Figure 6)."""
     rng = np.random.Generator(np.random.Philox(seed))
     rows = np.repeat([[-1.5, 0.0], [1.5, 0.0]], 100, axis=0) + 0.5 * rng.normal(size=(200, 2))

@@ -1,16 +1,18 @@
 """Repeat the experiments of the capsule paper.
 
-    python benchmarks/paper_capsule.py dims|architectures|convergence|starts [--data SET]
+    python benchmarks/paper_capsule.py dims|architectures|convergence|starts|latents [--data SET]
 
 dims           Test error for each capsule dimension (Figure 5, multiclass), with the paper's protocol.
 architectures  The same for one_vs_all and all_vs_all (Figure 5).
 convergence    Log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7).
 starts         The subspace start and 20 random starts for each noise level, d = 4, 1,000 passes (Figure 8).
+latents        Fits with d = 2 and d = 8: draws squashed latent vectors of test rows (Figure 2), and a
+               prototype for each element of each capsule (Figure 4).
 
---data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. In dims and
-architectures the last sixth of the training rows is the validation set (MNIST: rows 50,000 to 60,000);
-convergence and starts use all training rows. Test rows are only used for test errors. For Fashion-MNIST,
-import its four files:
+--data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. In dims,
+architectures and latents the last sixth of the training rows is the validation set (MNIST: rows 50,000 to
+60,000); convergence and starts use all training rows. Test rows are only used for test errors, and for the
+picture of latents. For Fashion-MNIST, import its four files:
 
     cd FASHION
     scalelatent data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz train.zarr
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, mnist, parser, usps, write
+from common import RESULTS, mnist, parser, usps, write, write_png
 
 import scalelatent as sl
 
@@ -42,7 +44,7 @@ NAMED = {"mnist": mnist, "usps": usps}
 N_STARTS, SCALES = 20, (0.1, 1.0, 10.0)
 
 
-def open_datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
+def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
     """Return training and test rows of a named set, or of the two datasets in a folder."""
     if data in NAMED:
         train, test = (sl.Dataset.from_arrays(*NAMED[data](part=part)) for part in ("train", "test"))
@@ -51,9 +53,9 @@ def open_datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
     return train, test
 
 
-def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
-    """Run one fit with the paper's protocol; return its figures."""
-    rows, test = open_datasets(a.data)
+def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegression, dict[str, Any]]:
+    """Run one fit with the paper's protocol; return the model and its figures."""
+    rows, test = datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
     how = {**PAPER, **params}
@@ -71,10 +73,10 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
         "final_log_loss": round(model.history_[-1]["objective"], 4),
     }
     print(record, flush=True)
-    return record
+    return model, record
 
 
-def run_missing_settings(
+def resumed(
     a: argparse.Namespace, settings: list[dict[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the results of all settings; the file --partial stores finished ones."""
@@ -86,21 +88,21 @@ def run_missing_settings(
     return done
 
 
-def measure_dims(a: argparse.Namespace) -> list[dict[str, Any]]:
+def dims(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure multiclass fits (Figure 5)."""
-    return run_missing_settings(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one))
+    return resumed(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one)[1])
 
 
-def compare_architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
+def architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure members of two classes (Figure 5)."""
     kinds = ("one_vs_all", "all_vs_all")
     settings = [{"capsule_dim": d, "architecture": kind} for kind in kinds for d in a.dims]
-    return run_missing_settings(a, settings, lambda one: fit_and_score(a, **one))
+    return resumed(a, settings, lambda one: fit_and_score(a, **one)[1])
 
 
-def measure_convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
+def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure normalised log-loss and training error of four updates (Figures 6 and 7)."""
-    data, _ = open_datasets(a.data)
+    data, _ = datasets(a.data)
 
     def run(one: dict[str, Any]) -> dict[str, Any]:
         model = sl.CapsuleRegression(
@@ -122,16 +124,16 @@ def measure_convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(one, found["log_loss"][-1], found["train_error"][-1], found["seconds"], flush=True)
         return found
 
-    return run_missing_settings(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
+    return resumed(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
 
 
-def measure_starts(a: argparse.Namespace) -> list[dict[str, Any]]:
+def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure the lowest training error within 1,000 passes for several starts (Figure 8).
 
     The noise level is the standard deviation of h at the start. The update is that of the first round of
     the main experiments: momentum 0.9, nu = 0.8.
     """
-    data, _ = open_datasets(a.data)
+    data, _ = datasets(a.data)
     n = len(data)
     x, y = data.read_x(0, n).reshape(n, -1).astype(np.float32), data.read_y(0, n)
     first = sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data)
@@ -155,10 +157,34 @@ def measure_starts(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(found, flush=True)
         return found
 
-    return run_missing_settings(a, settings, run)
+    return resumed(a, settings, run)
 
 
-def draw_figure(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
+def latents(a: argparse.Namespace) -> list[dict[str, Any]]:
+    """Draw latent vectors of test rows with d = 2, and prototypes among training rows with d = 8."""
+    from scalelatent.models.capsule.report_data import collect_report_data
+    from scalelatent.models.capsule.report_figures import plot_latents, plot_prototypes
+
+    train, test = datasets(a.data)
+    flat, in_plane = fit_and_score(a, capsule_dim=2)
+    shown = collect_report_data(flat, test)
+    assert shown.sample is not None
+    write_png(plot_latents(shown.sample.points, shown.sample.codes, shown.class_names), picture(a, "latents"))
+    deep, in_space = fit_and_score(a, capsule_dim=8)
+    kept = collect_report_data(deep, train[: 5 * len(train) // 6])
+    side = round(kept.prototypes.x.shape[-1] ** 0.5)
+    figure = plot_prototypes(kept.prototypes.x, kept.prototypes.rows >= 0, kept.class_names, (side, side))
+    write_png(figure, picture(a, "prototypes"))
+    return [in_plane, in_space]
+
+
+def picture(a: argparse.Namespace, name: str) -> Path:
+    """Return the path of a picture, with the name of the data set if it is not MNIST."""
+    other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
+    return RESULTS / f"paper_capsule_{name}{other}.png"
+
+
+def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     """Draw the figure of an experiment next to its JSON file."""
     from matplotlib.figure import Figure
 
@@ -202,10 +228,11 @@ def draw_figure(experiment: str, results: list[dict[str, Any]], path: Path) -> N
 
 
 EXPERIMENTS = {
-    "dims": measure_dims,
-    "architectures": compare_architectures,
-    "convergence": measure_convergence,
-    "starts": measure_starts,
+    "dims": dims,
+    "architectures": architectures,
+    "convergence": convergence,
+    "starts": starts,
+    "latents": latents,
 }
 
 
@@ -225,10 +252,9 @@ def main() -> None:
     )
     a = args.parse_args()
     results = EXPERIMENTS[a.experiment](a)
-    other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
-    name = f"paper_capsule_{a.experiment}{other}.json"
-    out = RESULTS / name if a.out.stem == "paper_capsule" else a.out
-    draw_figure(a.experiment, results, out.with_suffix(".png"))
+    out = picture(a, a.experiment).with_suffix(".json") if a.out.stem == "paper_capsule" else a.out
+    if a.experiment != "latents":
+        draw(a.experiment, results, out.with_suffix(".png"))
     write(out, a.seed, results)
 
 

@@ -41,7 +41,7 @@ def fit_separately(
     scores: dict[str, float] = {}
     best: Candidate | None = None
     notify = session.callbacks.on_event
-    how = {"client": client, "engine": engine, "callbacks": session.callbacks}
+    options = {"client": client, "engine": engine, "callbacks": session.callbacks}
     for position, one in enumerate(candidates):
         stored = session.store.load_result(f"candidate-{one.key}") if session.store else None
         location = None if run_dir is None else locate(run_dir).at("candidates").at(one.key)
@@ -60,7 +60,7 @@ def fit_separately(
                     "params": _describe_candidate(one.model, one.number, candidates),
                 }
             )
-            _fit(one, location, keeps_best, how, scoring, scores)
+            _fit(one, location, keeps_best, options, scoring, scores)
             stored = {
                 "score": scores.get(one.key, float("nan")),
                 "error": one.error,
@@ -83,7 +83,7 @@ def fit_separately(
             _discard_model(loser, run_dir)
     if best is not None and not best.model.__sklearn_is_fitted__():  # resumed search: read the stored fit
         assert run_dir is not None
-        _fit_model(best, locate(run_dir).at("candidates").at(best.key), keeps_best, how)
+        _fit_model(best, locate(run_dir).at("candidates").at(best.key), keeps_best, options)
     return scores
 
 
@@ -102,14 +102,14 @@ def _describe_candidate(
 def _fit(
     one: Candidate,
     location: Location | None,
-    watched: bool,
-    how: Mapping[str, Any],
+    validates: bool,
+    options: Mapping[str, Any],
     scoring: Scoring,
     scores: dict[str, float],
 ) -> None:
     began = time.perf_counter()
     try:
-        _fit_model(one, location, watched, how)
+        _fit_model(one, location, validates, options)
     except (FloatingPointError, np.linalg.LinAlgError) as error:
         one.error, one.seconds = str(error), time.perf_counter() - began
         return
@@ -121,9 +121,11 @@ def _fit(
     one.score_seconds = time.perf_counter() - began
 
 
-def _fit_model(one: Candidate, location: Location | None, watched: bool, how: Mapping[str, Any]) -> None:
-    own = dict(how)
-    if watched and one.model._validates:
+def _fit_model(
+    one: Candidate, location: Location | None, validates: bool, options: Mapping[str, Any]
+) -> None:
+    own = dict(options)
+    if validates and one.model._validates:
         own["validation"] = one.validation.dataset
     if location is not None:
         own |= {"run_dir": location.url, "resume": True}

@@ -39,15 +39,15 @@ CrossValidation: TypeAlias = "int | Splitter | Iterable[tuple[npt.ArrayLike, npt
 class Candidate:
     """One fit of a search: one set of parameters on one set of rows."""
 
-    key: str
-    number: int
+    key: str  # name in stored results: number of the parameters and of the fold, such as "003-f1"
+    number: int  # index of the parameters in the grid
     model: StreamedEstimator
     steps: Steps
-    rows: Mapping[str, MappedRows]
-    validation: MappedRows
-    step: Any = None
+    rows: Mapping[str, MappedRows]  # rows of the fit: "train", and "validation" if they are given
+    validation: MappedRows  # rows of the score
+    step: Any = None  # step of the fit that waits for its answer; None at the end of the fit
     passes: int = 0
-    error: str | None = None
+    error: str | None = None  # message of a fit that diverged
     seconds: float = 0.0
     score_seconds: float = 0.0
 
@@ -61,7 +61,7 @@ def check_estimator(estimator: object) -> None:
         )
 
 
-def candidate_params(
+def expand_param_grid(
     estimator: StreamedEstimator, given: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the parameters of each candidate, from a grid or from a list of candidates."""
@@ -216,7 +216,7 @@ def _no_steps() -> Steps:
 def check_candidate(
     one: Candidate, params: Mapping[str, Any], derive: Callable[[ComputeValue], object]
 ) -> StartFit:
-    """Run the input checks of a candidate and return its request to start; errors name candidate and fold."""
+    """Run the input checks of a candidate; return its first step. Errors name the candidate and the fold."""
     try:
         return first_step(one.steps, derive)
     except (ValueError, DataError) as error:
@@ -229,7 +229,7 @@ def check_candidate(
         raise type(error)(f"{where}: {error}") from error
 
 
-def score_table(
+def make_score_table(
     params: Sequence[dict[str, Any]],
     candidates: Sequence[Candidate],
     scores: Mapping[str, float],

@@ -26,8 +26,8 @@ class Scoring:
     """Scorer for a kind of estimator, given by a name or a function."""
 
     def __init__(self, estimator: StreamedEstimator, scoring: str | Callable[..., float] | None) -> None:
-        self.shared: str | None = None
-        self.clusters = False
+        self.shared: str | None = None  # name of a score that one pass computes for all candidates
+        self.clusters = False  # whether clusters are compared with labels
         if is_classifier(estimator):
             self.given = "accuracy" if scoring is None else scoring
             known: tuple[str, ...] = tuple(SCORERS)

@@ -1,4 +1,4 @@
-"""Several learners that share one pass: rows are read and decoded once for all learners."""
+"""Several learners (members) that share one pass: rows are read and decoded once for all learners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from scalelatent.kernels.sparse_rows import CsrRows
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-# Type codes that float32 holds exactly: rows of these types are converted once for all members.
+# Type codes of numpy whose numbers float32 represents exactly. Rows of these types are converted to float32
+# once for all members.
 _EXACT = ("?", "b", "B", "h", "H", "e")
 
 
@@ -29,7 +30,7 @@ LEAF_BYTES = 2**31
 
 
 @dataclass(frozen=True)
-class Part:
+class MemberRows:
     """Rows that one learner uses for one purpose, such as "train": a dataset, and a mask for a fold."""
 
     dataset: Dataset
@@ -37,8 +38,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Reduction of one member (learner) of a joint pass; its blocks may be smaller than the shared blocks."""
+class MemberReduction:
+    """Reduction of one member of a joint pass, and the rows per block that the member would have alone."""
 
     member: str
     part: str  # name of the member's rows: "train" or "validation"
@@ -71,7 +72,7 @@ def _rows_of(block: Block, a: int, b: int) -> Block:
 class JointReduction:
     """Reduction that combines the reductions of several members, which share the blocks of one grid."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[MemberReduction, ...]
 
     @cached_property
     def _layouts(self) -> list[tuple[Layout, slice]]:
@@ -144,12 +145,12 @@ class JointReduction:
         if len(self.slots) > 1 and exact:
             block = replace(block, x=backend.asarray(block.x, np.float32, "joint rows"))
         for slot, own, (layout, span), kept in zip(self.slots, of_slots, self._layouts, sums, strict=True):
-            reduction, its = slot.reduction, Stats(layout, stats.vector[span])
+            reduction, own_stats = slot.reduction, Stats(layout, stats.vector[span])
             for visible in slot.blocks(block):
                 if kept is not None and isinstance(reduction, LeafReduction):
-                    reduction.add_block(own, visible, its, kept)
+                    reduction.add_block(own, visible, own_stats, kept)
                 else:
-                    reduction.accumulate(own, visible, its)
+                    reduction.accumulate(own, visible, own_stats)
 
     def close_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
         """Add the sums that members kept during a leaf (a group of blocks) to their statistics."""
@@ -184,7 +185,9 @@ class JointLearner:
         own = {name: learner.reductions() for name, learner in self.members.items()}
         return {
             part: JointReduction(
-                tuple(Slot(name, its, own[name][its], mask, rows) for name, its, mask, rows in wanted)
+                tuple(
+                    MemberReduction(name, its, own[name][its], mask, rows) for name, its, mask, rows in wanted
+                )
             )
             for part, wanted in self.parts.items()
         }
@@ -216,7 +219,7 @@ class JointLearner:
         best: dict[str, Any] = min(own.values(), key=watched_error, default={})
         return {**best, "pass": state.iteration, "candidates": len(self.members), "members": own}
 
-    def ended(self, state: JointState) -> list[str]:
+    def find_ended(self, state: JointState) -> list[str]:
         """Return the names of the members that are done or have failed."""
         return [
             name
@@ -225,8 +228,8 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """Return True if a member has ended, so that the others need a new stage, or at pass ``until``."""
-        return bool(self.ended(state)) or (self.until > 0 and state.iteration >= self.until)
+        """Return True at pass ``until``, or if a member has ended; the others continue in a new stage."""
+        return bool(self.find_ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
 def watched_error(summary: Mapping[str, Any]) -> float:
@@ -235,14 +238,14 @@ def watched_error(summary: Mapping[str, Any]) -> float:
     return float(value) if value is not None and np.isfinite(value) else float("inf")
 
 
-def _grids(
+def _make_own_grids(
     name: str,
     work: Any,
-    rows: Mapping[str, Part],
+    rows: Mapping[str, MemberRows],
     device: str,
     grid: Mapping[str, Any],
 ) -> dict[str, RowGrid]:
-    """Return the grids that a member would have alone. A held-out fold shares the grid of its train rows."""
+    """Return the grids (leaves and blocks) of a member alone; a held-out fold has that of its train rows."""
     made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids
     for part, chosen in rows.items():
         if chosen.mask is not None and chosen.mask.inside and chosen.dataset is rows["train"].dataset:
@@ -250,20 +253,20 @@ def _grids(
     return dict(made)
 
 
-class _Parts:
-    """Named sets of rows that are read once in a joint pass, by dataset, leaf size and block contents."""
+class _SharedRows:
+    """Rows that a joint pass reads once for several members, by dataset, leaf size and block contents."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}
         self.datasets: dict[str, Any] = {}
         self.grids: dict[str, RowGrid] = {}
 
-    def name(self, wanted: str, dataset: Dataset, grid: RowGrid, reduction: Reduction) -> str:
-        """Return the name of the set of rows that a reduction shares; add a new set if no set is suitable.
+    def find_or_add(self, wanted: str, dataset: Dataset, grid: RowGrid, reduction: Reduction) -> str:
+        """Return the name of the shared rows of a reduction; add new shared rows if none are suitable.
 
-        A new set is named ``wanted``, with a number appended if this name is in use.
+        New shared rows are named ``wanted``, with a number appended if this name is in use.
         """
-        # If there is only one leaf, the leaf size does not matter.
+        # With a single leaf (group of blocks), grids of different leaf sizes are equal.
         key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requirements.form
         for name in self._names.setdefault(key, []):
             small, large = sorted((grid, self.grids[name]), key=lambda one: one.block_rows)
@@ -279,9 +282,9 @@ class _Parts:
         return name
 
 
-def joint_stage(
+def make_joint_stage(
     name: str,
-    members: Mapping[str, tuple[BatchLearner, Mapping[str, Part]]],
+    members: Mapping[str, tuple[BatchLearner, Mapping[str, MemberRows]]],
     device: str,
     classes: np.ndarray | None,
     *,
@@ -289,11 +292,11 @@ def joint_stage(
     **grid: Any,
 ) -> Stage:
     """Return a stage whose learner is a :class:`JointLearner` of all members."""
-    found, parts = _Parts(), {}  # type: ignore[var-annotated]
+    found, parts = _SharedRows(), {}  # type: ignore[var-annotated]
     for key, (learner, rows) in members.items():
-        own, reductions = _grids(name, learner, rows, device, grid), learner.reductions()
+        own, reductions = _make_own_grids(name, learner, rows, device, grid), learner.reductions()
         for part in own:
-            joint = found.name(part, rows[part].dataset, own[part], reductions[part])
+            joint = found.find_or_add(part, rows[part].dataset, own[part], reductions[part])
             parts.setdefault(joint, []).append((key, part, rows[part].mask, own[part].block_rows))
     learner_of_all = JointLearner(
         {key: learner for key, (learner, _) in members.items()},
@@ -303,19 +306,21 @@ def joint_stage(
     return Stage(name, learner_of_all, found.datasets, found.grids, device, classes)
 
 
-def joint_collection(
+def make_joint_sums(
     name: str,
-    wanted: Sequence[tuple[Reduction, Part]],
+    wanted: Sequence[tuple[Reduction, MemberRows]],
     device: str,
     classes: np.ndarray | None,
     **grid: int | None,
 ) -> tuple[Stage, list[tuple[str, int]]]:
-    """Return a stage that computes many reductions in one pass, and each one's (set of rows, index in it)."""
-    found, slots, places = _Parts(), {}, []  # type: ignore[var-annotated]
+    """Return a stage that computes many reductions in one pass, and of each (shared rows, index there)."""
+    found, slots, places = _SharedRows(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):
-        own = _grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]
-        joint = found.name("train", part.dataset, own, reduction)
-        slots.setdefault(joint, []).append(Slot(str(i), "train", reduction, part.mask, own.block_rows))
+        own = _make_own_grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]
+        joint = found.find_or_add("train", part.dataset, own, reduction)
+        slots.setdefault(joint, []).append(
+            MemberReduction(str(i), "train", reduction, part.mask, own.block_rows)
+        )
         places.append((joint, len(slots[joint]) - 1))
     work = {part: JointReduction(tuple(own)) for part, own in slots.items()}
     return Stage(name, work, found.datasets, found.grids, device, classes), places

@@ -27,8 +27,8 @@ from scalelatent.reductions.confusion import ConfusionCounts
 from scalelatent.storage.record import same_array
 
 from .candidates import Candidate
-from .joint import Part, joint_collection
-from .joint_loop import Member, Outcome, fit_joint, joint_groups, kept_outcomes, stage_peak
+from .joint import MemberRows, make_joint_sums
+from .joint_loop import Member, Outcome, estimate_peak_bytes, fit_joint, group_members, load_outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
-class Memo:
+class ComputedValues:
     """Cache of the results of `ComputeValue` steps: each function is called once for equal arguments."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def make_key(value: object) -> Hashable:
 
 
 class SharedFit:
-    """Executor of the steps that many candidates request; it combines their passes over the rows."""
+    """Executor of the fit steps of all candidates of a search, which combines their passes over the rows."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class SharedFit:
         resources: Resources,
         scorer: Callable[[Stats], float],
         rungs: Sequence[int],
-        memo: Memo,
+        memo: ComputedValues,
     ) -> None:
         self.session, self.resources = session, resources
         self.scorer, self.rungs, self.memo = scorer, list(rungs), memo
@@ -89,25 +89,25 @@ class SharedFit:
     # -- steps -------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
-        """Run all fits to their ends; ``answers`` has, by candidate key, the result of each fit's `Begin`."""
+        """Run all fits to their ends; ``answers`` has the answer to `StartFit` by candidate key."""
         for one in candidates:
             self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
             # Training passes begin only when every candidate has finished its earlier steps.
             if gathering := [one for one in waiting if isinstance(one.step, StoreSets)]:
-                self._gather(gathering)
+                self._store_samples(gathering)
             elif collecting := [one for one in waiting if isinstance(one.step, SumStatistic)]:
-                names = {one.key: self._name(one.step) for one in collecting}
+                names = {one.key: self._name_pass(one.step) for one in collecting}
                 found = self.collect({names[one.key]: one.step for one in collecting})
                 for one in collecting:
                     self._advance(one, found[names[one.key]])
             elif online := [one for one in waiting if isinstance(one.step, TrainOnline)]:
                 for one in online:
-                    self._learn_online(one)
+                    self._train_online(one)
             else:
-                self._learn(waiting)
+                self._train(waiting)
 
-    def _gather(self, waiting: Sequence[Candidate]) -> None:
+    def _store_samples(self, waiting: Sequence[Candidate]) -> None:
         """Gather the samples of all candidates that wait for samples of the same rows, in one pass."""
         step: StoreSets = waiting[0].step
         assert step.rows is not None
@@ -119,7 +119,7 @@ class SharedFit:
         sets = replace(step.sets, numbers=wanted)
         whole = self.session.store_row_sets(replace(step, name=f"{step.name}-{self._gathered}", sets=sets))
         self.n_passes += 1
-        # Equal samples get the same answer object, so that derived results are shared too.
+        # Candidates with equal samples get the same object, to share values computed from the sample.
         answers: dict[Hashable, StoredSets | SomeOfSet] = {}
         for one in together:
             numbers = one.step.sets.numbers
@@ -142,16 +142,18 @@ class SharedFit:
                     answer = one.step.value()
                 else:
                     answer = (
-                        self.memo(one.step) if isinstance(one.step, ComputeValue) else self._mapped(one.step)
+                        self.memo(one.step)
+                        if isinstance(one.step, ComputeValue)
+                        else self._add_row_map(one.step)
                     )
                 one.step = one.steps.send(answer)
         except StopIteration:
             one.step = None
 
-    def _name(self, step: SumStatistic | AddRowMap) -> str:
-        """Return the name of a pass or map; equal passes have one name.
+    def _name_pass(self, step: SumStatistic | AddRowMap) -> str:
+        """Return the name of a pass over rows, or of a row map; equal passes share a name.
 
-        Names are numbered in order of requests, so that a resumed search finds stored results by name.
+        Names are numbered in the order of the steps, so that a resumed search finds stored results by name.
         """
         work = step.reduction if isinstance(step, SumStatistic) else step.row_map
         rows = self._rows_key(step.rows)
@@ -159,11 +161,11 @@ class SharedFit:
         key = *rows, step.rows.mask if isinstance(step, SumStatistic) else None, make_key(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
 
-    def _mapped(self, step: AddRowMap) -> MappedRows:
-        return self.session.add_map(self._name(step), step)
+    def _add_row_map(self, step: AddRowMap) -> MappedRows:
+        return self.session.add_map(self._name_pass(step), step)
 
-    def _part(self, rows: MappedRows) -> Part:
-        return Part(self.session.apply_maps(rows), rows.mask)
+    def _select_rows(self, rows: MappedRows) -> MemberRows:
+        return MemberRows(self.session.apply_maps(rows), rows.mask)
 
     # -- passes of reductions ------------------------------------------------------------------------------
 
@@ -175,8 +177,8 @@ class SharedFit:
             stored = store.load_result(f"{kind}_{name}") if store else None
             if stored is not None:
                 out[name] = Stats(step.reduction.layout(), stored["vector"])
-        for group in self._groups([name for name in wanted if name not in out], wanted):
-            stage, places = self._stage(f"{group[0]}-{len(group)}", [wanted[name] for name in group])
+        for group in self._group_passes([name for name in wanted if name not in out], wanted):
+            stage, places = self._make_stage(f"{group[0]}-{len(group)}", [wanted[name] for name in group])
             self.session.callbacks.on_stage({"stage": stage.name, "rows": stage.rows})
             found = self.session.executor.collect(stage, Progress(self.session.callbacks, stage.name, 0))
             self.n_passes += 1
@@ -186,18 +188,20 @@ class SharedFit:
                     store.save_result(f"{kind}_{name}", {"vector": np.array(out[name].vector)})
         return out
 
-    def _stage(self, name: str, steps: Sequence[SumStatistic]) -> tuple[Stage, list[tuple[str, int]]]:
-        parts = [(step.reduction, self._part(step.rows)) for step in steps]
+    def _make_stage(self, name: str, steps: Sequence[SumStatistic]) -> tuple[Stage, list[tuple[str, int]]]:
+        parts = [(step.reduction, self._select_rows(step.rows)) for step in steps]
         session = self.session
-        return joint_collection(
+        return make_joint_sums(
             f"{session.kind}_{name}", parts, session.device, steps[0].classes, **self._grid
         )
 
-    def _groups(self, names: Sequence[str], wanted: Mapping[str, SumStatistic]) -> list[list[str]]:
+    def _group_passes(self, names: Sequence[str], wanted: Mapping[str, SumStatistic]) -> list[list[str]]:
         """Return groups of reductions that have the same classes and fit into memory together."""
 
         def peak(tried: Sequence[str]) -> dict[str, int]:
-            return stage_peak(self._stage(tried[0], [wanted[n] for n in tried])[0], self.resources, 0)
+            return estimate_peak_bytes(
+                self._make_stage(tried[0], [wanted[n] for n in tried])[0], self.resources, 0
+            )
 
         groups: list[list[str]] = []
         for name in names:
@@ -223,7 +227,7 @@ class SharedFit:
 
     # -- training passes -----------------------------------------------------------------------------------
 
-    def _learn(self, waiting: Sequence[Candidate]) -> None:
+    def _train(self, waiting: Sequence[Candidate]) -> None:
         self._learned += 1
         base = self.session.kind + (str(self._learned) if self._learned > 1 else "")
         race, outcomes = list(waiting), dict[str, Outcome]()
@@ -247,7 +251,7 @@ class SharedFit:
             else:
                 self._mark_failed(one, outcome.error)
 
-    def _learn_online(self, one: Candidate) -> None:
+    def _train_online(self, one: Candidate) -> None:
         """Run the epochs of an online learner for one candidate alone; only earlier steps are shared."""
         step: TrainOnline = one.step
         try:
@@ -275,18 +279,18 @@ class SharedFit:
         out: dict[str, Outcome] = {}
         if store and stored:
             for part_of, keys in _name_groups(name, stored["groups"]):
-                out.update(kept_outcomes(store, part_of, keys))
+                out.update(load_outcomes(store, part_of, keys))
         if len(out) < len(steps):  # if all candidates are done, the rows need not be projected again
             members = {
                 key: Member(
                     step.learner,
                     outcomes[key].state if key in outcomes else step.state,
-                    {part: self._part(rows) for part, rows in step.rows.items()},
+                    {part: self._select_rows(rows) for part, rows in step.rows.items()},
                 )
                 for key, step in steps.items()
             }
             groups = (
-                joint_groups(f"{name}_estep", members, self.resources, session.device, SMALLER, **self._grid)
+                group_members(f"{name}_estep", members, self.resources, session.device, SMALLER, **self._grid)
                 if stored is None
                 else stored["groups"]
             )

@@ -17,10 +17,10 @@ from scalelatent.engine.passes import Stage
 from scalelatent.engine.plan import ALLOWED_SHARE, Resources, check_fits, stage_memory
 from scalelatent.storage.record import same_array
 
-from .joint import JointLearner, JointState, Part, joint_stage
+from .joint import JointLearner, JointState, MemberRows, make_joint_stage
 
-# Upper bound on states in the memory of one worker: two consecutive passes, one that it loaded itself, and
-# two more copies while it writes one (see dask/pass_tasks.py and storage/record.py).
+# Largest number of states in the memory of one worker: the states of two consecutive passes, one that was
+# read from storage, and two copies while a state is written.
 _STATES_HELD = 5
 
 
@@ -30,7 +30,7 @@ class Member:
 
     learner: BatchLearner
     state: object
-    rows: Mapping[str, Part]
+    rows: Mapping[str, MemberRows]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def fit_joint(
     **checkpoint: Any,
 ) -> dict[str, Outcome]:
     """Run batch learners jointly, each until it is done; return their outcomes by key."""
-    outcomes = {} if store is None else kept_outcomes(store, name, members)
+    outcomes = {} if store is None else load_outcomes(store, name, members)
     state = JointState({k: m.state for k, m in members.items() if k not in outcomes}, {}, first)
     history, stage_name = [], ""  # type: ignore[var-annotated]
     if store is not None:
@@ -67,7 +67,7 @@ def fit_joint(
     while state.members:
         live = {key: members[key] for key in state.members}
         segment = f"{name}-{len(live)}_estep"
-        stage = joint_stage(
+        stage = make_joint_stage(
             segment,
             {key: (m.learner, m.rows) for key, m in live.items()},
             device,
@@ -85,13 +85,13 @@ def fit_joint(
                 store.drop_stage(stage_name)
             stage_name, state, history = segment, result.state, _merge_histories(history, result.history)
             stopped = not learner.is_done(state)
-        ended = learner.ended(state)
+        ended = learner.find_ended(state)
         leaving = list(state.members) if stopped or (until and state.iteration >= until) else ended
         for key in leaving:
             outcomes[key] = Outcome(
                 state.members[key], _select_member_records(history, key), state.failed.get(key), key in ended
             )
-            _keep(store, name, key, outcomes[key])
+            _store_outcome(store, name, key, outcomes[key])
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
     if store is not None:  # remove also the stages of an interrupted run
@@ -100,7 +100,7 @@ def fit_joint(
     return {key: outcomes[key] for key in members}
 
 
-def kept_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[str, Outcome]:
+def load_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[str, Outcome]:
     """Return the stored outcomes of members that an earlier :func:`fit_joint` of this name finished."""
     out = {}
     for key in keys:
@@ -110,7 +110,7 @@ def kept_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[st
     return out
 
 
-def _keep(store: EngineStore | None, name: str, key: str, outcome: Outcome) -> None:
+def _store_outcome(store: EngineStore | None, name: str, key: str, outcome: Outcome) -> None:
     if store is not None:
         tree = {k: getattr(outcome, k) for k in ("state", "history", "error", "done")}
         store.save_result(f"{name}-member-{key}", tree)
@@ -130,7 +130,7 @@ def _resume(
     history: list[dict[str, Any]] = []
     for earlier in stages[: stages.index(stage) + 1]:
         history = _merge_histories(history, store.load_history(earlier, iteration))
-    # Exclude members that ended before the interruption and whose own outcome was stored in time.
+    # Exclude members that ended before the interruption and whose outcomes were stored.
     rest = {k: v for k, v in stored.members.items() if k in state.members}
     return stage, replace(stored, members=rest), history
 
@@ -152,7 +152,7 @@ def _select_member_records(history: Sequence[dict[str, Any]], key: str) -> list[
     ]
 
 
-def tree_bytes(tree: object, visited: set[object] | None = None) -> int:
+def count_array_bytes(tree: object, visited: set[object] | None = None) -> int:
     """Return the bytes of all arrays in dataclasses, dicts and sequences; a repeated array counts once."""
     visited = set() if visited is None else visited
     if isinstance(tree, np.ndarray):
@@ -161,13 +161,13 @@ def tree_bytes(tree: object, visited: set[object] | None = None) -> int:
         visited.add(key)
         return tree.nbytes if fresh else 0
     if isinstance(tree, Mapping):
-        return sum(tree_bytes(v, visited) for v in tree.values())
+        return sum(count_array_bytes(v, visited) for v in tree.values())
     if isinstance(tree, (list, tuple)):
-        return sum(tree_bytes(v, visited) for v in tree)
-    return sum(tree_bytes(v, visited) for v in vars(tree).values()) if hasattr(tree, "__dict__") else 0
+        return sum(count_array_bytes(v, visited) for v in tree)
+    return sum(count_array_bytes(v, visited) for v in vars(tree).values()) if hasattr(tree, "__dict__") else 0
 
 
-def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
+def estimate_peak_bytes(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
     """Return the peak bytes of a worker in a joint pass, by purpose.
 
     Statistics that wait for a merge are summed over the parts. For other purposes the largest part counts.
@@ -186,7 +186,7 @@ def stage_peak(stage: Stage, resources: Resources, constants: int) -> dict[str, 
     return total
 
 
-def joint_groups(
+def group_members(
     name: str,
     members: Mapping[str, Member],
     resources: Resources,
@@ -198,9 +198,9 @@ def joint_groups(
 
     def peak(keys: Sequence[str]) -> dict[str, int]:
         wanted = {k: (members[k].learner, members[k].rows) for k in keys}
-        constants = tree_bytes([members[k].learner for k in keys])
-        constants += _STATES_HELD * tree_bytes([members[k].state for k in keys])
-        return stage_peak(joint_stage(name, wanted, device, None, **grid), resources, constants)
+        constants = count_array_bytes([members[k].learner for k in keys])
+        constants += _STATES_HELD * count_array_bytes([members[k].state for k in keys])
+        return estimate_peak_bytes(make_joint_stage(name, wanted, device, None, **grid), resources, constants)
 
     groups: list[list[str]] = []
     for key in members:

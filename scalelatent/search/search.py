@@ -31,16 +31,16 @@ from .apart import fit_separately
 from .candidates import (
     Candidate,
     Split,
-    candidate_params,
     check_candidate,
     check_estimator,
+    expand_param_grid,
     find_folds,
     make_candidates,
+    make_score_table,
     make_separate_candidates,
-    score_table,
 )
 from .criterion import Scoring
-from .joint_fit import Memo, SharedFit
+from .joint_fit import ComputedValues, SharedFit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,7 +60,7 @@ _LEARNED = (
 )  # fmt: skip
 
 
-def _gives(name: str) -> Callable[[Search], bool]:
+def _estimator_has(name: str) -> Callable[[Search], bool]:
     """Return a check, for ``available_if``, that the estimator of a search has the method ``name``."""
 
     def check(search: Search) -> bool:
@@ -265,7 +265,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             self.__dict__.pop(name, None)
         if isinstance(self.error_score, str) and self.error_score != "raise":
             raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")
-        params, scoring = candidate_params(self.estimator, self.param_grid), self._scorer()
+        params, scoring = expand_param_grid(self.estimator, self.param_grid), self._make_scoring()
         base = clone(self.estimator)
         train = base._search_rows(X, y, sample_weight)
         validation_rows = base._validation_rows(validation)
@@ -285,13 +285,13 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         where = {"client": call.client, "resume": call.resume, "callbacks": callbacks, "engine": call.engine}
         run_dir = call.run_dir
         if base._shares_passes and splits is None:
-            begun, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)
+            candidates, scores = self._fit_together(base, params, watched, folds, scoring, run_dir, where)
         else:
-            begun, scores = self._fit_separately(base, params, watched, splits, scoring, run_dir, where)
-        self._report_failed(begun)
-        self._gather(params, begun, scores)
+            candidates, scores = self._fit_separately(base, params, watched, splits, scoring, run_dir, where)
+        self._report_failed(candidates)
+        self._set_results(params, candidates, scores)
         if validation_rows is not None:
-            self.best_estimator_ = next(one.model for one in begun if one.number == self.best_index_)
+            self.best_estimator_ = next(one.model for one in candidates if one.number == self.best_index_)
         elif self.refit:
             best = clone(base).set_params(**self.best_params_)
             if self.n_jobs is not None:
@@ -319,11 +319,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         where: Mapping[str, Any],
     ) -> tuple[list[Candidate], dict[str, float]]:
         """Fit candidates that share each pass; return the candidates and their scores by key."""
-        memo = Memo()
+        memo = ComputedValues()
         # Check all candidates before anything is written.
-        begun = make_candidates(base, params, watched, folds)
-        begins = [check_candidate(one, params[one.number], memo) for one in begun]
-        rungs = self._rungs(len(params))
+        candidates = make_candidates(base, params, watched, folds)
+        begins = [check_candidate(one, params[one.number], memo) for one in candidates]
+        rungs = self._list_rungs(len(params))
         with FitSession(
             "search",
             run_dir=run_dir,
@@ -346,11 +346,11 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 rungs,
                 memo,
             )
-            self._fit_candidates(shared, begun, visible)
-            scores = self._scores(shared, begun, scoring)
+            self._fit_candidates(shared, candidates, visible)
+            scores = self._scores(shared, candidates, scoring)
             session.remove_leftovers()
         self.n_passes_ = shared.n_passes
-        return begun, scores
+        return candidates, scores
 
     def _fit_separately(
         self,
@@ -369,7 +369,9 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 f"{'folds are not contiguous' if base._shares_passes else 'models are fitted one by one'}: "
                 "set halving=False"
             )
-        begun = make_separate_candidates(base, params, watched["train"], watched.get("validation"), splits)
+        candidates = make_separate_candidates(
+            base, params, watched["train"], watched.get("validation"), splits
+        )
         decides = self._deciding_parameters(base, params)
         if splits is not None:
             digest = hashlib.sha256(b"".join(rows.tobytes() for split in splits for rows in split))
@@ -383,7 +385,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 watched["train"], candidates=len(params), splits=self.n_splits_, seed=self.seed_
             )
             scores = fit_separately(
-                begun,
+                candidates,
                 session,
                 scoring,
                 self.seed_,
@@ -394,8 +396,8 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 engine=where["engine"],
             )
             session.remove_leftovers()
-        self.n_passes_ = sum(one.passes for one in begun)
-        return begun, scores
+        self.n_passes_ = sum(one.passes for one in candidates)
+        return candidates, scores
 
     def _random_state(self, base: StreamedEstimator) -> RandomState:
         return base.random_state if self.random_state is None else self.random_state
@@ -409,7 +411,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         return self.fit(X, y, **fit).transform(X)
 
-    def _scorer(self) -> Scoring:
+    def _make_scoring(self) -> Scoring:
         scoring = Scoring(self.estimator, self.scoring)
         self.scoring_ = scoring.given
         if self.halving and scoring.shared is None and self.estimator._shares_passes:
@@ -419,7 +421,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             )
         return scoring
 
-    def _rungs(self, n: int) -> list[int]:
+    def _list_rungs(self, n: int) -> list[int]:
         if not self.halving:
             return []
         if not isinstance(self.min_passes, (int, np.integer)) or self.min_passes < 1:
@@ -474,10 +476,10 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                     raise ScalelatentError(text)
                 warnings.warn(f"{text}; its score is {self.error_score}", UserWarning, stacklevel=4)
 
-    def _gather(
+    def _set_results(
         self, params: Sequence[dict[str, Any]], candidates: Sequence[Candidate], scores: Mapping[str, float]
     ) -> None:
-        self.cv_results_ = score_table(params, candidates, scores, self.n_splits_, self.error_score)
+        self.cv_results_ = make_score_table(params, candidates, scores, self.n_splits_, self.error_score)
         mean = self.cv_results_["mean_test_score"]
         if not np.isfinite(mean).any():
             raise ScalelatentError(
@@ -505,7 +507,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """Classes of the best estimator."""
         return self._best().classes_
 
-    @available_if(_gives("predict"))
+    @available_if(_estimator_has("predict"))
     def predict(self, X: RowsLike, **where: Any) -> Any:
         """Return ``best_estimator_.predict`` of rows.
 
@@ -515,7 +517,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         return self._best().predict(X, **where)
 
-    @available_if(_gives("predict_proba"))
+    @available_if(_estimator_has("predict_proba"))
     def predict_proba(self, X: RowsLike, **where: Any) -> Any:
         """Return ``best_estimator_.predict_proba`` of rows.
 
@@ -525,7 +527,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         """
         return self._best().predict_proba(X, **where)
 
-    @available_if(_gives("transform"))
+    @available_if(_estimator_has("transform"))
     def transform(self, X: RowsLike, **where: Any) -> Any:
         """Return ``best_estimator_.transform`` of rows.
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset, DatasetWriter, create_dataset, open_dataset
 from scalelatent.data import csr as csr_module
-from scalelatent.data.csr import canonical
+from scalelatent.data.csr import canonical_csr
 from scalelatent.data.csr_store import _chunk
 from scalelatent.errors import DataError
 
@@ -86,7 +86,7 @@ def test_unsorted_and_duplicate_entries_are_read_as_scipy_does(rows: list[list[t
     indices = np.array([c for row in rows for c, _ in row], "i4")
     data = np.array([v for row in rows for _, v in row], "f8")
     indptr = np.r_[0, np.cumsum([len(row) for row in rows])]
-    found, unsorted, added = canonical(data, indices, indptr, 6, 0, "x")
+    found, unsorted, added = canonical_csr(data, indices, indptr, 6, 0, "x")
     wanted = sp.csr_array((data.copy(), indices.copy(), indptr), shape=(len(rows), 6))
     wanted.sum_duplicates()
     assert_same_csr(found, wanted)
@@ -306,7 +306,7 @@ def test_invalid_csr_arrays_are_refused(x: Any, y: Any, message: str | None) -> 
 
 def test_the_error_names_the_row_of_a_sum_that_overflows() -> None:
     with pytest.raises(DataError, match="row 12 add up to 300, which does not fit into uint8"):
-        canonical(np.array([150, 150], "u1"), np.array([1, 1]), np.array([0, 0, 0, 2]), 3, 10, "x")
+        canonical_csr(np.array([150, 150], "u1"), np.array([1, 1]), np.array([0, 0, 0, 2]), 3, 10, "x")
 
 
 def test_chunks_of_a_row_group_are_equal_parts() -> None:

@@ -23,8 +23,20 @@ from scalelatent.engine.plan import PROCESS_BYTES, Resources
 from scalelatent.engine.reading import RowMask
 from scalelatent.errors import PlanError
 from scalelatent.reductions.moments import SecondMoments
-from scalelatent.search.joint import JointReduction, Part, Slot, joint_collection, joint_stage
-from scalelatent.search.joint_loop import Member, fit_joint, joint_groups, stage_peak, tree_bytes
+from scalelatent.search.joint import (
+    JointReduction,
+    MemberReduction,
+    MemberRows,
+    make_joint_stage,
+    make_joint_sums,
+)
+from scalelatent.search.joint_loop import (
+    Member,
+    count_array_bytes,
+    estimate_peak_bytes,
+    fit_joint,
+    group_members,
+)
 from tests.helpers import InterruptAt
 
 SIGNS = ("stage", "pass_end", "checkpoint")
@@ -78,9 +90,9 @@ def test_a_mask_and_its_opposite_see_each_row_once(
 def test_one_pass_computes_many_reductions(toy: SimpleNamespace, n: int, cuts: list[Any], jobs: int) -> None:
     train, other = toy.rows(n, seed=3), toy.rows(n + 5, p=2, seed=4)
     masks = [RowMask(a, a + b, 0) for a, b in cuts]
-    wanted = [(toy.Sums(3), Part(train)), (toy.Sums(2), Part(other))]
-    wanted += [(toy.Sums(3), Part(train, mask)) for mask in masks]
-    stage, places = joint_collection("toy", wanted, "cpu", np.arange(8), **GRID)
+    wanted = [(toy.Sums(3), MemberRows(train)), (toy.Sums(2), MemberRows(other))]
+    wanted += [(toy.Sums(3), MemberRows(train, mask)) for mask in masks]
+    stage, places = make_joint_sums("toy", wanted, "cpu", np.arange(8), **GRID)
     assert set(stage.grids) == {"train", "train2"}
     found = InProcessExecutor(jobs).collect(stage, lambda done, total: None)
     got = [stage.reductions[part].split(found[part])[slot] for part, slot in places]
@@ -97,12 +109,12 @@ def test_one_pass_computes_many_reductions(toy: SimpleNamespace, n: int, cuts: l
 
 def test_members_of_every_kind_learn_the_same_as_in_separate_fits(toy: SimpleNamespace) -> None:
     train, held, wide = toy.rows(900, seed=1), toy.rows(130, seed=2), toy.rows(400, p=5, seed=5)
-    rows = {"train": Part(train), "validation": Part(held)}
+    rows = {"train": MemberRows(train), "validation": MemberRows(held)}
     members = {
-        "a": Member(toy.Wander(3, 4), toy.start(), {"train": Part(train)}),
+        "a": Member(toy.Wander(3, 4), toy.start(), {"train": MemberRows(train)}),
         "b": Member(toy.Wander(3, 7, True), toy.start(), rows),
         "c": Member(toy.Wander(3, 7, True), toy.start(), rows),
-        "d": Member(toy.Wander(5, 2), toy.start(), {"train": Part(wide)}),
+        "d": Member(toy.Wander(5, 2), toy.start(), {"train": MemberRows(wide)}),
     }
 
     class Look(Callback):
@@ -133,8 +145,8 @@ def test_a_failing_member_does_not_end_the_others(toy: SimpleNamespace) -> None:
     train = toy.rows(200)
     found = run_jointly(
         {
-            "a": Member(toy.Wander(3, 5), toy.start(), {"train": Part(train)}),
-            "b": Member(Fails(3, 5), toy.start(), {"train": Part(train)}),
+            "a": Member(toy.Wander(3, 5), toy.start(), {"train": MemberRows(train)}),
+            "b": Member(Fails(3, 5), toy.start(), {"train": MemberRows(train)}),
         }
     )
     assert found["b"].error == "too large"
@@ -147,7 +159,7 @@ def test_a_failing_member_does_not_end_the_others(toy: SimpleNamespace) -> None:
 
 def test_members_stop_at_a_pass_and_continue_later(toy: SimpleNamespace) -> None:
     train = toy.rows(300)
-    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in (2, 6, 9)}
+    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in (2, 6, 9)}
     half = run_jointly(members, until=4)
     assert {k: (o.done, o.state["iteration"]) for k, o in half.items()} == {
         "2": (True, 2), "6": (False, 4), "9": (False, 4),
@@ -163,7 +175,7 @@ def test_members_stop_at_a_pass_and_continue_later(toy: SimpleNamespace) -> None
 @pytest.mark.parametrize("at", range(11))
 def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, at: int) -> None:
     train = toy.rows(300)
-    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in (2, 3, 5)}
+    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in (2, 3, 5)}
     store = EngineStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run_jointly(members, log=InterruptAt(at, *SIGNS), store=store, checkpoint_passes=2)
@@ -181,22 +193,24 @@ def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, 
 
 def test_memory_of_a_joint_pass_and_its_groups(toy: SimpleNamespace) -> None:
     train = toy.rows(4000)
-    members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": Part(train)}) for n in range(1, 9)}
+    members = {
+        str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in range(1, 9)
+    }
     roomy = Resources(1, 1, 2**34)
-    assert joint_groups("toy", members, roomy, "cpu", "less", **GRID) == [list(members)]
-    stage = joint_stage("toy", {k: (m.learner, m.rows) for k, m in members.items()}, "cpu", None, **GRID)
-    peak = sum(stage_peak(stage, roomy, 0).values())
+    assert group_members("toy", members, roomy, "cpu", "less", **GRID) == [list(members)]
+    stage = make_joint_stage("toy", {k: (m.learner, m.rows) for k, m in members.items()}, "cpu", None, **GRID)
+    peak = sum(estimate_peak_bytes(stage, roomy, 0).values())
     tight = Resources(1, 1, int((peak - 1000) / 0.6))
-    groups = joint_groups("toy", members, tight, "cpu", "less", **GRID)
+    groups = group_members("toy", members, tight, "cpu", "less", **GRID)
     assert [key for group in groups for key in group] == list(members)
     assert len(groups) == 2
     with pytest.raises(PlanError, match="toy would need"):
-        joint_groups("toy", members, Resources(1, 1, PROCESS_BYTES), "cpu", "less", **GRID)
+        group_members("toy", members, Resources(1, 1, PROCESS_BYTES), "cpu", "less", **GRID)
 
 
 def test_shared_arrays_count_once_in_the_memory_plan() -> None:
     a = np.zeros((10, 10))
-    assert tree_bytes([a, {"x": a}, a[:5]]) == 800 + 400
+    assert count_array_bytes([a, {"x": a}, a[:5]]) == 800 + 400
 
 
 def test_exact_integers_are_converted_once() -> None:
@@ -222,7 +236,7 @@ def test_exact_integers_are_converted_once() -> None:
 
     from scalelatent.contract.stats import Stats
 
-    joint = JointReduction(tuple(Slot(str(i), "train", Looks(), None) for i in range(2)))
+    joint = JointReduction(tuple(MemberReduction(str(i), "train", Looks(), None) for i in range(2)))
     for dtype, seen in ((np.uint8, np.float32), (np.float64, np.float64), (np.int32, np.int32)):
         calls.clear()
         block = Block(np.ones((3, 2), dtype), None, None, 0)
@@ -231,7 +245,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
-    """When members end, the next stage has a new name; the memory plan counts one stage."""
+    """Stages follow each other under new names as members leave, and the plan counts one of them."""
     from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
@@ -252,7 +266,7 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
 
 
 def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Members that request equal blocks share the reads; the scratch memory is that of the largest member."""
+    """Blocks are read once for all members of one form; scratch memory is the largest that a member needs."""
 
     class Needs(toy.Sums):
         requirements = BlockRequirements(scratch=(5, 1))
@@ -260,9 +274,9 @@ def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNam
     class NeedsMore(toy.Sums):
         requirements = BlockRequirements(scratch=(2, 3))
 
-    rows = Part(toy.rows(200))
+    rows = MemberRows(toy.rows(200))
     wanted = [(work(3), rows) for work in (toy.Sums, Needs, NeedsMore)]
-    stage, _ = joint_collection("sums", wanted, "cpu", None, block_rows=8, leaf_rows=16)
+    stage, _ = make_joint_sums("sums", wanted, "cpu", None, block_rows=8, leaf_rows=16)
     assert [reduction.requirements for reduction in stage.reductions.values()] == [
         BlockRequirements(scratch=(5, 3))
     ]
@@ -300,10 +314,10 @@ def test_members_with_different_block_sizes_share_the_rows_they_read(toy: Simple
     for mask in (None, RowMask(30, 50, 0)):
         alone, together = [BlockRecorder(n) for n in (4, 16, 8)], [BlockRecorder(n) for n in (4, 16, 8)]
         for work in alone:
-            stage, _ = joint_collection("alone", [(work, Part(rows, mask))], "cpu", classes)
+            stage, _ = make_joint_sums("alone", [(work, MemberRows(rows, mask))], "cpu", classes)
             InProcessExecutor(1).collect(stage, lambda *_: None)
-        wanted = [(work, Part(rows, mask)) for work in together]
-        stage, places = joint_collection("joint", wanted, "cpu", classes)
+        wanted = [(work, MemberRows(rows, mask)) for work in together]
+        stage, places = make_joint_sums("joint", wanted, "cpu", classes)
         assert [name for name, _ in places] == ["train"] * 3
         assert stage.grids["train"].block_rows == 16
         InProcessExecutor(1).collect(stage, lambda *_: None)

@@ -70,15 +70,6 @@ def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
     assert 0 < model.history_[0]["changed_error"] < 1
 
 
-def test_a_loss_weighs_the_errors_of_outputs(pair: Pair) -> None:
-    """A margin learner does not learn an output whose errors cost nothing."""
-    cost = np.ones((2, 24))
-    cost[:, 3] = 0
-    model = make(learner="mssvm", n_epochs=1, loss=cost).fit(*pair)
-    plain = make(learner="mssvm", n_epochs=1).fit(*pair)
-    assert abs(model.Wvx_[3]).sum() < abs(plain.Wvx_[3]).sum()
-
-
 def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held_pair: Pair) -> None:
     flips = {"kind": "flip", "rate": 0.2}
     model = make(corruption=flips, n_epochs=8).fit(pair[1], validation=held_pair[1])
@@ -243,7 +234,7 @@ def test_a_resume_within_an_epoch_gives_the_same_bits(
 
 
 def test_a_saved_model_predicts_the_same(pair: Pair, held_pair: Pair, tmp_path: Path) -> None:
-    model = make(learner="mssvm", loss=np.ones(24), learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
+    model = make(learner="mssvm", learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
     model.save(tmp_path / "m")
     loaded = sl.load_model(tmp_path / "m")
     assert_same(model, loaded)
@@ -436,11 +427,11 @@ def test_a_plan_has_steps_passes_and_seconds_of_a_fit(pair: Pair, held_pair: Pai
 
 
 def test_clone_and_parameters_follow_scikit_learn(pair: Pair) -> None:
-    model = make(loss=[1.0] * 24, corruption={"kind": "flip", "rate": 0.1})
+    model = make(learning_rate=[(0.1, 2)], corruption={"kind": "flip", "rate": 0.1})
     twin = clone(model)
     assert twin.get_params() == model.get_params()
     weird = object()
-    assert ConditionalRBM(learner=weird, loss=weird).loss is weird
+    assert ConditionalRBM(learner=weird, corruption=weird).corruption is weird
     assert "ConditionalRBM" in repr(model)
     fitted = make(n_epochs=1)
     assert fitted.fit(*pair) is fitted

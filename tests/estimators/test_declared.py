@@ -58,8 +58,7 @@ def test_importing_parameter_tables_imports_no_heavy_library() -> None:
 def test_parameter_choices_of_the_crbm_equal_those_of_its_code() -> None:
     assert tuple(LEARNERS) == crbm.LEARNERS
     assert (*crbm.INFERENCES, "independent") == tuple(beliefs.INFERENCES)
-    assert crbm.USERS["loss"] == tuple(name for name, one in LEARNERS.items() if one.costs)
-    assert crbm.USERS["gibbs_steps"] == tuple(name for name, one in LEARNERS.items() if one.gibbs_steps)
+    assert tuple(name for name, one in LEARNERS.items() if one.gibbs_steps) == crbm.SAMPLING_LEARNERS
     assert crbm.MAX_INIT_SCALE == MAX_WEIGHT / 8
 
 

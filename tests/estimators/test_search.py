@@ -43,13 +43,13 @@ def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
     from scalelatent.search import search
 
     kept: dict[str, CapsuleRegression] = {}
-    gather = search.Search._gather
+    set_results = search.Search._set_results
 
     def keep(self: Any, params: Any, candidates: Any, scores: Any) -> None:
         kept.update({one.key: one.model for one in candidates})
-        gather(self, params, candidates, scores)
+        set_results(self, params, candidates, scores)
 
-    monkeypatch.setattr(search.Search, "_gather", keep)
+    monkeypatch.setattr(search.Search, "_set_results", keep)
     return kept
 
 

@@ -25,13 +25,13 @@ GRID = {"algorithm": list(ALGORITHMS)}
 def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
     """Return every candidate's model after a search, by key."""
     kept: dict[str, CapsuleRegression] = {}
-    gather = Search._gather
+    set_results = Search._set_results
 
     def keep(self: Any, params: Any, candidates: Any, scores: Any) -> None:
         kept.update({one.key: one.model for one in candidates})
-        gather(self, params, candidates, scores)
+        set_results(self, params, candidates, scores)
 
-    monkeypatch.setattr(Search, "_gather", keep)
+    monkeypatch.setattr(Search, "_set_results", keep)
     return kept
 
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import scalelatent as sl
 from scalelatent.errors import RunError
-from scalelatent.storage.old_names import MOVED
+from scalelatent.storage.old_names import MOVED_MODULES
 
 from .write import list_fits, list_learned, make_pairs, make_rows
 
@@ -84,5 +84,5 @@ def test_interrupted_incremental_fits_are_refused(unpack_archive: Path) -> None:
 
 
 def test_every_old_name_has_a_new_one() -> None:
-    for module in MOVED.values():
+    for module in MOVED_MODULES.values():
         importlib.import_module(module)

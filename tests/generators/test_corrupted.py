@@ -13,7 +13,7 @@ from scalelatent.data import Dataset, make_corrupted, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators.bases import load_base_digits
 from scalelatent.generators.corrupted import clean_url
-from scalelatent.generators.images import uniform
+from scalelatent.generators.images import draw_uint32
 from scalelatent.kernels.corruption_compiled import flip_exactly, occlude
 
 IMAGES, LABELS = load_base_digits()
@@ -40,12 +40,12 @@ def test_noisy_images_flip_an_exact_share_of_pixels(tmp_path: Path, share: float
 def test_all_sets_of_flipped_pixels_are_equally_frequent() -> None:
     """The six sets of two out of four bits are equally frequent."""
     bits = np.zeros((12_000, 4), np.uint8)
-    flip_exactly(uniform(0, "test", 0, 12_000, 2), bits)
+    flip_exactly(draw_uint32(0, "test", 0, 12_000, 2), bits)
     counts = np.unique(bits, axis=0, return_counts=True)[1]
     assert len(counts) == 6
     assert np.abs(counts - 2000).max() < 200
     again = np.zeros((7, 4), np.uint8)  # A row does not depend on earlier rows.
-    flip_exactly(uniform(0, "test", 500, 507, 2), again)
+    flip_exactly(draw_uint32(0, "test", 500, 507, 2), again)
     np.testing.assert_array_equal(again, bits[500:507])
 
 
@@ -70,7 +70,7 @@ def test_occluded_images_have_one_patch_of_the_value(
 
 def test_all_positions_of_a_patch_are_equally_frequent() -> None:
     images = np.ones((12_000, 4, 5), np.uint8)
-    occlude(uniform(1, "test", 0, 12_000, 2), np.array([2, 3, 0]), images)
+    occlude(draw_uint32(1, "test", 0, 12_000, 2), np.array([2, 3, 0]), images)
     assert (images.sum(axis=(1, 2)) == 14).all()
     corner = np.unique(images.reshape(12_000, -1).argmin(axis=1), return_counts=True)
     assert corner[0].tolist() == [0, 1, 2, 5, 6, 7, 10, 11, 12]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scalelatent.data import DatasetWriter, image_set, image_set_of, make_images, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators import GENERATORS
-from scalelatent.generators.glyphs import LETTERS, SYMBOLS, bitmaps, traits
+from scalelatent.generators.glyphs import LETTERS, SYMBOLS, draw_bitmaps, draw_traits
 from scalelatent.generators.images import DEFAULTS, VOCABULARY, ImageSet
 from scalelatent.generators.make import generator_of, make_shard
 
@@ -57,9 +57,9 @@ def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: 
 
 @pytest.mark.parametrize("kind", ["bars", "symbols", "letters", "text"])
 def test_clean_images_are_their_placed_features(kind: str) -> None:
-    """Each image is the OR of its placed features, which are completely inside the image."""
+    """Each image is the OR of its features at their places, all whole inside the image."""
     images = make_set(kind)
-    sizes = [b.shape for b in bitmaps(images.parameters["features"])]
+    sizes = [b.shape for b in draw_bitmaps(images.parameters["features"])]
     height, width = images.image_shape
     found = images.clean(100, 140)
     for image, placed in zip(found, images.truth(100, 140), strict=True):
@@ -188,12 +188,12 @@ def test_traits_are_samples_of_their_network() -> None:
 
 def test_pixels_move_in_nine_directions_equally_often() -> None:
     from scalelatent.generators.image_kernels import jitter_pixels
-    from scalelatent.generators.images import uniform
+    from scalelatent.generators.images import draw_uint32
 
     images = np.zeros((9000, 5, 5), np.uint8)
     images[:, 2, 2] = 1
     out = np.empty_like(images)
-    jitter_pixels(uniform(0, "test", 0, 9000, 25), images, out)
+    jitter_pixels(draw_uint32(0, "test", 0, 9000, 25), images, out)
     assert (out.sum(axis=(1, 2)) == 1).all()
     where = out.mean(axis=0)[1:4, 1:4]
     assert np.abs(where - 1 / 9).max() < 0.015
@@ -201,20 +201,20 @@ def test_pixels_move_in_nine_directions_equally_often() -> None:
 
 def test_drawings_are_distinct_and_fill_their_boxes() -> None:
     assert "".join(LETTERS) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    for drawing in bitmaps(LETTERS):
+    for drawing in draw_bitmaps(LETTERS):
         assert drawing.shape in ((7, 5), (7, 3))
         assert drawing.any(axis=0).all()  # Letters touch their boxes, so no column is empty.
         assert drawing[[0, -1]].any(axis=1).all()
-    assert {b.shape for b in bitmaps(SYMBOLS)} == {(7, 7)}
+    assert {b.shape for b in draw_bitmaps(SYMBOLS)} == {(7, 7)}
     for size in (5, 13, 16):
-        assert {b.shape for b in bitmaps(traits(size))} == {(size, size)}
-    for table in (LETTERS, SYMBOLS, traits(5), traits(13)):
-        assert len({b.tobytes() for b in bitmaps(table)}) == len(table)
-    np.testing.assert_array_equal(bitmaps(traits(9))[2], bitmaps(traits(9))[3][:, ::-1])
+        assert {b.shape for b in draw_bitmaps(draw_traits(size))} == {(size, size)}
+    for table in (LETTERS, SYMBOLS, draw_traits(5), draw_traits(13)):
+        assert len({b.tobytes() for b in draw_bitmaps(table)}) == len(table)
+    np.testing.assert_array_equal(draw_bitmaps(draw_traits(9))[2], draw_bitmaps(draw_traits(9))[3][:, ::-1])
     with pytest.raises(DataError, match="lines of different lengths"):
-        bitmaps({"a": ["#", "##"]})
+        draw_bitmaps({"a": ["#", "##"]})
     with pytest.raises(DataError, match="other signs"):
-        bitmaps({"a": ["x"]})
+        draw_bitmaps({"a": ["x"]})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -114,7 +114,7 @@ class Steps:
         shape, rng, rows = CrbmShape(v, 5, x), np.random.default_rng(0), 8 * n_chains
         options = {
             "rates": np.array([0.1]), "momentum": 0.0, "weight_decay": 0.0, "n_sweeps": 2, "tol": None,
-            "gibbs_steps": 2, "cost": np.ones((2, v), np.float32), "n_chains": n_chains, "chain_rows": 8,
+            "gibbs_steps": 2, "n_chains": n_chains, "chain_rows": 8,
             "local_steps": 0, "seed": 3, "patience": 0, "has_validation": False, "targets": Targets(),
             "validation_targets": Targets(), "validation_inference": "sum-product",
         }  # fmt: skip

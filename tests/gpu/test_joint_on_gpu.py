@@ -15,7 +15,7 @@ from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 from scalelatent.models.linear_mixture.model.start import start_components
 from scalelatent.search import joint
-from scalelatent.search.joint import JointState, Part, joint_stage
+from scalelatent.search.joint import JointState, MemberRows, make_joint_stage
 
 N, P, BLOCK, LEAF = 2400, 20, 200, 800
 
@@ -39,8 +39,8 @@ class Search:
         self.grid = {"block_rows": BLOCK, "leaf_rows": LEAF}
 
     def joint(self):
-        members = {name: (em, {"train": Part(self.data)}) for name, em in self.members.items()}
-        return joint_stage("joint", members, "gpu", None, **self.grid)
+        members = {name: (em, {"train": MemberRows(self.data)}) for name, em in self.members.items()}
+        return make_joint_stage("joint", members, "gpu", None, **self.grid)
 
     def alone(self, name: str) -> np.ndarray:
         stage = make_stage("alone", self.members[name], {"train": self.data}, "gpu", None, **self.grid)

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 from scalelatent.data import import_named
 from scalelatent.errors import DataError
-from scalelatent.importers.named import ORIGINS, RemoteFile
+from scalelatent.importers.named import PUBLIC_FILES, RemoteFile
 
 RNG = np.random.Generator(np.random.Philox(8))
 
@@ -96,7 +96,7 @@ def server(monkeypatch: Any) -> Iterator[FileServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     server = FileServer()
-    monkeypatch.setitem(ORIGINS, "mnist", make_origin(server.url))
+    monkeypatch.setitem(PUBLIC_FILES, "mnist", make_origin(server.url))
     yield server
     server.close()
 
@@ -150,7 +150,7 @@ def test_the_next_mirror_is_tried_after_a_failure(
     lying = FileServer()
     try:
         lying.files = {name: b"other" + content for name, content in FILES.items()}
-        monkeypatch.setitem(ORIGINS, "mnist", make_origin(unused_url(), lying.url, server.url))
+        monkeypatch.setitem(PUBLIC_FILES, "mnist", make_origin(unused_url(), lying.url, server.url))
         ds = import_named("mnist", tmp_path / "ds", part="test", cache=tmp_path / "cache")
     finally:
         lying.close()
@@ -216,5 +216,5 @@ def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
 
 @pytest.mark.realdata
 def test_the_checksums_of_mnist_are_those_of_the_real_files(mnist_dir: Path) -> None:
-    for file in ORIGINS["mnist"]["train"] + ORIGINS["mnist"]["test"]:
+    for file in PUBLIC_FILES["mnist"]["train"] + PUBLIC_FILES["mnist"]["test"]:
         assert file.checksum == remote_files(file.title, (mnist_dir / file.title).read_bytes()).checksum

@@ -188,6 +188,6 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
 
 def test_the_plan_includes_the_largest_candidates():
     """A plan of many candidates plans a sample, and the largest candidate sets the peak."""
-    chosen = searching._planned([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
+    chosen = searching._candidates_to_plan([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
     assert 1 in chosen
     assert len(chosen) <= searching.PLANNED + 1

@@ -69,11 +69,11 @@ if TYPE_CHECKING:
 
 # Advice if someone assigns to a learned attribute.
 ASSIGNMENT_ADVICE = f"{CHANGE_IN_PLACE}, or make a model from your own weights: ConditionalRBM.from_weights"
-_FIELDS = ("W", "Wvx", "Whx", "bv", "bh")
+_PARAMETER_NAMES = ("W", "Wvx", "Whx", "bv", "bh")
 
 
 def _make_attribute(name: str) -> FittedAttribute:
-    """Return the attribute that reads one array of the parameter vector."""
+    """Return a learned attribute that reads the array ``name`` of the parameter vector."""
     return FittedAttribute(ASSIGNMENT_ADVICE, lambda model: getattr(model._shape.split(model._theta), name))
 
 
@@ -107,10 +107,6 @@ class ConditionalRBM(StreamedEstimator):
     gibbs_steps : int or None
         Gibbs steps of "cd", "pcd" and "cd-percloss"; other learners refuse it. None: 1, and 10 for
         "cd-percloss".
-    loss : "hamming" or array-like, shape (v,) or (2, v)
-        Loss of "mssvm" and "lssvm"; other learners refuse it. "hamming": 1 for each wrong output. An array
-        gives the cost of each wrong output; two rows give the costs of an output that is wrongly 1, and
-        wrongly 0.
     learning_rate : float, sequence of (rate, epochs), or None
         Factor of the mean gradient of a batch. None: 0.2 for 4 epochs and until 5,600 rows were shown, then
         0.1 for 3 epochs and until 4,200 rows were shown, then 0.05. ``partial_fit`` uses 0.05 for None.
@@ -245,7 +241,6 @@ class ConditionalRBM(StreamedEstimator):
         n_sweeps: int | None = None,
         tol: float | None = None,
         gibbs_steps: int | None = None,
-        loss: npt.ArrayLike = "hamming",
         learning_rate: float | Sequence[tuple[float, int]] | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -268,7 +263,6 @@ class ConditionalRBM(StreamedEstimator):
         self.n_sweeps = n_sweeps
         self.tol = tol
         self.gibbs_steps = gibbs_steps
-        self.loss = loss
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.weight_decay = weight_decay
@@ -406,7 +400,8 @@ class ConditionalRBM(StreamedEstimator):
     _plan = plan
 
     def _deciding_parameters(self) -> dict[str, Any]:
-        return super()._deciding_parameters() | {"batch_size": choose_batch_size(self)}
+        # Runs of earlier versions record the former parameter ``loss``.
+        return super()._deciding_parameters() | {"batch_size": choose_batch_size(self), "loss": "hamming"}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
         theta, epoch = learner.best_parameters(state)
@@ -866,7 +861,7 @@ class ConditionalRBM(StreamedEstimator):
     # -- saving ----------------------------------------------------------------------------------------------
 
     def _state(self) -> Saved:
-        arrays = {name: getattr(self, f"{name}_") for name in _FIELDS}
+        arrays = {name: getattr(self, f"{name}_") for name in _PARAMETER_NAMES}
         values = {
             "source": self._source,
             "shape": [self._shape.n_visible, self._shape.n_hidden, self._shape.n_observed],
@@ -879,7 +874,7 @@ class ConditionalRBM(StreamedEstimator):
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         shape = CrbmShape(*values["shape"])
-        theta = np.concatenate([arrays[name].reshape(-1) for name in _FIELDS]).astype(np.float32)
+        theta = np.concatenate([arrays[name].reshape(-1) for name in _PARAMETER_NAMES]).astype(np.float32)
         self._source, self._n_outputs = values["source"], shape.n_visible
         self.inference_ = values["inference"]
         self.best_validation_error_ = values["best_validation_error"]

@@ -58,13 +58,14 @@ TEST_STAGE = "corruption-test"
 ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some of them during the fit"
 # End of the warning about rows that do not meet the tolerance.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
+# Advice in a refusal if a fit needs too much memory.
 SMALLER = "lower n_hidden, or set n_chains lower"
 # Limits of the sample from which the scale of each column of x is estimated: rows, contiguous ranges of rows,
 # and bytes.
 SAMPLE_ROWS, SAMPLE_RUNS, SAMPLE_BYTES = 10_000, 64, 2**28
 # Numbers of sweeps for which `plan` measures the seconds. It assumes that the seconds are linear in the
 # number of sweeps.
-TIMED = (4, 12)
+TIMED_SWEEPS = (4, 12)
 
 
 # -- values of parameters ---------------------------------------------------------------------------------
@@ -112,24 +113,6 @@ def make_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
         given = [(rate, count_epochs(n_rows, shown, least)) for rate, shown, least in RATES]
     pairs = [(given, 1)] if is_number(given) else given
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
-
-
-def make_costs(loss: npt.ArrayLike, n_visible: int) -> np.ndarray:
-    """Return the loss of units that are wrongly 1, and wrongly 0, float32 (2, v)."""
-    if isinstance(loss, str) and loss == "hamming":
-        return np.ones((2, n_visible), dtype=np.float32)
-    try:
-        cost = np.asarray(loss, dtype=np.float32)
-    except (TypeError, ValueError):
-        cost = np.zeros(0, dtype=np.float32)
-    if cost.shape not in ((n_visible,), (2, n_visible)) or not (
-        np.isfinite(cost).all() and (cost >= 0).all()
-    ):
-        raise ValueError(
-            f"loss={loss!r}: give 'hamming', costs of the {n_visible} outputs, or two rows of costs (of "
-            "outputs that are wrongly 1, and wrongly 0), finite and at least 0"
-        )
-    return np.ascontiguousarray(np.broadcast_to(cost, (2, n_visible)))
 
 
 def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Corruption:
@@ -194,7 +177,7 @@ def check_rows(model: ConditionalRBM, train: Dataset) -> None:
 
 
 def check_batch(model: ConditionalRBM, train: Dataset) -> None:
-    """Refuse a step with more rows than the data; the message gives a batch size that fits."""
+    """Refuse a step of more rows than the training data; the message gives a batch size that fits."""
     n = count_training_rows(model, train)
     rows = count_step_rows(model, n)
     if rows <= n:
@@ -274,7 +257,7 @@ def make_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any]
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | None, seed: int) -> CrbmLearner:
-    """Return the learner of a fit; refuse a loss or corruption that does not fit the rows."""
+    """Return the learner of a fit; refuse a corruption that does not fit the rows."""
     n = count_training_rows(model, train)
     shape, chains, size = make_shape(model, train), choose_n_chains(model, n), choose_batch_size(model, n)
     waits = stops_early(model) and validation is not None and model.patience is None
@@ -291,7 +274,6 @@ def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | No
         n_sweeps=None if model.n_sweeps is None else int(model.n_sweeps),
         tol=None if model.tol is None else float(model.tol),
         gibbs_steps=steps,
-        cost=make_costs(model.loss, shape.n_visible),
         n_chains=chains,
         chain_rows=size if model.local_steps else size // chains,
         local_steps=int(model.local_steps or 0),
@@ -312,7 +294,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
     model._check_params()
     model._check_rows(train, validation)
     check_patience(model, validation is not None)
-    # raises an error if the loss or corruption does not fit the rows
+    # raises an error if the corruption does not fit the rows
     make_learner(model, train, validation, 0)
     n = count_training_rows(model, train)
     size, epochs = choose_batch_size(model, n), choose_n_epochs(model, n, validation is not None)
@@ -484,6 +466,10 @@ def _measure_seconds(forecast: Forecast, learner: CrbmLearner, order: RowOrder) 
         timed = replace(learner, n_sweeps=sweeps, local_steps=0)
         return forecast.measure_chain(f"{name} {sweeps}", timed, begin, order, rows=rows)
 
-    few, step = seconds(TIMED[0])
-    sweep = max((seconds(TIMED[1])[0] - few) / (TIMED[1] - TIMED[0]), 0.0) if sends_messages else 0.0
-    return max(few - sweep * TIMED[0], 0.0), sweep, step
+    few, step = seconds(TIMED_SWEEPS[0])
+    sweep = (
+        max((seconds(TIMED_SWEEPS[1])[0] - few) / (TIMED_SWEEPS[1] - TIMED_SWEEPS[0]), 0.0)
+        if sends_messages
+        else 0.0
+    )
+    return max(few - sweep * TIMED_SWEEPS[0], 0.0), sweep, step

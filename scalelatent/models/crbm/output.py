@@ -98,7 +98,7 @@ def infer_rows(
         raise ValueError(f"pairs and log_z are results of inference='sum-product', not of {name!r}")
     if tol is not None and not (is_number(tol) and tol >= 0):
         raise ValueError(f"tol={tol!r}: give a number of at least 0, or None for a fixed number of sweeps")
-    # the kernel that computes log Z computes pairs as well
+    # The kernel that computes log Z also computes pair beliefs.
     sweeps, with_pairs = check_sweeps(model, n_sweeps), pairs or log_z
 
     def compute(slot: int, stop: StopEvent) -> Callable[[int], Beliefs]:
@@ -153,7 +153,7 @@ def warn_missed(tol: float, share: float, sweeps: int, rows: str = "the rows") -
 class CountingOutput(CrbmOutput):
     """Outputs of rows in one process, with a count of the rows that did not meet the tolerance."""
 
-    # One pair (rows that missed the tolerance, rows) per block
+    # One pair per block: number of rows that did not meet the tolerance, and number of rows
     counts: list[tuple[int, int]] = field(default_factory=list)
 
     def infer(self, prepared: PreparedInference, block: Block) -> Inference:

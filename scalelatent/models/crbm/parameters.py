@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic")
 INFERENCES = ("sum-product", "mixed-product", "max-product", "mean-field")
-# Names of the learners that accept each of these parameters; the other learners refuse it.
-USERS = {"loss": ("mssvm", "lssvm"), "gibbs_steps": ("cd", "pcd", "cd-percloss")}
+# Names of the learners that draw samples, and accept ``gibbs_steps``.
+SAMPLING_LEARNERS = ("cd", "pcd", "cd-percloss")
 # Largest standard deviation of the initial weights. Eight standard deviations are the largest weight for
 # which messages fit float32.
 MAX_INIT_SCALE = 5.0
@@ -131,15 +131,12 @@ def _check_corruption(model: ConditionalRBM) -> None:
         )
 
 
-def _check_used(model: ConditionalRBM) -> None:
-    """Refuse parameters that the learner does not use."""
-    hamming = isinstance(model.loss, str) and model.loss == "hamming"
-    for name, is_set in (("loss", not hamming), ("gibbs_steps", model.gibbs_steps is not None)):
-        if is_set and model.learner not in USERS[name]:
-            raise ValueError(
-                f"{name} is set, but learner={model.learner!r} does not use it: leave {name} out, or choose "
-                f"one of {', '.join(map(repr, USERS[name]))}"
-            )
+def _check_gibbs_steps(model: ConditionalRBM) -> None:
+    if model.gibbs_steps is not None and model.learner not in SAMPLING_LEARNERS:
+        raise ValueError(
+            f"gibbs_steps is set, but learner={model.learner!r} does not use it: leave gibbs_steps out, or "
+            f"choose one of {', '.join(map(repr, SAMPLING_LEARNERS))}"
+        )
 
 
 def _check_chains(model: ConditionalRBM) -> None:
@@ -173,7 +170,6 @@ PARAMETERS = Parameters(
             "a row stops sweeping when no belief has changed by more",
         ),
         _make_optional("gibbs_steps", "Gibbs steps of the sampling learners"),
-        Parameter("loss", "hamming", Anything(), "costs of wrong outputs for the maximum-margin learners"),
         Parameter(
             "learning_rate",
             None,
@@ -232,6 +228,6 @@ PARAMETERS = Parameters(
         DEVICE,
         N_JOBS,
     ),
-    rules=(_check_corruption, _check_used, _check_chains),
-    removed={"damping": 1.0},
+    rules=(_check_corruption, _check_gibbs_steps, _check_chains),
+    removed={"damping": 1.0, "loss": "hamming"},
 )

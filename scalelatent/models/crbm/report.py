@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 EDGE_UPDATES = 1e10
 # Least and largest number of predicted rows, and number of dataset ranges that they come from.
 MIN_ROWS, MAX_ROWS, N_RANGES = 50, 2000, 50
-SHOWN = 10  # number of images in the picture of restored rows
+N_SHOWN_IMAGES = 10  # number of images in the picture of restored rows
+# Names of the learners on the page.
 LEARNERS = {
     "mle-bp": "maximum likelihood by belief propagation",
     "mle-mf": "maximum likelihood by mean field",
@@ -272,7 +273,7 @@ def rbm_pictures(
 
 
 def _restored_picture(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows: str) -> Picture:
-    some = np.linspace(0, len(x) - 1, min(SHOWN, len(x))).astype(int)
+    some = np.linspace(0, len(x) - 1, min(N_SHOWN_IMAGES, len(x))).astype(int)
     lines = {"original": evidence.v[some], "given": x[some], "restored": evidence.predicted[some]}
     wrong = (lines["restored"] != lines["original"]).sum(axis=1)
     words = (

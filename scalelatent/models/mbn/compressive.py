@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 # Rows that `score` reads at a time.
 SCORE_ROWS = 2**16
-STAGE = "compressive_epochs"
+# Name of the checkpoints of the epochs in a run folder.
+EPOCHS_STAGE = "compressive_epochs"
 # Number of rows per contiguous range that is read at once, and number of ranges shuffled together.
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-# Validation reads pieces of at most this many rows and at most this many numbers.
+# The validation error is computed for pieces of at most this many rows and this many numbers.
 EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
 # Number of sampled ranges from which the scales are computed, and number of rows per range.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
@@ -226,7 +227,7 @@ class CompressiveMBN(StreamedEstimator):
             seed = session.begin(self.random_state, decides, call.rows)
             session.notify_start(rows, seed=seed, max_iter=self.n_epochs)
             with torch_threads(torch, resolve_jobs(self.n_jobs)):
-                trainer = Trainer(hidden, float(self.learning_rate), seed, rows, outputs, self.device)
+                trainer = NetworkTrainer(hidden, float(self.learning_rate), seed, rows, outputs, self.device)
                 store = session.store if call.run_dir is not None else None
                 history = train(
                     trainer,
@@ -312,7 +313,7 @@ class CompressiveMBN(StreamedEstimator):
         """
         check_is_fitted(self)
         rows, outputs = self._make_pair(X, y, "X", reset=False)
-        off, spread = 0.0, Spread(outputs.n_features)
+        off, spread = 0.0, RunningVariance(outputs.n_features)
         for a in range(0, len(rows), SCORE_ROWS):
             b = min(a + SCORE_ROWS, len(rows))
             z = _make_dense(outputs.read_x(a, b)).astype(np.float64)
@@ -390,8 +391,8 @@ def torch_threads(torch: ModuleType, threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Trainer:
-    """Weights, moments of Adam and scales of a network, on the device of PyTorch."""
+class NetworkTrainer:
+    """Weights, Adam optimizer and scales of a network in training, on the device of PyTorch."""
 
     def __init__(
         self, hidden: tuple[int, ...], learning_rate: float, seed: int, x: Dataset, z: Dataset, device: str
@@ -449,7 +450,7 @@ class Trainer:
         return total / (len(x) * z.n_features)
 
     def export_network(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return (weights, biases) for rows and outputs without scaling."""
+        """Return (weights, biases) of an equal network for rows and outputs without scaling."""
         arrays = [p.detach().cpu().numpy() for p in self.parameters]
         return remove_scales(arrays[::2], arrays[1::2], self.row_scale, self.output_scale)
 
@@ -481,7 +482,7 @@ def _make_dense(rows: DenseOrCsr) -> np.ndarray:
 
 
 def train(
-    trainer: Trainer,
+    trainer: NetworkTrainer,
     n_epochs: int,
     order: RowOrder,
     pair: tuple[Dataset, Dataset],
@@ -494,16 +495,18 @@ def train(
     Returns one record per epoch. ``validation`` is the validation pair; ``store`` keeps checkpoints.
     """
     n_rows, history, begin = len(pair[0]), [], 0
-    if store is not None and (found := store.latest_state(STAGE)) is not None:
+    if store is not None and (found := store.latest_state(EPOCHS_STAGE)) is not None:
         begin, state, messages = found
         report_unreadable(callbacks, messages)
         trainer.restore(state)
-        history += store.load_history(STAGE, begin)
-        callbacks.on_event({"event": "resumed", "stage": STAGE, "pass": begin, "history": list(history)})
+        history += store.load_history(EPOCHS_STAGE, begin)
+        callbacks.on_event(
+            {"event": "resumed", "stage": EPOCHS_STAGE, "pass": begin, "history": list(history)}
+        )
     feeds = [Feed(Reader(ds, shared_cache(), Meter()), order, [0], n_epochs) for ds in pair]
     try:
         for epoch in range(begin, n_epochs):
-            started, progress, loss = time.perf_counter(), Progress(callbacks, STAGE, epoch + 1), 0.0
+            started, progress, loss = time.perf_counter(), Progress(callbacks, EPOCHS_STAGE, epoch + 1), 0.0
             for step in range(order.n_steps):
                 (rows,), (outputs,) = (feed.blocks(epoch, step, callbacks.on_wait) for feed in feeds)
                 assert rows is not None
@@ -521,7 +524,7 @@ def train(
                 )
             record = {
                 "pass": epoch + 1,
-                "stage": STAGE,
+                "stage": EPOCHS_STAGE,
                 "objective": loss / n_rows,
                 "train_error": None,
                 "validation_error": None if validation is None else trainer.measure_error(*validation),
@@ -530,9 +533,15 @@ def train(
             }
             history.append(record)
             if store is not None:
-                store.append_history(STAGE, record)
+                store.append_history(EPOCHS_STAGE, record)
                 write_checkpoint(
-                    store, STAGE, epoch + 1, trainer.state, callbacks, {"pass": epoch + 1}, is_written=False
+                    store,
+                    EPOCHS_STAGE,
+                    epoch + 1,
+                    trainer.state,
+                    callbacks,
+                    {"pass": epoch + 1},
+                    is_written=False,
                 )
             if callbacks.on_pass_end(record):
                 break
@@ -562,8 +571,8 @@ def check_rows(dataset: Dataset, name: str) -> None:
         pass
 
 
-class Spread:
-    """Running means of columns, and sum of squares around the means, of rows added in pieces."""
+class RunningVariance:
+    """Means of columns, and sum of squares around the means, of rows that are added in pieces."""
 
     def __init__(self, columns: int) -> None:
         self.mean = np.zeros(columns)
@@ -596,13 +605,13 @@ def measure_scales(x: Dataset, z: Dataset) -> tuple[tuple[float, float], tuple[n
 
     Only the means of outputs differ between columns. At most 16,384 rows are read.
     """
-    rows = Spread(1)
+    rows = RunningVariance(1)
     for piece in check_pieces(x, "X", sample_ranges(x)):
         if isinstance(piece, np.ndarray):
             rows.add(piece.reshape(-1, 1))
         else:
             rows.add_sparse(piece.data, piece.shape[0] * piece.shape[1])
-    outputs = Spread(z.n_features)
+    outputs = RunningVariance(z.n_features)
     for piece in check_pieces(z, "the output", sample_ranges(z)):
         outputs.add(_make_dense(piece))
     return (float(rows.mean[0]), rows.compute_deviation()), (outputs.mean, outputs.compute_deviation())

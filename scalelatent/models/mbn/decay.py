@@ -42,7 +42,7 @@ GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # Upper bounds of the rows and clusterings of the small networks.
 SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
 # Number of networks on all features, and of networks on half of them; one of each would be noisier.
-NETWORKS = 2
+N_NETWORKS = 2
 # Numbers of clusters to try if n_classes is None.
 CLUSTER_COUNTS = (2, 4, 8, 16)
 # Restarts of k-means.
@@ -98,7 +98,7 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
             networks = range(len(firsts))
             found: dict[int, list[np.ndarray]] = {}
             run_threads(networks, resolve_jobs(model.n_jobs), lambda slot, stop: cluster, found.__setitem__)
-            pairs = [(found[a], found[b]) for b in networks for a in range(min(b, NETWORKS))]
+            pairs = [(found[a], found[b]) for b in networks for a in range(min(b, N_NETWORKS))]
             both = [one for pair in pairs for one in zip(*pair, strict=True)]
             return float(np.mean([measure_agreement(*one) for one in both]))
 
@@ -124,7 +124,7 @@ def _make_first_layers(
     # Use all features if there are fewer than four, because half of them would be too few.
     mask = choose_masks(seed, "halves", 0, 0, 1, n=p, m=p // 2 if p >= 4 else p)[0]
     halves = (mask, ~mask) if p >= 4 else (mask, mask)
-    for number in range(2 * NETWORKS):
+    for number in range(2 * N_NETWORKS):
         (layer,) = make_layers(
             [k],
             n_rows=n,
@@ -136,7 +136,7 @@ def _make_first_layers(
             dtype=str(train.dtype),
             seed=seed + 1 + number,
         )
-        if number >= NETWORKS:
+        if number >= N_NETWORKS:
             seen = np.flatnonzero(halves[number % 2])
             layer = HalfLayer(**vars(layer), features=tuple(seen.tolist()))
         layers.append(layer)

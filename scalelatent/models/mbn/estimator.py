@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
 
-# Without a run folder and a cluster, a network of at most this size is fitted and kept in memory.
+# Without a run folder and a cluster, a network of at most this many bytes is fitted and kept in memory.
 MAX_BYTES_IN_MEMORY = 2**27
+# Learned attributes that only networks with output="pca" have.
 COMPONENT_ATTRIBUTES = (
     "components_",
     "mean_projection_",

@@ -64,7 +64,7 @@ PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
 STRIP_ROWS = 2048
 # Typical number of passes until the components converge.
 PCA_PASSES = 12
-# Placeholder for the centroids of a layer if no centroids are read.
+# Placeholder for the centroids of a layer in a forecast, which reads no centroids.
 _NO_SETS = ArraySets(np.empty((0, 0)), 0)
 # Decay that `plan` assumes for the expected seconds of decay="auto".
 USUAL_DECAY = 0.5
@@ -371,7 +371,7 @@ def check_disk(forecast: Mapping[str, Any], run_dir: LocationLike, scratch: Loca
 
 
 def _centroid_bytes(layer: Layer, train: Dataset) -> int:
-    """Return the stored bytes of one set of centroids."""
+    """Return the stored bytes of the centroids of one clustering, or of one pool of rows."""
     if layer.csr:
         assert train.nnz is not None
         entry = train.nbytes / max(train.nnz, 1)

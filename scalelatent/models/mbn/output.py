@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
 # Names of the arrays in which the components of a layer are saved.
-PARTS = ("table", "offset", "variance")
+COMPONENT_ARRAYS = ("table", "offset", "variance")
 
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """A network read from a folder; ``codes`` maps layers to the codes in the run folder of its fit."""
+    """A network read from a folder; ``codes``: datasets of codes in the run folder of its fit, by layer."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[StoredSets, ...]
@@ -44,7 +44,7 @@ def encode_network(model: MultilayerBootstrapNetwork) -> Saved:
     lower: dict[str, float] = {}
     for number, found in model._components.items():
         below = number < len(model._layers)
-        arrays |= {name + (f"-l{number}" if below else ""): getattr(found, name) for name in PARTS}
+        arrays |= {name + (f"-l{number}" if below else ""): getattr(found, name) for name in COMPONENT_ARRAYS}
         if below:
             lower[str(number)] = found.total_variance
         else:
@@ -127,7 +127,7 @@ def _find_codes(
 
 
 def _read_components(arrays: dict[str, np.ndarray], layer: str, total_variance: float) -> Components:
-    table, offset, variance = (arrays[name + layer] for name in PARTS)
+    table, offset, variance = (arrays[name + layer] for name in COMPONENT_ARRAYS)
     return Components(table, offset, variance, total_variance)
 
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Largest number of classes in a legend, and of panels in a line of the figure of layers.
 LEGEND_CLASSES = 30
-_ACROSS = 4
+_PANELS_PER_LINE = 4
 
 
 def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: float = 7.0) -> None:
@@ -82,7 +83,7 @@ def plot_layers(
     layers: Sequence[np.ndarray], titles: Sequence[str], codes: np.ndarray | None, names: Sequence[str]
 ) -> Figure:
     """Draw the first two components of each layer (Figure 16 of the paper)."""
-    columns = min(_ACROSS, len(layers))
+    columns = min(_PANELS_PER_LINE, len(layers))
     rows = -(-len(layers) // columns)
     figure = new_figure(2.35 * columns, 2.45 * rows)
     panels = np.ravel(figure.subplots(rows, columns, squeeze=False))

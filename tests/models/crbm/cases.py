@@ -50,7 +50,7 @@ def log_likelihood(params: Params, x: np.ndarray, v: np.ndarray) -> float:
 def make_learner(shape: CrbmShape, name: str, **more: Any) -> CrbmLearner:
     options: dict[str, Any] = {
         "rates": np.array([0.1]), "momentum": 0.0, "weight_decay": 0.0, "n_sweeps": 60, "tol": None,
-        "gibbs_steps": 2, "cost": np.ones((2, shape.n_visible), np.float32), "n_chains": 1,
+        "gibbs_steps": 2, "n_chains": 1,
         "chain_rows": 8, "local_steps": 0, "seed": 3, "patience": 0, "has_validation": False,
         "targets": Targets(), "validation_targets": Targets(),
         "validation_inference": LEARNERS[name].inference,

@@ -37,7 +37,7 @@ class StepArrays(NamedTuple):
 
 
 class StepRates(NamedTuple):
-    """Factors of one step; ``decay`` is the learning rate times the weight decay."""
+    """Factors of one step: learning rate divided by rows, learning rate times weight decay, and momentum."""
 
     rate: float
     decay: float

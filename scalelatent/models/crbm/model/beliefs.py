@@ -32,7 +32,7 @@ def sweeps_at_epoch(n_sweeps: int | None, epoch: int) -> int:
 
 
 def couple(weights: Array, backend: Backend) -> AnyCoupling:
-    """Return W, (v, h), in the form that the inference kernels take; all rows share the result."""
+    """Return the couplings W, (v, h), packed for the inference kernels; all rows share the result."""
     return backend.kernel("crbm_make_coupling")(weights)
 
 

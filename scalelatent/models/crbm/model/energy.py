@@ -36,7 +36,7 @@ DENSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Params:
-    """Views of the parameter vector, on the host or on a device."""
+    """The five arrays of parameters, as views of the parameter vector on the host or on a device."""
 
     # (v, h)
     W: Array
@@ -112,7 +112,7 @@ class Observed:
 
 
 def observe(x: HostRows, backend: Backend, name: str = "x") -> Observed:
-    """Return the rows x of a block, dense on the backend, in a buffer of this name."""
+    """Return the rows x of a block as dense rows in the buffer ``name`` of the backend."""
     columns = None
     if isinstance(x, CsrRows):
         used, places = np.unique(x.indices, return_inverse=True)

@@ -83,8 +83,6 @@ class PhaseInput:
     epoch: int
     rows: np.ndarray
     gibbs_steps: int
-    # (2, v): loss of a unit that is wrongly 1, and wrongly 0
-    cost: Array
     # (rows, h): hidden states of the persistent chains before the step (pcd)
     particles: Array | None = None
 
@@ -94,7 +92,7 @@ class PhaseInput:
 
     @property
     def numbers(self) -> Uniforms:
-        """Random streams of the rows, each at its first number."""
+        """New random streams of the rows; each stream starts at its first number."""
         return Uniforms(
             self.seed, self.epoch, self.rows, lambda a: self.backend.asarray(a, np.float32, "numbers")
         )
@@ -177,14 +175,9 @@ def _cd_percloss(work: PhaseInput) -> Phase:
 
 
 def _augment_biases(work: PhaseInput) -> Array:
-    """Return b1 plus the loss of each unit being 1, the biases of loss-augmented inference."""
-    return work.b1 + work.xp.where(work.v > 0, -work.cost[1], work.cost[0])
-
-
-def _compute_margin_loss(work: PhaseInput, states: Array) -> tuple[Array, Array]:
-    """Return (cost of the wrong units, their number) of each row."""
-    wrong = states != work.v
-    return (wrong * work.xp.where(work.v > 0, work.cost[1], work.cost[0])).sum(axis=1), wrong.sum(axis=1)
+    """Return b1 plus the change of the Hamming loss if a unit is 1, as loss-augmented inference needs it."""
+    one = work.b1.dtype.type(1)
+    return work.b1 + work.xp.where(work.v > 0, -one, one)
 
 
 def _mssvm(work: PhaseInput) -> Phase:
@@ -194,8 +187,8 @@ def _mssvm(work: PhaseInput) -> Phase:
     states = (found.lv > 0).astype(work.v.dtype)
     hidden = sigmoid(compute_hidden_logits(work.params, states, work.b2), xp)
     logits = compute_hidden_logits(work.params, work.v, work.b2)
-    delta, wrong = _compute_margin_loss(work, states)
-    loss = _compute_energy_gap(work, logits, states) + delta
+    wrong = (states != work.v).sum(axis=1)
+    loss = _compute_energy_gap(work, logits, states) + wrong.astype(states.dtype)
     return Phase(states, hidden, sigmoid(logits, xp), None, loss, wrong, found)
 
 
@@ -206,12 +199,12 @@ def _lssvm(work: PhaseInput) -> Phase:
     states, hidden = (found.lv > 0).astype(v.dtype), (found.lh > 0).astype(v.dtype)
     logits = compute_hidden_logits(work.params, v, work.b2)
     positive = (logits > 0).astype(v.dtype)
-    delta, wrong = _compute_margin_loss(work, states)
+    wrong = (states != v).sum(axis=1)
     theirs = (states * work.b1).sum(axis=1) + (
         hidden * compute_hidden_logits(work.params, states, work.b2)
     ).sum(axis=1)
     own = (v * work.b1).sum(axis=1) + (positive * logits).sum(axis=1)
-    return Phase(states, hidden, positive, None, theirs + delta - own, wrong, found)
+    return Phase(states, hidden, positive, None, theirs + wrong.astype(v.dtype) - own, wrong, found)
 
 
 @dataclass(frozen=True)
@@ -225,8 +218,6 @@ class Learner:
     sends_messages: bool = True
     # Default number of Gibbs steps; 0: the learner does not sample
     gibbs_steps: int = 0
-    # Whether the learner uses the costs of wrong outputs
-    costs: bool = False
 
 
 LEARNERS: dict[str, Learner] = {
@@ -235,7 +226,7 @@ LEARNERS: dict[str, Learner] = {
     "cd": Learner(_cd, "mean-field", sends_messages=False, gibbs_steps=1),
     "pcd": Learner(_pcd, "mean-field", sends_messages=False, gibbs_steps=1),
     "cd-percloss": Learner(_cd_percloss, "mean-field", sends_messages=False, gibbs_steps=10),
-    "mssvm": Learner(_mssvm, "mixed-product", costs=True),
-    "lssvm": Learner(_lssvm, "max-product", costs=True),
+    "mssvm": Learner(_mssvm, "mixed-product"),
+    "lssvm": Learner(_lssvm, "max-product"),
     "logistic": Learner(_logistic, "independent", sends_messages=False),
 }

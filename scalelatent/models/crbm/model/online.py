@@ -51,23 +51,22 @@ from .state import (
 # Factor of the learning rate when the validation error has stopped falling. Measured on the two multi-label
 # datasets of benchmarks/rivals.py.
 RATE_DROP = 0.25
-# Inference kernels of the learners whose chains a GPU computes together.
-TOGETHER = {"mle-bp": "sum_product", "mle-mf": "mean_field"}
+# Learners for which a GPU computes all chains of a step together, and the names of their inference kernels.
+GPU_CHAIN_KERNELS = {"mle-bp": "sum_product", "mle-mf": "mean_field"}
 
 
 class PreparedStep(NamedTuple):
-    """Input of one step: parameters on the backend, coupling of W (or None), state, costs of wrong units."""
+    """Input of one step: parameters on the backend, coupling of W or None, and the state before the step."""
 
     backend: Backend
     theta: Array
     coupling: AnyCoupling | None
     state: CrbmState
-    cost: Array
 
 
 @dataclass(frozen=True)
 class CrbmLearner:
-    """Minibatch learning of a conditional RBM."""
+    """Learner of a conditional RBM from minibatches: gradients of chains, steps, and the end of the fit."""
 
     shape: CrbmShape
     # A key of :data:`.negative_phases.LEARNERS`
@@ -81,8 +80,6 @@ class CrbmLearner:
     # A row stops sweeping as soon as no belief changes by more than ``tol``; None: it never stops early
     tol: float | None
     gibbs_steps: int
-    # float32 (2, v): loss of a unit that is wrongly 1, and wrongly 0 (mssvm and lssvm)
-    cost: np.ndarray
     n_chains: int  # chains of a step
     chain_rows: int  # rows of one gradient of a chain
     # Number of steps of a chain before the parameters of the chains are averaged; 0: chains return gradients
@@ -107,7 +104,7 @@ class CrbmLearner:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Request for rows, which may be CSR, and for their outputs."""
+        """Requirement: rows, which may be CSR, and their outputs."""
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
@@ -163,7 +160,7 @@ class CrbmLearner:
         coupling = None
         if LEARNERS[self.learner].sends_messages and not self.local_steps:
             coupling = couple(self.shape.split(theta).W, backend)
-        return PreparedStep(backend, theta, coupling, state, backend.asarray(self.cost, np.float32))
+        return PreparedStep(backend, theta, coupling, state)
 
     def run_chain(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
         """Add the gradient of the rows; with local steps, the change of the parameters over them."""
@@ -172,10 +169,10 @@ class CrbmLearner:
         if self.local_steps:
             self._take_local_steps(prepared, block, stats)
             return
-        backend, theta, coupling, state, cost = prepared
+        backend, theta, coupling, state = prepared
         kept = self._particles(backend, state, block)
         with self._report_divergence(backend, theta, state):
-            seen, v, phase = self._phase(backend, theta, coupling, cost, block, kept)
+            seen, v, phase = self._phase(backend, theta, coupling, block, kept)
         if self.factored:
             self._add_factors(stats, backend, block, v, phase)
         else:
@@ -193,7 +190,7 @@ class CrbmLearner:
         products with x are computed chain by chain, so that their bits do not depend on the other chains.
         """
         found, seen = None, blocks
-        if self.learner in TOGETHER and not self.local_steps and self.shape.n_hidden:
+        if self.learner in GPU_CHAIN_KERNELS and not self.local_steps and self.shape.n_hidden:
             if self.units is not None:
                 seen = [self.units.standardise(block) for block in blocks]
             params = self.shape.split(prepared.theta)
@@ -229,7 +226,7 @@ class CrbmLearner:
         n_sweeps = sweeps_at_epoch(self.n_sweeps, blocks[0].epoch + 1)
         biases = None if factored else gradients.reshape(-1)[shape.n_weights :]
         backend.kernel("crbm_add_chain_gradients")(
-            TOGETHER[self.learner], prepared.coupling, v, b1, b2, starts, n_sweeps, self.tol,
+            GPU_CHAIN_KERNELS[self.learner], prepared.coupling, v, b1, b2, starts, n_sweeps, self.tol,
             gradients, dv, dh, measures, biases,
         )  # fmt: skip
         for gradient, observed, (a, b) in zip(gradients, seen, parts, strict=True):
@@ -358,7 +355,7 @@ class CrbmLearner:
         return out
 
     def is_done(self, state: CrbmState) -> bool:
-        """Return whether the patience is exhausted."""
+        """Return whether ``patience`` epochs have passed without a better validation error."""
         return bool(self.patience and self.has_validation and state.stale >= self.patience)
 
     # -- for the estimator -----------------------------------------------------------------------------------
@@ -397,7 +394,6 @@ class CrbmLearner:
         backend: Backend,
         theta: Array,
         coupling: AnyCoupling | None,
-        cost: Array,
         block: Block,
         particles: Array | None,
     ) -> tuple[Observed | None, Array, Phase]:
@@ -409,7 +405,7 @@ class CrbmLearner:
         n_sweeps = sweeps_at_epoch(self.n_sweeps, block.epoch + 1)
         work = PhaseInput(
             backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
-            self.gibbs_steps, cost, particles,
+            self.gibbs_steps, particles,
         )  # fmt: skip
         return seen, v, LEARNERS[self.learner].negative(work)
 
@@ -425,7 +421,7 @@ class CrbmLearner:
 
     def _take_local_steps(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
         """Take a step on each batch of a chain, and add the change of the parameters to the statistics."""
-        backend, theta, _, state, cost = prepared
+        backend, theta, _, state = prepared
         xp, first = backend.xp, theta
         theta = backend.buffer("theta", first.shape, first.dtype)
         theta[...], velocity = first, backend.asarray(state.velocity, np.float32).copy()
@@ -438,7 +434,7 @@ class CrbmLearner:
             with self._report_divergence(backend, theta, state):
                 sends_messages = LEARNERS[self.learner].sends_messages
                 coupling = couple(self.shape.split(theta).W, backend) if sends_messages else None
-                seen, v, phase = self._phase(backend, theta, coupling, cost, part, some)
+                seen, v, phase = self._phase(backend, theta, coupling, part, some)
             ascend_phase(self.shape, backend, arrays, seen, v, phase, self._step_rates(n, state, block.epoch))
             measures.add(phase)
             if kept is not None:

@@ -45,7 +45,7 @@ class CrbmScoring:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the layout: counts of outputs (wrong, all, wrong changed, changed); blocks not binary."""
+        """Return the fields: outputs (wrong, all, wrong and changed, changed), blocks with x not 0 or 1."""
         return Layout((("units", (4,)), ("strange", ())))
 
     def flops_per_row(self) -> float:

@@ -15,17 +15,18 @@ from .beliefs import count_converged
 from .energy import CrbmShape
 from .negative_phases import Phase
 
-# Sums that training collects: loss, wrong units, rows, converged rows.
+# Number of sums that training collects: loss, wrong units, rows, converged rows.
 N_SUMS = 4
 # Learning rates of the paper in falling order. The error message of a diverged fit suggests the next lower
 # one.
 RATES = (0.05, 0.02, 0.01, 0.005)
+# Reason in the error of a diverged fit.
 NOT_FINITE = "parameters are no longer finite"
 
 
 @dataclass(frozen=True)
 class CrbmState:
-    """Everything that a step changes."""
+    """State of a fit between two steps: parameters, velocity, persistent chains, and measurements."""
 
     # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
     theta: np.ndarray

@@ -18,7 +18,7 @@ METRICS = ("euclidean", "cosine")
 
 
 @dataclass(frozen=True)
-class CentroidBank:
+class ScoredCentroids:
     """Centroids that clusterings share; the nearest has the largest score_j = scale_j (w_j . x) + bias_j."""
 
     # float64 (k, columns)
@@ -26,12 +26,12 @@ class CentroidBank:
     # float64 (k,): 1 and -|w|^2 / 2 for the Euclidean distance; 1 / |w| and 0 for the cosine
     scale: np.ndarray
     bias: np.ndarray
-    # bool (clusterings, k): centroids that each clustering may take
+    # bool (clusterings, k): True for the centroids of each clustering
     draws: np.ndarray
 
 
 def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return scale and bias of the scores of centroids, see :class:`CentroidBank`."""
+    """Return (scale, bias) of scores of centroids with these squared lengths (:class:`ScoredCentroids`)."""
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":
@@ -43,7 +43,7 @@ def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarra
 def squared_lengths(w: np.ndarray) -> np.ndarray:
     """Return the squared lengths of rows, summed from left to right.
 
-    The order makes the bits those of CSR rows with the same data, and those of every body.
+    With this order dense rows, CSR rows and all backends give equal bits.
     """
     out = np.zeros(len(w))
     for first in range(0, len(w) if w.shape[1] else 0, 1024):
@@ -52,25 +52,26 @@ def squared_lengths(w: np.ndarray) -> np.ndarray:
     return out
 
 
-def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> CentroidBank:
-    """Prepare centroids for :func:`nearest`; without ``draws`` one clustering takes all centroids."""
+def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> ScoredCentroids:
+    """Prepare centroids for :func:`nearest`; without ``draws`` a single clustering has all centroids."""
     draws = np.ones((1, len(w)), dtype=bool) if draws is None else draws
     w = np.asarray(w, dtype=np.float64)
-    return CentroidBank(w, *score_terms(squared_lengths(w), metric), draws)
+    return ScoredCentroids(w, *score_terms(squared_lengths(w), metric), draws)
 
 
-def nearest(x: np.ndarray, columns: np.ndarray, bank: CentroidBank) -> np.ndarray:
+def nearest(x: np.ndarray, columns: np.ndarray, centroids: ScoredCentroids) -> np.ndarray:
     """Return the code of each row in each clustering, int32 (rows, clusterings).
 
-    The code is the number of the nearest centroid, the lowest of equals, among those of the clustering.
+    The code is the number of the nearest centroid among those of the clustering; of equally near centroids
+    the lowest number.
     """
-    scores = x[:, columns].astype(np.float64) @ bank.w.T * bank.scale + bank.bias
-    return np.stack([scores[:, own].argmax(axis=1) for own in bank.draws], axis=1).astype(np.int32)
+    scores = x[:, columns].astype(np.float64) @ centroids.w.T * centroids.scale + centroids.bias
+    return np.stack([scores[:, own].argmax(axis=1) for own in centroids.draws], axis=1).astype(np.int32)
 
 
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
-) -> CentroidBank:
+) -> ScoredCentroids:
     """Prepare CSR centroids for :func:`nearest_sparse`."""
     dense = w.to_dense().astype(np.float64)
     inside = np.zeros(w.shape[1], dtype=bool)
@@ -79,9 +80,9 @@ def make_sparse_bank(
     return make_bank(dense, metric, draws)
 
 
-def nearest_sparse(x: CsrRows, bank: CentroidBank) -> np.ndarray:
+def nearest_sparse(x: CsrRows, centroids: ScoredCentroids) -> np.ndarray:
     """Return the codes of CSR rows as :func:`nearest` does."""
-    return nearest(x.to_dense(), np.arange(x.shape[1]), bank)
+    return nearest(x.to_dense(), np.arange(x.shape[1]), centroids)
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ class UnitLists:
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> UnitLists:
-    """Prepare centroids for :func:`nearest_codes`."""
+    """Prepare the centroids of some clusterings of an upper layer for :func:`nearest_codes`."""
     return UnitLists(codes, units)
 
 
 def nearest_codes(x: np.ndarray, lists: UnitLists) -> np.ndarray:
-    """Return the centroid that shares most units with each row, the lowest of equals, for each clustering.
+    """Return by row and clustering the centroid that shares most units with the row, the first of equals.
 
     In upper layers the rule of the paper is arg max w.x (section 2.2), and the product of one-hot rows counts
     their shared units. On all units this is the nearest centroid, because all lengths are equal. On a part of

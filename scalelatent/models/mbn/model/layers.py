@@ -36,7 +36,8 @@ _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
 # Number of pools by default, and the fewest rows and columns for which there are pools by default
 # (benchmarks/mbn_pools.py).
 POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
-# Cost of looking up the list of a code, in multiply-adds, and cost of preparing a centroid, in look-ups.
+# Cost of looking up the list of a code, in multiply-adds, and cost of preparing a code of a centroid, in
+# look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
@@ -157,7 +158,7 @@ class Layer:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Request for rows: as CSR if the input is CSR."""
+        """Requirement: rows as CSR if the input is CSR."""
         return BlockRequirements(csr=self.csr)
 
     @property
@@ -223,10 +224,10 @@ class Layer:
         rows, columns = centroids.read(pool), self.draw_columns(pool)
         draws = self.draw_centroids(first, stop)
         if self.csr:
-            bank = kernel("mbn_make_sparse_bank")(rows, columns, self.metric, draws)
-            return np.asarray(kernel("mbn_nearest_sparse")(x, bank))
-        bank = kernel("mbn_make_bank")(rows, self.metric, draws)
-        return np.asarray(kernel("mbn_nearest")(x, columns, bank))
+            packed = kernel("mbn_make_sparse_bank")(rows, columns, self.metric, draws)
+            return np.asarray(kernel("mbn_nearest_sparse")(x, packed))
+        packed = kernel("mbn_make_bank")(rows, self.metric, draws)
+        return np.asarray(kernel("mbn_nearest")(x, columns, packed))
 
     def check(self, x: HostRows, start: int) -> None:
         """Refuse rows with NaN, infinite or huge values, and rows of zeros under the cosine."""

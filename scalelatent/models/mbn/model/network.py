@@ -24,7 +24,7 @@ class LayerCoder:
 
     layer: Layer
     centroids: CentroidSets
-    # Range of the clusterings
+    # Range of the clusterings whose codes are computed: first to stop - 1
     first: int
     stop: int
 
@@ -35,7 +35,7 @@ class LayerCoder:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Request for rows in the form that the layer takes."""
+        """Requirement: rows as CSR or dense, as the layer takes them."""
         return self.layer.requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -87,7 +87,7 @@ class LayerCoder:
 
 
 def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
-    """Return rows in the form that the kernels of a layer take, once for all clusterings."""
+    """Return rows in the types that the kernels of a layer take; all clusterings share the result."""
     check_same_width(x.shape[1], layer.width)
     on_host = backend.xp is np
     if layer.csr:
@@ -119,7 +119,7 @@ def _to_csr(x: np.ndarray) -> CsrRows:
 
 
 class PreparedNetwork(NamedTuple):
-    """Backend, and the kernel of the projection."""
+    """Backend, and the kernel that projects codes on components (None without a projection)."""
 
     backend: Backend
     gather: GatherSum | None
@@ -150,7 +150,7 @@ class Network:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Request for rows in the form that the first layer takes."""
+        """Requirement: rows as CSR or dense, as the first layer takes them."""
         return self.layers[0].requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:

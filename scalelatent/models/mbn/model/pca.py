@@ -20,11 +20,12 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
-# A kernel by its name, see `Backend.kernel`.
+# Function that returns a kernel by its name, see `Backend.kernel`.
 FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
-# Least number of columns of the iteration beyond the components; more columns converge faster.
+# Least number of spare columns of the iteration in addition to the components; spare columns speed up
+# convergence.
 _SPARE = 8
-# With at least this many rows, a few eigenvectors come from Lanczos' method.
+# With at least this many rows, Lanczos' method computes a few eigenvectors; with fewer rows LAPACK is faster.
 LANCZOS_ROWS = 200
 
 
@@ -84,7 +85,10 @@ def kernel_components(codes: np.ndarray, k: int, kernel: FindKernel) -> Componen
 
 
 def kernel_coordinates(codes: np.ndarray, d: int, kernel: FindKernel) -> np.ndarray:
-    """Return few rows along their first d principal components, without computing the components."""
+    """Return the coordinates (n, d) of few rows along their first d principal components.
+
+    The components themselves are not computed.
+    """
     d_kept = min(d, len(codes))
     direct = len(codes) < LANCZOS_ROWS or d_kept > len(codes) // 50
     values, u = (find_leading if direct else _find_leading_by_lanczos)(codes, d_kept, kernel)
@@ -223,7 +227,7 @@ class StreamedPca:
 
 
 class UnitBasis(NamedTuple):
-    """Basis as a table with one row per one-hot unit, and its product with the mean row."""
+    """Basis as a table with a line per one-hot unit, the product of mean row and basis, and kernels."""
 
     kernel: FindKernel
     table: np.ndarray

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-# A draw of less than this share of n numbers draws single numbers. A larger draw decides for each of the n
-# numbers (a mask).
-_FEW = 1 / 16
+# A draw of less than this share of n numbers draws numbers one by one. A larger draw decides for each of the
+# n numbers whether it belongs to the draw (a mask).
+_SPARSE_SHARE = 1 / 16
 
 
 @lru_cache(maxsize=64)  # a fit draws for each clustering of each layer with few keys
@@ -33,7 +33,7 @@ def choose_masks(
 
 def choose_numbers(seed: int, purpose: str, layer: int, which: int, *, n: int, m: int) -> np.ndarray:
     """Return ``m`` of ``n`` numbers in rising order; each set has the same probability."""
-    if m >= n * _FEW:
+    if m >= n * _SPARSE_SHARE:
         return np.flatnonzero(choose_masks(seed, purpose, layer, which, 1, n=n, m=m)[0])
     # The high words of the counter differ, so that streams of different layers never overlap.
     counter = np.array([0, 0, which, layer], dtype=np.uint64)

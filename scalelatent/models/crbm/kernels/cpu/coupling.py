@@ -1,4 +1,4 @@
-"""Couplings W, prepared once for all rows that share them."""
+"""The couplings W with exponentials and packed copies, computed once for all rows."""
 
 from __future__ import annotations
 

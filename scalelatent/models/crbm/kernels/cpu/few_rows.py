@@ -25,11 +25,11 @@ from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, in
 SIDE = 16
 # Units and rows of x in a tile of x W^T, limited by the number of registers.
 _UNITS, _ROWS = (4, 5) if LANES == 16 else (4, 2)
-# Number of units whose parameters are updated together. A step reads the parameters twice, the second time
+# Number of units whose parameters are updated together. A step reads these parameters twice, the second time
 # from the second-level cache.
-_SLAB = 32
+_UPDATED_UNITS = 32
 # Number of vectors in a row of a tile of L^T X.
-_VECS = 3
+_TILE_VECTORS = 3
 
 
 def _add_halves(v: Vectors, a: ir.Value, b: ir.Value, lanes: int) -> ir.Value:
@@ -164,7 +164,7 @@ def _make_finish(end: str) -> Callable[..., None]:
 
 def _make_outers(end: str) -> Callable[..., None]:
     finish = _make_finish(end)
-    several = make_tile(TALL_TILE_ROWS, _VECS, finish, rate=types.float32)
+    several = make_tile(TALL_TILE_ROWS, _TILE_VECTORS, finish, rate=types.float32)
     one, single = (
         make_tile(units, 1, finish, masked=True, rate=types.float32) for units in (TALL_TILE_ROWS, 1)
     )
@@ -189,7 +189,7 @@ def _make_outers(end: str) -> Callable[..., None]:
                     some[i, k] = left[i, u + k]
             f = 0
             while f < features:
-                width, step = _VECS * LANES, TALL_TILE_ROWS
+                width, step = _TILE_VECTORS * LANES, TALL_TILE_ROWS
                 if units - u < TALL_TILE_ROWS or features - f < width:
                     width, step = (
                         min(LANES, features - f),
@@ -213,25 +213,25 @@ def _make_outers(end: str) -> Callable[..., None]:
 
 
 _plus, _subtract, _add, _ascend = (_make_outers(end) for end in ("plus", "less", "add", "ascend"))
-_ONE = numba.float32(1.0)
+_UNIT_RATE = numba.float32(1.0)
 
 
 @entry(*[in_array("f4", 2)] * 3, out_array("f4", 2))
 def add_outer_product(left: np.ndarray, x: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
     """Write base + left^T x to ``out``, which may be ``base``."""
-    _plus(left, x, base, _ONE, base, out)
+    _plus(left, x, base, _UNIT_RATE, base, out)
 
 
 @entry(*[in_array("f4", 2)] * 3, out_array("f4", 2))
 def write_outer_difference(left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, out: np.ndarray) -> None:
     """Write left^T x - subtracted to ``out``."""
-    _subtract(left, x, subtracted, _ONE, subtracted, out)
+    _subtract(left, x, subtracted, _UNIT_RATE, subtracted, out)
 
 
 @entry(*[in_array("f4", 2)] * 3, out_array("f8", 2))
 def add_outer_difference(left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, out: np.ndarray) -> None:
     """Round left^T x - subtracted to float32, and add it to ``out``."""
-    _add(left, x, subtracted, _ONE, subtracted, out)
+    _add(left, x, subtracted, _UNIT_RATE, subtracted, out)
 
 
 @entry(*[in_array("f4", 2)] * 3, numba.float32, in_array("f4", 2), out_array("f4", 2))
@@ -257,9 +257,9 @@ def ascend_outer(
     Velocities may be empty. The new arrays may be the old ones.
     """
     moving, features = len(velocity) > 0, x.shape[1]
-    still = empty((_SLAB, 0 if moving else features), np.float32)
-    for first in range(0, len(theta), _SLAB):
-        part = slice(first, first + _SLAB)
+    still = empty((_UPDATED_UNITS, 0 if moving else features), np.float32)
+    for first in range(0, len(theta), _UPDATED_UNITS):
+        part = slice(first, first + _UPDATED_UNITS)
         old, new, before = theta[part], new_theta[part], velocity[part]
         # Decay and gradient are added first: each of them alone may be too small to change theta in float32.
         move = new_velocity[part] if moving else still[: len(old)]
@@ -267,7 +267,7 @@ def ascend_outer(
             for j in range(features):
                 drop = -decay * old[i, j]
                 move[i, j] = drop + momentum * before[i, j] if moving else drop
-        _plus(left[:, part], x, move, _ONE, move, move)
+        _plus(left[:, part], x, move, _UNIT_RATE, move, move)
         for i in range(len(old)):
             for j in range(features):
                 new[i, j] = old[i, j] + move[i, j]

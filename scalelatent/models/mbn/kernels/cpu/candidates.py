@@ -3,11 +3,11 @@
 Clusterings that share a pool of centroids use the same scores, but each may take only some of the centroids.
 The steps for a row:
 
-1. Keep the best scores in float32 in a falling list (:func:`insert`). It is so long that a clustering takes
-   none of its centroids with a probability below 1e-7.
+1. Keep the best scores in float32 in a falling list (:func:`insert_score`). It is so long that a clustering
+   finds none of its centroids in the list with a probability below 1e-7.
 2. Compute neighbours in the list again in float64, if their scores differ by less than rounding can change,
    and sort the list (:func:`sort_list`). Of equal scores the lower index comes first.
-3. Give each clustering the first centroid of the list that it may take (:func:`assign`), as far as no
+3. Give each clustering the first centroid of the list that it may take (:func:`assign_codes`), as far as no
    centroid outside the list can have a larger score. If this leaves a clustering without a code, the caller
    computes all scores of the row in float64.
 """
@@ -21,10 +21,10 @@ import numpy as np
 
 from scalelatent.kernels.jit import subkernel
 
-# Probability that a list is too short for a clustering, and least length of a list. The least length serves
-# rows with several nearly equal scores, which otherwise would need all scores in float64.
-_RARE, _LEAST_LENGTH = 1e-7, 4
-# Code of a centroid in a clustering that may not take it.
+# Largest probability that a list has no centroid of a clustering, and least length of a list. If lists were
+# shorter, rows with several nearly equal scores would need all scores in float64.
+_MISS_PROBABILITY, _LEAST_LENGTH = 1e-7, 4
+# Code that marks a centroid as no member of a clustering.
 NONE = np.iinfo(np.int32).max
 
 
@@ -56,12 +56,12 @@ def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray
 def list_length(codes: np.ndarray) -> int:
     """Return the length of the candidate lists, from the codes of the centroids in the clusterings."""
     taken = float((codes != NONE).mean(axis=0).min())
-    needed = math.ceil(math.log(_RARE) / math.log1p(-taken)) if 0 < taken < 1 else 1
+    needed = math.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-taken)) if 0 < taken < 1 else 1
     return min(max(needed, _LEAST_LENGTH), len(codes))
 
 
 @subkernel
-def insert(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> None:
+def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> None:
     """Insert a score into a falling list, behind equal scores; the last entry is lost."""
     t = len(best) - 1
     while t > 0 and best[t - 1] < score:
@@ -89,7 +89,7 @@ def sort_list(scores: np.ndarray, index: np.ndarray) -> None:
 
 
 @subkernel
-def assign(
+def assign_codes(
     scores: np.ndarray, index: np.ndarray, least: float, codes: np.ndarray, before: np.ndarray,
     out: np.ndarray,
 ) -> bool:  # fmt: skip
@@ -115,7 +115,7 @@ def assign(
 
 
 @subkernel
-def assign_best(scores: np.ndarray, codes: np.ndarray, best: np.ndarray, out: np.ndarray) -> None:
+def assign_best_codes(scores: np.ndarray, codes: np.ndarray, best: np.ndarray, out: np.ndarray) -> None:
     """Write the code of each clustering from the scores of all centroids; ``best`` is scratch space."""
     for p in range(len(out)):
         best[p], out[p] = -np.inf, NONE

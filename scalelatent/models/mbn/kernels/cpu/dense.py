@@ -30,9 +30,9 @@ from scalelatent.kernels.vectors import BYTES, F32, I32, I64, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
 
 from .candidates import (
-    assign,
-    assign_best,
-    insert,
+    assign_best_codes,
+    assign_codes,
+    insert_score,
     is_close,
     list_length,
     merge_equal,
@@ -58,7 +58,7 @@ class PackedCentroids:
     # Panels of PANEL centroids, (columns, PANEL) each; the last is padded with zeros
     packed: np.ndarray
     # float32 (k rounded up to whole panels,): scale and bias of the scores, see
-    # :class:`..reference.CentroidBank`; the bias of the padding is -inf
+    # :class:`..reference.ScoredCentroids`; the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
     # float64 (2, k): scale and bias, with which scores are computed in float64
@@ -66,8 +66,7 @@ class PackedCentroids:
     # int32 (k, clusterings): see :func:`.candidates.number_centroids`
     codes: np.ndarray
     length: int  # length of the list of candidates of a row
-    # Rows of whole numbers whose Euclidean norm is at most this have exact scores in float32; -1 if no row
-    # has.
+    # Largest Euclidean norm of a row of whole numbers whose scores are exact in float32; -1 if there is none.
     exact_length: float
     # The score of a row x in float32 is wrong by less than ``error[0] * |x| + error[1]``, where |x| is the
     # Euclidean norm of the row.
@@ -124,19 +123,26 @@ def bound_rounding(
     return (2.0**23 - largest) / max(float(lengths.max()), 1e-30), error
 
 
-def nearest(x: np.ndarray, columns: np.ndarray, bank: PackedCentroids) -> np.ndarray:
+def nearest(x: np.ndarray, columns: np.ndarray, centroids: PackedCentroids) -> np.ndarray:
     """Return the code of each row's nearest centroid in each clustering, as :func:`..reference.nearest`."""
-    out = np.empty((len(x), bank.codes.shape[1]), dtype=np.int32)
+    out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
     body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
     if x.dtype != np.uint8:
         x = np.ascontiguousarray(x, dtype=np.float32)
     columns = np.ascontiguousarray(columns, dtype=np.int32)
-    terms = (bank.packed, bank.scale, bank.bias, bank.exact, bank.codes, bank.length)
-    body(x, columns, *terms, bank.exact_length, *bank.error, out)
+    terms = (
+        centroids.packed,
+        centroids.scale,
+        centroids.bias,
+        centroids.exact,
+        centroids.codes,
+        centroids.length,
+    )
+    body(x, columns, *terms, centroids.exact_length, *centroids.error, out)
     return out
 
 
-def _offer(
+def _store_scores(
     v: Vectors,
     sums: Sums,
     partial: ir.Value,
@@ -165,11 +171,11 @@ def _offer(
         v.store(found, hits, BYTES * r)
 
 
-_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _offer)
+_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _store_scores)
 
 
 @subkernel
-def _gather(
+def _gather_columns(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
@@ -184,7 +190,7 @@ def _gather(
             value = np.float32(row[columns[c]])
             out[c] = value
             whole &= np.floor(value) == value
-        length = bound_length(_square(out), len(columns))
+        length = bound_length(_sum_squares(out), len(columns))
         exact = whole and length <= exact_length
         gaps[i] = 0.0 if exact else 2.0 * (error[0] * length + error[1])
     strip[rows : -(-rows // ROWS) * ROWS] = 0.0
@@ -200,7 +206,7 @@ def bound_length(square: np.float32, n: int) -> float:
 
 
 @subkernel
-def _square(x: np.ndarray) -> np.float32:
+def _sum_squares(x: np.ndarray) -> np.float32:
     """Return the sum of squares in four partial sums, because one sum would wait for each addition."""
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     whole = len(x) // 4 * 4
@@ -215,7 +221,7 @@ def _square(x: np.ndarray) -> np.float32:
 
 
 @subkernel
-def _scan(
+def _find_best_scores(
     strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, partial: np.ndarray,
     scores: np.ndarray, hits: np.ndarray, best: np.ndarray, index: np.ndarray,
 ) -> None:  # fmt: skip
@@ -260,7 +266,7 @@ def _scan(
                 bits, j = hits[r], 0
                 while bits:
                     if bits & 1 and scores[r, j] > best[i + r, length - 1]:
-                        insert(best[i + r], index[i + r], scores[r, j], first + j)
+                        insert_score(best[i + r], index[i + r], scores[r, j], first + j)
                     bits, j = bits >> 1, j + 1
 
 
@@ -307,13 +313,13 @@ def _nearest(
     before, tops = empty(out.shape[1], np.int32), empty(out.shape[1], np.float64)
     for first in range(0, n, STRIP):
         rows = min(STRIP, n - first)
-        _gather(x, first, rows, columns, exact_length, (slope, floor), strip, gaps)
+        _gather_columns(x, first, rows, columns, exact_length, (slope, floor), strip, gaps)
         padded = -(-rows // ROWS) * ROWS
         for i in range(padded):
             for t in range(length):
                 # An infinite last score keeps all scores out of the lists of padding rows.
                 best[i, t] = -np.inf if i < rows else np.inf
-        _scan(strip, padded, packed, scale, bias, partial, scores, hits, best, index)
+        _find_best_scores(strip, padded, packed, scale, bias, partial, scores, hits, best, index)
         for i in range(rows):
             for t in range(length):
                 close = is_close(best[i], t, gaps[i])
@@ -323,9 +329,9 @@ def _nearest(
             if length == len(codes):
                 least = -np.inf
             sort_list(keys, index[i])
-            if not assign(keys, index[i], least, codes, before, out[first + i]):
+            if not assign_codes(keys, index[i], least, codes, before, out[first + i]):
                 _exact_scores(strip[i], packed, exact, wide)
-                assign_best(wide, codes, tops, out[first + i])
+                assign_best_codes(wide, codes, tops, out[first + i])
 
 
 _ARGUMENTS = (

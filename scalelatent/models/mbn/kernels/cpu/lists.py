@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 # is half as long if the lists of a clustering below have at most _FEW_MEMBERS members.
 _STRIP, _FEW_MEMBERS = 2048, 2**15
 # Number of clusterings of the layer below whose codes are transposed together, one cache line of codes.
-_GROUP = 32
+_TRANSPOSED = 32
 # Number of members of a list that are copied at a time.
 _COPIED = 16
-# Number of counters whose maximum is computed with vectors, and number of adjacent counters that are cleared
-# in the time that one separate counter takes.
-_RUN, _CLEARED = 128, 16
-# The buffer of a row holds twice the members that a row has if codes are uniform, and at most this many per
-# look-up. Rows with more members are counted by a separate function.
-_MAX_ROOM = 8
+# Number of counters whose maximum is computed with vectors. Clearing this many adjacent counters takes
+# as long as clearing a single counter elsewhere.
+_VECTOR_COUNTERS, _CLEARED_TOGETHER = 128, 16
+# Upper bound of the members per look-up in the buffer of a row. The buffer has room for twice the members
+# that a row has with uniform codes. A separate function counts rows with more members.
+_MAX_MEMBERS = 8
+# Rows and columns of a tile that is transposed in registers.
 _LANES = 8
 
 
@@ -55,15 +56,15 @@ class PackedLists:
     # uint16 or uint32 (V, sets k + 16): contiguous lists in the order of clusterings and centroids, without
     # the members of units that their clustering does not use. A member is ``clustering << shift | centroid``
     members: np.ndarray
-    sets: int  # clusterings of the upper layer
-    k: int  # centroids of each clustering of the upper layer
-    shift: int  # bits of the centroid in a member
+    sets: int  # number of clusterings of the upper layer
+    k: int  # number of centroids of each clustering of the upper layer
+    shift: int  # number of bits of the centroid in a member
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
     """Sort the centroids by codes for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
     sets, k, v = codes.shape
-    below, shift = units.shape[2], max(_RUN.bit_length() - 1, (k - 1).bit_length())
+    below, shift = units.shape[2], max(_VECTOR_COUNTERS.bit_length() - 1, (k - 1).bit_length())
     short = max(sets << shift, sets * k + 1, v + 1, below + 1) <= 2**16
     dtype = np.uint16 if short else np.uint32
     start = np.zeros((v, below + 1), dtype=dtype)
@@ -106,8 +107,8 @@ def _transpose_tile(typingctx, source, down, target, across, like):  # type: ign
 
 
 @intrinsic
-def _copy(typingctx, target, source, like):  # type: ignore[no-untyped-def]
-    """Copy sixteen numbers of the type of the array ``like``; addresses are int64."""
+def _copy_members(typingctx, target, source, like):  # type: ignore[no-untyped-def]
+    """Copy sixteen list members of the type of the array ``like``; ``target``, ``source``: addresses."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _COPIED)
 
     def generate(
@@ -145,11 +146,11 @@ def _write_lists(
     flat = codes.reshape(sets * k, clusterings)
     # Each row of ``turned`` has an odd number of cache lines, so that consecutive writes are spread over all
     # sets of the cache.
-    turned = empty((_GROUP, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
+    turned = empty((_TRANSPOSED, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
     place = empty(below + 1, np.int64)
     chosen, numbers = empty(sets * k, codes.dtype), empty(sets * k, codes.dtype)
-    for begin in range(0, clusterings, _GROUP):
-        end = min(begin + _GROUP, clusterings)
+    for begin in range(0, clusterings, _TRANSPOSED):
+        end = min(begin + _TRANSPOSED, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
         for v in range(begin, end):
             # Write each member, and step past it only if its unit is used: a branch would be mispredicted.
@@ -184,14 +185,14 @@ def _append_members(
         a, b = np.int64(start[code]), np.int64(start[code + one])
         end = ends[i]
         ends[i] = end + size * (b - a)
-        _copy(end, lists + size * a, members)  # type: ignore[call-arg]
+        _copy_members(end, lists + size * a, members)  # type: ignore[call-arg]
         if b - a > _COPIED:
             begin = base + np.int64(i) * row
             if ends[i] - begin > room:
                 over[i], ends[i] = True, begin
             else:
                 for more in range(_COPIED, b - a, _COPIED):
-                    _copy(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
+                    _copy_members(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
 
 
 @subkernel
@@ -206,17 +207,17 @@ def _find_most_frequent(
         # Compare runs of counters first, whose maximum takes a few vector operations.
         begin = s << shift
         most, at = shared[begin], begin
-        for first in range(begin, begin + k, _RUN):
-            run = shared[first : first + _RUN]
+        for first in range(begin, begin + k, _VECTOR_COUNTERS):
+            run = shared[first : first + _VECTOR_COUNTERS]
             here = run[0]
-            for j in range(_RUN):
+            for j in range(_VECTOR_COUNTERS):
                 here = run[j] if run[j] > here else here
             if here > most:
                 most, at = here, first
         while shared[at] != most:
             at += 1
         out[s] = at - begin
-    if length * _CLEARED < len(shared):
+    if length * _CLEARED_TOGETHER < len(shared):
         for m in range(np.uint64(length)):
             shared[np.uint64(met[m])] = 0
     else:
@@ -245,24 +246,24 @@ def _count_shared_units(
 ) -> None:
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
-    room = sets * min(2 * clusterings * k // below, _MAX_ROOM * clusterings) + 64
+    room = sets * min(2 * clusterings * k // below, _MAX_MEMBERS * clusterings) + 64
     # The buffer of a row has ``room`` numbers, and space for the sixteen numbers that each clustering of a
     # group copies before the end of the row is checked. A buffer has an odd number of cache lines, so that
     # the ends of the rows are spread over all sets of the cache.
     line = 64 // members.itemsize
-    width = (room + _COPIED * (_GROUP + 1) + line - 1) // line | 1
+    width = (room + _COPIED * (_TRANSPOSED + 1) + line - 1) // line | 1
     strip = _STRIP if sets * k > _FEW_MEMBERS else _STRIP // 2
     met = empty((strip, width * line), members.dtype)
     base, row, room_bytes = met.ctypes.data, 64 * width, room * members.itemsize
-    turned = empty((_GROUP, strip + line), x.dtype)
+    turned = empty((_TRANSPOSED, strip + line), x.dtype)
     ends, over = empty(strip, np.int64), empty(strip, np.bool_)
     shared = zeros(sets << shift, members.dtype)
     for first in range(0, n, strip):
         last = min(first + strip, n)
         for i in range(last - first):
             ends[i], over[i] = base + i * row, False
-        for begin in range(0, clusterings, _GROUP):
-            end = min(begin + _GROUP, clusterings)
+        for begin in range(0, clusterings, _TRANSPOSED):
+            end = min(begin + _TRANSPOSED, clusterings)
             _transpose(x, first, last, begin, end, turned)
             for v in range(begin, end):
                 lists = (start[v], members[v])

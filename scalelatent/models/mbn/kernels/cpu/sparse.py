@@ -32,9 +32,9 @@ from scalelatent.kernels.vectors import BYTES, F32, I16, I64, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms
 
 from .candidates import (
-    assign,
-    assign_best,
-    insert,
+    assign_best_codes,
+    assign_codes,
+    insert_score,
     is_close,
     list_length,
     merge_equal,
@@ -57,16 +57,16 @@ _PANEL_BYTES = _VECS * _LANES * BYTES
 _DENSE_SHARE = {"float32": 16, "int16": 32}
 # Upper bound of the bytes of the sums of a strip, so that a panel is read from the first two levels of cache.
 _SUM_BYTES = 2**19
-_ABSENT = -1
-_COUNT_MAX = 2**15 - 1
+# Slot of a column without entries, and largest count that int16 represents.
+_ABSENT, _COUNT_MAX = -1, 2**15 - 1
 # Counts are stored as int16 if sums may exceed int16 for at most one of this many centroids. A row whose sums
 # may exceed int16 takes about seven times as long.
-_FEW = 64
+_OVERFLOW_SHARE = 64
 
 
 @dataclass(frozen=True)
-class SparseBank:
-    """Centroids that clusterings share, by columns."""
+class PackedSparseCentroids:
+    """CSR centroids that clusterings share, by columns: dense panels, and postings of sparse columns."""
 
     # int32 (p,): place of a dense column; -2 - place of a column with postings; -1 if no centroid has an
     # entry, or the clustering does not use the column
@@ -74,17 +74,17 @@ class SparseBank:
     # float32 or int16, flat (panels, dense columns, 64 or 128): panels of that many centroids, the last
     # padded with 0
     panels: np.ndarray
-    # int64 (columns with postings + 1,)
+    # int64 (columns with postings + 1,): first posting (entry of a centroid) of each column with postings
     start: np.ndarray
-    # int32 (postings,)
+    # int32 (postings,): centroid of each posting
     centroid: np.ndarray
-    # float32 or int16 (postings,)
+    # float32 or int16 (postings,): value of each posting
     value: np.ndarray
     # int32 (p,): largest absolute value of the centroids in each column, if all values are counts that int16
     # represents; else empty
     most: np.ndarray
     # float32 (k rounded up to whole panels,): scale and bias of the scores, see
-    # :class:`..reference.CentroidBank`; the bias of the padding is -inf
+    # :class:`..reference.ScoredCentroids`; the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
     # float64 (2, k): scale and bias, with which scores are computed in float64
@@ -102,7 +102,7 @@ class SparseBank:
 
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
-) -> SparseBank:
+) -> PackedSparseCentroids:
     """Sort centroids by columns for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
     codes = number_centroids(draws, len(w))
     if not is_whole(w.data):
@@ -144,7 +144,7 @@ def make_sparse_bank(
     rounds = not len(most) or metric == "cosine" or largest > 2**23 - 2**16
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
-    return SparseBank(
+    return PackedSparseCentroids(
         slot, panels.reshape(-1), *postings, most, scale, bias, exact, codes, list_length(codes),
         (value, column, pointers), error,
     )  # fmt: skip
@@ -162,21 +162,21 @@ def _largest_counts(
     np.maximum.at(most, column, sizes.astype(np.int32))
     # The rows are unknown here, so use the centroids as a sample of the rows.
     sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
-    return most if np.count_nonzero(sums > _COUNT_MAX) * _FEW <= k else none
+    return most if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
 
 
-def nearest_sparse(x: CsrRows, bank: SparseBank) -> np.ndarray:
+def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
     """See :func:`..reference.nearest_sparse`; float32 values and int32 columns need no conversion."""
-    out = np.empty((len(x), bank.codes.shape[1]), dtype=np.int32)
+    out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
     indices = np.ascontiguousarray(x.indices, dtype=np.int32)
     indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
-    postings = (bank.start, bank.centroid, bank.value)
-    terms = (bank.scale, bank.bias, bank.exact, bank.codes, bank.length)
-    nearest = _nearest_counts if len(bank.most) else _nearest_floats
+    postings = (centroids.start, centroids.centroid, centroids.value)
+    terms = (centroids.scale, centroids.bias, centroids.exact, centroids.codes, centroids.length)
+    nearest = _nearest_counts if len(centroids.most) else _nearest_floats
     nearest(
-        *(data, indices, indptr, bank.slot, bank.panels, *postings, bank.most),
-        *(*terms, *bank.rows, *bank.error, out),
+        *(data, indices, indptr, centroids.slot, centroids.panels, *postings, centroids.most),
+        *(*terms, *centroids.rows, *centroids.error, out),
     )
     return out
 
@@ -268,7 +268,7 @@ def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
 
 
 @subkernel
-def _scan(
+def _find_best_scores(
     rows: int, places: np.ndarray, values: np.ndarray, dense: np.ndarray, panels: np.ndarray,
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, hits: np.ndarray, best: np.ndarray,
     index: np.ndarray,
@@ -298,7 +298,7 @@ def _scan(
                     if bits & np.uint64(1):
                         score = np.float32(sums[i, j]) * scale[j] + bias[j]
                         if score > best[i, last]:
-                            insert(best[i], index[i], score, j)
+                            insert_score(best[i], index[i], score, j)
                     bits, j = bits >> np.uint64(1), j + 1
 
 
@@ -397,7 +397,7 @@ def _nearest(
                 roundings = 4 if len(most) else b - a + 4
                 gaps[i] = 2.0 * (roundings * 2.0**-24 * slope * norm + floor)
                 _add_postings(thin, weights, posted, start, centroid, value, at, sums)
-        _scan(rows, places, values, dense, panels, sums, scale, bias, hits, best, index)
+        _find_best_scores(rows, places, values, dense, panels, sums, scale, bias, hits, best, index)
         for i in range(rows):
             a, b = indptr[first + i], indptr[first + i + 1]
             done = gaps[i] >= 0.0
@@ -410,11 +410,11 @@ def _nearest(
                 # A centroid outside the list has at most this score.
                 least = best[i, length - 1] + gaps[i] if length < len(codes) else -np.inf
                 sort_list(keys, index[i])
-                done = assign(keys, index[i], least, codes, before, out[first + i])
+                done = assign_codes(keys, index[i], least, codes, before, out[first + i])
             if not done:
                 columns = (slot, panels, start, centroid, value)
                 _exact_scores(data[a:b], indices[a:b], *columns, exact, wide)
-                assign_best(wide, codes, tops, out[first + i])
+                assign_best_codes(wide, codes, tops, out[first + i])
 
 
 def _types(values: str) -> list[types.Type]:
